@@ -1,0 +1,326 @@
+/* slowsource: a directory seen through a slow, counting, failing file system.
+ *
+ *     slowsource BACKING CONTROL MOUNTPOINT [-o option,...]
+ *     slowsource --layout
+ *
+ * Passes every call on to BACKING (FUSE, low-level interface) and stands in for a parallel file
+ * system in tests, benchmarks and the demo. One bandwidth is shared by all readers and writers,
+ * each kind of operation has a latency, every operation can be made to fail, and all that reaches
+ * it is counted. Settings and counters are live in the file CONTROL, which it maps: a struct of
+ * 64-bit words in the machine's own byte order, whose names and offsets `--layout` prints.
+ *
+ * Options beside libfuse's own: keep_pages (the kernel keeps a file's pages from one open to the
+ * next), attr_timeout=SECONDS (how long the kernel may trust names and attributes; 1 by default),
+ * until_eof (unmount and end at the end of standard input, so also when the starter was killed).
+ *
+ * The low-level interface, because with the path-based one fstat() of an unlinked open file fails
+ * and two hard links are two files. Its price is an O_PATH descriptor for every file that the
+ * kernel remembers: as many files as RLIMIT_NOFILE allows. Needs /proc. O_TMPFILE is refused, as
+ * many file systems do; locks never reach us (the kernel keeps them for this mount).
+ *
+ *     cc -O2 -o slowsource slowsource.c $(pkg-config --cflags --libs fuse3) -pthread
+ */
+#define _GNU_SOURCE
+#define FUSE_USE_VERSION 31
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fuse_lowlevel.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/fsuid.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/xattr.h>
+#include <time.h>
+#include <unistd.h>
+
+/* libfuse prescribes the parameters; not every operation has a use for all. */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
+#include "slowsource_control.h"
+#include "slowsource_names.h"
+
+/* Operations waiting out their latency at one time. Each holds a thread, and libfuse's own loop
+ * stops at ten: too few for the loaders of a training job. */
+#define THREADS 64
+/* Largest read [bytes], as many network file systems have it. libfuse 3.14 wants the same number
+ * in init() and as mount option; with only one of them it ends without a word. */
+#define MAX_READ 131072
+#define MAX_READ_OPTION "max_read=131072"
+
+static struct options {
+    int keep_pages, until_eof;
+    double attr_timeout;
+} options = {.attr_timeout = 1.0};
+
+/* ---- files ---- */
+
+/* The kernel has followed links and checked access; our buffers are not aligned for O_DIRECT. */
+#define OPEN_FLAGS(fi) (((fi)->flags & ~(O_NOFOLLOW | O_DIRECT)) | O_CLOEXEC)
+
+static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
+    if (refused(req, k_open)) return;
+    int fd = open(proc_name(ino).s, OPEN_FLAGS(fi));
+    if (failed(req, fd)) return;
+    fi->fh = (uint64_t)fd;
+    fi->keep_cache = options.keep_pages;
+    /* ENOENT: the opening process was killed meanwhile and nobody will send the release. */
+    if (fuse_reply_open(req, fi) == -ENOENT) close(fd);
+}
+
+static void op_create(fuse_req_t req, fuse_ino_t dir, const char *name, mode_t mode,
+                      struct fuse_file_info *fi) {
+    struct fuse_entry_param e;
+    if (refused(req, k_create)) return;
+    as_caller(req);
+    int fd = openat(node(dir)->fd, name, OPEN_FLAGS(fi) | O_CREAT | O_NOFOLLOW, mode);
+    int error = give_to_caller(req, fd, dir, name) == -1 ? errno : find(dir, name, &e);
+    if (error) {
+        if (fd != -1) close(fd);
+        fuse_reply_err(req, error);
+        return;
+    }
+    fi->fh = (uint64_t)fd;
+    fi->keep_cache = options.keep_pages;
+    if (fuse_reply_create(req, &e, fi) == -ENOENT) {
+        close(fd);
+        forget(e.ino, 1);
+    }
+}
+
+static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+                    struct fuse_file_info *fi) {
+    char bytes[MAX_READ];
+    if (refused(req, k_read)) return;
+    ssize_t n = pread((int)fi->fh, bytes, size < MAX_READ ? size : MAX_READ, offset);
+    if (failed(req, n)) return;
+    control->bytes_read += (uint64_t)n;
+    wait_link((uint64_t)n);
+    fuse_reply_buf(req, bytes, (size_t)n);
+}
+
+static void op_write(fuse_req_t req, fuse_ino_t ino, const char *bytes, size_t size, off_t offset,
+                     struct fuse_file_info *fi) {
+    if (refused(req, k_write)) return;
+    ssize_t n = pwrite((int)fi->fh, bytes, size, offset);
+    if (failed(req, n)) return;
+    control->bytes_written += (uint64_t)n;
+    wait_link((uint64_t)n);
+    fuse_reply_write(req, (size_t)n);
+}
+
+/* The kernel ignores an error of a release, so the descriptor is closed in any case. */
+static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
+    close((int)fi->fh);
+    if (!refused(req, k_release)) fuse_reply_err(req, 0);
+}
+
+static void op_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi) {
+    if (refused(req, k_fsync)) return;
+    done(req, data_only ? fdatasync((int)fi->fh) : fsync((int)fi->fh));
+}
+
+static void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
+                         struct fuse_file_info *fi) {
+    if (!refused(req, k_other)) done(req, fallocate((int)fi->fh, mode, offset, length));
+}
+
+static void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence,
+                     struct fuse_file_info *fi) {
+    if (refused(req, k_other)) return;
+    off_t at = lseek((int)fi->fh, offset, whence);
+    if (!failed(req, at)) fuse_reply_lseek(req, at);
+}
+
+/* ---- directories ---- */
+
+static DIR *stream(const struct fuse_file_info *fi) { return (DIR *)(uintptr_t)fi->fh; }
+
+static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
+    if (refused(req, k_other)) return;
+    int fd = openat(node(ino)->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd == -1 ? NULL : fdopendir(fd);
+    if (!dir) {
+        fuse_reply_err(req, errno);
+        if (fd != -1) close(fd);
+        return;
+    }
+    fi->fh = (uint64_t)(uintptr_t)dir;
+    if (fuse_reply_open(req, fi) == -ENOENT) closedir(dir);
+}
+
+/* Always seeks: a name that did not fit into the last answer has been taken from the stream. */
+static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+                       struct fuse_file_info *fi) {
+    char names[32768];
+    size_t used = 0;
+    struct dirent *d;
+    if (refused(req, k_readdir)) return;
+    if (size > sizeof names) size = sizeof names;
+    seekdir(stream(fi), (long)offset);
+    while (errno = 0, (d = readdir(stream(fi)))) {
+        struct stat st = {.st_ino = d->d_ino, .st_mode = (mode_t)d->d_type << 12};
+        size_t n = fuse_add_direntry(req, names + used, size - used, d->d_name, &st, d->d_off);
+        if (n > size - used) break;
+        used += n;
+    }
+    if (!d && errno && !used)
+        fuse_reply_err(req, errno);
+    else
+        fuse_reply_buf(req, names, used);
+}
+
+static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
+    closedir(stream(fi));
+    if (!refused(req, k_release)) fuse_reply_err(req, 0);
+}
+
+static void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi) {
+    int fd = dirfd(stream(fi));
+    if (!refused(req, k_fsync)) done(req, data_only ? fdatasync(fd) : fsync(fd));
+}
+
+static void op_init(void *user, struct fuse_conn_info *conn) {
+    conn->max_read = MAX_READ;
+    conn->max_background = THREADS;
+    control->ready = 1;
+}
+
+static const struct fuse_lowlevel_ops operations = {
+    .init = op_init,           .lookup = op_lookup,       .forget = op_forget,
+    .forget_multi = op_forget_multi,
+    .getattr = op_getattr,     .setattr = op_setattr,     .readlink = op_readlink,
+    .mknod = op_mknod,         .mkdir = op_mkdir,         .unlink = op_unlink,
+    .rmdir = op_rmdir,         .symlink = op_symlink,     .rename = op_rename,
+    .link = op_link,           .open = op_open,           .read = op_read,
+    .write = op_write,         .release = op_release,     .fsync = op_fsync,
+    .opendir = op_opendir,     .readdir = op_readdir,     .releasedir = op_releasedir,
+    .fsyncdir = op_fsyncdir,   .statfs = op_statfs,       .setxattr = op_setxattr,
+    .getxattr = op_getxattr,   .listxattr = op_listxattr, .removexattr = op_removexattr,
+    .create = op_create,       .fallocate = op_fallocate, .lseek = op_lseek,
+};
+
+/* ---- program ---- */
+
+static void print_layout(void) {
+    const size_t latency = offsetof(struct control, latency_ns);
+    const size_t count = offsetof(struct control, count);
+    printf("magic %zu\nversion %zu\nready %zu\nrate %zu\nfail %zu\n",
+           offsetof(struct control, magic), offsetof(struct control, version),
+           offsetof(struct control, ready), offsetof(struct control, rate),
+           offsetof(struct control, fail));
+#define X(name) \
+    printf("latency.%s %zu\n", #name, latency + k_##name * sizeof(uint64_t)); \
+    printf("count.%s %zu\n", #name, count + k_##name * sizeof(uint64_t));
+    KINDS(X)
+#undef X
+    printf("bytes.read %zu\nbytes.written %zu\n", offsetof(struct control, bytes_read),
+           offsetof(struct control, bytes_written));
+}
+
+static void die(const char *what) {
+    fprintf(stderr, "slowsource: %s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+/* Emptied first: settings of an earlier run do not live on. */
+static void map_control(const char *path) {
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd == -1 || ftruncate(fd, 0) == -1 || ftruncate(fd, sizeof *control) == -1) die(path);
+    control = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (control == MAP_FAILED) die(path);
+    close(fd);
+    control->version = CONTROL_VERSION;
+    control->magic = CONTROL_MAGIC;
+}
+
+/* Root may go beyond its hard limit, which containers set as low as 20,000. */
+static void raise_descriptor_limit(void) {
+    struct rlimit most = {1048576, 1048576}, allowed;
+    if (setrlimit(RLIMIT_NOFILE, &most) == 0 || getrlimit(RLIMIT_NOFILE, &allowed) == -1) return;
+    allowed.rlim_cur = allowed.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &allowed);
+}
+
+static void *serve(void *session) {
+    struct fuse_buf buf = {0};
+    while (!fuse_session_exited(session)) {
+        int n = fuse_session_receive_buf(session, &buf);
+        if (n == -EINTR) continue;
+        if (n <= 0) break;
+        fuse_session_process_buf(session, &buf);
+    }
+    free(buf.mem);
+    kill(getpid(), SIGTERM);
+    return NULL;
+}
+
+static void *watch_stdin(void *unused) {
+    char c;
+    while (read(STDIN_FILENO, &c, 1) > 0) {
+    }
+    kill(getpid(), SIGTERM);
+    return unused;
+}
+
+/* Unmounted by somebody, or SIGTERM, SIGINT, SIGHUP, or standard input at its end: all arrive at
+ * sigwait. Requests on their way are dropped with the connection, not waited for. */
+static void run(struct fuse_session *session) {
+    sigset_t ends;
+    int signal_number;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGTERM);
+    sigaddset(&ends, SIGINT);
+    sigaddset(&ends, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &ends, NULL);
+    for (int i = 0; i < THREADS + options.until_eof; i++) {
+        pthread_t thread;
+        errno = pthread_create(&thread, NULL, i < THREADS ? serve : watch_stdin, session);
+        if (errno) die("cannot start a thread");
+    }
+    sigwait(&ends, &signal_number);
+    fuse_session_unmount(session);
+}
+
+int main(int argc, char **argv) {
+    static const struct fuse_opt known[] = {
+        {"keep_pages", offsetof(struct options, keep_pages), 1},
+        {"until_eof", offsetof(struct options, until_eof), 1},
+        {"attr_timeout=%lf", offsetof(struct options, attr_timeout), 0},
+        FUSE_OPT_END,
+    };
+    if (argc == 2 && strcmp(argv[1], "--layout") == 0) {
+        print_layout();
+        return 0;
+    }
+    if (argc < 4) {
+        fprintf(stderr, "usage: slowsource BACKING CONTROL MOUNTPOINT [-o option,...]\n"
+                        "       slowsource --layout\n");
+        return 2;
+    }
+    struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+    fuse_opt_add_arg(&args, argv[0]);
+    fuse_opt_add_arg(&args, "-ofsname=slowsource,default_permissions," MAX_READ_OPTION);
+    for (int i = 4; i < argc; i++) fuse_opt_add_arg(&args, argv[i]);
+    if (fuse_opt_parse(&args, &options, known, NULL) == -1) return 2;
+    attr_timeout_s = options.attr_timeout;
+    /* Descriptor limit, umask and timer slack before the threads, which inherit the last two. */
+    raise_descriptor_limit();
+    umask(0);
+    prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
+    root.fd = open(argv[1], O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (root.fd == -1) die(argv[1]);
+    map_control(argv[2]);
+    struct fuse_session *session = fuse_session_new(&args, &operations, sizeof operations, NULL);
+    if (!session || fuse_session_mount(session, argv[3]) == -1) return 1; /* libfuse said why */
+    run(session);
+    return 0;
+}

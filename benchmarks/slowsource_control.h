@@ -1,0 +1,77 @@
+/* slowsource: the control file, and what its settings cost an operation. Included by slowsource.c,
+ * which includes the headers that this one needs. */
+
+/* getattr: lookups too. release: of files and directories. other: names and attributes that
+ * change, links, extended attributes, statfs, opendir, lseek for holes, fallocate. */
+#define KINDS(X) \
+    X(getattr) X(open) X(create) X(read) X(write) X(readdir) X(release) X(fsync) X(other)
+#define X(name) k_##name,
+enum kind { KINDS(X) N_KINDS };
+#undef X
+
+#define CONTROL_MAGIC UINT64_C(0x31435253574f4c53) /* "SLOWSRC1" in a little-endian file */
+#define CONTROL_VERSION 1
+
+struct control {
+    uint64_t magic, version;
+    _Atomic uint64_t ready;               /* 1 from the kernel's first request on */
+    _Atomic uint64_t rate;                /* [bytes/s], shared by all; 0: no limit */
+    _Atomic uint64_t fail;                /* errno of every operation; 0: none fails */
+    _Atomic uint64_t latency_ns[N_KINDS]; /* read again while it is waited for */
+    _Atomic uint64_t count[N_KINDS];
+    _Atomic uint64_t bytes_read, bytes_written;
+};
+static_assert(sizeof(struct control) == (7 + 2 * N_KINDS) * 8, "bump CONTROL_VERSION");
+
+static struct control *control;
+static pthread_mutex_t link_lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t link_free_ns;
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void sleep_until(uint64_t when_ns) {
+    struct timespec t = {(time_t)(when_ns / 1000000000u), (long)(when_ns % 1000000000u)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) {
+    }
+}
+
+/* In steps of 10 ms, so that a latency of minutes ends soon after it is set back. */
+static void wait_latency(enum kind kind) {
+    uint64_t start = now_ns(), now = start;
+    for (;;) {
+        uint64_t end = start + control->latency_ns[kind];
+        if (now >= end) return;
+        sleep_until(end < now + 10000000u ? end : now + 10000000u);
+        now = now_ns();
+    }
+}
+
+/* Sends n bytes over the one link, in pieces of some 10 ms: waiting readers take turns, and a
+ * new rate counts soon. Only bytes that exist are paid for, not those asked for past the end. */
+static void wait_link(uint64_t n) {
+    while (n) {
+        uint64_t rate = control->rate, piece = rate / 100 > 512 ? rate / 100 : 512;
+        if (!rate) return;
+        if (piece > n) piece = n;
+        pthread_mutex_lock(&link_lock);
+        uint64_t now = now_ns();
+        if (link_free_ns < now) link_free_ns = now;
+        link_free_ns += piece * 1000000000u / rate;
+        uint64_t end = link_free_ns;
+        pthread_mutex_unlock(&link_lock);
+        sleep_until(end);
+        n -= piece;
+    }
+}
+
+/* Counts the operation and waits its latency; true: it was answered with the error asked for. */
+static int refused(fuse_req_t req, enum kind kind) {
+    control->count[kind]++;
+    wait_latency(kind);
+    int error = (int)control->fail;
+    return error ? (fuse_reply_err(req, error), 1) : 0;
+}

@@ -1,0 +1,52 @@
+"""The cffi module monarch_py._native. Declarations come from the C headers themselves, through the
+preprocessor, so that every layout is written down once."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).parent if "__file__" in globals() else Path("csrc").resolve()
+SOURCES = [
+    "xxh3.c",
+    "catalog.c",
+    "path.c",
+    "catalog_write.c",
+    "scan.c",
+    "job.c",
+    "engine.c",
+    "testing.c",
+]
+DEFINES = ("MONARCH_MAX_", "MONARCH_FILTER", "MONARCH_MAIL_", "MONARCH_STAT_", "MONARCH_COPY_")
+MORE_DEFINES = ("MONARCH_MAGIC", "MONARCH_VERSION", "MONARCH_SOURCE_PATH", "MONARCH_TIER_PATH")
+
+
+def declarations():
+    cc = shlex.split(os.environ.get("CC", "gcc"))
+    text = subprocess.run(
+        [*cc, "-E", "-P", "-DMONARCH_CDEF", str(HERE / "native.h")],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    constants = []
+    for line in (HERE / "catalog.h").read_text().splitlines():
+        words = line.split()
+        if len(words) > 2 and words[0] == "#define" and "(" not in words[1]:
+            if words[1].startswith(DEFINES) or words[1] in MORE_DEFINES:
+                constants.append(f"#define {words[1]} ...")
+    return "\n".join(constants) + "\n" + text
+
+
+ffi = FFI()
+ffi.cdef(declarations())
+ffi.set_source(
+    "monarch_py._native",
+    '#include "native.h"',
+    sources=[f"csrc/{name}" for name in SOURCES],
+    include_dirs=["csrc"],
+    extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+    libraries=["pthread"],
+)

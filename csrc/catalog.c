@@ -1,0 +1,86 @@
+#include "catalog.h"
+
+#include <string.h>
+
+#include "xxh3.h"
+
+/* The index holds hash and number side by side (upper and lower 32 bits), so that a probe that
+ * misses reads no entry. Slots are never emptied: readers need no lock and no tombstones. */
+
+uint64_t monarch_path_hash(unsigned source, const char *path, size_t len) {
+    return monarch_xxh3(path, len) ^ monarch_mix(source);
+}
+
+static const uint64_t *slots_at(const struct monarch_catalog *c, uint64_t offset) {
+    return (const uint64_t *)((const char *)c + offset);
+}
+
+int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path, size_t len) {
+    const struct monarch_entry *entries = monarch_entries(c);
+    const uint64_t *index = slots_at(c, c->index_at), mask = c->slots - 1;
+    uint64_t hash = monarch_path_hash(source, path, len);
+    for (uint64_t i = hash & mask, probes = 0; probes <= mask; i = (i + 1) & mask, probes++) {
+        uint64_t slot = __atomic_load_n(&index[i], __ATOMIC_ACQUIRE);
+        if (!slot)
+            return -1;
+        if (slot >> 32 != hash >> 32)
+            continue;
+        uint64_t id = (slot & 0xFFFFFFFFU) - 1;
+        const struct monarch_entry *e = &entries[id];
+        if (e->hash == hash && e->source == source && e->path_len == len &&
+            memcmp(monarch_pool(c, e->path), path, len) == 0)
+            return (int64_t)id;
+    }
+    return -1;
+}
+
+int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino) {
+    const struct monarch_entry *entries = monarch_entries(c);
+    const uint64_t *inodes = slots_at(c, c->inodes_at), mask = c->slots - 1;
+    uint64_t hash = monarch_mix(ino + source);
+    for (uint64_t i = hash & mask, probes = 0; probes <= mask; i = (i + 1) & mask, probes++) {
+        uint64_t slot = __atomic_load_n(&inodes[i], __ATOMIC_ACQUIRE);
+        if (!slot)
+            return -1;
+        const struct monarch_entry *e = &entries[(slot & 0xFFFFFFFFU) - 1];
+        if (slot >> 32 == hash >> 32 && e->ino == ino && e->source == source)
+            return e - entries;
+    }
+    return -1;
+}
+
+int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino) {
+    const struct monarch_entry *entries = monarch_entries(c);
+    const uint64_t *copies = slots_at(c, c->copies_at), mask = c->slots - 1;
+    uint64_t hash = monarch_mix(ino + tier);
+    for (uint64_t i = hash & mask, probes = 0; probes <= mask; i = (i + 1) & mask, probes++) {
+        uint64_t slot = __atomic_load_n(&copies[i], __ATOMIC_ACQUIRE);
+        if (!slot)
+            return -1;
+        const struct monarch_entry *e = &entries[(slot & 0xFFFFFFFFU) - 1];
+        /* A slot outlives its copy (clear, refill): the entry itself says what holds. */
+        if (slot >> 32 == hash >> 32 && e->kind == MONARCH_FILE &&
+            __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
+            MONARCH_WORD_TIER(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) == tier)
+            return e - entries;
+    }
+    return -1;
+}
+
+void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
+    uint64_t bit = monarch_filter_bit(dev, ino), one = 1ULL << (bit % 64);
+    if (__atomic_load_n(&m->changed[bit / 64], __ATOMIC_SEQ_CST) & one)
+        return;
+    /* Counted before, so that whoever finds the bit set knows that readers no longer skip the
+     * filter; and after, so that the daemon looks once more when the bit is there. */
+    __atomic_fetch_add(&m->changes, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_or(&m->changed[bit / 64], one, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&m->changes, 1, __ATOMIC_SEQ_CST);
+}
+
+int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino) {
+    if (!__atomic_load_n(&m->changes, __ATOMIC_SEQ_CST))
+        return 0;
+    uint64_t bit = monarch_filter_bit(dev, ino);
+    return __atomic_load_n(&m->changed[bit / 64], __ATOMIC_SEQ_CST) >> (bit % 64) & 1;
+}

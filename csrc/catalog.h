@@ -1,0 +1,189 @@
+/* What the daemon and the preload library share, laid out once: Python reads this header too.
+ *
+ * Three kinds of segment lie in a session's directory (DIR = <shm>/monarch-<uid>/<key>):
+ *   DIR/control     written by the daemon: who serves, which sources and tiers there are
+ *   DIR/catalog.N   written by the daemon: every known file; growth publishes N + 1
+ *   DIR/clients     written by the clients: what they want, what they changed, what they counted
+ * All of them are allocated in full before they are published: a hole of a tmpfs mapping is a
+ * SIGBUS in the reader's process once /dev/shm is full.
+ */
+#ifndef MONARCH_CATALOG_H
+#define MONARCH_CATALOG_H
+
+#ifndef MONARCH_CDEF
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+#endif
+
+#define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
+#define MONARCH_VERSION 1
+#define MONARCH_MAX_SOURCES 16
+#define MONARCH_MAX_TIERS 16
+#define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
+#define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
+#define MONARCH_COPY_NAME 13     /* a copy's number in hexadecimal, zero-padded [digits] */
+
+/* Entries that have a want bit: 16 Mi files. Files beyond it are served by the source. */
+#define MONARCH_MAX_FILES 16777216
+/* Bits of the changed filter. 100,000 changed files make 0.6 % of the others look changed too,
+ * which costs them their copies and nothing else. */
+#define MONARCH_FILTER_BITS 16777216
+#define MONARCH_MAIL_SLOTS 64
+#define MONARCH_MAIL_PATH 1004
+#define MONARCH_STAT_SLOTS 64
+
+enum monarch_session_state { MONARCH_STARTING, MONARCH_SERVING, MONARCH_CLOSED };
+enum monarch_kind { MONARCH_FILE, MONARCH_DIR, MONARCH_LINK };
+
+/* An entry's word: state | reason << 4 | tier << 8 | copy << 12. One word, so that one load sees
+ * a consistent answer. Copy numbers are never reused, not by a later daemon either. */
+enum monarch_state {
+    MONARCH_ABSENT,
+    MONARCH_WANTED,
+    MONARCH_FILLING,
+    MONARCH_PRESENT,
+    MONARCH_BYPASS
+};
+enum monarch_reason {
+    MONARCH_NO_REASON,
+    MONARCH_NO_ROOM,     /* fits into no tier */
+    MONARCH_EXCLUDED,    /* by pattern or size */
+    MONARCH_CHANGED,     /* written, renamed or removed during the session */
+    MONARCH_FAILED,      /* the source or every tier returned an error */
+    MONARCH_UNSUPPORTED, /* attributes that the catalog cannot hold */
+};
+
+struct monarch_source {
+    uint64_t dev, ino; /* of the root directory; another one there means another namespace */
+    uint32_t path_len, alias_len;
+    char path[MONARCH_SOURCE_PATH];  /* resolved, no trailing slash */
+    char alias[MONARCH_SOURCE_PATH]; /* as the configuration spells it; may equal `path` */
+};
+
+struct monarch_tier {
+    uint64_t dev, ino; /* of the directory of copies */
+    uint32_t path_len, usable;
+    char path[MONARCH_TIER_PATH]; /* ends with a slash */
+};
+
+struct monarch_control {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t state; /* enum monarch_session_state */
+    uint32_t pid;
+    uint32_t off; /* an administrator's switch file exists */
+    uint64_t heartbeat;
+    uint64_t generation; /* of the catalog; 0: none yet */
+    uint32_t scanned;    /* every source has been scanned once */
+    uint32_t sources, tiers;
+    uint32_t owner; /* user id */
+    struct monarch_source source[MONARCH_MAX_SOURCES];
+    struct monarch_tier tier[MONARCH_MAX_TIERS];
+    char switch_file[2][MONARCH_TIER_PATH];
+};
+
+struct monarch_entry {
+    uint64_t hash; /* XXH3-64 of the relative path, mixed with the source's number */
+    uint64_t path; /* offset in the pool; NUL-terminated */
+    uint64_t word; /* atomic */
+    uint64_t ino;
+    uint64_t size;
+    uint64_t copy_ino; /* a link: offset of its target in the pool */
+    uint64_t sum;      /* XXH3-64 of the copy's block sums, once PRESENT */
+    int64_t mtime_ns;
+    int64_t ctime_ns, atime_ns, btime_ns; /* btime 0: unknown */
+    uint64_t blocks;                      /* of 512 bytes */
+    uint32_t mode, uid, gid, nlink;
+    uint32_t blksize;
+    uint16_t path_len;
+    uint8_t source;
+    uint8_t kind; /* enum monarch_kind */
+    uint64_t reserved;
+};
+
+struct monarch_catalog {
+    uint64_t magic;
+    uint64_t generation;
+    uint64_t bytes;    /* of the whole segment */
+    uint64_t capacity; /* entries */
+    uint64_t count;    /* atomic: entries that readers may look at */
+    uint64_t slots;    /* of each of the three indexes; a power of two */
+    uint64_t pool_bytes, pool_used;
+    uint64_t index_at, inodes_at, copies_at, entries_at, pool_at; /* offsets in the segment */
+    uint64_t copies_used;
+};
+
+/* A path that a client opened and the catalog does not know. A hint: losing one costs speed. */
+struct monarch_mail {
+    uint64_t ticket; /* atomic: number << 2 | 0 free, 1 being written, 2 ready */
+    uint32_t source;
+    uint32_t path_len;
+    char path[MONARCH_MAIL_PATH];
+    uint32_t unused;
+};
+
+struct monarch_stats {
+    uint64_t opens, hits, misses;
+    uint64_t bytes_from_tier, bytes_from_source; /* sizes of the files opened */
+    uint64_t unused[11];                         /* to two cache lines */
+};
+
+struct monarch_clients {
+    uint64_t magic;
+    uint32_t doorbell; /* futex: rung when there is work for the daemon */
+    uint32_t sleeping; /* the daemon waits on the doorbell */
+    uint64_t changes;  /* marks made in the filter */
+    uint64_t renames;  /* renames of directories */
+    uint64_t mails;
+    uint64_t unused[3];
+    struct monarch_stats stats[MONARCH_STAT_SLOTS];
+    struct monarch_mail mail[MONARCH_MAIL_SLOTS];
+    uint64_t wanted[MONARCH_MAX_FILES / 64];
+    uint64_t changed[MONARCH_FILTER_BITS / 64];
+};
+
+#ifndef MONARCH_CDEF
+static_assert(sizeof(struct monarch_entry) == 128, "two cache lines; bump MONARCH_VERSION");
+static_assert(sizeof(struct monarch_stats) == 128, "bump MONARCH_VERSION");
+static_assert(sizeof(struct monarch_mail) == 1024, "bump MONARCH_VERSION");
+
+#define MONARCH_WORD_STATE(w) ((w) & 15)
+#define MONARCH_WORD_TIER(w) (((w) >> 8) & 15)
+#define MONARCH_WORD_COPY(w) ((w) >> 12)
+
+static inline uint64_t monarch_word(unsigned state, unsigned reason, unsigned tier, uint64_t copy) {
+    return state | reason << 4 | tier << 8 | copy << 12;
+}
+
+/* A finaliser that spreads inode numbers and source numbers over 64 bits. */
+static inline uint64_t monarch_mix(uint64_t v) {
+    v = (v ^ (v >> 32)) * 0xD6E8FEB86659FD93ULL;
+    v = (v ^ (v >> 32)) * 0xD6E8FEB86659FD93ULL;
+    return v ^ (v >> 32);
+}
+
+static inline uint64_t monarch_filter_bit(uint64_t dev, uint64_t ino) {
+    return monarch_mix(ino ^ monarch_mix(dev)) % MONARCH_FILTER_BITS;
+}
+
+static inline const struct monarch_entry *monarch_entries(const struct monarch_catalog *c) {
+    return (const struct monarch_entry *)((const char *)c + c->entries_at);
+}
+
+static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t offset) {
+    return (const char *)c + c->pool_at + offset;
+}
+#endif
+
+/* Looking up; all return the entry's number or -1. */
+uint64_t monarch_path_hash(unsigned source, const char *path, size_t len);
+int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path, size_t len);
+int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
+int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
+
+/* The changed filter: says "changed" of everything that was, and of a few that were not. */
+void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
+int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
+
+#endif

@@ -1,0 +1,186 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "native.h"
+
+/* Fill of an index at which a probe still ends within a cache line or two, mostly. */
+#define FULL(slots) ((slots) - (slots) / 4)
+
+static uint64_t slots_for(uint64_t capacity) {
+    uint64_t slots = 64;
+    while (FULL(slots) < capacity)
+        slots *= 2;
+    return slots;
+}
+
+static uint64_t aligned(uint64_t n) { return (n + 127) / 128 * 128; }
+
+uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes) {
+    return aligned(sizeof(struct monarch_catalog)) + 3 * 8 * slots_for(capacity) +
+           capacity * sizeof(struct monarch_entry) + aligned(pool_bytes);
+}
+
+void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes) {
+    struct monarch_catalog *c = map;
+    memset(c, 0, sizeof *c);
+    c->magic = MONARCH_MAGIC;
+    c->generation = generation;
+    c->bytes = monarch_catalog_bytes(capacity, pool_bytes);
+    c->capacity = capacity;
+    c->slots = slots_for(capacity);
+    c->pool_bytes = pool_bytes;
+    c->index_at = aligned(sizeof *c);
+    c->inodes_at = c->index_at + 8 * c->slots;
+    c->copies_at = c->inodes_at + 8 * c->slots;
+    c->entries_at = c->copies_at + 8 * c->slots;
+    c->pool_at = c->entries_at + capacity * sizeof(struct monarch_entry);
+}
+
+/* The upper half of a slot is the hash's: a probe compares it before it reads the entry. */
+static void put_slot(struct monarch_catalog *c, uint64_t at, uint64_t hash, uint64_t id) {
+    uint64_t *slots = (uint64_t *)((char *)c + at), mask = c->slots - 1, i = hash & mask;
+    while (slots[i])
+        i = (i + 1) & mask;
+    __atomic_store_n(&slots[i], (hash >> 32 << 32) | (id + 1), __ATOMIC_SEQ_CST);
+}
+
+static uint64_t put_text(struct monarch_catalog *c, const char *text, uint64_t len) {
+    uint64_t at = c->pool_used;
+    memcpy((char *)c + c->pool_at + at, text, len + 1);
+    c->pool_used += len + 1;
+    return at;
+}
+
+static void index_entry(struct monarch_catalog *c, uint64_t id) {
+    const struct monarch_entry *e = &monarch_entries(c)[id];
+    put_slot(c, c->inodes_at, monarch_mix(e->ino + e->source), id);
+    put_slot(c, c->index_at, e->hash, id);
+}
+
+uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_entry *entries,
+                             uint64_t n, const char *pool, uint64_t *ids, uint64_t *added) {
+    struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
+    for (uint64_t i = 0; i < n; i++) {
+        const struct monarch_entry *e = &entries[i];
+        const char *path = pool + e->path, *target = pool + e->copy_ino;
+        int64_t known = monarch_find(c, e->source, path, e->path_len);
+        if (known >= 0) {
+            ids[i] = (uint64_t)known;
+            continue;
+        }
+        uint64_t text = e->path_len + 1u + (e->kind == MONARCH_LINK ? strlen(target) + 1 : 0);
+        if (c->count >= c->capacity || c->pool_used + text > c->pool_bytes)
+            return i;
+        struct monarch_entry *mine = &table[c->count];
+        *mine = *e;
+        mine->hash = monarch_path_hash(e->source, path, e->path_len);
+        mine->path = put_text(c, path, e->path_len);
+        mine->copy_ino = e->kind == MONARCH_LINK ? put_text(c, target, strlen(target)) : 0;
+        ids[i] = c->count;
+        index_entry(c, c->count);
+        __atomic_store_n(&c->count, c->count + 1, __ATOMIC_SEQ_CST);
+        ++*added;
+    }
+    return n;
+}
+
+void monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
+                            const struct monarch_entry *fresh) {
+    struct monarch_entry *e = (struct monarch_entry *)((char *)c + c->entries_at) + id;
+    uint64_t old_ino = e->ino;
+    struct monarch_entry next = *fresh;
+    next.hash = e->hash;
+    next.path = e->path;
+    next.path_len = e->path_len;
+    next.source = e->source;
+    next.word = e->word;
+    next.copy_ino = 0;
+    *e = next;
+    if (e->ino != old_ino)
+        put_slot(c, c->inodes_at, monarch_mix(e->ino + e->source), id);
+}
+
+int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_catalog *to) {
+    struct monarch_entry *table = (struct monarch_entry *)((char *)to + to->entries_at);
+    if (from->count > to->capacity || from->pool_used > to->pool_bytes || to->count)
+        return -1;
+    memcpy(table, monarch_entries(from), from->count * sizeof *table);
+    memcpy((char *)to + to->pool_at, monarch_pool(from, 0), from->pool_used);
+    to->pool_used = from->pool_used;
+    for (uint64_t id = 0; id < from->count; id++) {
+        const struct monarch_entry *e = &table[id];
+        index_entry(to, id);
+        if (e->kind == MONARCH_FILE && e->copy_ino) {
+            put_slot(to, to->copies_at, monarch_mix(e->copy_ino + MONARCH_WORD_TIER(e->word)), id);
+            to->copies_used++;
+        }
+    }
+    to->count = from->count;
+    return 0;
+}
+
+void monarch_set_words(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
+                       const uint64_t *words) {
+    struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
+    for (uint64_t i = 0; i < n; i++)
+        __atomic_store_n(&table[ids[i]].word, words[i], __ATOMIC_SEQ_CST);
+}
+
+int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
+                    const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums) {
+    struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
+    if (c->copies_used + n > FULL(c->slots))
+        return -1;
+    for (uint64_t i = 0; i < n; i++) {
+        struct monarch_entry *e = &table[ids[i]];
+        uint64_t tier = MONARCH_WORD_TIER(words[i]);
+        e->sum = sums[i];
+        __atomic_store_n(&e->copy_ino, copy_inos[i], __ATOMIC_SEQ_CST);
+        put_slot(c, c->copies_at, monarch_mix(copy_inos[i] + tier), ids[i]);
+        c->copies_used++;
+        __atomic_store_n(&e->word, words[i], __ATOMIC_SEQ_CST);
+    }
+    return 0;
+}
+
+uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids,
+                            uint64_t max) {
+    uint64_t n = 0, words = (count + 63) / 64;
+    if (words > MONARCH_MAX_FILES / 64)
+        words = MONARCH_MAX_FILES / 64;
+    for (uint64_t w = 0; w < words && n + 64 <= max; w++) {
+        if (!__atomic_load_n(&m->wanted[w], __ATOMIC_RELAXED))
+            continue;
+        uint64_t bits = __atomic_exchange_n(&m->wanted[w], 0, __ATOMIC_SEQ_CST);
+        for (; bits; bits &= bits - 1) {
+            uint64_t id = w * 64 + (uint64_t)__builtin_ctzll(bits);
+            if (id < count) /* a client of an earlier daemon may set any bit */
+                ids[n++] = id;
+        }
+    }
+    return n;
+}
+
+void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,
+                          const struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
+                          uint8_t *flags) {
+    for (uint64_t i = 0; i < n; i++) {
+        const struct monarch_entry *e = &monarch_entries(c)[ids[i]];
+        flags[i] = (uint8_t)monarch_is_changed(m, k->source[e->source].dev, e->ino);
+    }
+}
+
+uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int timeout_ms) {
+    struct timespec limit = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
+    __atomic_store_n(&m->sleeping, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&m->doorbell, __ATOMIC_SEQ_CST) == seen)
+        syscall(SYS_futex, &m->doorbell, FUTEX_WAIT, seen, &limit, NULL, 0);
+    __atomic_store_n(&m->sleeping, 0, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&m->doorbell, __ATOMIC_SEQ_CST);
+}

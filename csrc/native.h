@@ -1,0 +1,114 @@
+/* The C parts that the daemon drives from Python: writing the catalog, scanning sources, copying
+ * files. None of it decides anything: Python says what, where and in what order. */
+#ifndef MONARCH_NATIVE_H
+#define MONARCH_NATIVE_H
+
+#include "catalog.h"
+#include "path.h"
+
+/* --- writing the catalog: catalog_write.c ---------------------------------------------------- */
+
+uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes);
+void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes);
+
+/* Adds entries whose `path` (and a link's `copy_ino`) are offsets in `pool`. ids[i] gets the
+ * number, that of the older entry if the path is known. Returns how many of them were taken:
+ * fewer than n when the segment is full and must grow. *added counts the new ones. */
+uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_entry *entries,
+                             uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
+/* New attributes for a file that has no copy and is served by the source: no reader looks at the
+ * old ones meanwhile. */
+void monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
+                            const struct monarch_entry *fresh);
+/* Everything of `from` into the larger `to`; 0, or -1 if it does not fit. */
+int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_catalog *to);
+
+void monarch_set_words(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
+                       const uint64_t *words);
+/* Makes copies known by their inode, then visible. Returns -1 when the index of copies must be
+ * rebuilt (copy the catalog) first; nothing is published then. */
+int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
+                    const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums);
+
+/* Numbers of entries that clients want since the last call; at most `max`. */
+uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids, uint64_t max);
+/* Of `n` entries, sets flags[i] for those that the changed filter names. */
+void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,
+                          const struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
+                          uint8_t *flags);
+/* Waits until the doorbell no longer says `seen`; at most `timeout_ms`. Returns what it says. */
+uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int timeout_ms);
+
+/* --- scanning: scan.c ------------------------------------------------------------------------ */
+
+struct monarch_batch {
+    uint64_t count, capacity, pool_used, pool_bytes;
+    struct monarch_entry *entries;
+    char *pool;
+    struct monarch_batch *next;
+};
+struct monarch_scan;
+
+/* Walks the tree below the directory `root` (a descriptor, kept by the caller) with `threads`
+ * threads and at most `ops_per_s` operations a second (0: no limit); stays on its file system. */
+struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, uint64_t ops_per_s,
+                                        uint32_t *doorbell);
+/* The next batch, or NULL: then *finished says whether there will be none. */
+struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished);
+void monarch_batch_free(struct monarch_batch *b);
+/* Directories and files that could not be read; *error the first errno. */
+uint64_t monarch_scan_errors(struct monarch_scan *s, int *error);
+void monarch_scan_stop(struct monarch_scan *s); /* joins the threads and frees it */
+
+/* One file by its path relative to `root`: 0 and the entry, or -errno. `target` gets a link's. */
+int monarch_stat_entry(int root, unsigned source, const char *path, struct monarch_entry *e,
+                       char *target, uint64_t target_bytes);
+
+/* --- copying: engine.c ----------------------------------------------------------------------- */
+
+enum monarch_job_kind { MONARCH_FILL, MONARCH_CHECK, MONARCH_COMPARE, MONARCH_DROP };
+enum monarch_job_status {
+    MONARCH_DONE,
+    MONARCH_SOURCE_CHANGED, /* it is not the file that the catalog describes */
+    MONARCH_SOURCE_ERROR,
+    MONARCH_TIER_FULL,
+    MONARCH_TIER_ERROR,
+    MONARCH_DAMAGED, /* a copy's content is not what its checksum says */
+    MONARCH_ABANDONED,
+};
+
+struct monarch_result {
+    uint64_t id, copy, copy_ino, bytes, copy_bytes, sum;
+    uint64_t *block_sums; /* the caller frees them: monarch_free */
+    uint64_t blocks;
+    int64_t mtime_ns, ctime_ns; /* of the source; DROP: none */
+    uint32_t kind, status, tier;
+    int32_t error;
+};
+
+struct monarch_engine;
+
+struct monarch_engine *monarch_engine_start(int threads, uint64_t block_bytes, uint32_t *doorbell);
+void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
+void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
+/* Orders in bulk, done in this order; `urgent` ones before all others. The catalog is read only
+ * during the call. sums: what a CHECK or COMPARE expects. */
+int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
+                          int urgent, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
+                          const uint64_t *copies, const uint64_t *sums);
+uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
+uint64_t monarch_engine_pending(struct monarch_engine *e); /* queued or running */
+uint64_t monarch_engine_bytes(struct monarch_engine *e);   /* read from sources so far */
+void monarch_engine_stop(struct monarch_engine *e); /* abandons what runs; joins and frees */
+void monarch_free(void *p);
+/* XXH3-64 of the block sums of one file, for those who have only its path; 0 or -errno. */
+int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);
+
+int monarch_syncfs(int fd); /* 0 or -errno */
+
+/* --- for tests ------------------------------------------------------------------------------- */
+
+uint64_t monarch_xxh3_of(const char *data, uint64_t len);
+uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
+
+#endif

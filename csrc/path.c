@@ -1,0 +1,204 @@
+#define _GNU_SOURCE
+#include "path.h"
+
+#include <string.h>
+
+#include "sys.h"
+
+#define MAX_LINKS 40 /* as the kernel */
+
+static int has_prefix(const char *path, const char *root, uint32_t len) {
+    return len && strncmp(path, root, len) == 0 && (path[len] == '/' || !path[len]);
+}
+
+int monarch_prefix(const struct monarch_control *k, const char *path, const char **rel) {
+    for (uint32_t i = 0; i < k->sources; i++) {
+        const struct monarch_source *s = &k->source[i];
+        uint32_t len = has_prefix(path, s->path, s->path_len)     ? s->path_len
+                       : has_prefix(path, s->alias, s->alias_len) ? s->alias_len
+                                                                  : 0;
+        if (len) {
+            *rel = path + len + (path[len] == '/');
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
+int monarch_is_odd(const char *path) {
+    if (strstr(path, "//"))
+        return 1;
+    if (path[0] == '.' && (!path[1] || path[1] == '/' || path[1] == '.'))
+        return 1;
+    for (const char *p = path; (p = strstr(p, "/.")); p += 2) {
+        const char *after = p[2] == '.' ? p + 3 : p + 2;
+        if (!*after || *after == '/')
+            return 1;
+    }
+    size_t len = strlen(path);
+    return len > 1 && path[len - 1] == '/';
+}
+
+/* A walk over one path. `text` is the absolute path so far, without a trailing slash ("" is the
+ * root); up to `canonical` bytes of it came from the kernel, so no component there is a link. */
+struct walk {
+    const struct monarch_control *control;
+    const struct monarch_catalog *catalog;
+    const struct monarch_clients *clients;
+    size_t len, canonical;
+    int needs_directory;
+    char *text;
+};
+
+static int is_current(const struct walk *w, int64_t id) {
+    const struct monarch_entry *e = &monarch_entries(w->catalog)[id];
+    return !monarch_is_changed(w->clients, w->control->source[e->source].dev, e->ino);
+}
+
+/* Whether the path so far is a directory and no link: only then does `..` lead to its parent. */
+static int is_real_directory(struct walk *w) {
+    const char *rel;
+    struct stat st;
+    int source = monarch_prefix(w->control, w->text, &rel);
+    if (source >= 0 && *rel) {
+        int64_t id = monarch_find(w->catalog, (unsigned)source, rel, strlen(rel));
+        if (id >= 0 && is_current(w, id))
+            return monarch_entries(w->catalog)[id].kind == MONARCH_DIR;
+    }
+    return sys_fstatat(AT_FDCWD, w->text, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
+}
+
+static int go_up(struct walk *w) {
+    if (w->len > w->canonical && !is_real_directory(w))
+        return 0;
+    while (w->len && w->text[w->len - 1] != '/')
+        w->len--;
+    w->len -= w->len > 0;
+    w->text[w->len] = 0;
+    if (w->canonical > w->len)
+        w->canonical = w->len;
+    return 1;
+}
+
+static int append(struct walk *w, const char *name, size_t n) {
+    if (w->len + 1 + n >= MONARCH_PATH_MAX)
+        return 0;
+    w->text[w->len++] = '/';
+    memcpy(w->text + w->len, name, n);
+    w->len += n;
+    w->text[w->len] = 0;
+    return 1;
+}
+
+static int walk_components(struct walk *w, const char *path) {
+    while (*path) {
+        size_t n = strcspn(path, "/");
+        w->needs_directory = 1;
+        if (n == 2 && path[0] == '.' && path[1] == '.') {
+            if (!go_up(w))
+                return 0;
+        } else if (n && !(n == 1 && *path == '.')) {
+            w->needs_directory = path[n] == '/';
+            if (!append(w, path, n))
+                return 0;
+        }
+        path += n + (path[n] == '/');
+    }
+    return 1;
+}
+
+/* Finds the first component of `rel` that the catalog knows as a link: its entry and in *end where
+ * it ends; -1 if there is none. */
+static int64_t first_link(const struct walk *w, unsigned source, const char *rel, size_t *end) {
+    for (size_t i = 1;; i++) {
+        if (rel[i] && rel[i] != '/')
+            continue;
+        int64_t id = monarch_find(w->catalog, source, rel, i);
+        *end = i;
+        if (id < 0)
+            return -1;
+        if (monarch_entries(w->catalog)[id].kind == MONARCH_LINK)
+            return id;
+        if (!rel[i])
+            return -1;
+    }
+}
+
+/* Puts the link's target in its place: `next` is the path to walk on with, `w` the directory to
+ * start from. */
+static int substitute(struct walk *w, const char *rel, int64_t link, size_t end, char *next) {
+    const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
+    const char *target = monarch_pool(w->catalog, e->copy_ino);
+    size_t n = strlen(target), rest = strlen(rel + end);
+    int slash = w->needs_directory && !rest;
+    if (!is_current(w, link) || n + rest + 2 > MONARCH_PATH_MAX)
+        return 0;
+    memcpy(next, target, n);
+    memcpy(next + n, rel + end, rest);
+    memcpy(next + n + rest, slash ? "/" : "", (size_t)slash + 1);
+    if (target[0] == '/') {
+        w->len = 0;
+    } else {
+        w->len = (size_t)(rel - w->text) + end;
+        while (w->text[w->len - 1] != '/')
+            w->len--;
+        w->len--;
+    }
+    w->text[w->len] = 0;
+    /* Links below a source were scanned from its root down without following any. */
+    w->canonical = 0;
+    return 1;
+}
+
+static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, char *next) {
+    const char *rel;
+    size_t end;
+    out->source = monarch_prefix(w->control, w->text, &rel);
+    if (out->source < 0 || !*rel)
+        return MONARCH_OUTSIDE;
+    int64_t id = monarch_find(w->catalog, (unsigned)out->source, rel, strlen(rel));
+    int last_is_link = id >= 0 && monarch_entries(w->catalog)[id].kind == MONARCH_LINK;
+    if (last_is_link && !follow && !w->needs_directory)
+        return id;
+    if (id >= 0 && !last_is_link)
+        return w->needs_directory && monarch_entries(w->catalog)[id].kind != MONARCH_DIR
+                   ? MONARCH_OUTSIDE /* a file with a slash behind it: the source says ENOTDIR */
+                   : id;
+    int64_t link = last_is_link ? id : first_link(w, (unsigned)out->source, rel, &end);
+    if (last_is_link)
+        end = strlen(rel);
+    if (link < 0)
+        return MONARCH_UNKNOWN;
+    return substitute(w, rel, link, end, next) ? -3 : MONARCH_OUTSIDE;
+}
+
+void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,
+                     const struct monarch_clients *m, const char *base, const char *path,
+                     int follow, struct monarch_place *out) {
+    char next[MONARCH_PATH_MAX];
+    struct walk w = {k, c, m, 0, 0, 0, out->path};
+    out->entry = MONARCH_OUTSIDE;
+    out->source = -1;
+    out->path[0] = 0;
+    if (*path != '/') {
+        w.len = w.canonical = strlen(base) - (base[1] == 0); /* "/" is the empty text */
+        if (w.len >= MONARCH_PATH_MAX)
+            return;
+        memcpy(out->path, base, w.len);
+        out->path[w.len] = 0;
+    }
+    for (int links = 0; links <= MAX_LINKS; links++) {
+        if (!walk_components(&w, path))
+            return;
+        out->entry = look_up(&w, follow, out, next);
+        if (out->entry != -3)
+            break;
+        out->entry = MONARCH_OUTSIDE;
+        path = next;
+    }
+    const char *rel = out->path;
+    if (monarch_prefix(k, out->path, &rel) >= 0) {
+        out->path_len = (uint32_t)strlen(rel);
+        memmove(out->path, rel, out->path_len + 1);
+    }
+}

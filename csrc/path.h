@@ -1,0 +1,35 @@
+/* From a path to the catalog's entry, as the kernel would walk it but without asking the source. */
+#ifndef MONARCH_PATH_H
+#define MONARCH_PATH_H
+
+#include "catalog.h"
+
+#define MONARCH_PATH_MAX 4096
+
+enum {
+    MONARCH_OUTSIDE = -1, /* under no source, or a path that we cannot see through */
+    MONARCH_UNKNOWN = -2, /* under a source, but the catalog does not (yet) know it */
+};
+
+struct monarch_place {
+    int64_t entry; /* number, MONARCH_OUTSIDE or MONARCH_UNKNOWN */
+    int32_t source;
+    uint32_t path_len;
+    char path[MONARCH_PATH_MAX]; /* relative to the source */
+};
+
+/* Which source is a prefix of the absolute path: its number, with what follows the slash in *rel;
+ * -1 for none. The root itself gives an empty *rel. */
+int monarch_prefix(const struct monarch_control *k, const char *path, const char **rel);
+
+/* Whether the path holds `//`, `.` or `..` as a component, or ends in a slash. */
+int monarch_is_odd(const char *path);
+
+/* Resolves `path`, taken from the canonical directory `base` when it is relative. With follow = 0
+ * a link as the last component is not followed. Asks the file system (lstat) only about components
+ * outside every source that a later `..` leaves again. */
+void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,
+                     const struct monarch_clients *m, const char *base, const char *path,
+                     int follow, struct monarch_place *out);
+
+#endif

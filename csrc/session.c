@@ -1,0 +1,255 @@
+#define _GNU_SOURCE
+#include "session.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "calls.h"
+#include "sys.h"
+#include "xxh3.h"
+
+#define DIR_MAX 256
+#define POOL 32 /* daemons that one process may see come and go */
+
+struct session *monarch_current;
+
+static struct session pool[POOL];
+static uint32_t pool_used;
+static char session_dir[DIR_MAX];
+static uint64_t last_tick; /* [s] */
+static __thread unsigned my_slot;
+static uint32_t next_slot;
+
+/* What `monarch_current` is while a configuration is named but no daemon has answered yet. */
+static const struct monarch_control nobody = {.state = MONARCH_CLOSED};
+static struct session waiting = {.control = &nobody};
+
+static char *put(char *at, const char *text) {
+    size_t n = strlen(text);
+    memcpy(at, text, n + 1);
+    return at + n;
+}
+
+static char *put_number(char *at, uint64_t v, unsigned base, int digits) {
+    char tmp[24];
+    int n = 0;
+    do
+        tmp[n++] = "0123456789abcdef"[v % base];
+    while ((v /= base) || n < digits);
+    while (n)
+        *at++ = tmp[--n];
+    *at = 0;
+    return at;
+}
+
+/* --- attaching ------------------------------------------------------------------------------ */
+
+static int find_session_dir(const char *config) {
+    const char *shm = secure_getenv("MONARCH_SHM");
+    char resolved[MONARCH_SOURCE_PATH * 4], *at = session_dir;
+    if (!shm || strlen(shm) > DIR_MAX - 64)
+        shm = "/dev/shm";
+    if (strlen(config) >= sizeof resolved || !realpath(config, resolved))
+        return 0;
+    at = put(put(at, shm), "/monarch-");
+    at = put_number(at, (uint64_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0), 10, 1);
+    put_number(put(at, "/"), monarch_xxh3(resolved, strlen(resolved)), 16, 16);
+    return 1;
+}
+
+/* Maps a segment whole. It must be ours alone: another user who could write to it could send our
+ * reads anywhere. */
+static const void *map_segment(const char *name, int writable, uint64_t *size) {
+    char path[DIR_MAX + 48];
+    struct stat st;
+    const void *map = NULL;
+    put(put(put(path, session_dir), "/"), name);
+    int fd = sys_openat(AT_FDCWD, path,
+                        (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return NULL;
+    if (sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && !(st.st_mode & 077) &&
+        st.st_uid == (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) && st.st_size > 0) {
+        *size = (uint64_t)st.st_size;
+        map = sys_map(fd, *size, PROT_READ | (writable ? PROT_WRITE : 0));
+    }
+    sys_close(fd);
+    return map;
+}
+
+static int control_is_usable(const struct monarch_control *k, uint64_t size) {
+    if (size < sizeof *k || k->magic != MONARCH_MAGIC)
+        return 0;
+    if (k->version != MONARCH_VERSION) {
+        monarch_warn("the daemon has another version than", "libmonarch.so",
+                     "restart it with the monarch command of this installation");
+        return 0;
+    }
+    return k->state == MONARCH_SERVING && k->sources <= MONARCH_MAX_SOURCES &&
+           k->tiers <= MONARCH_MAX_TIERS;
+}
+
+static struct session *attach(void) {
+    uint64_t control_size = 0, clients_size = 0;
+    const struct monarch_control *k = map_segment("control", 0, &control_size);
+    if (!k)
+        return NULL;
+    if (control_is_usable(k, control_size)) {
+        struct monarch_clients *m = (void *)map_segment("clients", 1, &clients_size);
+        uint32_t i = POOL;
+        if (m && clients_size >= sizeof *m && m->magic == MONARCH_MAGIC)
+            i = __atomic_fetch_add(&pool_used, 1, __ATOMIC_RELAXED);
+        if (i < POOL) {
+            pool[i].clients = m;
+            pool[i].control = k;
+            return &pool[i];
+        }
+        if (m)
+            sys_unmap(m, clients_size);
+    }
+    sys_unmap(k, control_size);
+    return NULL;
+}
+
+static struct session *attach_again(struct session *old) {
+    struct session *fresh = attach();
+    if (!fresh)
+        return NULL;
+    if (__atomic_compare_exchange_n(&monarch_current, &old, fresh, 0, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE))
+        return fresh;
+    return old; /* another thread was faster; ours stays mapped and unused */
+}
+
+static uint64_t seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (uint64_t)t.tv_sec;
+}
+
+static int second_has_passed(void) {
+    uint64_t now = seconds(), last = __atomic_load_n(&last_tick, __ATOMIC_RELAXED);
+    return now != last && __atomic_compare_exchange_n(&last_tick, &last, now, 0, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED);
+}
+
+static void look_at_switches(struct session *s) {
+    struct stat st;
+    uint32_t off = 0;
+    for (int i = 0; i < 2; i++) {
+        const char *path = s->control->switch_file[i];
+        off |= path[0] && sys_fstatat(AT_FDCWD, path, &st, 0) == 0;
+    }
+    __atomic_store_n(&s->off, off, __ATOMIC_RELAXED);
+}
+
+void monarch_tick(struct session *s) {
+    if (second_has_passed())
+        look_at_switches(s);
+}
+
+struct session *monarch_session_slow(int for_change) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    if (!monarch_is_serving(s)) {
+        /* A change must not miss a daemon that has just started; a read can wait a second. */
+        if (!for_change && !second_has_passed())
+            return NULL;
+        s = attach_again(s);
+        if (!s || !monarch_is_serving(s))
+            return NULL;
+        look_at_switches(s);
+    }
+    if (for_change)
+        return s;
+    monarch_tick(s);
+    return s->control->off || s->off ? NULL : s;
+}
+
+/* --- the catalog ---------------------------------------------------------------------------- */
+
+static const struct monarch_catalog *map_catalog(struct session *s, uint64_t generation,
+                                                 const struct monarch_catalog *old) {
+    char name[40];
+    uint64_t size = 0;
+    put_number(put(name, "catalog."), generation, 10, 1);
+    const struct monarch_catalog *c = map_segment(name, 0, &size);
+    if (!c)
+        return old;
+    if (size >= sizeof *c && c->magic == MONARCH_MAGIC && c->generation == generation &&
+        c->bytes <= size &&
+        __atomic_compare_exchange_n(&s->catalog, &old, c, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return c;
+    sys_unmap(c, size);
+    return old; /* also what another thread has put there meanwhile */
+}
+
+const struct monarch_catalog *monarch_catalog_of(struct session *s) {
+    const struct monarch_catalog *c = __atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE);
+    uint64_t generation = __atomic_load_n(&s->control->generation, __ATOMIC_ACQUIRE);
+    if (__builtin_expect((c && c->generation == generation) || !generation, 1))
+        return c;
+    return map_catalog(s, generation, c);
+}
+
+/* --- what belongs to whom --------------------------------------------------------------------- */
+
+int monarch_root_is_ours(struct session *s, unsigned source, int by_alias) {
+    unsigned shift = source * 4 + (by_alias ? 2 : 0);
+    uint64_t known = __atomic_load_n(&s->roots, __ATOMIC_ACQUIRE) >> shift & 3;
+    if (__builtin_expect(known, 1))
+        return known == 1;
+    const struct monarch_source *root = &s->control->source[source];
+    struct stat st;
+    uint64_t same = sys_fstatat(AT_FDCWD, by_alias ? root->alias : root->path, &st, 0) == 0 &&
+                    st.st_dev == root->dev && st.st_ino == root->ino;
+    __atomic_fetch_or(&s->roots, (same ? 1ULL : 2ULL) << shift, __ATOMIC_RELEASE);
+    return (int)same;
+}
+
+void monarch_roots_may_differ(void) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    if (s)
+        __atomic_store_n(&s->roots, 0, __ATOMIC_RELEASE);
+}
+
+struct monarch_stats *monarch_my_stats(struct session *s) {
+    if (__builtin_expect(!my_slot, 0))
+        my_slot = 1 + __atomic_fetch_add(&next_slot, 1, __ATOMIC_RELAXED) +
+                  (unsigned)sys6(SYS_getpid, 0, 0, 0, 0, 0, 0);
+    return &s->clients->stats[my_slot % MONARCH_STAT_SLOTS];
+}
+
+int monarch_source_on(const struct session *s, uint64_t dev, int from) {
+    for (uint32_t i = (uint32_t)from; i < s->control->sources; i++)
+        if (s->control->source[i].dev == dev)
+            return (int)i;
+    return -1;
+}
+
+int monarch_tier_on(const struct session *s, uint64_t dev, int from) {
+    for (uint32_t i = (uint32_t)from; i < s->control->tiers; i++)
+        if (s->control->tier[i].usable && s->control->tier[i].dev == dev)
+            return (int)i;
+    return -1;
+}
+
+__attribute__((constructor)) static void load(void) {
+    monarch_real_init();
+    const char *config = secure_getenv("MONARCH_CONFIG"), *off = secure_getenv("MONARCH_DISABLE");
+    if (!config || !*config || (off && *off && strcmp(off, "0") != 0))
+        return;
+    int old_errno = errno;
+    if (!find_session_dir(config)) {
+        monarch_warn("MONARCH_CONFIG names no file that can be found:", config,
+                     "give its absolute path");
+    } else {
+        struct session *s = attach();
+        if (!s)
+            monarch_warn("no daemon serves", config, "start one with: monarch start -c FILE");
+        else
+            look_at_switches(s);
+        __atomic_store_n(&monarch_current, s ? s : &waiting, __ATOMIC_RELEASE);
+    }
+    errno = old_errno;
+}

@@ -1,0 +1,64 @@
+/* The process's connection to a daemon's session: found at load, followed when daemons come and
+ * go, never waited for. Nothing here takes a lock or keeps a descriptor. */
+#ifndef MONARCH_SESSION_H
+#define MONARCH_SESSION_H
+
+#include "catalog.h"
+
+struct session {
+    const struct monarch_control *control;
+    struct monarch_clients *clients;
+    const struct monarch_catalog *catalog; /* atomic; older ones stay mapped for their readers */
+    uint64_t roots;                        /* atomic: four bits a source, see monarch_root_is_ours */
+    uint32_t off;                          /* atomic: a switch file exists */
+};
+
+/* Atomic. NULL in a process that has nothing to do with Monarch. */
+extern struct session *monarch_current;
+
+struct session *monarch_session_slow(int for_change);
+
+static inline int monarch_is_serving(const struct session *s) {
+    return __atomic_load_n(&s->control->state, __ATOMIC_ACQUIRE) == MONARCH_SERVING;
+}
+
+/* For a read or a look-up: NULL sends it to the source. */
+static inline struct session *session_for_reading(void) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    if (__builtin_expect(!s, 1))
+        return s;
+    if (__builtin_expect(monarch_is_serving(s) && !s->control->off && !s->off, 1))
+        return s;
+    return monarch_session_slow(0);
+}
+
+/* For a change, which is recorded also while everything is switched off: what was changed then
+ * must not be served from its copy later. */
+static inline struct session *session_for_change(void) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    if (__builtin_expect(!s, 1) || __builtin_expect(monarch_is_serving(s), 1))
+        return s;
+    return monarch_session_slow(1);
+}
+
+/* The newest catalog that can be had; NULL before there is one. */
+const struct monarch_catalog *monarch_catalog_of(struct session *s);
+
+/* Looks at the switch files and the daemon's state; at most once a second. */
+void monarch_tick(struct session *s);
+
+/* Whether the source's root, in this process's name space, is the directory that was scanned. */
+int monarch_root_is_ours(struct session *s, unsigned source, int by_alias);
+void monarch_roots_may_differ(void); /* after chroot, unshare, setns */
+
+struct monarch_stats *monarch_my_stats(struct session *s);
+
+/* Number of the source / the tier that lies on this device, -1 for none. */
+int monarch_source_on(const struct session *s, uint64_t dev, int from);
+int monarch_tier_on(const struct session *s, uint64_t dev, int from);
+
+/* One line to standard error, at most once in a process, and only if descriptor 2 is still what it
+ * was when we were loaded. */
+void monarch_warn(const char *what, const char *name, const char *mend);
+
+#endif

@@ -1,0 +1,71 @@
+/* System calls without libc: our own work leaves errno alone, is no cancellation point, needs no
+ * symbol and cannot come back to our own wrappers. They return -errno. */
+#ifndef MONARCH_SYS_H
+#define MONARCH_SYS_H
+
+#include <fcntl.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+#if defined(__x86_64__)
+static inline long sys6(long n, long a, long b, long c, long d, long e, long f) {
+    long ret;
+    register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
+    __asm__ volatile("syscall"
+                     : "=a"(ret)
+                     : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return ret;
+}
+#elif defined(__aarch64__)
+static inline long sys6(long n, long a, long b, long c, long d, long e, long f) {
+    register long x8 __asm__("x8") = n, x0 __asm__("x0") = a, x1 __asm__("x1") = b,
+                  x2 __asm__("x2") = c, x3 __asm__("x3") = d, x4 __asm__("x4") = e,
+                  x5 __asm__("x5") = f;
+    __asm__ volatile("svc 0"
+                     : "+r"(x0)
+                     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
+                     : "memory");
+    return x0;
+}
+#else
+#error "Monarch runs on x86-64 and aarch64"
+#endif
+
+static inline int sys_openat(int dir, const char *path, int flags) {
+    return (int)sys6(SYS_openat, dir, (long)path, flags, 0, 0, 0);
+}
+static inline int sys_close(int fd) { return (int)sys6(SYS_close, fd, 0, 0, 0, 0, 0); }
+static inline int sys_fstat(int fd, struct stat *st) {
+    return (int)sys6(SYS_fstat, fd, (long)st, 0, 0, 0, 0);
+}
+static inline int sys_fstatat(int dir, const char *path, struct stat *st, int flags) {
+    return (int)sys6(SYS_newfstatat, dir, (long)path, (long)st, flags, 0, 0);
+}
+static inline long sys_getcwd(char *buf, unsigned long n) {
+    return sys6(SYS_getcwd, (long)buf, (long)n, 0, 0, 0, 0);
+}
+static inline long sys_readlink(const char *path, char *buf, unsigned long n) {
+    return sys6(SYS_readlinkat, AT_FDCWD, (long)path, (long)buf, (long)n, 0, 0);
+}
+static inline void *sys_map(int fd, unsigned long n, int prot) {
+    long p = sys6(SYS_mmap, 0, (long)n, prot, MAP_SHARED, fd, 0);
+    return p < 0 && p > -4096 ? 0 : (void *)p;
+}
+static inline void sys_unmap(const void *p, unsigned long n) {
+    sys6(SYS_munmap, (long)p, (long)n, 0, 0, 0, 0);
+}
+static inline long sys_write(int fd, const void *buf, unsigned long n) {
+    return sys6(SYS_write, fd, (long)buf, (long)n, 0, 0, 0);
+}
+static inline long sys_read(int fd, void *buf, unsigned long n) {
+    return sys6(SYS_read, fd, (long)buf, (long)n, 0, 0, 0);
+}
+static inline void sys_futex_wake(uint32_t *word) {
+    sys6(SYS_futex, (long)word, 1 /* FUTEX_WAKE */, 1, 0, 0, 0);
+}
+
+#endif

@@ -1,0 +1,183 @@
+#define _GNU_SOURCE
+#include "where.h"
+
+#include <string.h>
+
+#include "calls.h"
+#include "sys.h"
+
+/* What the working directory is to the sources. It saves a getcwd for relative paths far from any
+ * source; "near" always asks the kernel, so that a stale answer costs speed only.
+ * Changes of directory raise the count above the two low bits. */
+enum { CWD_UNKNOWN, CWD_FAR, CWD_NEAR };
+static uint64_t cwd_is;
+
+static int is_below(const char *path, const char *root, size_t root_len) {
+    return strncmp(path, root, root_len) == 0 && (path[root_len] == '/' || !path[root_len]);
+}
+
+static int is_near(const struct monarch_control *k, const char *cwd) {
+    size_t n = strlen(cwd) - (cwd[1] == 0);
+    for (uint32_t i = 0; i < k->sources; i++) {
+        const struct monarch_source *s = &k->source[i];
+        if (is_below(cwd, s->path, s->path_len) || is_below(s->path, cwd, n) ||
+            is_below(cwd, s->alias, s->alias_len) || is_below(s->alias, cwd, n))
+            return 1;
+    }
+    return 0;
+}
+
+static int is_far_from_sources(struct session *s, const char *path) {
+    uint64_t seen = __atomic_load_n(&cwd_is, __ATOMIC_ACQUIRE);
+    if ((seen & 3) == CWD_UNKNOWN) {
+        char cwd[MONARCH_PATH_MAX];
+        int near = sys_getcwd(cwd, sizeof cwd) > 0 && cwd[0] == '/' && is_near(s->control, cwd);
+        uint64_t now = (seen & ~3ULL) | (near ? CWD_NEAR : CWD_FAR);
+        __atomic_compare_exchange_n(&cwd_is, &seen, now, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+        seen = now;
+    }
+    return (seen & 3) == CWD_FAR && !monarch_is_odd(path);
+}
+
+static void cwd_may_differ(void) {
+    uint64_t seen = __atomic_load_n(&cwd_is, __ATOMIC_ACQUIRE);
+    while (!__atomic_compare_exchange_n(&cwd_is, &seen, (seen & ~3ULL) + 4, 0, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE))
+        ;
+}
+
+/* The canonical path of an open directory of a source; 0 for any other. */
+static int directory_path(struct session *s, int dir, char *out) {
+    char link[32] = "/proc/self/fd/", digits[12];
+    struct stat st;
+    int n = 0, at = 14;
+    if (dir < 0 || sys_fstat(dir, &st) != 0 || !S_ISDIR(st.st_mode) ||
+        monarch_source_on(s, st.st_dev, 0) < 0)
+        return 0;
+    do
+        digits[n++] = (char)('0' + dir % 10);
+    while (dir /= 10);
+    while (n)
+        link[at++] = digits[--n];
+    long len = sys_readlink(link, out, MONARCH_PATH_MAX - 1);
+    if (len <= 0 || out[0] != '/')
+        return 0;
+    out[len] = 0;
+    struct stat there; /* a removed directory's link says "/path (deleted)" */
+    return sys_fstatat(AT_FDCWD, out, &there, 0) == 0 && there.st_ino == st.st_ino &&
+           there.st_dev == st.st_dev;
+}
+
+__attribute__((noinline)) static int64_t locate_odd(struct session *s,
+                                                    const struct monarch_catalog *c, int dir,
+                                                    const char *path, int follow, int tell) {
+    char base[MONARCH_PATH_MAX];
+    struct monarch_place place;
+    base[0] = 0;
+    if (*path != '/') {
+        if (dir == AT_FDCWD ? sys_getcwd(base, sizeof base) <= 0 || base[0] != '/'
+                            : !directory_path(s, dir, base))
+            return MONARCH_OUTSIDE;
+    }
+    monarch_resolve(s->control, c, s->clients, base, path, follow, &place);
+    if (place.entry == MONARCH_OUTSIDE || !monarch_root_is_ours(s, (unsigned)place.source, 0))
+        return MONARCH_OUTSIDE;
+    if (place.entry == MONARCH_UNKNOWN && tell)
+        monarch_mail_path(s, (unsigned)place.source, place.path, place.path_len);
+    return place.entry;
+}
+
+int64_t monarch_locate(struct session *s, const struct monarch_catalog *c, int dir,
+                       const char *path, int follow, int tell) {
+    if (path[0] == '/') {
+        const char *rel;
+        int source = monarch_prefix(s->control, path, &rel);
+        if (!monarch_is_odd(path)) {
+            if (source < 0 || !*rel)
+                return MONARCH_OUTSIDE;
+            const struct monarch_source *root = &s->control->source[source];
+            int by_alias = strncmp(path, root->path, root->path_len) != 0;
+            if (!monarch_root_is_ours(s, (unsigned)source, by_alias))
+                return MONARCH_OUTSIDE;
+            int64_t id = monarch_find(c, (unsigned)source, rel, strlen(rel));
+            if (id >= 0 && monarch_entries(c)[id].kind != MONARCH_LINK)
+                return id;
+        }
+    } else if (!path[0] || (dir == AT_FDCWD && is_far_from_sources(s, path))) {
+        return MONARCH_OUTSIDE;
+    }
+    return locate_odd(s, c, dir, path, follow, tell);
+}
+
+int64_t monarch_entry_of_copy(struct session *s, const struct monarch_catalog *c,
+                              const struct stat *st) {
+    for (int t = monarch_tier_on(s, st->st_dev, 0); t >= 0;
+         t = monarch_tier_on(s, st->st_dev, t + 1)) {
+        int64_t id = monarch_find_copy(c, (unsigned)t, st->st_ino);
+        if (id >= 0)
+            return id;
+    }
+    return -1;
+}
+
+void monarch_ring(struct session *s) {
+    __atomic_fetch_add(&s->clients->doorbell, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&s->clients->sleeping, __ATOMIC_SEQ_CST))
+        sys_futex_wake(&s->clients->doorbell);
+}
+
+void monarch_mail_path(struct session *s, unsigned source, const char *path, size_t len) {
+    struct monarch_clients *m = s->clients;
+    if (len >= MONARCH_MAIL_PATH)
+        return;
+    uint64_t n = __atomic_fetch_add(&m->mails, 1, __ATOMIC_RELAXED);
+    struct monarch_mail *slot = &m->mail[n % MONARCH_MAIL_SLOTS];
+    uint64_t seen = __atomic_load_n(&slot->ticket, __ATOMIC_ACQUIRE);
+    if (seen & 3)
+        return; /* not emptied yet */
+    uint64_t mine = seen + 5; /* the next number, being written */
+    if (!__atomic_compare_exchange_n(&slot->ticket, &seen, mine, 0, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_RELAXED))
+        return;
+    slot->source = source;
+    slot->path_len = (uint32_t)len;
+    memcpy(slot->path, path, len);
+    /* Fails if the daemon took us for dead and freed the slot. */
+    if (__atomic_compare_exchange_n(&slot->ticket, &mine, mine + 1, 0, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_RELAXED))
+        monarch_ring(s);
+}
+
+/* --- changes of place ----------------------------------------------------------------------- */
+
+PUBLIC int chdir(const char *path) {
+    cwd_may_differ();
+    int r = REAL(chdir)(path);
+    cwd_may_differ();
+    return r;
+}
+
+PUBLIC int fchdir(int fd) {
+    cwd_may_differ();
+    int r = REAL(fchdir)(fd);
+    cwd_may_differ();
+    return r;
+}
+
+PUBLIC int chroot(const char *path) {
+    int r = REAL(chroot)(path);
+    monarch_roots_may_differ();
+    return r;
+}
+
+PUBLIC int unshare(int flags) {
+    int r = REAL(unshare)(flags);
+    monarch_roots_may_differ();
+    return r;
+}
+
+PUBLIC int setns(int fd, int type) {
+    int r = REAL(setns)(fd, type);
+    monarch_roots_may_differ();
+    return r;
+}

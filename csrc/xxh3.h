@@ -1,0 +1,23 @@
+/* XXH3-64 (seed 0, default secret): hashes of paths and of blocks. Written from the published
+ * specification; tests compare it with the reference library over all length classes. */
+#ifndef MONARCH_XXH3_H
+#define MONARCH_XXH3_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+uint64_t monarch_xxh3(const void *data, size_t len);
+
+/* The same hash over data that arrives in pieces, so that a block needs no buffer of its own size. */
+#define XXH3_BLOCK 1024
+struct xxh3_stream {
+    uint64_t acc[8];
+    uint64_t total;
+    size_t held;                     /* bytes waiting in `hold` behind the 64 kept ones */
+    unsigned char hold[64 + XXH3_BLOCK];
+};
+void monarch_xxh3_begin(struct xxh3_stream *s);
+void monarch_xxh3_add(struct xxh3_stream *s, const void *data, size_t len);
+uint64_t monarch_xxh3_end(const struct xxh3_stream *s);
+
+#endif

@@ -1,0 +1,178 @@
+"""The catalog as the daemon writes it and as everyone reads it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.native import ENTRY, State, ffi, lib, make_word, pointer, reason_of, state_of
+from monarch_py.session import Segment, SessionDir
+
+__all__ = ["Catalog", "CatalogReader"]
+
+Ids = npt.NDArray[np.uint64]
+
+# What a fresh catalog holds. A typical dataset of files of many samples never needs to grow.
+FIRST_CAPACITY = 4096
+# Growth trades copying (each doubling copies once) against memory that lies unused until the scan
+# ends and `fit` gives it back.
+GROWTH = 1.5
+POOL_BYTES_PER_FILE = 64
+
+
+class CatalogReader:
+    """Entries, words and paths of one catalog segment.
+
+    entries : (count,) structured array over the shared memory; its fields are those of
+    `struct monarch_entry` in csrc/catalog.h.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.c: Any = segment.as_struct("struct monarch_catalog")
+        self._table = np.frombuffer(
+            segment.memory, dtype=ENTRY, count=self.c.capacity, offset=self.c.entries_at
+        )
+
+    @classmethod
+    def open(cls, session: SessionDir, generation: int) -> "CatalogReader":
+        return cls(Segment.open(session.catalog(generation), writable=False))
+
+    def __len__(self) -> int:
+        return int(self.c.count)
+
+    @property
+    def entries(self) -> npt.NDArray[Any]:
+        return self._table[: len(self)]
+
+    @property
+    def words(self) -> npt.NDArray[np.uint64]:
+        return self.entries["word"]
+
+    def path(self, entry: int) -> str:
+        """Relative to its source; undecodable bytes as os.fsdecode gives them."""
+        row = self._table[entry]
+        at = int(self.c.pool_at + row["path"])
+        return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
+
+    def find(self, source: int, path: str) -> int:
+        """Number of the entry, -1 when the catalog does not know the path."""
+        raw = os.fsencode(path)
+        return int(lib.monarch_find(self.c, source, raw, len(raw)))
+
+    def find_copy(self, tier: int, inode: int) -> int:
+        return int(lib.monarch_find_copy(self.c, tier, inode))
+
+    def find_inode(self, source: int, inode: int) -> int:
+        return int(lib.monarch_find_inode(self.c, source, inode))
+
+    def counts(self, source: int, kind: int) -> dict[tuple[int, int], tuple[int, int]]:
+        """(state, reason) -> (files, bytes) over the entries of one source and kind."""
+        chosen = self.entries[(self.entries["source"] == source) & (self.entries["kind"] == kind)]
+        keys = state_of(chosen["word"]) * np.uint64(16) + reason_of(chosen["word"])
+        found = {}
+        for key in np.unique(keys):
+            rows = chosen[keys == key]
+            found[int(key) // 16, int(key) % 16] = (len(rows), int(rows["size"].sum()))
+        return found
+
+
+class Catalog(CatalogReader):
+    """The daemon's own: adds entries, grows by publishing a larger generation, sets words.
+
+    `publish_generation` is called with the number of each new one, once its segment can be opened.
+    """
+
+    def __init__(self, session: SessionDir, publish_generation: Any) -> None:
+        self.session = session
+        self._publish_generation = publish_generation
+        self._open_generation(1, FIRST_CAPACITY, FIRST_CAPACITY * POOL_BYTES_PER_FILE)
+
+    def _open_generation(self, generation: int, capacity: int, pool_bytes: int) -> None:
+        size = int(lib.monarch_catalog_bytes(capacity, pool_bytes))
+        segment = Segment.create(self.session.catalog(generation), size)
+        lib.monarch_catalog_init(
+            ffi.from_buffer(segment.memory), generation, capacity, pool_bytes
+        )
+        old = getattr(self, "c", None)
+        if old is not None:
+            new = segment.as_struct("struct monarch_catalog")
+            if lib.monarch_catalog_copy(old, new) != 0:
+                raise AssertionError("a generation is made large enough for the one before it")
+        super().__init__(segment)
+        segment.publish()
+        self._publish_generation(generation)
+        if generation > 1:
+            self.session.catalog(generation - 1).unlink(missing_ok=True)
+
+    def _resize(self, capacity: int, pool_bytes: int) -> None:
+        self._open_generation(int(self.c.generation) + 1, capacity, pool_bytes)
+
+    def add(self, entries: npt.NDArray[Any], pool: Any) -> tuple[Ids, int]:
+        """Adds entries (n,) of dtype ENTRY whose paths lie in `pool` (a C pointer).
+
+        Returns their numbers (n,) and how many were new. OSError when shared memory is full: what
+        did not fit is unknown to the catalog then and is served by the source.
+        """
+        ids = np.zeros(len(entries), dtype=np.uint64)
+        added = ffi.new("uint64_t *")
+        done = 0
+        while True:
+            done += int(
+                lib.monarch_catalog_add(
+                    self.c,
+                    pointer(entries[done:], "struct monarch_entry *"),
+                    len(entries) - done,
+                    pool,
+                    pointer(ids[done:], "uint64_t *"),
+                    added,
+                )
+            )
+            if done == len(entries):
+                return ids, int(added[0])
+            rest = entries[done:]
+            text = int(rest["path_len"].sum()) + len(rest) * 2 + 4096 * int((rest["kind"] == 2).sum())
+            self._resize(
+                max(int(self.c.capacity * GROWTH), len(self) + len(rest)),
+                max(int(self.c.pool_bytes * GROWTH), int(self.c.pool_used) + text),
+            )
+
+    def fit(self) -> None:
+        """Gives back what growth allocated ahead, but for a sixteenth."""
+        room = len(self) // 16 + 256
+        if self.c.capacity > len(self) + 2 * room:
+            self._resize(len(self) + room, int(self.c.pool_used) * 17 // 16 + 16384)
+
+    def set_words(self, ids: Ids, words: npt.NDArray[np.uint64] | np.uint64) -> None:
+        words = np.ascontiguousarray(np.broadcast_to(words, ids.shape), dtype=np.uint64)
+        lib.monarch_set_words(
+            self.c, len(ids), pointer(ids, "uint64_t *"), pointer(words, "uint64_t *")
+        )
+
+    def set_state(self, ids: Ids, state: State, reason: int = 0) -> None:
+        self.set_words(ids, make_word(state, reason))
+
+    def set_sum(self, entry: int, value: int) -> None:
+        self._table[entry]["sum"] = value
+
+    def publish(
+        self, ids: Ids, words: npt.NDArray[np.uint64], inodes: Ids, sums: npt.NDArray[np.uint64]
+    ) -> None:
+        """Makes copies visible: from here on, opens of these files get their copies."""
+        columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, words, inodes, sums)]
+        pointers = [pointer(a, "uint64_t *") for a in columns]
+        if lib.monarch_publish(self.c, len(ids), *pointers) != 0:
+            self._resize(max(int(self.c.capacity), len(self) + 256), int(self.c.pool_bytes))
+            if lib.monarch_publish(self.c, len(ids), *pointers) != 0:
+                self._resize(int(self.c.capacity * 2), int(self.c.pool_bytes))
+                lib.monarch_publish(self.c, len(ids), *pointers)
+
+    def update(self, entry: int, fresh: Any) -> None:
+        """New attributes (a `struct monarch_entry *`) for a file that has no copy."""
+        lib.monarch_catalog_update(self.c, entry, fresh)
+
+
+def generations(session: SessionDir) -> list[Path]:
+    return sorted(session.path.glob("catalog.*"))

@@ -1,0 +1,119 @@
+"""run, start, serve, stop."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from monarch_py.cli.options import checked, config_option
+from monarch_py.client import Client
+from monarch_py.daemon.lifecycle import serve as serve_here
+from monarch_py.daemon.lifecycle import spawn
+from monarch_py.errors import MonarchError
+from monarch_py.job import Outcome, run_job
+from monarch_py.session import SessionDir
+from monarch_py.units import format_size
+
+__all__ = ["COMMANDS"]
+
+
+def _summary(outcome: Outcome) -> str:
+    report = outcome.report
+    if report is None:
+        return "monarch: no daemon, no gain: " + (outcome.problem or "it ended before the command")
+    totals = report["totals"]
+    share = 100 * totals["hits"] / totals["opens"] if totals["opens"] else 0.0
+    tiers = ", ".join(
+        f"{tier['mount_point']}: {tier['files']} files, {format_size(tier['used_bytes'])}"
+        for tier in report["tiers"]
+    )
+    return (
+        f"monarch: {totals['opens']} opens of dataset files, {share:.1f} % from copies "
+        f"({format_size(totals['bytes_from_tier'])}); "
+        f"{format_size(totals['source_bytes_read_by_fills'])} read to fill; {tiers}"
+    )
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@config_option
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report here.")
+@click.option("-q", "--quiet", is_flag=True, help="No summary on standard error.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[str, ...]) -> None:
+    """Run COMMAND with its dataset served from the tiers; exits with its status.
+
+    \b
+    monarch run -c tiers.yaml -- python train.py
+    """
+    config = checked(config_file)
+    outcome = run_job(config.file, command)
+    if json_file is not None:
+        try:
+            text = json.dumps(_job_report(outcome), indent=2)
+            json_file.write_text(text + "\n")
+        except OSError as error:
+            sys.stderr.write(f"monarch: the report was not written: {error}\n")
+    if not quiet:
+        sys.stderr.write(_summary(outcome) + "\n")
+    sys.exit(outcome.exit_status)
+
+
+def _job_report(outcome: Outcome) -> dict[str, Any]:
+    extra = {"exit_status": outcome.exit_status, "problem": outcome.problem}
+    return {**(outcome.report or {}), **extra}
+
+
+@click.command()
+@config_option
+def start(config_file: Path) -> None:
+    """Start a daemon that stays until `monarch stop`."""
+    config = checked(config_file)
+    client = Client(SessionDir.of(config.file))
+    if client.runs():
+        click.echo(f"a daemon serves this configuration already (process {_pid(client)})")
+        return
+    process = spawn(config.file, detach=True)
+    click.echo(f"the daemon serves {config.file} (process {process.pid})")
+    for tier in client.ask("status")["tiers"]:
+        if not tier["usable"]:
+            sys.stderr.write(f"monarch: {tier['why']}\n")
+
+
+def _pid(client: Client) -> int:
+    return int(client.ask("status")["pid"])
+
+
+@click.command()
+@config_option
+def serve(config_file: Path) -> None:
+    """Run the daemon in the foreground (a Slurm step, a container)."""
+    checked(config_file)
+    serve_here(config_file)
+
+
+@click.command()
+@config_option
+def stop(config_file: Path) -> None:
+    """Stop the daemon; running jobs go on, on the source."""
+    session = SessionDir.of(config_file)
+    pid = int(Client(session).ask("stop")["pid"])
+    if not _wait_until_gone(pid):
+        raise MonarchError(f"process {pid} was asked to stop and still runs after 60 s")
+    click.echo(f"stopped (process {pid})")
+
+
+def _wait_until_gone(pid: int) -> bool:
+    import psutil
+
+    try:
+        psutil.Process(pid).wait(timeout=60)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+COMMANDS = [run, start, serve, stop]

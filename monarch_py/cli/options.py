@@ -1,0 +1,40 @@
+"""Options that several commands share."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from monarch_py.config import Config, load_config
+from monarch_py.errors import ConfigError
+
+__all__ = ["as_json", "checked", "config_option"]
+
+
+def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
+    if value is None:
+        raise ConfigError("no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG")
+    return value
+
+
+config_option: Callable[[Any], Any] = click.option(
+    "-c",
+    "--config",
+    "config_file",
+    envvar="MONARCH_CONFIG",
+    type=click.Path(path_type=Path),
+    callback=_required,
+    help="Tiers and sources, in YAML.  [default: $MONARCH_CONFIG]",
+)
+
+as_json: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def checked(config_file: Path) -> Config:
+    """The configuration, after its warnings have been shown; ConfigError when it cannot work."""
+    config = load_config(config_file)
+    for warning in config.warnings:
+        sys.stderr.write(f"monarch: {warning}\n")
+    return config

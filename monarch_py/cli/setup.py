@@ -1,0 +1,52 @@
+"""env, demo: getting a job under the library."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from monarch_py.modulefile import modulefile
+from monarch_py.native import LIBRARY
+from monarch_py.units import parse_size
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@click.option("-c", "--config", "config_file", envvar="MONARCH_CONFIG", type=click.Path(path_type=Path))
+@click.option("--library", is_flag=True, help="Only the path of the preload library.")
+@click.option("--modulefile", "as_module", is_flag=True, help="A Tcl modulefile for administrators.")
+def env(config_file: Path | None, library: bool, as_module: bool) -> None:
+    """Print the export lines for a job script.
+
+    \b
+    eval "$(monarch env -c tiers.yaml)"
+    """
+    if library:
+        click.echo(LIBRARY)
+    elif as_module:
+        click.echo(modulefile(config_file), nl=False)
+    else:
+        click.echo(f'export LD_PRELOAD="{LIBRARY}${{LD_PRELOAD:+:$LD_PRELOAD}}"')
+        if config_file is not None:
+            click.echo(f'export MONARCH_CONFIG="{config_file.resolve()}"')
+
+
+@click.command()
+@click.option("--size", default="64MiB", show_default=True, help="Of the dataset that is made.")
+@click.option("--workdir", type=click.Path(path_type=Path), help="Where to make it.")
+@click.option("--keep", is_flag=True, help="Leave the dataset and the logs there.")
+def demo(size: str, workdir: Path | None, keep: bool) -> None:
+    """Train a small model behind a slow source, without Monarch and with it."""
+    from rich.console import Console
+
+    from monarch_py.demo.run import run_demo
+
+    try:
+        size_bytes = parse_size(size)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--size") from error
+    sys.exit(run_demo(Console(), size_bytes=size_bytes, workdir=workdir, keep=keep))
+
+
+COMMANDS = [env, demo]

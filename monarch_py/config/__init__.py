@@ -1,0 +1,14 @@
+"""Configuration: reading it, checking it, and which files of a source it means."""
+
+from monarch_py.config.load import load_config
+from monarch_py.config.patterns import PathFilter
+from monarch_py.config.schema import SYSTEM_SWITCH_FILE, Config, SourceConfig, TierConfig
+
+__all__ = [
+    "SYSTEM_SWITCH_FILE",
+    "Config",
+    "PathFilter",
+    "SourceConfig",
+    "TierConfig",
+    "load_config",
+]

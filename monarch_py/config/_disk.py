@@ -1,0 +1,64 @@
+"""What the file system says about a directory named in a configuration. Nothing is written."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["Identity", "capacity_bytes", "identity", "is_in_ram", "is_writable", "lineage"]
+
+# (device, inode): the same for one directory under two names, a bind mount's included.
+Identity = tuple[int, int]
+
+_RAM_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+
+
+def identity(directory: Path) -> Identity:
+    """What tells `directory` from every other; OSError if it cannot be looked at."""
+    status = os.stat(directory)
+    return status.st_dev, status.st_ino
+
+
+def lineage(directory: Path) -> frozenset[Identity]:
+    """The identities of all directories above `directory` that can be looked at."""
+    found = set()
+    for above in Path(os.path.realpath(directory)).parents:
+        with suppress(OSError):
+            found.add(identity(above))
+    return frozenset(found)
+
+
+def capacity_bytes(directory: Path) -> int | None:
+    """The size [bytes] of the file system that holds `directory`; None if it has no bound."""
+    status = os.statvfs(directory)
+    # ramfs, and tmpfs with size=0, report no blocks at all.
+    return status.f_blocks * status.f_frsize or None
+
+
+def is_writable(directory: Path) -> bool:
+    """Whether this user may create files there: permissions and read-only mounts, not space."""
+    return os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
+
+
+def is_in_ram(directory: Path) -> bool:
+    """Whether the file system that holds `directory` keeps its files in memory.
+
+    Python has no statfs(2). The device number of a directory also stands in the kernel's table
+    of mounts, next to the name of the file system; that is exact for the file systems asked for
+    here, also below bind mounts. (btrfs gives its subvolumes numbers of their own, which the
+    table lacks: not found means not in memory.)
+    """
+    device = os.stat(directory).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
+    try:
+        with open("/proc/self/mountinfo", "rb") as mounts:
+            lines = mounts.read().splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        # "id parent major:minor root mount-point options [tags...] - type source options"
+        before, _, after = line.partition(b" - ")
+        if before.split(b" ")[2] == wanted:
+            return after.split(b" ")[0].decode("ascii", "replace") in _RAM_FILE_SYSTEMS
+    return False

@@ -1,0 +1,134 @@
+"""A YAML file as nodes that know their line, and sentences that point into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import yaml
+
+from monarch_py.errors import ConfigError
+
+__all__ = ["Document", "Spot", "describe", "is_empty", "load_document"]
+
+# A configuration has a few lines. The limit keeps a data file given by mistake out of memory.
+MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file under its name as the user wrote it, and the warnings met while reading it."""
+
+    name: str
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in a document. `key` is the way to it, as in ``hierarchy[0].type``; '' at the top."""
+
+    document: Document
+    line: int
+    key: str = ""
+
+    def at_key(self, node: yaml.Node, name: str) -> Spot:
+        """The spot of the key `name`, written at `node`, of the mapping that is here."""
+        return replace(self, line=_line_of(node), key=f"{self.key}.{name}" if self.key else name)
+
+    def at_item(self, node: yaml.Node, index: int) -> Spot:
+        """The spot of item `index`, written at `node`, of the list that is here."""
+        return replace(self, line=_line_of(node), key=f"{self.key}[{index}]")
+
+    def error(self, problem: str, mend: str) -> ConfigError:
+        """The error to raise for what is wrong here."""
+        return ConfigError(f"{self}: {problem}; {mend}")
+
+    def wrong_type(self, node: yaml.Node, wanted: str, mend: str) -> ConfigError:
+        """The error to raise for a value of the wrong kind."""
+        return self.error(f"must be {wanted}, but is {describe(node)}", mend)
+
+    def warn(self, sentence: str) -> None:
+        """Keep a warning about what is written here."""
+        self.document.warnings.append(f"{self}: {sentence}")
+
+    def __str__(self) -> str:
+        where = f"{self.document.name}:{self.line}"
+        return f"{where}: {self.key}" if self.key else where
+
+
+def load_document(path: Path) -> tuple[yaml.Node, Spot]:
+    """The root node of the YAML file at `path` and its spot; ConfigError if there is none."""
+    document = Document(str(path))
+    text = _read_text(document)
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        raise _not_yaml(document, error) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise Spot(document, line).error(
+            f"not YAML (the character #x{ord(text[error.position]):04x} is not allowed)",
+            "remove it",
+        ) from None
+    except (ValueError, OverflowError):
+        # PyYAML passes the number of an escape such as "\UFFFFFFFF" to chr() as it is.
+        raise Spot(document, 1).error(
+            "not YAML (an escape beyond the last character)", "correct the escape with '\\U'"
+        ) from None
+    except RecursionError:
+        raise Spot(document, 1).error(
+            "not a configuration (nested too deeply)", "check the path"
+        ) from None
+    if root is None or is_empty(root):
+        raise Spot(document, 1).error(
+            "the file is empty", "write at least the keys 'sources' and 'hierarchy'"
+        )
+    return root, Spot(document, _line_of(root))
+
+
+def is_empty(node: yaml.Node) -> bool:
+    """Whether nothing (or null) stands where a value should."""
+    return bool(node.tag == "tag:yaml.org,2002:null")
+
+
+def describe(node: yaml.Node) -> str:
+    """What a user sees there, for 'must be X, but is ...'."""
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    return "empty" if is_empty(node) else repr(node.value)
+
+
+def _line_of(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _read_text(document: Document) -> str:
+    try:
+        with open(document.name, "rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{document.name}: the configuration cannot be read ({error.strerror});"
+            " check the path and its permissions"
+        ) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"{document.name}: larger than 1 MiB and so no configuration; check the path"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Spot(document, line).error("not UTF-8 text", "save the file as UTF-8") from None
+
+
+def _not_yaml(document: Document, error: yaml.MarkedYAMLError) -> ConfigError:
+    mark = error.problem_mark or error.context_mark
+    problem = error.problem or error.context or "it cannot be parsed"
+    if "alias" in problem or "alias" in (error.context or ""):
+        mend = "put a value that begins with '*', such as a pattern, in quotes"
+    else:
+        mend = "indent with spaces, write 'key: value', and quote values with special characters"
+    return Spot(document, mark.line + 1 if mark else 1).error(f"not YAML ({problem})", mend)

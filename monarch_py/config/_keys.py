@@ -1,0 +1,177 @@
+"""The keys of a configuration. docs/configuration.md shows these tables row by row."""
+
+from __future__ import annotations
+
+import yaml
+
+from monarch_py.config import _values as values
+from monarch_py.config._document import Spot
+from monarch_py.config._table import Key, Section, Table, list_of, read_mapping
+from monarch_py.config.schema import (
+    DEFAULT_BLOCK_SIZE_BYTES,
+    DEFAULT_COPY_THREADS,
+    DEFAULT_PLACEMENT,
+    DEFAULT_SCAN_THREADS,
+    MAX_THREADS,
+    PLACEMENTS,
+    SYSTEM_SWITCH_FILE,
+)
+
+__all__ = ["DATA_PLANE", "DOCUMENT", "LEVEL", "SETTINGS", "SOURCE"]
+
+# `disk` is what older configurations of the original say for file_system.
+_KINDS = {"ram": "ram", "ssd": "ssd", "file_system": "file_system", "disk": "file_system"}
+_PATTERNS = list_of(values.glob, "write a list such as ['*.tfrecord']")
+
+SOURCE = Table(
+    keys={
+        "path": Key(values.path, "directory", "the root of a dataset", required=True),
+        "include": Key(
+            _PATTERNS, "list of patterns", "the files to copy", (), default_text="every file"
+        ),
+        "exclude": Key(_PATTERNS, "list of patterns", "files to leave out nevertheless", ()),
+        "min_size": Key(values.size, "size", "smaller files are left out", 0, default_text="0"),
+        "max_size": Key(values.size, "size", "larger files are left out"),
+    }
+)
+
+
+def _source(node: yaml.Node, spot: Spot) -> Section:
+    if not isinstance(node, yaml.ScalarNode):
+        return read_mapping(node, spot, SOURCE)
+    section = Section(spot, SOURCE)
+    section.add("path", values.path(node, spot), spot)
+    return section
+
+
+# max_storage_quota is not marked as required, because the last level of a configuration of the
+# original has none; load.py asks for it on all others.
+LEVEL = Table(
+    keys={
+        "mount_point": Key(values.path, "directory", "where the copies go", required=True),
+        "max_storage_quota": Key(
+            values.size, "size", "the room that copies may take", default_text="required"
+        ),
+        "type": Key(
+            values.choice(_KINDS),
+            "`ram`, `ssd` or `file_system`",
+            "what the tier is made of; `file_system` looks whether it is in memory",
+            "file_system",
+            default_text="`file_system`",
+        ),
+        "persistent": Key(
+            values.flag,
+            "`true` or `false`",
+            "keep the copies when the daemon ends",
+            False,
+            default_text="`false`",
+        ),
+        "block_size": Key(
+            values.block_size,
+            "size or `max`",
+            "the size of one read from the source, for files of this tier",
+            default_text="the global `block_size`",
+        ),
+    },
+    aliases={"prefix": "mount_point", "max_storage_size": "max_storage_quota"},
+    ignored={
+        "tpool_size": "the tiers share one pool of threads, see shared_tpool_size",
+        "max_storage_occupation_threshold": "a tier is used up to its whole quota, so lower"
+        " max_storage_quota to use less",
+    },
+)
+
+
+def _level(node: yaml.Node, spot: Spot) -> Section:
+    return read_mapping(node, spot, LEVEL)
+
+
+SETTINGS = Table(
+    keys={
+        "sources": Key(
+            list_of(_source, "write '- path: /the/dataset' below it"),
+            "list",
+            "the datasets, see below",
+            default_text="required",
+        ),
+        "hierarchy": Key(
+            list_of(_level, "write '- mount_point: /the/tier' below it"),
+            "list",
+            "the tiers, fastest first, see below",
+            default_text="required",
+        ),
+        "block_size": Key(
+            values.block_size,
+            "size or `max`",
+            "the size of one read from the source; `max` is the default",
+            DEFAULT_BLOCK_SIZE_BYTES,
+            default_text="4MiB",
+        ),
+        "shared_tpool_size": Key(
+            values.integer(1, MAX_THREADS),
+            "threads",
+            "how many blocks are copied at a time",
+            DEFAULT_COPY_THREADS,
+            default_text=str(DEFAULT_COPY_THREADS),
+        ),
+        "scan_threads": Key(
+            values.integer(1, MAX_THREADS),
+            "threads",
+            "how many directories are listed at a time",
+            DEFAULT_SCAN_THREADS,
+            default_text=str(DEFAULT_SCAN_THREADS),
+        ),
+        "scan_rate": Key(
+            values.integer(1),
+            "operations per second",
+            "the most that the scan asks of the sources",
+            default_text="no limit",
+        ),
+        "placement": Key(
+            values.choice({name: name for name in PLACEMENTS}),
+            " or ".join(f"`{name}`" for name in PLACEMENTS),
+            "the rule that says which tier a file goes to",
+            DEFAULT_PLACEMENT,
+            default_text=f"`{DEFAULT_PLACEMENT}`",
+        ),
+        "switch_file": Key(
+            values.path,
+            "file",
+            "while it exists, everything is switched off;"
+            f" `{SYSTEM_SWITCH_FILE}` is looked at besides",
+        ),
+        "version": Key(
+            values.choice({"1": "1"}), "`1`", "the version of this format", "1", default_text="1"
+        ),
+    }
+)
+
+_PROFILER = {"profiler": "statistics are always kept, see 'monarch status'"}
+
+DATA_PLANE = Table(
+    keys=SETTINGS.keys,
+    ignored={
+        "type": "there is one kind of data plane",
+        "type_configs": "copies are always made in the background, by one pool of threads",
+        "has_shareable_file_descriptors": "descriptors are always the program's own",
+        "storage_sync_timeout": "programs never wait for a tier to be in step",
+        "rate_limiter": "reads are not slowed down",
+        **_PROFILER,
+    },
+)
+
+
+def _data_plane(node: yaml.Node, spot: Spot) -> Section:
+    return read_mapping(node, spot, DATA_PLANE)
+
+
+DOCUMENT = Table(
+    keys={**SETTINGS.keys, "data_plane": Key(_data_plane, "mapping", "the settings, once more")},
+    ignored={
+        "metadata_container": "nothing need be known of epochs and shuffling; for its regex,"
+        " give a source an 'include'",
+        "home_dir": "nothing is written outside the tiers and the runtime directory",
+        "debug": "see 'monarch status' and the daemon's log",
+        **_PROFILER,
+    },
+)

@@ -1,0 +1,244 @@
+"""From a YAML file to a checked Config.
+
+The tables of _keys.py say what may be written; here is what the parts must be to one another
+and to the disk. Whatever cannot work is refused now, before a job starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from monarch_py.config import _disk as disk
+from monarch_py.config._document import Spot, load_document
+from monarch_py.config._keys import DOCUMENT, SETTINGS
+from monarch_py.config._table import Section, read_mapping
+from monarch_py.config.schema import (
+    DEFAULT_BLOCK_SIZE_BYTES,
+    MAX_SOURCES,
+    MAX_TIER_PATH_BYTES,
+    MAX_TIERS,
+    Config,
+    SourceConfig,
+    TierConfig,
+)
+from monarch_py.units import format_size
+
+__all__ = ["load_config"]
+
+# A directory of the configuration with what tells it from others: (spot, path, identity, lineage)
+_Place = tuple[Spot, Path, disk.Identity, frozenset[disk.Identity]]
+
+
+def load_config(path: str | os.PathLike[str]) -> Config:
+    """Read and check the configuration file at `path`.
+
+    Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the mend``, if
+    the file cannot be read or what it asks for cannot work on this machine.
+    """
+    file = Path(path)
+    root, spot = load_document(file)
+    settings = _settings(read_mapping(root, spot, DOCUMENT))
+    sources, tiers = _split(settings)
+    source_configs = tuple(_source(section) for section in sources)
+    tier_configs = tuple(_tier(section) for section in tiers)
+    _check_places(_places(sources), _places(tiers))
+    return Config(
+        file=Path(os.path.abspath(file)),
+        sources=source_configs,
+        tiers=tier_configs,
+        block_size_bytes=settings["block_size"] or DEFAULT_BLOCK_SIZE_BYTES,
+        copy_threads=settings["shared_tpool_size"],
+        scan_threads=settings["scan_threads"],
+        scan_ops_per_s=settings["scan_rate"],
+        placement=settings["placement"],
+        switch_file=settings["switch_file"],
+        warnings=tuple(spot.document.warnings),
+    )
+
+
+def _settings(document: Section) -> Section:
+    """The settings at the top and those below `data_plane`, as one mapping."""
+    settings = Section(document.spot, SETTINGS)
+    nested: Section | None = document["data_plane"]
+    for section in (document, nested) if nested is not None else (document,):
+        for name, spot in section.spots.items():
+            if name != "data_plane":
+                settings.add(name, section[name], spot)
+    return settings
+
+
+def _split(settings: Section) -> tuple[list[Section], list[Section]]:
+    """The sections of the sources and of the tiers.
+
+    In configurations of the original the last level of the hierarchy is the dataset itself, which
+    shows in that it has no quota.
+    """
+    settings.require("hierarchy")
+    tiers: list[Section] = settings["hierarchy"]
+    sources: list[Section] = settings["sources"] or []
+    if tiers and "max_storage_quota" not in tiers[-1]:
+        if "sources" in settings:
+            raise (
+                tiers[-1]
+                .spot_of("max_storage_quota")
+                .error(
+                    "is missing, and 'sources' already says where the datasets are",
+                    "add a quota if this is a tier, or remove this level",
+                )
+            )
+        sources, tiers = [tiers[-1]], tiers[:-1]
+    _check_count(settings, "sources", sources, MAX_SOURCES)
+    _check_count(settings, "hierarchy", tiers, MAX_TIERS)
+    return sources, tiers
+
+
+def _check_count(settings: Section, name: str, found: Sequence[Any], most: int) -> None:
+    spot = settings.spot_of(name)
+    if not found and name == "sources":
+        raise spot.error("there is no source", "add the dataset: 'sources: [/the/dataset]'")
+    if not found:
+        raise spot.error("there is no tier", "add a level with mount_point and max_storage_quota")
+    if len(found) > most:
+        raise spot.error(f"has {len(found)} entries", f"keep at most {most}")
+
+
+def _source(section: Section) -> SourceConfig:
+    # A level of the original's hierarchy stands for a source, too; it has no choice of files.
+    if "mount_point" in section:
+        return _source_of_level(section)
+    path, spot = section["path"], section.spot_of("path")
+    _check_directory(path, spot)
+    least, most = section["min_size"], section["max_size"]
+    if most is not None and least > most:
+        raise section.spot_of("min_size").error(
+            f"{least} bytes is more than max_size, {most} bytes",
+            "exchange the two or remove one",
+        )
+    return SourceConfig(
+        path=path,
+        real_path=Path(os.path.realpath(path)),
+        include=tuple(section["include"]),
+        exclude=tuple(section["exclude"]),
+        min_size_bytes=least,
+        max_size_bytes=most,
+    )
+
+
+def _source_of_level(section: Section) -> SourceConfig:
+    path = section["mount_point"]
+    _check_directory(path, section.spot_of("mount_point"))
+    if section["persistent"]:
+        section.spot_of("persistent").warn("ignored: without a quota this level is the source")
+    if section["block_size"] is not None:
+        section.spot_of("block_size").warn(
+            "ignored: without a quota this level is the source, and the tiers say how it is read"
+        )
+    return SourceConfig(path=path, real_path=Path(os.path.realpath(path)))
+
+
+def _tier(section: Section) -> TierConfig:
+    section.require("max_storage_quota")
+    mount_point, spot = section["mount_point"], section.spot_of("mount_point")
+    _check_directory(mount_point, spot)
+    if not disk.is_writable(mount_point):
+        raise spot.error(
+            f"{str(mount_point)!r} cannot be written to",
+            "give yourself the permission or choose another directory",
+        )
+    n_bytes = len(os.fsencode(mount_point))
+    if n_bytes > MAX_TIER_PATH_BYTES:
+        raise spot.error(
+            f"the path has {n_bytes} bytes", f"choose one of at most {MAX_TIER_PATH_BYTES}"
+        )
+    _check_quota(section)
+    return TierConfig(
+        mount_point=mount_point,
+        quota_bytes=section["max_storage_quota"],
+        kind=_kind(section),
+        persistent=section["persistent"],
+        block_size_bytes=section["block_size"],
+    )
+
+
+def _check_quota(section: Section) -> None:
+    quota, spot = section["max_storage_quota"], section.spot_of("max_storage_quota")
+    if quota == 0:
+        raise spot.error("0 leaves no room for copies", "give it a size or remove the level")
+    capacity = disk.capacity_bytes(section["mount_point"])
+    if capacity is not None and quota > capacity:
+        raise spot.error(
+            f"{format_size(quota)} is more than the {format_size(capacity)} of the file system"
+            f" of {str(section['mount_point'])!r}",
+            f"write at most {capacity}",
+        )
+
+
+def _kind(section: Section) -> str:
+    """'ram' or 'ssd', with warnings where what is written is not what the disk says."""
+    kind, in_ram = section["type"], disk.is_in_ram(section["mount_point"])
+    if kind == "file_system":
+        kind = "ram" if in_ram else "ssd"
+    elif kind == "ram" and not in_ram:
+        section.spot_of("type").warn("is 'ram', but the mount point is not a file system in memory")
+    elif kind == "ssd" and in_ram:
+        section.spot_of("type").warn(
+            "is 'ssd', but the mount point is in memory, whose limit is not watched for this tier"
+        )
+    # Not an error: such copies do outlive the daemon, which is what many jobs in a row need.
+    if section["persistent"] and in_ram:
+        section.spot_of("persistent").warn(
+            "copies in memory outlive the daemon, but not a restart of the node"
+        )
+    return str(kind)
+
+
+def _check_directory(path: Path, spot: Spot) -> None:
+    mend = "create the directory or correct the path"
+    try:
+        os.stat(path)
+    except OSError as error:
+        raise spot.error(f"{str(path)!r} cannot be used ({error.strerror})", mend) from None
+    if not os.path.isdir(path):
+        raise spot.error(f"{str(path)!r} is not a directory", mend)
+
+
+def _places(sections: Sequence[Section]) -> list[_Place]:
+    places = []
+    for section in sections:
+        name = "mount_point" if "mount_point" in section else "path"
+        path = section[name]
+        places.append((section.spot_of(name), path, disk.identity(path), disk.lineage(path)))
+    return places
+
+
+def _check_places(sources: Sequence[_Place], tiers: Sequence[_Place]) -> None:
+    """Refuse directories that would hold one another's files."""
+    for index, tier in enumerate(tiers):
+        for other in tiers[:index]:
+            _refuse_same(tier, other, "a tier", "merge the two levels into one")
+    for index, source in enumerate(sources):
+        for other in sources[:index]:
+            _refuse_same(source, other, "a source", "remove one of the two")
+            _refuse_inside(source, other, "a source", "keep the outer one and use 'exclude'")
+            _refuse_inside(other, source, "a source", "keep the outer one and use 'exclude'")
+    for source in sources:
+        for tier in tiers:
+            mend = "choose a directory apart from it for the tier"
+            _refuse_same(tier, source, "a source", mend)
+            _refuse_inside(tier, source, "a source", mend)
+            _refuse_inside(source, tier, "a tier", mend)
+
+
+def _refuse_same(place: _Place, other: _Place, what: str, mend: str) -> None:
+    if place[2] == other[2]:
+        raise place[0].error(f"{str(place[1])!r} is {what} already in line {other[0].line}", mend)
+
+
+def _refuse_inside(inner: _Place, outer: _Place, what: str, mend: str) -> None:
+    if outer[2] in inner[3]:
+        raise inner[0].error(
+            f"{str(inner[1])!r} is inside {str(outer[1])!r}, {what} in line {outer[0].line}", mend
+        )

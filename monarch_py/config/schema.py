@@ -1,0 +1,108 @@
+"""What a configuration says once it has been read: frozen, with units in the names.
+
+Written by hand instead of with a validation library: the daemon that holds these has a tight
+budget of memory, and load.py has checked everything before one of them exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_py.units import GIB, KIB, MIB
+
+__all__ = [
+    "DEFAULT_BLOCK_SIZE_BYTES",
+    "DEFAULT_COPY_THREADS",
+    "DEFAULT_PLACEMENT",
+    "DEFAULT_SCAN_THREADS",
+    "MAX_BLOCK_SIZE_BYTES",
+    "MAX_SOURCES",
+    "MAX_THREADS",
+    "MAX_TIERS",
+    "MAX_TIER_PATH_BYTES",
+    "MIN_BLOCK_SIZE_BYTES",
+    "PAGE_BYTES",
+    "PLACEMENTS",
+    "SYSTEM_SWITCH_FILE",
+    "Config",
+    "SourceConfig",
+    "TierConfig",
+]
+
+DEFAULT_BLOCK_SIZE_BYTES = 4 * MIB
+MIN_BLOCK_SIZE_BYTES = 64 * KIB
+MAX_BLOCK_SIZE_BYTES = 1 * GIB
+# Blocks start on pages, so that a copied block can be mapped and written back on its own.
+PAGE_BYTES = 4096
+
+DEFAULT_COPY_THREADS = 4
+DEFAULT_SCAN_THREADS = 4
+MAX_THREADS = 256
+
+MAX_SOURCES = 16
+MAX_TIERS = 16
+# What the preloaded library's fixed path buffers leave beside the name of a copy [bytes].
+MAX_TIER_PATH_BYTES = 180
+
+PLACEMENTS = ("first_fit",)
+DEFAULT_PLACEMENT = "first_fit"
+
+# While this file exists everything is off on the node, whatever a user's configuration says.
+SYSTEM_SWITCH_FILE = Path("/etc/monarch/disabled")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConfig:
+    """A directory tree that holds a dataset, and which of its files are copied.
+
+    path : as written, variables expanded, absolute;  real_path : the same without symbolic links
+    include, exclude : globs on the path below the source, see patterns.PathFilter
+    min_size_bytes, max_size_bytes : bounds on the size of a file, both included; None = no bound
+    """
+
+    path: Path
+    real_path: Path
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    min_size_bytes: int = 0
+    max_size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierConfig:
+    """A place for copies.
+
+    kind : 'ram' (its copies count as memory) or 'ssd'
+    persistent : copies stay when the daemon ends
+    block_size_bytes : None = Config.block_size_bytes
+    """
+
+    mount_point: Path
+    quota_bytes: int
+    kind: str
+    persistent: bool = False
+    block_size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A checked configuration.
+
+    file : absolute path of the file it was read from;  tiers : fastest first
+    scan_ops_per_s : None = no limit
+    switch_file : looked at besides SYSTEM_SWITCH_FILE;  everything is off while one of them exists
+    warnings : one sentence each, for the user: what was read but has no effect, or not the
+        effect one might expect
+    """
+
+    file: Path
+    sources: tuple[SourceConfig, ...]
+    tiers: tuple[TierConfig, ...]
+    block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES
+    copy_threads: int = DEFAULT_COPY_THREADS
+    scan_threads: int = DEFAULT_SCAN_THREADS
+    scan_ops_per_s: int | None = None
+    placement: str = DEFAULT_PLACEMENT
+    switch_file: Path | None = None
+    warnings: tuple[str, ...] = ()

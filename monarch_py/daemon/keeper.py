@@ -1,0 +1,134 @@
+"""Makes copies of a persistent tier durable: sync the tier, then commit the manifest, in batches.
+
+One thread per tier owns the manifest; the daemon's loop only hands it rows.
+"""
+
+import logging
+import os
+import sqlite3
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.manifest import Manifest, Row
+from monarch_py.native import lib
+from monarch_py.tiers import Tier
+
+__all__ = ["Keeper"]
+
+log = logging.getLogger("monarch.keeper")
+
+# Rows wait at most this long for their commit, so that one sync serves many copies [s].
+BATCH_S = 1.0
+
+
+class Keeper:
+    """Manifest of one tier. Opens it (TierError) and loads what it claims.
+
+    rows : (copies,) of manifest.ROW, until `validate` has taken them; must_check : see Manifest.
+    """
+
+    def __init__(self, tier: Tier, block_size_bytes: int) -> None:
+        self.tier = tier
+        self._manifest = Manifest(tier.root / "manifest.sqlite")
+        if self._manifest.block_size != block_size_bytes:
+            # Sums over other blocks say nothing about these.
+            if self._manifest.block_size:
+                log.info("tier %s: block_size has changed; its copies are made anew", tier.root)
+                rows = self._manifest.load()
+                self._manifest.change([], [int(n) for n in rows["copy"]])
+            self._manifest.set_block_size(block_size_bytes)
+        self.must_check = self._manifest.begin_use()
+        self.rows: npt.NDArray[Any] = self._manifest.load()
+        self.sources = dict(self._manifest.sources)
+        self._lock = threading.Condition()
+        self._add: list[Row] = []
+        self._remove: list[int] = []
+        self._ending = False
+        self._trusted = True
+        self.broken = False
+        self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
+        self._thread.start()
+
+    def reconcile(self) -> None:
+        """Drops debris (files that no row knows) and rows whose file is gone or beyond the quota."""
+        names = self.tier.names()
+        for number in names[~np.isin(names, self.rows["copy"])]:
+            self.tier.remove(int(number))
+        gone = ~np.isin(self.rows["copy"], names)
+        self.remove([int(n) for n in self.rows["copy"][gone]])
+        rows = np.sort(self.rows[~gone], order="copy")
+        taken = np.cumsum([self.tier.rounded(int(size)) for size in rows["size"]])
+        over = taken > self.tier.config.quota_bytes
+        for row in rows[over]:
+            self.tier.remove(int(row["copy"]))
+        self.remove([int(n) for n in rows["copy"][over]])
+        self.rows = rows[~over]
+        for size in self.rows["size"]:
+            self.tier.adopt(int(size))
+
+    def add(self, rows: list[Row]) -> None:
+        with self._lock:
+            self._add += rows
+            self._lock.notify()
+
+    def remove(self, copies: list[int]) -> None:
+        with self._lock:
+            self._remove += copies
+            self._lock.notify()
+
+    def distrust(self) -> None:
+        """Copies are left whose check has not ended: the next daemon checks all again."""
+        self._trusted = False
+
+    def waiting(self) -> int:
+        with self._lock:
+            return len(self._add) + len(self._remove)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._add or self._remove or self._ending):
+                    self._lock.wait()
+                if not self._ending:
+                    self._lock.wait(BATCH_S)
+                add, remove, ending = self._add, self._remove, self._ending
+                if not (add or remove):
+                    if ending:
+                        return
+                    continue
+            self._commit(add, remove)
+            with self._lock:
+                self._add = self._add[len(add) :]
+                self._remove = self._remove[len(remove) :]
+
+    def _commit(self, add: list[Row], remove: list[int]) -> None:
+        add, remove = list(add), list(remove)
+        try:
+            error = lib.monarch_syncfs(self.tier.fd) if add else 0
+            if error:
+                raise OSError(-error, os.strerror(-error))
+            gone = set(remove)
+            self._manifest.change([row for row in add if row.copy not in gone], remove)
+        except (OSError, sqlite3.Error) as error:
+            # The copies serve this session all the same; they are debris to the next.
+            if not self.broken:
+                log.warning("tier %s: copies are not kept: %s", self.tier.root, error)
+            self.broken = True
+
+    def end(self) -> None:
+        """Commits what waits and notes a clean end."""
+        with self._lock:
+            self._ending = True
+            self._lock.notify()
+        self._thread.join()
+        try:
+            if not self._trusted:
+                self._manifest.keep_unchecked()
+            if not self.broken:
+                self._manifest.end_use()
+        except sqlite3.Error as error:
+            log.warning("tier %s: the manifest could not be closed: %s", self.tier.root, error)
+        self._manifest.close()

@@ -1,0 +1,137 @@
+"""Starting a daemon so that nobody has to wait for it, and the process itself."""
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from monarch_py.client import Client
+from monarch_py.config import load_config
+from monarch_py.daemon.server import Daemon
+from monarch_py.errors import MonarchError, SessionError
+from monarch_py.session import SessionDir
+
+__all__ = ["serve", "spawn"]
+
+# A daemon answers within a second of its start, but for slow sources and tiers [s].
+START_LIMIT_S = 60.0
+
+
+@contextlib.contextmanager
+def _session_lock(session: SessionDir) -> Iterator[None]:
+    """One daemon a session; SessionError when another holds it."""
+    session.make()
+    fd = os.open(session.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(fd, 100, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise SessionError(f"a daemon serves this configuration already ({holder})") from error
+    if session.log.exists():
+        os.truncate(session.log, 0)  # only now: it may have been a running daemon's
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"process {os.getpid()}\n".encode(), 0)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (session.path / "socket").unlink(missing_ok=True)
+            session.lock.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def serve(config_file: Path) -> None:
+    """Runs a daemon in this process until SIGTERM, SIGINT or `monarch stop`.
+
+    ConfigError, SessionError, TierError as the name says.
+    """
+    config = load_config(config_file)
+    session = SessionDir.of(config.file)
+    with _session_lock(session):
+        try:
+            daemon = Daemon(config, session)
+        except OSError as error:
+            raise SessionError(f"the daemon cannot start: {error}") from error
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: daemon.stop_soon())
+        daemon.run()
+
+
+def _command(config_file: Path) -> list[str]:
+    """-I keeps the job's PYTHON* variables and working directory away from the daemon; the package
+    is then found by its own place, wherever it was installed."""
+    package = str(Path(__file__).resolve().parents[2])
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1));"
+        " from monarch_py.daemon.lifecycle import main; main()"
+    )
+    return [sys.executable, "-I", "-c", code, package, str(config_file)]
+
+
+def _environment() -> dict[str, str]:
+    hidden = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
+    return {k: v for k, v in os.environ.items() if k not in hidden}
+
+
+def spawn(config_file: Path, *, detach: bool) -> "subprocess.Popen[bytes]":
+    """Starts a daemon and waits until it answers.
+
+    detach : its own session, and nothing of ours is left open in it, so that neither a shell's
+    `wait` nor a pipe's reader waits for it. SessionError when it does not come up, with its words.
+    """
+    session = SessionDir.of(config_file)
+    session.make()
+    log = os.open(session.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    try:
+        process = subprocess.Popen(
+            _command(config_file),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env=_environment(),
+            cwd="/",
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    client = Client(session)
+    limit = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < limit:
+        if process.poll() is not None:
+            raise SessionError(_last_words(session, process.returncode))
+        if client.serves(process.pid):
+            if detach:
+                process.returncode = 0  # not ours to wait for: it outlives us
+            return process
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    raise SessionError(f"the daemon did not answer within {START_LIMIT_S:.0f} s; see {session.log}")
+
+
+def _last_words(session: SessionDir, status: int) -> str:
+    try:
+        lines = session.log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    words = lines[-1] if lines else f"it ended with status {status}"
+    return f"the daemon did not start: {words.removeprefix('monarch: ')}"
+
+
+def main() -> None:
+    """The daemon's process, as `spawn` starts it."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
+    )
+    try:
+        serve(Path(sys.argv[1]))
+    except MonarchError as error:
+        sys.stderr.write(f"monarch: {error}\n")
+        sys.exit(error.exit_status)

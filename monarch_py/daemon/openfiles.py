@@ -1,0 +1,127 @@
+"""Who has which logical file open, and what serves it: read from the kernel, so it cannot be wrong.
+
+Every descriptor and mapping of every process of this user is looked at (/proc/PID/fd, /proc/PID/maps);
+those of copies go back to their files through the reverse index of the catalog.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from monarch_py.daemon.shared import Shared
+from monarch_py.native import ffi
+
+__all__ = ["open_files", "writers"]
+
+
+def _processes() -> Iterator[Path]:
+    me, uid = os.getpid(), os.geteuid()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != me:
+            try:
+                if process.stat().st_uid == uid:
+                    yield process
+            except OSError:
+                continue
+
+
+def _descriptors(process: Path) -> Iterator[tuple[int, os.stat_result]]:
+    try:
+        found = list((process / "fd").iterdir())
+    except OSError:
+        return
+    for link in found:
+        try:
+            status = link.stat()
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            yield int(link.name), status
+
+
+def _mappings(process: Path) -> Iterator[tuple[int, int]]:
+    """(device, inode) of every file mapped, each once."""
+    try:
+        lines = (process / "maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    seen = set()
+    for line in lines:
+        _, _, _, device, inode, *_ = line.split(None, 5)
+        major, minor = device.split(":")
+        key = (os.makedev(int(major, 16), int(minor, 16)), int(inode))
+        if key[1] and key not in seen:
+            seen.add(key)
+            yield key
+
+
+class _Finder:
+    """From a file's (device, inode) to its catalog entry and what serves it."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        control = shared.control
+        self.tiers = [
+            (i, int(control.tier[i].dev)) for i in range(control.tiers) if control.tier[i].usable
+        ]
+        self.sources = [(i, int(control.source[i].dev)) for i in range(control.sources)]
+
+    def find(self, device: int, inode: int) -> dict[str, Any] | None:
+        catalog = self.shared.catalog
+        for number, tier_device in self.tiers:
+            if tier_device == device:
+                entry = catalog.find_copy(number, inode)
+                if entry >= 0:
+                    return self._describe(entry, f"tier {number}")
+        for number, source_device in self.sources:
+            if source_device == device:
+                entry = catalog.find_inode(number, inode)
+                if entry >= 0 and catalog.entries["kind"][entry] == 0:
+                    return self._describe(entry, "source")
+        return None
+
+    def _describe(self, entry: int, served_by: str) -> dict[str, Any]:
+        source = self.shared.control.source[int(self.shared.catalog.entries["source"][entry])]
+        root = os.fsdecode(ffi.string(source.path))
+        return {"path": f"{root}/{self.shared.catalog.path(entry)}", "served_by": served_by}
+
+
+def open_files(shared: Shared) -> list[dict[str, Any]]:
+    """One row per open descriptor (fd a number) or mapping (fd None) of a known file."""
+    finder = _Finder(shared)
+    rows = []
+    for process in _processes():
+        try:
+            command = (process / "comm").read_text().strip()
+        except OSError:
+            continue
+        about = {"pid": int(process.name), "command": command}
+        for fd, status in _descriptors(process):
+            found = finder.find(status.st_dev, status.st_ino)
+            if found:
+                rows.append({**about, "fd": fd, **found})
+        for device, inode in _mappings(process):
+            found = finder.find(device, inode)
+            if found:
+                rows.append({**about, "fd": None, **found})
+    return rows
+
+
+def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
+    """(device, inode) of files on these devices that a process of this user has open for writing.
+
+    What is written through a descriptor older than the session is seen by nobody else.
+    """
+    for process in _processes():
+        for fd, status in _descriptors(process):
+            if status.st_dev not in devices:
+                continue
+            try:
+                info = (process / "fdinfo" / str(fd)).read_text()
+            except OSError:
+                continue
+            flags = next((x.split()[1] for x in info.splitlines() if x.startswith("flags:")), "0")
+            if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
+                yield status.st_dev, status.st_ino

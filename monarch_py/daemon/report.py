@@ -1,0 +1,105 @@
+"""What `status` says: one schema, documented in docs/status.md, versioned."""
+
+import os
+import time
+from typing import Any
+
+from monarch_py import __version__
+from monarch_py.daemon.filler import Filler
+from monarch_py.daemon.scanner import Scanner
+from monarch_py.daemon.shared import Shared
+from monarch_py.native import Kind, Reason, State, lib
+from monarch_py.tiers import Tier
+
+__all__ = ["SCHEMA_VERSION", "status"]
+
+SCHEMA_VERSION = 1
+
+
+def _tier(number: int, tier: Tier | None, mount_point: str, quota: int, why: str) -> dict[str, Any]:
+    if tier is None:
+        return {
+            "mount_point": mount_point,
+            "usable": False,
+            "why": why,
+            "quota_bytes": quota,
+            "used_bytes": 0,
+            "files": 0,
+        }
+    room = tier.room()
+    return {
+        "mount_point": mount_point,
+        "copies": str(tier.copies),
+        "kind": tier.config.kind,
+        "persistent": tier.config.persistent,
+        "usable": tier.usable,
+        "why": "" if tier.usable else "the tier returned an error",
+        "quota_bytes": quota,
+        "used_bytes": tier.used_bytes,
+        "free_bytes": room.free_bytes,
+        "files": tier.files,
+    }
+
+
+def _source(scanner: Scanner, shared: Shared, number: int) -> dict[str, Any]:
+    source = scanner.sources[number]
+    counts = shared.catalog.counts(number, Kind.FILE)
+    by_state: dict[State, int] = dict.fromkeys(State, 0)
+    bypass: dict[str, int] = {}
+    present_bytes = 0
+    for (state, reason), (files, size) in counts.items():
+        by_state[State(state)] += files
+        if state == State.BYPASS:
+            bypass[Reason(reason).name.lower()] = files
+        elif state == State.PRESENT:
+            present_bytes += size
+    return {
+        "path": str(source.config.path),
+        "scanned": source.scanned,
+        "scan_seconds": round(source.scan_seconds, 3),
+        "scan_errors": source.errors,
+        "files": sum(files for files, _ in counts.values()),
+        "bytes": sum(size for _, size in counts.values()),
+        "present": by_state[State.PRESENT],
+        "present_bytes": present_bytes,
+        "filling": by_state[State.FILLING],
+        "wanted": by_state[State.WANTED],
+        "absent": by_state[State.ABSENT],
+        "bypass": bypass,
+    }
+
+
+def status(
+    shared: Shared,
+    scanner: Scanner,
+    filler: Filler,
+    tiers: list[tuple[str, int, Tier | None, str]],
+    started: float,
+) -> dict[str, Any]:
+    """tiers : (mount point, quota [bytes], the tier or None, why it goes unused)."""
+    totals: dict[str, Any] = {
+        **shared.totals(),
+        "waits": 0,
+        "wait_seconds": 0.0,
+        "fallbacks": 0,
+        "bytes_from_peers": 0,
+        "promotions": 0,
+        "fills": filler.fills,
+        "filled_bytes": filler.filled_bytes,
+        "fill_failures": filler.failures,
+        "source_bytes_read_by_fills": int(lib.monarch_engine_bytes(filler.engine)),
+    }
+    return {
+        "schema": SCHEMA_VERSION,
+        "version": __version__,
+        "pid": os.getpid(),
+        "uptime_seconds": round(time.monotonic() - started, 3),
+        "scanned": scanner.scanned,
+        "switched_off": bool(shared.control.off),
+        "pending": filler.pending,
+        "catalog_entries": len(shared.catalog),
+        "catalog_full": scanner.full,
+        "tiers": [_tier(i, tier, m, q, why) for i, (m, q, tier, why) in enumerate(tiers)],
+        "sources": [_source(scanner, shared, i) for i in range(len(scanner.sources))],
+        "totals": totals,
+    }

@@ -1,0 +1,282 @@
+"""From the sources to the catalog: the scan in the background, files that clients tell of, and the
+copies of earlier sessions that are still good."""
+
+import logging
+import os
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config import Config, PathFilter, SourceConfig
+from monarch_py.daemon.keeper import Keeper
+from monarch_py.daemon.shared import Shared
+from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, make_word, state_of
+from monarch_py.tiers import Tier
+
+__all__ = ["Scanner", "Source"]
+
+log = logging.getLogger("monarch.scanner")
+
+# Batches taken in one turn of the daemon's loop, so that wants do not wait for a long scan.
+BATCHES_A_TURN = 8
+
+
+class Source:
+    """One configured source: its root's descriptor, its filter, its scan."""
+
+    def __init__(self, number: int, config: SourceConfig) -> None:
+        self.number = number
+        self.config = config
+        self.filter = PathFilter(config.include, config.exclude)
+        self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
+        self.scan: Any = None
+        self.scanned = False
+        self.errors = 0
+        self.scan_seconds = 0.0
+
+    def excluded(self, entries: npt.NDArray[Any], paths: Any) -> npt.NDArray[np.bool_]:
+        """(n,) True for files that the configuration leaves out. paths : callable, entry -> str."""
+        sizes, config = entries["size"], self.config
+        out = sizes < config.min_size_bytes
+        if config.max_size_bytes is not None:
+            out |= sizes > config.max_size_bytes
+        if not self.filter.trivial:
+            for i in np.flatnonzero((entries["kind"] == Kind.FILE) & ~out):
+                out[i] = not self.filter.matches(paths(entries[i]))
+        return out & (entries["kind"] == Kind.FILE)
+
+
+class Validator:
+    """The rows of one tier's manifest, to be matched with the files that the scan finds."""
+
+    def __init__(self, tier_number: int, keeper: Keeper, sources: list[Source]) -> None:
+        self.tier_number, self.keeper = tier_number, keeper
+        here = {str(source.config.real_path): source.number for source in sources}
+        rows = keeper.rows
+        numbers = {n: here.get(path, -1) for path, n in keeper.sources.items()}
+        owner = np.array([numbers.get(int(n), -1) for n in rows["source"]], dtype=np.int64)
+        self.foreign = rows[owner < 0]
+        self.rows, owner = rows[owner >= 0], owner[owner >= 0]
+        mixes = np.array([lib.monarch_path_hash(s.number, b"", 0) for s in sources], dtype=np.uint64)
+        empty = np.uint64(lib.monarch_xxh3_of(b"", 0))
+        self.hashes = self.rows["hash"] ^ mixes[owner] ^ empty
+        order = np.argsort(self.hashes, kind="stable")
+        self.rows, self.hashes = self.rows[order], self.hashes[order]
+        self.matched = np.zeros(len(self.rows), dtype=bool)
+        keeper.rows = keeper.rows[:0]
+
+    def match(self, entries: npt.NDArray[Any]) -> tuple[npt.NDArray[np.intp], npt.NDArray[Any]]:
+        """Which of the catalog's entries have a copy here, and the copies' rows."""
+        none = np.zeros(0, dtype=np.intp)
+        if not len(self.rows):
+            return none, self.rows[:0]
+        at = np.minimum(np.searchsorted(self.hashes, entries["hash"]), len(self.rows) - 1)
+        rows = self.rows[at]
+        same = (self.hashes[at] == entries["hash"]) & (entries["kind"] == Kind.FILE)
+        same &= ~self.matched[at]
+        for field in ("size", "ino", "mtime_ns", "ctime_ns"):
+            same &= rows[field] == entries[field]
+        found = np.flatnonzero(same)
+        self.matched[at[found]] = True
+        return found, rows[found]
+
+    def rest(self) -> npt.NDArray[Any]:
+        """Copies whose source file is gone or another one."""
+        return self.rows[~self.matched]
+
+
+class Scanner:
+    """Drives the scans of all sources, one after the other, in turns of the daemon's loop."""
+
+    def __init__(
+        self, config: Config, shared: Shared, tiers: list[Tier | None], keepers: dict[int, Keeper]
+    ) -> None:
+        self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
+        self.sources = [Source(i, source) for i, source in enumerate(config.sources)]
+        self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]
+        self.foreign = {v.tier_number: v.foreign for v in self.validators}
+        self.full = False  # shared memory has no room for more entries
+        self._renames = int(shared.clients.renames)
+        self._stuck: dict[int, int] = {}
+        self._current: Source | None = None
+        self._started = 0.0
+
+    @property
+    def scanned(self) -> bool:
+        return all(source.scanned for source in self.sources)
+
+    # --- the scan -----------------------------------------------------------------------------
+
+    def step(self) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
+        """One turn. Returns what of earlier sessions was found good, as (entries' numbers,
+        manifest rows, tier)."""
+        found: list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]] = []
+        for _ in range(BATCHES_A_TURN):
+            source = self._source_to_scan()
+            if source is None:
+                break
+            finished = ffi.new("int *")
+            batch = lib.monarch_scan_take(source.scan, finished)
+            if batch:
+                entries, pool = self._batch(batch)
+                found += self._insert(source, entries, pool)
+                lib.monarch_batch_free(batch)
+            elif finished[0]:
+                self._end(source)
+            else:
+                break
+        return found
+
+    def _source_to_scan(self) -> Source | None:
+        if self._current is None:
+            self._current = next((s for s in self.sources if not s.scanned), None)
+            if self._current is not None:
+                self._started = time.monotonic()
+                self._current.scan = lib.monarch_scan_start(
+                    self._current.fd,
+                    self._current.number,
+                    self.config.scan_threads,
+                    self.config.scan_ops_per_s or 0,
+                    ffi.addressof(self.shared.clients, "doorbell"),
+                )
+        return self._current
+
+    def _end(self, source: Source) -> None:
+        error = ffi.new("int *")
+        source.errors = int(lib.monarch_scan_errors(source.scan, error))
+        if source.errors:
+            text = os.strerror(error[0])
+            log.warning("%s: %d not readable (%s)", source.config.path, source.errors, text)
+        lib.monarch_scan_stop(source.scan)
+        source.scan, source.scanned = None, True
+        source.scan_seconds = time.monotonic() - self._started
+        self._current = None
+        if self.scanned:
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            self.shared.catalog.fit()
+        except OSError as error:
+            log.info("the catalog stays larger than it needs to be: %s", error)
+        for validator in self.validators:
+            tier = self.tiers[validator.tier_number]
+            assert tier is not None
+            stale = validator.rest()
+            for row in stale:
+                tier.remove(int(row["copy"]))
+                tier.release(int(row["size"]))
+            validator.keeper.remove([int(n) for n in stale["copy"]])
+        self.validators = []
+        self.shared.control.scanned = 1
+
+    @staticmethod
+    def _batch(batch: Any) -> tuple[npt.NDArray[Any], Any]:
+        size = batch.count * ENTRY.itemsize
+        entries = np.frombuffer(ffi.buffer(batch.entries, size), dtype=ENTRY)
+        return entries, batch.pool
+
+    def _insert(
+        self, source: Source, entries: npt.NDArray[Any], pool: Any
+    ) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
+        catalog = self.shared.catalog
+        if self.full:
+            return []
+        before = len(catalog)
+
+        def path(entry: Any) -> str:
+            return os.fsdecode(ffi.buffer(pool + int(entry["path"]), int(entry["path_len"]))[:])
+
+        out = source.excluded(entries, path) & (entries["word"] == 0)
+        entries["word"][out] = make_word(State.BYPASS, Reason.EXCLUDED)
+        try:
+            ids, _ = catalog.add(entries, pool)
+        except OSError as error:
+            self.full = True
+            log.warning("shared memory is full: files beyond %d are left to the source (%s)",
+                        len(catalog), error)
+            return []
+        new = np.unique(ids[ids >= before])
+        if int(self.shared.clients.renames) != self._renames:
+            self._look_again(source, new)
+        fresh = new[state_of(catalog.words[new]) == State.ABSENT]
+        return self._validate(fresh)
+
+    def _look_again(self, source: Source, ids: npt.NDArray[np.uint64]) -> None:
+        """A directory was renamed during the session: what was listed before may lie elsewhere."""
+        catalog = self.shared.catalog
+        for entry in ids:
+            try:
+                found = os.stat(catalog.path(entry), dir_fd=source.fd, follow_symlinks=False)
+                moved = found.st_ino != int(catalog.entries["ino"][entry])
+            except OSError:
+                moved = True
+            if moved:
+                catalog.set_state(np.array([entry]), State.BYPASS, Reason.CHANGED)
+
+    def _validate(
+        self, ids: npt.NDArray[np.uint64]
+    ) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
+        found = []
+        for validator in self.validators:
+            if not len(ids):
+                break
+            at, rows = validator.match(self.shared.catalog.entries[ids])
+            if len(at):
+                found.append((ids[at], rows, validator.tier_number))
+                ids = np.delete(ids, at)
+        return found
+
+    # --- single files ------------------------------------------------------------------------
+
+    def take_mail(
+        self,
+    ) -> tuple[
+        npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]
+    ]:
+        """Files that clients opened before the scan met them: they are wanted, and known now."""
+        wanted: list[int] = []
+        found = []
+        for number, path in self.shared.mail(self._stuck):
+            if number >= len(self.sources) or not path or path.startswith("/"):
+                continue
+            source = self.sources[number]
+            entry = self.shared.catalog.find(number, path)
+            if entry < 0:
+                known = len(self.shared.catalog)
+                found += self._insert_one(source, path)
+                entry = known if len(self.shared.catalog) > known else -1
+            if entry >= 0:
+                wanted.append(entry)
+        return np.array(wanted, dtype=np.uint64), found
+
+    def _insert_one(
+        self, source: Source, path: str
+    ) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
+        full = source.config.real_path / path
+        # Only the name that the scan would give it: one through a link is found through the link.
+        if os.path.realpath(full) != str(full):
+            return []
+        raw = os.fsencode(path)
+        entries = np.zeros(1, dtype=ENTRY)
+        pool = ffi.new("char[]", len(raw) + 1)
+        ffi.memmove(pool, raw, len(raw))
+        if self.stat_entry(source, raw, entries) != 0 or entries["kind"][0] != Kind.FILE:
+            return []
+        entries["path_len"] = len(raw)
+        return self._insert(source, entries, pool)
+
+    @staticmethod
+    def stat_entry(source: Source, path: bytes, entry: npt.NDArray[Any]) -> int:
+        """Fills entry[0] with the attributes of a file; 0 or -errno."""
+        target = ffi.new("char[]", 4096)
+        e = ffi.cast("struct monarch_entry *", ffi.from_buffer(entry))
+        return int(lib.monarch_stat_entry(source.fd, source.number, path, e, target, 4096))
+
+    def close(self) -> None:
+        for source in self.sources:
+            if source.scan is not None:
+                lib.monarch_scan_stop(source.scan)
+            os.close(source.fd)

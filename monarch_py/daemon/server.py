@@ -1,0 +1,212 @@
+"""The daemon's loop, and the socket on which commands reach it."""
+
+import json
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from monarch_py.config import SYSTEM_SWITCH_FILE, Config
+from monarch_py.daemon.filler import Filler
+from monarch_py.daemon.keeper import Keeper
+from monarch_py.daemon.openfiles import open_files, writers
+from monarch_py.daemon.report import status
+from monarch_py.daemon.scanner import Scanner
+from monarch_py.daemon.shared import Shared
+from monarch_py.errors import MonarchError, TierError
+from monarch_py.native import lib
+from monarch_py.session import SessionDir
+from monarch_py.tiers import Tier
+
+__all__ = ["Daemon"]
+
+log = logging.getLogger("monarch.daemon")
+
+# How long the loop sleeps when nobody rings: switch files, young files and the heartbeat are looked
+# at this often [ms].
+TURN_MS = 250
+REQUEST_BYTES = 1 << 20
+
+
+class Daemon:
+    """All of one session. Made ready by the constructor; `run` serves until `stop_soon`.
+
+    TierError when no tier can be used; OSError when shared memory is full.
+    """
+
+    def __init__(self, config: Config, session: SessionDir) -> None:
+        self.config = config
+        self.started = time.monotonic()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self.tiers: list[Tier | None] = []
+        self.keepers: dict[int, Keeper] = {}
+        self._why: list[str] = []
+        self._open_tiers()
+        self.shared = Shared(session, config)
+        self.shared.set_tiers(self.tiers)
+        self._mark_open_for_writing()
+        self.scanner = Scanner(config, self.shared, self.tiers, self.keepers)
+        self.filler = Filler(config, self.shared, self.scanner, self.tiers, self.keepers)
+        self._socket = self._listen(session)
+
+    def _open_tiers(self) -> None:
+        for number, tier_config in enumerate(self.config.tiers):
+            try:
+                tier = Tier(tier_config)
+                if tier_config.persistent:
+                    keeper = Keeper(tier, self.config.block_size_bytes)
+                    keeper.reconcile()
+                    self.keepers[number] = keeper
+                else:
+                    for name in tier.names():  # debris of a daemon that was killed
+                        tier.remove(int(name))
+                self.tiers.append(tier)
+                self._why.append("")
+            except TierError as error:
+                log.warning("%s", error)
+                self.tiers.append(None)
+                self._why.append(str(error))
+        if not any(self.tiers):
+            raise TierError("no tier can be used: " + "; ".join(self._why))
+
+    def _mark_open_for_writing(self) -> None:
+        control = self.shared.control
+        devices = {int(control.source[i].dev) for i in range(control.sources)}
+        for device, inode in writers(devices):
+            lib.monarch_mark_changed(self.shared.clients, device, inode)
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serves until `stop_soon`; then everything is closed in order."""
+        threading.Thread(target=self._answer_forever, name="control", daemon=True).start()
+        self.shared.serve()
+        rung = 0
+        try:
+            while not self._stopping.is_set():
+                with self._lock:
+                    busy = self._turn()
+                wait_ms = 0 if busy else TURN_MS
+                rung = int(lib.monarch_wait_doorbell(self.shared.clients, rung, wait_ms))
+        finally:
+            self._close()
+
+    def _turn(self) -> bool:
+        """Everything once, nothing for long. Returns whether there is more to do at once."""
+        self.shared.beat()
+        self.shared.control.off = self._switched_off()
+        for ids, rows, tier in self.scanner.step():
+            self.filler.adopt(ids, rows, tier)
+        wanted, adopted = self.scanner.take_mail()
+        for ids, rows, tier in adopted:
+            self.filler.adopt(ids, rows, tier)
+        self.filler.want(wanted)
+        self.filler.take_wants()
+        self.filler.drop_changed()
+        self.filler.compare_young()
+        self.filler.collect()
+        if not self.shared.control.off:
+            self.filler.feed()
+        return False
+
+    def _switched_off(self) -> bool:
+        files = (SYSTEM_SWITCH_FILE, self.config.switch_file)
+        return any(path is not None and path.exists() for path in files)
+
+    def stop_soon(self) -> None:
+        """Safe in a signal handler: the loop ends with this turn, at the latest in TURN_MS."""
+        self._stopping.set()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._socket.close()
+            self.shared.close()
+            self.filler.close()
+            self.scanner.close()
+            for keeper in self.keepers.values():
+                keeper.end()
+            for tier in self.tiers:
+                if tier is None:
+                    continue
+                if tier.config.persistent:
+                    tier.close()
+                else:
+                    tier.discard()
+
+    # --- commands ----------------------------------------------------------------------------
+
+    @staticmethod
+    def _listen(session: SessionDir) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # A socket's name has 107 bytes; by the directory's descriptor it is always short enough.
+        directory = os.open(session.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            (session.path / "socket").unlink(missing_ok=True)
+            listener.bind(f"/proc/self/fd/{directory}/socket")
+        finally:
+            os.close(directory)
+        listener.listen(16)
+        return listener
+
+    def _answer_forever(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection:
+                try:
+                    self._answer(connection)
+                except OSError as error:
+                    log.info("a command was not answered: %s", error)
+                except Exception:
+                    # One bad request must not leave the daemon deaf; the log keeps the traceback.
+                    log.exception("a command was not answered")
+
+    def _answer(self, connection: socket.socket) -> None:
+        connection.settimeout(5)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _, uid, _ = struct.unpack("3i", credentials)
+        if uid not in (os.geteuid(), 0):
+            return
+        line = connection.makefile("rb").readline(REQUEST_BYTES)
+        request = json.loads(line)
+        action = self._actions().get(request.get("do"))
+        if action is None:
+            answer: Any = {"error": f"the daemon does not know the command {request.get('do')!r}"}
+        else:
+            try:
+                with self._lock:
+                    answer = action(request)
+            except MonarchError as error:
+                answer = {"error": str(error)}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+        if request.get("do") == "stop":
+            self.stop_soon()
+
+    def _actions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        return {
+            "status": lambda _: self._status(),
+            "open": lambda _: {"open": open_files(self.shared)},
+            "stop": lambda _: {"pid": os.getpid()},
+            "clear": lambda _: {"dropped": self.filler.clear()},
+            "drop": lambda request: self._drop(request),
+            "where": lambda _: {"generation": int(self.shared.control.generation)},
+        }
+
+    def _drop(self, request: dict[str, Any]) -> dict[str, Any]:
+        entries = [int(entry) for entry in request.get("entries", [])]
+        self.filler.drop(entries)
+        return {"dropped": len(entries)}
+
+    def _status(self) -> dict[str, Any]:
+        tiers = [
+            (str(c.mount_point), c.quota_bytes, tier, why)
+            for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=True)
+        ]
+        return status(self.shared, self.scanner, self.filler, tiers, self.started)

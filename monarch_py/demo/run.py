@@ -1,0 +1,330 @@
+"""``monarch demo``: one small training behind a slow source, without and with Monarch.
+
+The same script trains twice for three epochs on the same dataset and seed. What reached the
+source is counted by the source itself (demo/slowsource.py), not by Monarch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from monarch_py.demo.dataset import DatasetSummary, make_dataset
+from monarch_py.demo.slowsource import (
+    SlowSource,
+    SlowSourceError,
+    build_slowsource,
+    find_slowsource,
+    why_unavailable,
+)
+from monarch_py.errors import MonarchError
+from monarch_py.units import GIB, MIB, format_size
+
+__all__ = ["run_demo"]
+
+EPOCHS = 3
+SEED = 0
+
+# A parallel file system as one of many jobs sees it on a busy day.
+SOURCE_RATE = 60e6  # [bytes/s]
+SOURCE_LATENCY_S = {"open": 0.002, "getattr": 0.001, "read": 0.0003}
+
+# Smaller than the dataset, so that the second tier has its part.
+RAM_QUOTA_BYTES = 32 * MIB
+DISK_QUOTA_BYTES = 1 * GIB
+SHARED_MEMORY = Path("/dev/shm")
+
+# How long an interrupted training may take to end by itself [s]: the daemon removes its copies.
+END_LIMIT_S = 10.0
+
+
+class DemoError(MonarchError):
+    """The demo cannot go on; the message says why and the mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What one epoch cost and gave.
+
+    n_operations, n_bytes : what reached the source; None where it could not be counted
+    result : what must be the same without and with Monarch
+    """
+
+    seconds: float
+    n_operations: int | None
+    n_bytes: int | None
+    result: tuple[float, ...]
+
+
+def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: bool) -> int:
+    """Makes a dataset of `size_bytes`, trains twice and prints the comparison on `console`.
+
+    `workdir` takes everything that is written, with room for two and a half times `size_bytes`; by
+    default a new directory among the temporary ones. What was made is removed, unless `keep`.
+    Returns 0; 1 if the two trainings did not give the same numbers, which would be an error in
+    Monarch. Raises MonarchError if a training fails, or for a size that is too small or too large.
+    """
+    with _workdir(workdir, size_bytes, keep) as directory:
+        dataset = directory / "dataset"
+        with console.status(f"Making a dataset of {format_size(size_bytes)} ..."):
+            made = _make_dataset(dataset, size_bytes)
+        console.print(
+            f"Dataset: {made.n_images} images in {made.n_files} files, {format_size(made.n_bytes)}."
+        )
+        for sentence in made.left_out:
+            console.print(sentence)
+        binary = _slow_source(directory, console)
+        if binary is not None:
+            console.print(
+                f"Source: {SOURCE_RATE / 1e6:.0f} MB/s for all readers; "
+                + ", ".join(f"{s * 1e3:g} ms per {kind}" for kind, s in SOURCE_LATENCY_S.items())
+                + "."
+            )
+        with console.status(f"Training {EPOCHS} epochs without Monarch ..."):
+            without = _train(directory, binary, "without", prefix=[])
+        with (
+            console.status(f"Training {EPOCHS} epochs with Monarch ..."),
+            _monarch(directory, _source_path(directory, binary), made.n_bytes) as prefix,
+        ):
+            gained = _train(directory, binary, "with", prefix)
+        console.print(_table(without, gained))
+        if keep:
+            console.print(f"Kept: {directory}")
+        return _compare(without, gained, console)
+
+
+@contextmanager
+def _workdir(workdir: Path | None, size_bytes: int, keep: bool) -> Iterator[Path]:
+    """A new directory, in `workdir` if given, which is made if need be."""
+    if workdir is not None:
+        workdir.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="monarch-demo-", dir=workdir)).resolve()
+    try:
+        free = shutil.disk_usage(directory).free
+        if free < 2.5 * size_bytes:
+            raise DemoError(
+                f"{directory.parent} has {format_size(free)} free, too little for a dataset of "
+                f"{format_size(size_bytes)} and its copies: name another directory or size"
+            )
+        yield directory
+    finally:
+        if not keep:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _make_dataset(directory: Path, size_bytes: int) -> DatasetSummary:
+    try:
+        return make_dataset(directory, size_bytes=size_bytes, seed=SEED)
+    except ValueError as error:
+        raise DemoError(str(error)) from None
+
+
+def _slow_source(directory: Path, console: Console) -> Path | None:
+    """The slow source's program; None, and the console told why, if it cannot be used here."""
+    binary = find_slowsource()
+    reason = None
+    if binary is None:
+        try:
+            binary = build_slowsource(directory)
+        except SlowSourceError as error:
+            reason = str(error)
+    # Asked for this program: the package's own may be missing.
+    reason = reason or why_unavailable(binary)
+    if reason is None:
+        return binary
+    console.print(
+        f"The dataset lies in a plain directory, which is not slow and where nothing is counted, "
+        f"so that the columns of the source are left out: {reason}."
+    )
+    return None
+
+
+def _source_path(directory: Path, binary: Path | None) -> Path:
+    return directory / ("dataset" if binary is None else "source")
+
+
+def _train(directory: Path, binary: Path | None, name: str, prefix: list[str]) -> list[Epoch]:
+    """One training, on a mount of its own, so that it starts with nothing in the kernel's caches.
+
+    `prefix` is put before the training's command; `name` names what it leaves in `directory`.
+    """
+    path = _source_path(directory, binary)
+    output = directory / f"training-{name}.json"
+    script = Path(__file__).with_name("train.py")
+    command = [*prefix, sys.executable, str(script), str(path), "--epochs", str(EPOCHS)]
+    command += ["--seed", str(SEED), "--json", str(output), "--lockstep"]
+    with ExitStack() as stack:
+        source = None
+        if binary is not None:
+            path.mkdir(exist_ok=True)
+            source = stack.enter_context(SlowSource(directory / "dataset", path, binary=binary))
+            source.rate(SOURCE_RATE)
+            source.latency(**SOURCE_LATENCY_S)
+        counts = _run_in_lockstep(command, source, directory / f"training-{name}.log")
+    return _epochs(json.loads(output.read_text(encoding="utf-8"))["epochs"], counts)
+
+
+def _run_in_lockstep(
+    command: list[str], source: SlowSource | None, log: Path
+) -> list[dict[str, int]]:
+    """Runs a training; returns what `source` had counted at the start and after each epoch.
+
+    The training waits at the end of an epoch until it is told to go on, so that no operation of
+    the next one is counted. Raises DemoError if it fails.
+    """
+    counts = [source.counts() if source else {}]
+    with (
+        log.open("w+", encoding="utf-8", errors="replace") as errors,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=_environment(),
+        ) as process,
+    ):
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            for line in process.stdout:
+                if not line.startswith("end of epoch "):
+                    continue
+                counts.append(source.counts() if source else {})
+                with suppress(BrokenPipeError):  # it died; its status says more
+                    process.stdin.write("go on\n")
+                    process.stdin.flush()
+                if len(counts) > EPOCHS:
+                    break
+            status = process.wait()
+        except BaseException:
+            _end(process)
+            raise
+        errors.seek(0)
+        said = errors.read().strip()
+    if status != 0 or len(counts) != EPOCHS + 1:
+        last = said.splitlines()[-1] if said else "nothing was said"
+        raise DemoError(
+            f"the training ended with status {status} after {len(counts) - 1} epochs ({last}): "
+            f"run the demo with --keep and read {log.name}"
+        )
+    return counts
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with this package in the path: it may be a checkout that nobody has installed."""
+    package_parent = str(Path(__file__).resolve().parents[2])
+    paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list[Epoch]:
+    epochs = []
+    for record, before, after in zip(records, counts[:-1], counts[1:], strict=True):
+        # Not the releases: the kernel sends them when it likes, in this epoch or the next.
+        operations = [kind for kind in after if kind != "release" and "bytes" not in kind]
+        gained = {kind: after[kind] - before[kind] for kind in after}
+        epochs.append(
+            Epoch(
+                seconds=record["seconds"],
+                n_operations=sum(gained[kind] for kind in operations) if gained else None,
+                n_bytes=gained.get("bytes_read"),
+                result=(record["loss"], record["accuracy"], record["samples"], record["crc32"]),
+            )
+        )
+    return epochs
+
+
+@contextmanager
+def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list[str]]:
+    """Tiers and a configuration; gives the command that runs another one under Monarch."""
+    with ExitStack() as stack:
+        tiers: list[tuple[Path, int, str]] = []
+        if _has_room(SHARED_MEMORY, 2 * RAM_QUOTA_BYTES):
+            ram = tempfile.TemporaryDirectory(
+                prefix="monarch-demo-", dir=SHARED_MEMORY, ignore_cleanup_errors=True
+            )
+            tiers.append((Path(stack.enter_context(ram)), RAM_QUOTA_BYTES, "ram"))
+        disk = directory / "tier"
+        disk.mkdir()
+        quota_bytes = max(DISK_QUOTA_BYTES, 2 * dataset_bytes)
+        # A quota that the disk cannot hold is refused.
+        tiers.append((disk, min(quota_bytes, shutil.disk_usage(disk).free), "ssd"))
+        config = directory / "monarch.yaml"
+        config.write_text(_config_text(source, tiers), encoding="utf-8")
+        report = directory / "monarch.json"
+        command = [sys.executable, "-m", "monarch_py", "run"]
+        yield [*command, "-c", str(config), "--json", str(report), "--"]
+
+
+def _has_room(directory: Path, n_bytes: int) -> bool:
+    try:
+        return os.access(directory, os.W_OK) and shutil.disk_usage(directory).free >= n_bytes
+    except OSError:
+        return False
+
+
+def _config_text(source: Path, tiers: list[tuple[Path, int, str]]) -> str:
+    """The configuration, in YAML; strings as JSON has them are YAML whatever is in a path."""
+    lines = ["sources:", f"  - path: {json.dumps(str(source))}", "hierarchy:"]
+    for path, quota_bytes, kind in tiers:
+        quota = format_size(quota_bytes).replace(" ", "")
+        lines += [
+            f"  - mount_point: {json.dumps(str(path))}",
+            f"    max_storage_quota: {quota}",
+            f"    type: {kind}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(without: list[Epoch], gained: list[Epoch]) -> Table:
+    counted = all(epoch.n_bytes is not None for epoch in [*without, *gained])
+    table = Table(title="What an epoch costs, and what of it reaches the source")
+    table.add_column("\n\nepoch")
+    columns = ["\nseconds"]
+    if counted:
+        columns += ["source\nbytes", "source\noperations"]
+    for column in columns:
+        table.add_column(f"{column}\nwithout", justify="right")
+        table.add_column(f"{column}\nwith", justify="right")
+    for number, (old, new) in enumerate(zip(without, gained, strict=True), start=1):
+        cells = [f"{old.seconds:.2f}", f"{new.seconds:.2f}"]
+        if counted:
+            cells += [format_size(epoch.n_bytes or 0) for epoch in (old, new)]
+            cells += [f"{epoch.n_operations:,}" for epoch in (old, new)]
+        table.add_row(str(number), *cells)
+    return table
+
+
+def _compare(without: list[Epoch], gained: list[Epoch], console: Console) -> int:
+    """Says whether the trainings agree; the exit status."""
+    for number, (old, new) in enumerate(zip(without, gained, strict=True), start=1):
+        if old.result != new.result:
+            console.print(
+                f"The trainings differ in epoch {number}: (loss, accuracy, samples, checksum) is "
+                f"{old.result} without and {new.result} with Monarch. Please report this."
+            )
+            return 1
+    losses = ", ".join(f"{epoch.result[0]:.4f}" for epoch in gained)
+    console.print(f"Both trainings read the same bytes and had the same losses: {losses}.")
+    return 0

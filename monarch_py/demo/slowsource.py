@@ -1,0 +1,397 @@
+"""A directory behind a slow file system that counts what reaches it (benchmarks/slowsource.c).
+
+::
+
+    with SlowSource(backing, mountpoint, binary=binary) as source:
+        source.rate(60e6)                           # [bytes/s] over all readers
+        source.latency(open=0.002, getattr=0.001)   # [s] per operation
+        ...
+        print(source.counts()["read"])
+
+Root is not needed where fusermount3 is installed.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from monarch_py.errors import MonarchError
+
+__all__ = [
+    "SlowSource",
+    "SlowSourceError",
+    "build_slowsource",
+    "find_slowsource",
+    "why_unavailable",
+]
+
+# The number that reads "SLOWSRC1" in a little-endian file, and the layout this module knows.
+CONTROL_MAGIC = 0x31435253574F4C53
+CONTROL_VERSION = 1
+
+# A mount takes 10 ms here. Beyond these [s] something is broken; the limits leave room for a
+# machine that is busy with something else.
+MOUNT_LIMIT_S = 10.0
+UNMOUNT_LIMIT_S = 5.0
+POLL_S = 0.002
+
+
+class SlowSourceError(MonarchError):
+    """The slow source cannot be built, mounted or unmounted; the message says why and the mend."""
+
+
+def find_slowsource() -> Path | None:
+    """The program that the package's build left beside the package; None if it left none."""
+    binary = Path(__file__).resolve().parents[1] / "slowsource"
+    return binary if os.access(binary, os.X_OK) and binary.is_file() else None
+
+
+def build_slowsource(directory: Path) -> Path:
+    """Compiles benchmarks/slowsource.c of this checkout into `directory`; returns the program.
+
+    Raises SlowSourceError if this is no checkout, or the compiler, pkg-config or libfuse3 is
+    missing, or the compiler refuses.
+    """
+    source = Path(__file__).resolve().parents[2] / "benchmarks" / "slowsource.c"
+    if not source.is_file():
+        raise SlowSourceError(f"{source} is missing: build the slow source in a checkout")
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    for tool in (compiler[0], "pkg-config"):
+        if shutil.which(tool) is None:
+            raise SlowSourceError(f"{tool} is missing: install it to build the slow source")
+    flags = subprocess.run(
+        ["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=False
+    )
+    if flags.returncode != 0:
+        raise SlowSourceError(
+            "libfuse3 is missing: install its development files (libfuse3-dev or fuse3-devel)"
+        )
+    binary = directory / "slowsource"
+    command = [*compiler, "-O2", "-o", str(binary), str(source), *flags.stdout.split(), "-pthread"]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    if compiled.returncode != 0:
+        raise SlowSourceError(f"{shlex.join(command)} failed: {compiled.stderr.strip()}")
+    return binary
+
+
+def why_unavailable(binary: Path | None = None) -> str | None:
+    """One sentence why FUSE cannot be used here, with its mend; None if it can.
+
+    Tries a mount, as containers often have /dev/fuse and may still not use it. `binary` is the
+    program; by default the one of the package.
+    """
+    binary = binary or find_slowsource()
+    if binary is None:
+        return (
+            "the slow source was not built: install libfuse3's development files "
+            "(libfuse3-dev or fuse3-devel) and build the package again"
+        )
+    if not Path("/dev/fuse").exists():
+        return "/dev/fuse is missing: load the kernel module fuse, or give the container the device"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse is closed to this user: have the administrator give it mode 0666"
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        return "fusermount3 is missing: install the package fuse3"
+    with tempfile.TemporaryDirectory(prefix="monarch-fuse-") as directory:
+        backing, mountpoint = Path(directory, "backing"), Path(directory, "mountpoint")
+        backing.mkdir()
+        mountpoint.mkdir()
+        try:
+            with SlowSource(backing, mountpoint, binary=binary):
+                return None
+        except SlowSourceError as error:
+            return f"{error}: in a container, allow FUSE mounts (CAP_SYS_ADMIN and /dev/fuse)"
+
+
+class SlowSource:
+    """`backing` seen at `mountpoint` while the context lasts, slowed down, failing and counted.
+
+    At the start nothing is slow and nothing fails. `keep_pages`: the kernel keeps a file's pages
+    from one open to the next. `attr_timeout_s` [s]: how long it trusts names and attributes.
+
+    Entering and leaving raise SlowSourceError. After an error, or with files still open, leaving
+    detaches the mount all the same and ends the program. If this process is killed, the program
+    sees it and unmounts by itself.
+    """
+
+    def __init__(
+        self,
+        backing: Path,
+        mountpoint: Path,
+        *,
+        binary: Path,
+        keep_pages: bool = False,
+        attr_timeout_s: float = 1.0,
+    ) -> None:
+        # As the kernel's table of mounts has them: absolute and without links.
+        self._backing = Path(os.path.realpath(backing))
+        self._mountpoint = Path(os.path.realpath(mountpoint))
+        self._binary = Path(os.path.realpath(binary))
+        self._options = _mount_options(keep_pages, attr_timeout_s)
+        self._control: _Control | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def backing(self) -> Path:
+        """The directory that is passed on, absolute."""
+        return self._backing
+
+    @property
+    def mountpoint(self) -> Path:
+        """Where it is seen, absolute."""
+        return self._mountpoint
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process that serves it; None outside the context."""
+        return self._process.pid if self._process else None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of operation that have a latency and a counter."""
+        return self._mapped().kinds
+
+    def rate(self, bytes_per_s: float) -> None:
+        """Lets all readers and writers together move this many bytes a second; 0: no limit."""
+        if bytes_per_s < 0:
+            raise ValueError(f"rate {bytes_per_s} is negative")
+        # A rate below 1 byte/s must not become 0, which means the contrary.
+        self._mapped()["rate"] = max(1, round(bytes_per_s)) if bytes_per_s else 0
+
+    def latency(self, **seconds_per_kind: float) -> None:
+        """Makes each operation of these kinds take so many seconds longer; the others stay."""
+        control = self._mapped()
+        for kind, seconds in seconds_per_kind.items():
+            if kind not in control.kinds:
+                raise ValueError(f"{kind!r} is none of the kinds {', '.join(control.kinds)}")
+            if seconds < 0:
+                raise ValueError(f"latency {kind}={seconds} is negative")
+        for kind, seconds in seconds_per_kind.items():
+            control[f"latency.{kind}"] = round(seconds * 1e9)
+
+    def fail(self, errno_value: int) -> None:
+        """Answers every operation with this error (``errno.EIO``); 0: none."""
+        if errno_value != 0 and errno_value not in errno.errorcode:
+            raise ValueError(f"{errno_value} is no error number")
+        self._mapped()["fail"] = errno_value
+
+    def counts(self) -> dict[str, int]:
+        """What reached the source since the start or `reset`.
+
+        Operations by kind, and ``bytes_read`` and ``bytes_written`` [bytes]. Forgotten names and
+        what the kernel answers from its own caches are not operations.
+        """
+        control = self._mapped()
+        counts = {kind: control[f"count.{kind}"] for kind in control.kinds}
+        return counts | {f"bytes_{way}": control[f"bytes.{way}"] for way in ("read", "written")}
+
+    def reset(self) -> None:
+        """Sets all counters to 0; rate, latencies and the error stay."""
+        control = self._mapped()
+        for name in control.offsets:
+            if name.startswith(("count.", "bytes.")):
+                control[name] = 0
+
+    def _mapped(self) -> _Control:
+        if self._control is None:
+            raise SlowSourceError(f"{self._mountpoint} is not mounted: use it inside its context")
+        return self._control
+
+    def __enter__(self) -> SlowSource:
+        if self._process is not None:
+            raise SlowSourceError(f"{self._mountpoint} is mounted already")
+        for directory in (self._backing, self._mountpoint):
+            if not directory.is_dir():
+                raise SlowSourceError(f"{directory} is no directory: make it first")
+        with tempfile.TemporaryDirectory(prefix="monarch-slowsource-") as scratch:
+            # Both are open, or mapped, once it runs; their names are not needed any longer.
+            control, log = Path(scratch, "control"), Path(scratch, "log")
+            with log.open("w+b") as output:
+                try:
+                    self._start(control, output)
+                    self._wait_until_up(control, output)
+                except BaseException:
+                    self._end()
+                    raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+        if kind is None and _is_mounted(self._mountpoint):
+            raise SlowSourceError(
+                f"{self._mountpoint} is still mounted: run fusermount3 -uz {self._mountpoint}"
+            )
+
+    def _start(self, control: Path, output: IO[bytes]) -> None:
+        paths = [str(path) for path in (self._binary, self._backing, control, self._mountpoint)]
+        try:
+            self._process = subprocess.Popen(
+                [*paths, "-o", self._options],
+                # Its end of file, when this process ends in whatever way, ends the program.
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
+                # Ctrl-C is for us: the mount must outlive the cleaning up.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SlowSourceError(f"{self._binary} cannot be started: {error.strerror}") from error
+
+    def _wait_until_up(self, control: Path, output: IO[bytes]) -> None:
+        assert self._process is not None
+        offsets = _layout(self._binary)
+        deadline = time.monotonic() + MOUNT_LIMIT_S
+        while self._control is None or not self._control["ready"]:
+            if self._control is None and _is_written(control, offsets):
+                self._control = _Control(control, offsets)
+            if self._process.poll() is not None:
+                output.seek(0)
+                said = " ".join(output.read().decode(errors="replace").split())
+                raise SlowSourceError(
+                    f"{self._mountpoint} cannot be mounted: {said or 'slowsource ended silently'}"
+                )
+            if time.monotonic() > deadline:
+                raise SlowSourceError(f"{self._mountpoint} was not up after {MOUNT_LIMIT_S:.0f} s")
+            time.sleep(POLL_S)
+        try:
+            # libfuse can still refuse the kernel's terms after the program called itself ready.
+            os.statvfs(self._mountpoint)
+        except OSError as error:
+            raise SlowSourceError(f"{self._mountpoint} fails: {error.strerror}") from error
+        self.reset()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        # What never came up is not ours to unmount: it may be what somebody mounted there before.
+        up = self._control is not None and self._control["ready"] != 0
+        if self._control is not None:
+            # Operations that wait, or fail, would make the unmounting wait, or fail.
+            for name in self._control.offsets:
+                if name in ("rate", "fail") or name.startswith("latency."):
+                    self._control[name] = 0
+            self._control.close()
+            self._control = None
+        if process is None:
+            return
+        try:
+            if up:
+                _unmount(self._mountpoint)
+            _reap(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+class _Control:
+    """The control file, mapped; words are found by the names that the program gives them."""
+
+    def __init__(self, path: Path, offsets: dict[str, int]) -> None:
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        # Not struct.pack_into(..., "<Q"), which writes byte by byte: the program, which counts
+        # and reads meanwhile, would see half a number.
+        self._words = memoryview(self._map).cast("Q")
+        self.offsets = offsets
+        self.kinds = tuple(n.partition(".")[2] for n in offsets if n.startswith("count."))
+        if (self["magic"], self["version"]) != (CONTROL_MAGIC, CONTROL_VERSION):
+            raise SlowSourceError(f"{path} is of another version: build slowsource again")
+
+    def __getitem__(self, name: str) -> int:
+        return self._words[self.offsets[name] // 8]
+
+    def __setitem__(self, name: str, value: int) -> None:
+        self._words[self.offsets[name] // 8] = value
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+
+
+def _layout(binary: Path) -> dict[str, int]:
+    """Name of each word of the control file -> its offset [bytes], as the program has them."""
+    printed = subprocess.run([binary, "--layout"], capture_output=True, text=True, check=False)
+    try:
+        pairs = [line.split() for line in printed.stdout.splitlines()]
+        offsets = {name: int(offset) for name, offset in pairs}
+    except ValueError:
+        offsets = {}
+    if "ready" not in offsets:
+        raise SlowSourceError(f"{binary} is not the slow source: build it again")
+    return offsets
+
+
+def _is_written(control: Path, offsets: dict[str, int]) -> bool:
+    """Whether the program has written the magic, which it does last."""
+    at = offsets["magic"]
+    try:
+        return control.read_bytes()[at : at + 8].strip(b"\0") != b""
+    except FileNotFoundError:
+        return False
+
+
+def _mount_options(keep_pages: bool, attr_timeout_s: float) -> str:
+    options = ["until_eof", f"attr_timeout={attr_timeout_s:f}"]
+    if keep_pages:
+        options.append("keep_pages")
+    if os.geteuid() == 0 or _others_allowed(Path("/etc/fuse.conf")):
+        options.append("allow_other")
+    return ",".join(options)
+
+
+def _others_allowed(fuse_conf: Path) -> bool:
+    try:
+        lines = fuse_conf.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.strip() == "user_allow_other" for line in lines)
+
+
+def _is_mounted(mountpoint: Path) -> bool:
+    """Asks the kernel's table: a stat of the mount point itself hangs if the program hangs."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        mounts = [line.partition(" - ") for line in table]
+    return any(
+        place.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
+        == str(mountpoint)
+        for place, _, system in mounts
+        if system.split()[1:2] == ["slowsource"]
+    )
+
+
+def _unmount(mountpoint: Path) -> None:
+    """Unmounts, else detaches: with files open the first answers EBUSY."""
+    if tool := shutil.which("fusermount3"):
+        commands = [[tool, "-u", str(mountpoint)], [tool, "-u", "-z", str(mountpoint)]]
+    elif tool := shutil.which("umount"):
+        commands = [[tool, str(mountpoint)], [tool, "-l", str(mountpoint)]]
+    else:
+        return  # the program's own end unmounts
+    for command in commands:
+        if _is_mounted(mountpoint):
+            subprocess.run(command, capture_output=True, check=False, timeout=MOUNT_LIMIT_S)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Ends the program, whoever still has a file open, and waits for it."""
+    process.terminate()
+    try:
+        process.wait(UNMOUNT_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,187 @@
+"""Trains softmax regression on the demo's dataset; a script that knows nothing of Monarch.
+
+    python train.py DATASET [--epochs 3] [--seed 0] [--json FILE] [--lockstep]
+
+Reads every image of every format in each epoch, in an order that the seed and the epoch shuffle:
+files as a whole, what a file holds from front to back, as TFRecord readers do. The numbers are the
+same for the same dataset and seed, however the bytes arrive.
+
+FILE gets ``{"epochs": [...]}``, each epoch with its number, `seconds`, the mean `loss` [nat],
+the `accuracy` (before each step, so on images not seen in this epoch), `samples`, and `crc32` of
+all pixels and labels in the order in which they were read.
+
+With --lockstep it prints "end of epoch N" after each, and goes on when a line, or the end, comes
+on standard input: whoever counts what an epoch costs elsewhere has the time to look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import itertools
+import json
+import os
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+# Before numpy is loaded. Several threads may add up in another order and give another last digit.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHAPE = (176, 192, 3)
+CELL = 16
+N_CLASSES = 10
+BATCH = 32
+LEARNING_RATE = 0.1
+# Rows taken from an HDF5 dataset at one time.
+ROWS = 16
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+# A label and the SHAPE pixels of an image.
+Sample = tuple[int, Bytes]
+# What is told of an epoch, see above.
+Record = dict[str, float]
+# Reads one file from front to back.
+Reader = Callable[[], Iterator[Sample]]
+
+
+def read_tfrecord(path: Path) -> Iterator[Sample]:
+    with path.open("rb") as file:
+        while head := file.read(12):
+            (length,) = struct.unpack_from("<Q", head)
+            record = np.frombuffer(file.read(length + 4), np.uint8)
+            yield int(record[0]), record[1:length].reshape(SHAPE)
+
+
+def read_raw(path: Path) -> Iterator[Sample]:
+    label = int(path.parent.name.removeprefix("class-"))
+    yield label, np.frombuffer(path.read_bytes(), np.uint8).reshape(SHAPE)
+
+
+def read_npy(path: Path) -> Iterator[Sample]:
+    labels = np.load(path.with_name(path.name.replace("images", "labels")))
+    for label, image in zip(labels, np.load(path), strict=True):
+        yield int(label), image
+
+
+def read_hdf5(path: Path) -> Iterator[Sample]:
+    # Not an import statement: h5py is optional, and has no types for a checker to find.
+    h5py: Any = importlib.import_module("h5py")
+    with h5py.File(path, "r") as file:
+        labels = file["labels"][:]
+        for start in range(0, len(labels), ROWS):
+            images = file["images"][start : start + ROWS]
+            for label, image in zip(labels[start : start + ROWS], images, strict=True):
+                yield int(label), image
+
+
+def find_files(dataset: Path) -> list[Reader]:
+    """A reader for each file, in the order of the names."""
+    kinds: list[tuple[str, Callable[[Path], Iterator[Sample]]]] = [
+        ("tfrecord/*.tfrecord", read_tfrecord),
+        ("tree/class-*/*.raw", read_raw),
+        ("npy/images-*.npy", read_npy),
+        ("hdf5/*.h5", read_hdf5),
+    ]
+    if importlib.util.find_spec("h5py") is None:
+        print("train.py: HDF5 files are left out, as h5py is not installed", file=sys.stderr)
+        kinds.pop()
+    readers = [partial(read, path) for glob, read in kinds for path in sorted(dataset.glob(glob))]
+    if not readers:
+        raise SystemExit(f"train.py: {dataset} holds no dataset of the demo")
+    return list(readers)
+
+
+def features(image: Bytes) -> Floats:
+    """Mean of each cell, from every fourth pixel of every fourth row.
+
+    image : SHAPE uint8  ->  (396,), about -1 to 1, and a 1 for the bias
+    """
+    rows, columns, colours = SHAPE
+    cells = image.reshape(rows // CELL, CELL, columns // CELL, CELL, colours)
+    means = cells[:, ::4, :, ::4].mean(axis=(1, 3), dtype=np.float64)
+    return np.append((means.ravel() - 128) / 64, 1.0)
+
+
+def step(weights: Floats, labels: NDArray[np.int64], x: Floats) -> tuple[float, int]:
+    """One step of gradient descent on the cross-entropy, in place.
+
+    weights : (features, classes);  labels : (batch,);  x : (batch, features)
+
+    Returns the summed loss [nat] and the number of right guesses, both before the step.
+    """
+    scores = x @ weights
+    scores -= scores.max(axis=1, keepdims=True)
+    log_p = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    each = np.arange(len(labels))
+    gradient = np.exp(log_p)
+    gradient[each, labels] -= 1
+    weights -= LEARNING_RATE * (x.T @ gradient) / len(labels)
+    return -float(log_p[each, labels].sum()), int((scores.argmax(axis=1) == labels).sum())
+
+
+def train_epoch(weights: Floats, readers: list[Reader], order: NDArray[np.int64]) -> Record:
+    """One pass over all files in this order; `weights` change in place."""
+    start = time.perf_counter()
+    loss, right, n_samples, crc = 0.0, 0, 0, 0
+    samples = itertools.chain.from_iterable(readers[i]() for i in order)
+    while batch := list(itertools.islice(samples, BATCH)):
+        for label, image in batch:
+            crc = zlib.crc32(image, zlib.crc32(bytes([label]), crc))
+        labels = np.array([label for label, _ in batch])
+        step_loss, step_right = step(weights, labels, np.stack([features(i) for _, i in batch]))
+        loss += step_loss
+        right += step_right
+        n_samples += len(batch)
+    return {
+        "seconds": time.perf_counter() - start,
+        "loss": loss / n_samples,
+        "accuracy": right / n_samples,
+        "samples": n_samples,
+        "crc32": crc,
+    }
+
+
+def train(dataset: Path, epochs: int, seed: int, lockstep: bool) -> list[Record]:
+    readers = find_files(dataset)
+    n_features = (SHAPE[0] // CELL) * (SHAPE[1] // CELL) * SHAPE[2] + 1
+    weights = np.zeros((n_features, N_CLASSES))
+    records: list[Record] = []
+    for epoch in range(1, epochs + 1):
+        order = np.random.default_rng([seed, epoch]).permutation(len(readers))
+        records.append({"epoch": epoch, **train_epoch(weights, readers, order)})
+        if lockstep:
+            print(f"end of epoch {epoch}", flush=True)
+            sys.stdin.readline()
+    return records
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="train on the demo's dataset")
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--lockstep", action="store_true")
+    arguments = parser.parse_args()
+    records = train(arguments.dataset, arguments.epochs, arguments.seed, arguments.lockstep)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"epochs": records}, indent=1), encoding="utf-8")
+    elif not arguments.lockstep:
+        for record in records:
+            print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

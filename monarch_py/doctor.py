@@ -1,0 +1,159 @@
+"""`monarch doctor`: what works on this machine, what does not, and the mend."""
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from monarch_py import memory
+from monarch_py.client import Client
+from monarch_py.config import SYSTEM_SWITCH_FILE, Config, load_config
+from monarch_py.errors import MonarchError
+from monarch_py.native import LIBRARY, ffi
+from monarch_py.session import SessionDir, shm_root
+from monarch_py.units import format_size
+
+__all__ = ["Finding", "examine"]
+
+# Shared memory for a catalog: 192 bytes and the path a file, and the clients' segment.
+CATALOG_BYTES_PER_FILE = 288
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """level : 'ok', 'warning' or 'problem';  mend : what to do, '' when nothing."""
+
+    level: str
+    what: str
+    found: str
+    mend: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _machine() -> Iterator[Finding]:
+    machine = platform.machine()
+    if machine in ("x86_64", "aarch64"):
+        yield Finding("ok", "machine", machine)
+    else:
+        yield Finding("problem", "machine", machine, "Monarch runs on x86-64 and aarch64")
+    libc, version = platform.libc_ver()
+    if libc == "glibc":
+        yield Finding("ok", "C library", f"{libc} {version}")
+    else:
+        yield Finding("problem", "C library", libc or "unknown", "Monarch needs glibc 2.17 or later")
+
+
+def _library() -> Iterator[Finding]:
+    if not LIBRARY.exists():
+        yield Finding("problem", "preload library", f"{LIBRARY} is missing", "install Monarch again")
+        return
+    program = shutil.which("true") or "/bin/true"
+    done = subprocess.run(
+        [program], env={"LD_PRELOAD": str(LIBRARY)}, capture_output=True, text=True
+    )
+    if done.returncode == 0 and not done.stderr:
+        yield Finding("ok", "preload library", str(LIBRARY))
+    else:
+        problem = done.stderr.strip() or f"a program under it ended with {done.returncode}"
+        mend = "give other users and nodes read access to it, or install it where they have"
+        yield Finding("problem", "preload library", problem, mend)
+
+
+def _shared_memory() -> Iterator[Finding]:
+    root = shm_root()
+    try:
+        system = os.statvfs(root)
+    except OSError as error:
+        yield Finding("problem", "shared memory", f"{root}: {error.strerror}", "set MONARCH_SHM")
+        return
+    free = system.f_bavail * system.f_frsize
+    needed = ffi.sizeof("struct monarch_clients") + ffi.sizeof("struct monarch_control") + (1 << 20)
+    files = max(0, free - needed) // CATALOG_BYTES_PER_FILE
+    text = f"{root}: {format_size(free)} free, room for the catalog of {files:,} files"
+    if free < needed:
+        mend = f"make it larger (at least {format_size(needed)}; docker: --shm-size), or set MONARCH_SHM"
+        yield Finding("problem", "shared memory", text, mend)
+    else:
+        yield Finding("ok", "shared memory", text)
+
+
+def _switches(config: Config | None) -> Iterator[Finding]:
+    files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
+    for path in files:
+        if path is not None and path.exists():
+            yield Finding("warning", "switch", f"{path} turns everything off", "remove it")
+    if os.environ.get("MONARCH_DISABLE", "0") not in ("", "0"):
+        yield Finding("warning", "switch", "MONARCH_DISABLE is set", "unset it")
+
+
+def _tiers(config: Config) -> Iterator[Finding]:
+    for tier in config.tiers:
+        system = os.statvfs(tier.mount_point)
+        free = system.f_bavail * system.f_frsize
+        text = f"{tier.mount_point}: quota {format_size(tier.quota_bytes)}, {format_size(free)} free"
+        room = min(free, memory.available_bytes()) if tier.kind == "ram" else free
+        if room < tier.quota_bytes:
+            limit = "memory (cgroup)" if room < free else "disk"
+            mend = f"the {limit} leaves {format_size(room)} now; the quota is kept to that"
+            yield Finding("warning", f"tier ({tier.kind})", text, mend)
+        else:
+            yield Finding("ok", f"tier ({tier.kind})", text)
+
+
+def _sources(config: Config) -> Iterator[Finding]:
+    for source in config.sources:
+        if os.access(source.path, os.R_OK | os.X_OK):
+            yield Finding("ok", "source", str(source.path))
+        else:
+            mend = "ask its owner for read and search permission"
+            yield Finding("problem", "source", f"{source.path} is not readable", mend)
+
+
+def _daemon(config: Config) -> Iterator[Finding]:
+    client = Client(SessionDir.of(config.file))
+    if not client.runs():
+        level = "problem" if client.serves() else "warning"
+        found = "it left its segments and does not answer" if client.serves() else "none runs"
+        yield Finding(level, "daemon", found, f"monarch start -c {config.file}")
+        return
+    report = client.ask("status")
+    yield Finding("ok", "daemon", f"process {report['pid']} serves")
+    for tier in report["tiers"]:
+        if not tier["usable"]:
+            yield Finding("problem", "tier", tier["why"], "stop the other daemon or mend the tier")
+    if report["catalog_full"]:
+        mend = "make /dev/shm larger, or narrow the sources with include and exclude"
+        yield Finding("warning", "catalog", "shared memory is full; some files are uncached", mend)
+
+
+def _environment() -> Iterator[Finding]:
+    preload = os.environ.get("LD_PRELOAD", "")
+    for path in filter(None, preload.replace(":", " ").split()):
+        if Path(path).name == LIBRARY.name and Path(path) != LIBRARY:
+            mend = "use the library and the monarch command of one installation"
+            yield Finding("warning", "LD_PRELOAD", f"names another libmonarch.so: {path}", mend)
+
+
+def examine(config_file: Path | None) -> list[Finding]:
+    """Everything that can be looked at; without a configuration, the machine alone."""
+    findings = [*_machine(), *_library(), *_shared_memory(), *_environment()]
+    config = None
+    if config_file is None:
+        mend = "name one with -c to have its tiers and sources examined"
+        findings.append(Finding("warning", "configuration", "none is named", mend))
+    else:
+        try:
+            config = load_config(config_file)
+        except MonarchError as error:
+            findings.append(Finding("problem", "configuration", str(error)))
+        else:
+            findings.append(Finding("ok", "configuration", str(config.file)))
+            findings += [Finding("warning", "configuration", text) for text in config.warnings]
+            findings += [*_sources(config), *_tiers(config), *_daemon(config)]
+    return findings + list(_switches(config))

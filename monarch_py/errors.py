@@ -1,0 +1,39 @@
+"""The errors that end a command with one sentence instead of a traceback.
+
+Each says whose fault it is and carries the exit status of the command that meets it::
+
+    MonarchError            1   something went wrong; the message says what
+    ├── ConfigError         2   the configuration cannot work
+    ├── SessionError        3   no daemon answers, or another one holds the session
+    └── TierError           4   a tier cannot be used
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = ["ConfigError", "MonarchError", "SessionError", "TierError"]
+
+
+class MonarchError(Exception):
+    """What a user can be told in one sentence; every error of this package is one."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class ConfigError(MonarchError):
+    """The configuration cannot work; the message names the file, the line, the key and the mend."""
+
+    exit_status: ClassVar[int] = 2
+
+
+class SessionError(MonarchError):
+    """No daemon answers, or another daemon holds what this one needs."""
+
+    exit_status: ClassVar[int] = 3
+
+
+class TierError(MonarchError):
+    """A tier cannot be used: gone, full, read-only or held by another daemon."""
+
+    exit_status: ClassVar[int] = 4

@@ -1,0 +1,201 @@
+"""Which copies on a persistent tier are whole: a table in SQLite, on the tier itself.
+
+A row is written only after the tier was synced, so that a copy in the manifest has its bytes on the
+disk. After an unclean end, or another boot, rows are claims: the copies are checked before they count.
+"""
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import TierError
+
+__all__ = ["ROW", "Manifest", "Row", "boot_id"]
+
+VERSION = 1
+
+# What validating a copy needs, one numpy row per copy. `hash` is the path's XXH3-64 before the
+# source's number is mixed in; `source` numbers Manifest.sources.
+ROW = np.dtype(
+    [
+        ("hash", "u8"),
+        ("copy", "u8"),
+        ("size", "u8"),
+        ("ino", "u8"),
+        ("mtime_ns", "i8"),
+        ("ctime_ns", "i8"),
+        ("sum", "u8"),
+        ("source", "u4"),
+    ]
+)
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sources (id INTEGER PRIMARY KEY, path TEXT UNIQUE NOT NULL);
+CREATE TABLE IF NOT EXISTS copies (
+    copy INTEGER PRIMARY KEY,      -- number, which is its file's name in hexadecimal
+    source INTEGER NOT NULL REFERENCES sources (id),
+    path BLOB NOT NULL,            -- relative to the source
+    path_hash INTEGER NOT NULL,    -- XXH3-64, as a signed number
+    size INTEGER NOT NULL,         -- bytes
+    ino INTEGER NOT NULL,          -- of the source file, like the two times
+    mtime_ns INTEGER NOT NULL,
+    ctime_ns INTEGER NOT NULL,
+    sum INTEGER NOT NULL,          -- XXH3-64 of the block sums
+    block_size INTEGER NOT NULL,
+    blocks BLOB NOT NULL           -- XXH3-64 of every block, 8 bytes each, little-endian
+);
+"""
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def signed(value: int) -> int:
+    """SQLite's integers are signed: the same 64 bits."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One whole copy, ready to be recorded."""
+
+    copy: int
+    source: str
+    path: bytes
+    path_hash: int
+    size: int
+    ino: int
+    mtime_ns: int
+    ctime_ns: int
+    sum: int
+    block_size: int
+    blocks: bytes
+
+    def values(self, source: int) -> tuple[Any, ...]:
+        numbers = (self.path_hash, self.size, self.ino, self.mtime_ns, self.ctime_ns, self.sum)
+        return (
+            self.copy,
+            source,
+            self.path,
+            *map(signed, numbers),
+            self.block_size,
+            self.blocks,
+        )
+
+
+class Manifest:
+    """The manifest of one tier; used by one thread at a time.
+
+    TierError when the file cannot be used: damaged, or written by a newer version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sources: dict[str, int] = {}
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            # The journal is one file beside it; FULL makes a commit wait for the disk.
+            self._db.execute("PRAGMA journal_mode = DELETE")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(SCHEMA)
+            version = self._meta("version")
+            self._set_meta("version", str(VERSION))
+            for number, source in self._db.execute("SELECT id, path FROM sources"):
+                self.sources[source] = number
+        except sqlite3.Error as error:
+            raise TierError(f"{path}: not a usable manifest ({error})") from error
+        if version not in ("", str(VERSION)):
+            raise TierError(f"{path}: written by version {version} of the manifest's format")
+
+    def _meta(self, key: str) -> str:
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return str(row[0]) if row else ""
+
+    def _set_meta(self, key: str, value: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    @property
+    def block_size(self) -> int:
+        """Bytes of a block in the sums of all rows; 0 while there is none."""
+        return int(self._meta("block_size") or 0)
+
+    def set_block_size(self, value: int) -> None:
+        self._set_meta("block_size", str(value))
+
+    def begin_use(self) -> bool:
+        """Notes that a daemon writes here from now on. Returns whether the copies must be checked
+        before they are served: the last one did not end cleanly, or the machine has booted since."""
+        must_check = self._meta("clean") != "1" or self._meta("boot") != boot_id()
+        self._set_meta("boot", boot_id())
+        self._set_meta("clean", "0")
+        return must_check
+
+    def end_use(self) -> None:
+        """Notes a clean end; the tier has been synced."""
+        self._set_meta("clean", "1")
+
+    def keep_unchecked(self) -> None:
+        """Some copies still wait for their check: the next daemon must not trust them either."""
+        self._set_meta("boot", "")
+
+    def load(self) -> npt.NDArray[Any]:
+        """All rows, as (copies,) of dtype ROW."""
+        count = self._db.execute("SELECT count(*) FROM copies").fetchone()[0]
+        rows = np.zeros(count, dtype=ROW)
+        query = self._db.execute(
+            "SELECT path_hash, copy, size, ino, mtime_ns, ctime_ns, sum, source FROM copies"
+        )
+        at = 0
+        mask = (1 << 64) - 1
+        while part := query.fetchmany(4096):
+            rows[at : at + len(part)] = [
+                (h & mask, c, z, i & mask, m, t, s & mask, o) for h, c, z, i, m, t, s, o in part
+            ]
+            at += len(part)
+        return rows
+
+    def source_number(self, path: str) -> int:
+        if path not in self.sources:
+            done = self._db.execute("INSERT INTO sources (path) VALUES (?)", (path,))
+            assert done.lastrowid is not None
+            self.sources[path] = done.lastrowid
+        return self.sources[path]
+
+    def change(self, add: Iterable[Row], remove: Iterable[int]) -> None:
+        """One transaction: rows of copies that are on the disk, and numbers of copies that go."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            rows = [row.values(self.source_number(row.source)) for row in add]
+            self._db.executemany(
+                "INSERT OR REPLACE INTO copies VALUES (?,?,?,?,?,?,?,?,?,?,?)", rows
+            )
+            self._db.executemany("DELETE FROM copies WHERE copy = ?", [(c,) for c in remove])
+            self._db.execute("COMMIT")
+        except sqlite3.Error:
+            self._db.execute("ROLLBACK")
+            self.sources = dict(self._db.execute("SELECT path, id FROM sources").fetchall())
+            raise
+
+    def all_copies(self) -> list[tuple[int, str, bytes, int, int, bytes]]:
+        """(copy, source, path, size, sum, block sums) of every row, by number."""
+        mask = (1 << 64) - 1
+        return [
+            (copy, source, path, size, total & mask, blocks)
+            for copy, source, path, size, total, blocks in self._db.execute(
+                "SELECT copy, sources.path, copies.path, size, sum, blocks FROM copies"
+                " JOIN sources ON sources.id = copies.source ORDER BY copy"
+            )
+        ]
+
+    def close(self) -> None:
+        self._db.close()

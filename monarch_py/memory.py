@@ -1,0 +1,85 @@
+"""How much memory a RAM tier may still take before the kernel kills the job for it.
+
+The pages of a tmpfs count against the memory cgroup of who wrote them, and the OOM killer cannot free
+them: it kills a process instead. So a RAM tier's room is never more than what the cgroup leaves.
+"""
+
+from pathlib import Path
+
+__all__ = ["available_bytes"]
+
+# Share of the limit that is left to the job's own growth.
+HEADROOM = 1 / 16
+# cgroup v1 says "no limit" with a number near 2**63.
+NO_LIMIT = 1 << 60
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _stat(path: Path, key: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(key + " ")), 0)
+
+
+def _groups(cgroup_file: Path, mounts_file: Path) -> list[tuple[Path, bool]]:
+    """The directories of our memory cgroup and its ancestors; True for cgroup v2."""
+    mounts: dict[str, Path] = {}
+    for line in mounts_file.read_text().splitlines():
+        _, where, kind, options, *_ = line.split()
+        if kind == "cgroup2":
+            mounts.setdefault("v2", Path(where))
+        elif kind == "cgroup" and "memory" in options.split(","):
+            mounts.setdefault("v1", Path(where))
+    found: list[tuple[Path, bool]] = []
+    for line in cgroup_file.read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        version = "v2" if number == "0" else "v1" if "memory" in controllers.split(",") else ""
+        if version not in mounts:
+            continue
+        root, here = mounts[version], Path(path.lstrip("/"))
+        # In a container the path may lie outside what is mounted: then the mount is our group.
+        chain = [here, *here.parents] if (root / here).is_dir() else [Path(".")]
+        found += [(root / part, version == "v2") for part in chain]
+    return found
+
+
+def _left_in(group: Path, v2: bool) -> int | None:
+    limit = _number(group / ("memory.max" if v2 else "memory.limit_in_bytes"))
+    used = _number(group / ("memory.current" if v2 else "memory.usage_in_bytes"))
+    if limit is None or used is None or limit >= NO_LIMIT:
+        return None
+    # Clean page cache makes room by itself.
+    cache = _stat(group / "memory.stat", "inactive_file" if v2 else "total_inactive_file")
+    return limit - used + min(cache, used) - int(limit * HEADROOM)
+
+
+def available_bytes(
+    cgroup_file: Path = Path("/proc/self/cgroup"),
+    mounts_file: Path = Path("/proc/self/mounts"),
+    meminfo_file: Path = Path("/proc/meminfo"),
+) -> int:
+    """Bytes that may still be written to a tmpfs: the least over the memory cgroups that we are in
+    and the machine, each less a headroom; never negative."""
+    left = []
+    try:
+        groups = _groups(cgroup_file, mounts_file)
+    except (OSError, ValueError):
+        groups = []
+    for group, v2 in groups:
+        here = _left_in(group, v2)
+        if here is not None:
+            left.append(here)
+    total = _stat(meminfo_file, "MemTotal:") * 1024
+    machine = _stat(meminfo_file, "MemAvailable:") * 1024
+    if total:
+        left.append(machine - int(total * HEADROOM))
+    return max(0, min(left, default=NO_LIMIT))

@@ -1,0 +1,139 @@
+"""The C parts as Python sees them: layouts as numpy dtypes, enumerations, words of the catalog.
+
+Nothing of a layout is written down here; all of it is asked from the compiled headers.
+"""
+
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py._native import ffi, lib
+
+__all__ = [
+    "ENTRY",
+    "LIBRARY",
+    "RESULT",
+    "JobKind",
+    "JobStatus",
+    "Kind",
+    "Reason",
+    "SessionState",
+    "State",
+    "copy_of",
+    "ffi",
+    "lib",
+    "make_word",
+    "path_hash",
+    "pointer",
+    "state_of",
+    "tier_of",
+]
+
+LIBRARY = Path(__file__).with_name("libmonarch.so")
+
+Words = npt.NDArray[np.uint64]
+
+
+class SessionState(IntEnum):
+    STARTING = lib.MONARCH_STARTING
+    SERVING = lib.MONARCH_SERVING
+    CLOSED = lib.MONARCH_CLOSED
+
+
+class Kind(IntEnum):
+    FILE = lib.MONARCH_FILE
+    DIR = lib.MONARCH_DIR
+    LINK = lib.MONARCH_LINK
+
+
+class State(IntEnum):
+    ABSENT = lib.MONARCH_ABSENT
+    WANTED = lib.MONARCH_WANTED
+    FILLING = lib.MONARCH_FILLING
+    PRESENT = lib.MONARCH_PRESENT
+    BYPASS = lib.MONARCH_BYPASS
+
+
+class Reason(IntEnum):
+    NONE = lib.MONARCH_NO_REASON
+    NO_ROOM = lib.MONARCH_NO_ROOM
+    EXCLUDED = lib.MONARCH_EXCLUDED
+    CHANGED = lib.MONARCH_CHANGED
+    FAILED = lib.MONARCH_FAILED
+    UNSUPPORTED = lib.MONARCH_UNSUPPORTED
+
+
+class JobKind(IntEnum):
+    FILL = lib.MONARCH_FILL
+    CHECK = lib.MONARCH_CHECK
+    COMPARE = lib.MONARCH_COMPARE
+    DROP = lib.MONARCH_DROP
+
+
+class JobStatus(IntEnum):
+    DONE = lib.MONARCH_DONE
+    SOURCE_CHANGED = lib.MONARCH_SOURCE_CHANGED
+    SOURCE_ERROR = lib.MONARCH_SOURCE_ERROR
+    TIER_FULL = lib.MONARCH_TIER_FULL
+    TIER_ERROR = lib.MONARCH_TIER_ERROR
+    DAMAGED = lib.MONARCH_DAMAGED
+    ABANDONED = lib.MONARCH_ABANDONED
+
+
+def struct_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype with the offsets and size of a C struct of plain numbers and pointers."""
+    ctype = ffi.typeof(name)
+    sizes = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
+    names, formats, offsets = [], [], []
+    for field, info in ctype.fields:
+        size = ffi.sizeof(info.type)
+        signed = info.type.kind == "primitive" and info.type.cname.startswith("int")
+        names.append(field)
+        formats.append(sizes[size].replace("u", "i") if signed else sizes[size])
+        offsets.append(info.offset)
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(ctype)}
+    )
+
+
+ENTRY = struct_dtype("struct monarch_entry")
+RESULT = struct_dtype("struct monarch_result")
+
+
+def make_word(state: int, reason: int = 0, tier: Any = 0, copy: Any = 0) -> Any:
+    """An entry's word; `tier` and `copy` may be arrays, and then so is the answer (uint64)."""
+    if isinstance(tier, np.ndarray) or isinstance(copy, np.ndarray):
+        tiers = np.asarray(tier, dtype=np.uint64)
+        copies = np.asarray(copy, dtype=np.uint64)
+        fixed = np.uint64(state | reason << 4)
+        return fixed | (tiers << np.uint64(8)) | (copies << np.uint64(12))
+    return np.uint64(state | reason << 4 | tier << 8 | copy << 12)
+
+
+def state_of(words: Words) -> Words:
+    return words & np.uint64(15)
+
+
+def reason_of(words: Words) -> Words:
+    return (words >> np.uint64(4)) & np.uint64(15)
+
+
+def tier_of(words: Words) -> Words:
+    return (words >> np.uint64(8)) & np.uint64(15)
+
+
+def copy_of(words: Words) -> Words:
+    return words >> np.uint64(12)
+
+
+def pointer(array: npt.NDArray[Any], ctype: str) -> Any:
+    """The array's memory as a C pointer; the array must be contiguous and outlive the call."""
+    return ffi.cast(ctype, ffi.from_buffer(array))
+
+
+def path_hash(path: bytes) -> int:
+    """XXH3-64 of a relative path, before the source's number is mixed in."""
+    return int(lib.monarch_xxh3_of(path, len(path)))

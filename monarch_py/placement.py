@@ -1,0 +1,73 @@
+"""Which tier a file goes to.
+
+A policy sees files and the room in the tiers and answers with tiers; it touches nothing. The same
+classes serve the daemon and a simulation of it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["NOWHERE", "FirstFit", "Policy", "TierRoom", "make_policy"]
+
+# No tier has room for the file now.
+NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TierRoom:
+    """What a tier can still take. block_bytes : what a file's size is rounded up to."""
+
+    free_bytes: int
+    free_inodes: int
+    block_bytes: int
+
+    def rounded(self, sizes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Bytes that files of these sizes (files,) take on the tier."""
+        block = self.block_bytes
+        return (sizes.astype(np.int64) + (block - 1)) // block * block
+
+
+class Policy(Protocol):
+    def place(self, sizes: npt.NDArray[np.uint64], rooms: list[TierRoom]) -> npt.NDArray[Any]:
+        """sizes : (files,) [bytes], in the order in which they shall be filled; rooms: fastest tier
+        first. Returns (files,) int32: the number of the tier, NOWHERE for no room."""
+        ...
+
+
+class FirstFit:
+    """The fastest tier with room, to each tier's quota, no eviction (Dantas 2022, 4.1.2).
+
+    With every file read once an epoch no policy without eviction reads less from the source, and
+    eviction only exchanges one miss for another.
+    """
+
+    def place(self, sizes: npt.NDArray[np.uint64], rooms: list[TierRoom]) -> npt.NDArray[Any]:
+        chosen = np.full(len(sizes), NOWHERE, dtype=np.int32)
+        for tier, room in enumerate(rooms):
+            waiting = np.flatnonzero(chosen == NOWHERE)
+            if len(waiting):
+                fits = self._fill(room.rounded(sizes[waiting]), room)
+                chosen[waiting[fits]] = tier
+        return chosen
+
+    @staticmethod
+    def _fill(needs: npt.NDArray[np.int64], room: TierRoom) -> npt.NDArray[np.bool_]:
+        """Which files go in, taken in order: one that is too large does not stop later ones."""
+        if len(needs) <= room.free_inodes and int(needs.sum()) <= room.free_bytes:
+            return np.ones(len(needs), dtype=bool)
+        fits = np.zeros(len(needs), dtype=bool)
+        free, inodes = room.free_bytes, room.free_inodes
+        for i, need in enumerate(needs.tolist()):
+            if need <= free and inodes > 0:
+                fits[i] = True
+                free -= need
+                inodes -= 1
+        return fits
+
+
+def make_policy(name: str) -> Policy:
+    """The policy of a configuration's `placement`; KeyError for a name that is none."""
+    return {"first_fit": FirstFit}[name]()

@@ -1,0 +1,186 @@
+"""A tier on this node: its directory, who holds it, and what fits.
+
+Layout below the mount point: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite (persistent tiers)
+and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>.
+"""
+
+import fcntl
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py import memory
+from monarch_py.config import TierConfig
+from monarch_py.errors import MonarchError, TierError
+from monarch_py.native import lib
+from monarch_py.placement import TierRoom
+from monarch_py.session import private_directory
+
+__all__ = ["Tier", "copy_name", "copy_number", "tier_root"]
+
+# Of the quota, for the names and manifest rows of the files placed in one go [bytes].
+SLACK_BYTES = 256 * 1024
+# Left free on the file system beside the quota, for the manifest and the directories [bytes].
+MARGIN_BYTES = 1 << 20
+
+
+def tier_root(mount_point: Path) -> Path:
+    return mount_point / f"monarch-{os.geteuid()}"
+
+
+def copy_name(number: int) -> str:
+    return f"{number:0{lib.MONARCH_COPY_NAME}x}"
+
+
+def copy_number(name: str) -> int | None:
+    """The number that a file's name says; None when it is not the name of a copy."""
+    if len(name) != lib.MONARCH_COPY_NAME:
+        return None
+    try:
+        return int(name, 16)
+    except ValueError:
+        return None
+
+
+class Tier:
+    """An open tier. TierError when it cannot be used or another daemon holds it.
+
+    `used_bytes` and `used_inodes` are what its copies take, those being written included.
+    """
+
+    def __init__(self, config: TierConfig) -> None:
+        self.config = config
+        self.usable = True
+        self.used_bytes = self.used_inodes = 0
+        self.reserved_bytes = 0  # of used_bytes: promised to fills that have not ended
+        self.files = 0
+        self.cap_bytes: int | None = None  # set when the disk was full before the quota was
+        self.root = tier_root(config.mount_point)
+        self.copies = self.root / "c"
+        try:
+            private_directory(self.root)
+            private_directory(self.copies)
+        except MonarchError as error:
+            raise TierError(f"tier {config.mount_point}: {error}") from error
+        self._lock = self._hold()
+        self.fd = os.open(self.copies, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        self.block_bytes = max(os.fstatvfs(self.fd).f_frsize, 512)
+
+    def _hold(self) -> int:
+        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 100, 0).decode(errors="replace").strip() or "another daemon"
+            os.close(fd)
+            raise TierError(
+                f"tier {self.config.mount_point} is held by {holder}; it goes unused here"
+            ) from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()}\n".encode(), 0)
+        return fd
+
+    # --- content at start -------------------------------------------------------------------
+
+    def names(self) -> npt.NDArray[np.uint64]:
+        """Numbers of the copies that lie here, sorted. Files with other names are not ours."""
+        with os.scandir(self.copies) as found:
+            numbers = [copy_number(entry.name) for entry in found]
+        return np.array(sorted(n for n in numbers if n is not None), dtype=np.uint64)
+
+    def remove(self, number: int) -> None:
+        try:
+            os.unlink(copy_name(number), dir_fd=self.fd)
+        except FileNotFoundError:
+            pass
+
+    @staticmethod
+    def first_number() -> int:
+        """A copy number above all that any daemon gave before: microseconds since 1970, and
+        nobody makes a million copies a second."""
+        return time.time_ns() // 1000
+
+    # --- room -------------------------------------------------------------------------------
+
+    def overhead_bytes(self) -> int:
+        """What the directory of copies and the manifest take."""
+        total = 0
+        for path in (self.root, *self.root.iterdir()):
+            try:
+                total += path.lstat().st_blocks * 512
+            except OSError:
+                continue  # SQLite's journal comes and goes
+        return total
+
+    def room(self) -> TierRoom:
+        """What can be placed here now: the least of the quota, the file system and, for a RAM
+        tier, what the memory cgroup leaves."""
+        nothing = TierRoom(0, 0, self.block_bytes)
+        if not self.usable:
+            return nothing
+        try:
+            system = os.fstatvfs(self.fd)
+            overhead = self.overhead_bytes()
+        except OSError:
+            return nothing
+        quota = self.config.quota_bytes
+        limits = [quota - self.used_bytes - overhead - min(SLACK_BYTES, quota // 64)]
+        limits.append(system.f_bavail * system.f_frsize - self.reserved_bytes - MARGIN_BYTES)
+        if self.cap_bytes is not None:
+            limits.append(self.cap_bytes - self.used_bytes)
+        if self.config.kind == "ram":
+            limits.append(memory.available_bytes() - self.reserved_bytes)
+        inodes = system.f_favail if system.f_files else 1 << 40
+        return TierRoom(max(0, min(limits)), max(0, inodes - 16), self.block_bytes)
+
+    def rounded(self, size: int) -> int:
+        return -(-size // self.block_bytes) * self.block_bytes
+
+    def reserve(self, size: int) -> None:
+        self.used_bytes += self.rounded(size)
+        self.reserved_bytes += self.rounded(size)
+        self.used_inodes += 1
+
+    def settle(self, size: int, taken_bytes: int | None) -> None:
+        """A fill has ended: what it took is counted instead of what it reserved (None: nothing)."""
+        self.reserved_bytes -= self.rounded(size)
+        self.used_bytes -= self.rounded(size)
+        self.used_inodes -= 1
+        if taken_bytes is not None:
+            self.adopt(size, taken_bytes)
+
+    def adopt(self, size: int, taken_bytes: int | None = None) -> None:
+        """Counts a copy that lies here."""
+        self.used_bytes += max(self.rounded(size), taken_bytes or 0)
+        self.used_inodes += 1
+        self.files += 1
+
+    def release(self, size: int) -> None:
+        """A copy is gone."""
+        self.used_bytes = max(0, self.used_bytes - self.rounded(size))
+        self.used_inodes -= 1
+        self.files -= 1
+
+    def note_full(self) -> None:
+        """The disk was full before the quota was: no more than what lies here now."""
+        self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self._lock)
+
+    def discard(self) -> None:
+        """Removes everything of ours, the lock's file too; the tier is closed afterwards."""
+        shutil.rmtree(self.copies, ignore_errors=True)
+        for path in self.root.glob("manifest.sqlite*"):
+            path.unlink(missing_ok=True)
+        self.close()
+        (self.root / "lock").unlink(missing_ok=True)
+        try:
+            self.root.rmdir()
+        except OSError:
+            pass  # something in it is not ours

@@ -1,0 +1,90 @@
+"""Sizes as people write them: parse_size reads them, format_size writes them."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["GIB", "KIB", "MIB", "TIB", "format_size", "parse_size"]
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+_UNIT_BYTES = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": TIB,
+}
+_BINARY_UNITS = (("KiB", KIB), ("MiB", MIB), ("GiB", GIB), ("TiB", TIB))
+
+# off_t is signed: no file and no file system holds more bytes than this.
+_LARGEST_BYTES = (1 << 63) - 1
+
+# [0-9] and not \d, which also takes the digits of other scripts. The lengths keep int() cheap.
+_SIZE = re.compile(r"([0-9]{1,30})(?:\.([0-9]{1,30}))?\s*([A-Za-z]*)")
+
+
+def parse_size(size: str | float) -> int:
+    """The number of bytes that `size` means.
+
+    `size` is a number of bytes or a text such as ``110GiB``, ``20 GB``, ``1.5TiB``, ``1234``.
+    KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB powers of 1024; case does not matter.
+    A number of bytes must be whole; where a unit leaves a rest below one byte (``1.1GiB``), the
+    rest is dropped. Raises ValueError, with one sentence, for everything else: negative sizes,
+    nan, fractions of a byte, unknown units, more than 2**63 - 1 bytes.
+    """
+    if isinstance(size, str):
+        n_bytes = _parse_text(size)
+    # nan and the infinities fail here too: no remainder of theirs equals 0.
+    elif isinstance(size, bool) or size < 0 or size % 1 != 0:
+        raise ValueError(f"{size!r} is not a whole number of bytes, 0 or more")
+    else:
+        n_bytes = int(size)
+    if n_bytes > _LARGEST_BYTES:
+        raise ValueError(f"{size!r} is more than any file system holds")
+    return n_bytes
+
+
+def _parse_text(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a size")
+    whole, decimals, unit = found[1], found[2] or "", found[3].lower()
+    if unit not in _UNIT_BYTES:
+        raise ValueError(f"{text!r} is not a size, {found[3]!r} being no unit")
+    scale: int = 10 ** len(decimals)
+    # Integers, not floats: 8.1 TiB as a float product is a byte off.
+    n_bytes, rest = divmod(int(whole + decimals) * _UNIT_BYTES[unit], scale)
+    if rest and (_UNIT_BYTES[unit] == 1 or n_bytes == 0):
+        raise ValueError(f"{text!r} is a fraction of a byte")
+    return n_bytes
+
+
+def format_size(n_bytes: int) -> str:
+    """`n_bytes` [bytes] in the largest binary unit that it reaches, to one decimal at most.
+
+    Whole numbers of that unit lose nothing (``4 MiB``); others are rounded (``976.6 KiB``).
+    Raises ValueError for a negative number.
+    """
+    if n_bytes < 0:
+        raise ValueError(f"{n_bytes} is not a size")
+    if n_bytes < KIB:
+        return f"{n_bytes} B"
+    # The rounded number decides: 1 MiB less a byte is 1 MiB, never "1024 KiB".
+    fitting = (pair for pair in _BINARY_UNITS if _tenths(n_bytes, pair[1]) < 10 * 1024)
+    name, unit = next(fitting, _BINARY_UNITS[-1])
+    whole, tenth = divmod(_tenths(n_bytes, unit), 10)
+    return f"{whole}.{tenth} {name}" if tenth else f"{whole} {name}"
+
+
+def _tenths(n_bytes: int, unit: int) -> int:
+    """`n_bytes` in tenths of `unit`, rounded half up."""
+    return (20 * n_bytes + unit) // (2 * unit)

@@ -1,0 +1,84 @@
+"""Builds the two C parts beside the package: the cffi module that the daemon uses, and the preload
+library, which links to libc alone. The slow source for the demo is built where libfuse3 is found."""
+
+import os
+import platform
+import shlex
+import subprocess
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent
+SHARED = ["xxh3.c", "catalog.c", "path.c"]
+PRELOAD = [
+    "real.c",
+    "session.c",
+    "warn.c",
+    "where.c",
+    "serve.c",
+    "open.c",
+    "stdio.c",
+    "stat.c",
+    "change.c",
+]
+WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
+PRELOAD_FLAGS = [
+    # A program may hand a null pointer to open(): it must reach the kernel, not be optimised away.
+    "-fno-delete-null-pointer-checks",
+    # Fortified headers would turn our own definitions into calls of the checking ones.
+    "-U_FORTIFY_SOURCE",
+    "-fvisibility=hidden",
+    # Loaded at start by definition: the one thread-local needs no call to find it.
+    "-ftls-model=initial-exec",
+    "-fno-stack-protector",
+    "-Wl,-z,defs,-z,relro,-z,now",
+]
+
+
+def cc():
+    return shlex.split(os.environ.get("CC", "gcc"))
+
+
+def fuse_flags():
+    try:
+        done = subprocess.run(
+            ["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True
+        )
+    except OSError:
+        return None
+    return shlex.split(done.stdout) if done.returncode == 0 else None
+
+
+class BuildAll(build_ext):
+    def run(self):
+        super().run()
+        package = Path(self.get_ext_fullpath("monarch_py._native")).parent
+        package.mkdir(parents=True, exist_ok=True)
+        self.build_preload(package / "libmonarch.so")
+        self.build_slow_source(package / "slowsource")
+
+    def build_preload(self, out):
+        flags = list(PRELOAD_FLAGS)
+        if platform.machine() == "aarch64":
+            flags.append("-mno-outline-atomics")
+        sources = [str(ROOT / "csrc" / name) for name in SHARED + PRELOAD]
+        extra = shlex.split(os.environ.get("MONARCH_CFLAGS", ""))
+        command = [*cc(), "-O2", "-g", "-fPIC", "-shared", *WARNINGS, *flags, *extra]
+        self.spawn([*command, "-Wl,-soname,libmonarch.so", "-o", str(out), *sources])
+
+    def build_slow_source(self, out):
+        flags = fuse_flags()
+        if flags is None:
+            return
+        source = str(ROOT / "benchmarks" / "slowsource.c")
+        command = [*cc(), "-O2", *WARNINGS, "-o", str(out), source, *flags, "-pthread"]
+        if subprocess.run(command).returncode != 0:
+            print("monarch: the demo's slow source could not be built; the demo does without")
+
+
+setup(
+    cmdclass={"build_ext": BuildAll},
+    cffi_modules=["csrc/build_native.py:ffi"],
+)

@@ -1,0 +1,290 @@
+"""Reading configurations: what is understood, and what the documentation says of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from monarch_py.config import Config, SourceConfig, TierConfig, _disk, load_config
+from monarch_py.config._keys import DATA_PLANE, DOCUMENT, LEVEL, SETTINGS, SOURCE
+from monarch_py.config._table import Table, markdown_rows
+
+if TYPE_CHECKING:
+    from tests.config.conftest import Site
+
+MIB = 1 << 20
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+# The smallest configuration; @ stands for the directory of the test.
+SMALLEST = """\
+sources: [@/pfs]
+hierarchy:
+- mount_point: @/ssd
+  max_storage_quota: 1MiB
+"""
+
+
+def test_the_smallest_configuration_has_the_documented_defaults(site: Site) -> None:
+    config = site.load(SMALLEST)
+    assert config == Config(
+        file=site.file,
+        sources=(site.source(),),
+        tiers=(TierConfig(mount_point=site.root / "ssd", quota_bytes=MIB, kind=disk_kind(site)),),
+        block_size_bytes=4 * MIB,
+        copy_threads=4,
+        scan_threads=4,
+        scan_ops_per_s=None,
+        placement="first_fit",
+        switch_file=None,
+        warnings=(),
+    )
+    assert config.sources[0] == SourceConfig(
+        site.root / "pfs", site.root / "pfs", (), (), min_size_bytes=0, max_size_bytes=None
+    )
+
+
+def disk_kind(site: Site) -> str:
+    """What the tests' directory is made of; on some machines it is a tmpfs."""
+    return "ram" if _disk.is_in_ram(site.root) else "ssd"
+
+
+def test_every_key_is_read(site: Site) -> None:
+    config = site.load("""\
+version: 1
+sources:
+- path: @/pfs
+  include: ['*.tar', 'train/**']
+  exclude: ["*.tmp"]
+  min_size: 4KiB
+  max_size: 1TiB
+- @/pfs2
+hierarchy:
+- {mount_point: @/ssd, max_storage_quota: 2MiB, type: ram, persistent: true, block_size: 1MiB}
+- {mount_point: @/ssd2, max_storage_quota: 1000 KB, type: ssd, persistent: off, block_size: max}
+block_size: 128KiB
+shared_tpool_size: 6
+scan_threads: 256
+scan_rate: 5000
+placement: first_fit
+switch_file: @/not/there
+""")
+    first = site.source(
+        include=("*.tar", "train/**"),
+        exclude=("*.tmp",),
+        min_size_bytes=4096,
+        max_size_bytes=2**40,
+    )
+    assert config.sources == (first, site.source("pfs2"))
+    assert config.tiers == (
+        TierConfig(site.root / "ssd", 2 * MIB, "ram", persistent=True, block_size_bytes=MIB),
+        TierConfig(site.root / "ssd2", 10**6, "ssd", persistent=False, block_size_bytes=None),
+    )
+    assert (config.block_size_bytes, config.copy_threads) == (128 * 1024, 6)
+    assert (config.scan_threads, config.scan_ops_per_s) == (256, 5000)
+    assert (config.placement, config.switch_file) == ("first_fit", site.root / "not/there")
+
+
+def test_the_listing_of_the_original_is_read(site: Site) -> None:
+    """Keys and shape of Dantas 2022, Listing 1: the last level is the dataset."""
+    config = site.load("""\
+hierarchy:
+- type: file_system
+  block_size: "131072"
+  max_storage_quota: "1048576"
+  mount_point: @/ssd
+- type: file_system
+  mount_point: @/pfs
+shared_tpool_size: "6"
+""")
+    assert config.sources == (site.source(),)
+    assert config.tiers == (
+        TierConfig(site.root / "ssd", MIB, disk_kind(site), block_size_bytes=131072),
+    )
+    assert config.copy_threads == 6
+    assert config.warnings == ()
+
+
+def test_a_file_of_the_original_code_is_read_with_warnings(site: Site) -> None:
+    config = site.load("""\
+---
+data_plane:
+  type: "root_standalone"
+  type_configs:
+    control_policy: "solo_placement"
+  shared_tpool_size: "6"
+  has_shareable_file_descriptors: "true"
+  hierarchy:
+    - type: "file_system"
+      block_size: "max"
+      max_storage_size: "1048576"
+      prefix: "@/ssd"
+      tpool_size: "2"
+    - type: "file_system"
+      block_size: "131072"
+      persistent: "true"
+      prefix: "@/pfs"
+metadata_container:
+  regex: "train-.*"
+home_dir: "@/nowhere"
+debug: "false"
+profiler:
+  active: "true"
+""")
+    assert config.sources == (site.source(),)
+    assert config.tiers == (TierConfig(site.root / "ssd", MIB, disk_kind(site)),)
+    assert (config.block_size_bytes, config.copy_threads) == (4 * MIB, 6)
+    warned = [re.escape(f"{site.file}:") + r"\d+: " + rest for rest in EXPECTED_WARNINGS]
+    assert len(config.warnings) == len(warned)
+    for warning in config.warnings:
+        assert any(re.match(pattern, warning) for pattern in warned), warning
+
+
+EXPECTED_WARNINGS = [
+    r"data_plane\.type: ignored",
+    r"data_plane\.type_configs: ignored",
+    r"data_plane\.has_shareable_file_descriptors: ignored",
+    r"data_plane\.hierarchy\[0\]\.tpool_size: ignored: .*shared_tpool_size",
+    r"data_plane\.hierarchy\[1\]\.block_size: ignored",
+    r"data_plane\.hierarchy\[1\]\.persistent: ignored",
+    "metadata_container: ignored: .*'include'",
+    "home_dir: ignored",
+    "debug: ignored",
+    "profiler: ignored",
+]
+
+
+def test_settings_may_be_shared_between_the_top_and_data_plane(site: Site) -> None:
+    nested = SMALLEST.replace("\n", "\n  ").strip()
+    config = site.load(f"scan_threads: 2\ndata_plane:\n  {nested}\n")
+    assert (config.scan_threads, config.sources) == (2, (site.source(),))
+
+
+@pytest.mark.parametrize("quoted", ["@/ssd", "'@/ssd'", "@//ssd/./", "@/pfs/../ssd"])
+def test_paths_are_normal(site: Site, quoted: str) -> None:
+    config = site.load(SMALLEST.replace("@/ssd", quoted))
+    assert config.tiers[0].mount_point == site.root / "ssd"
+
+
+def test_a_source_keeps_its_name_beside_its_real_path(site: Site) -> None:
+    (site.root / "data").symlink_to(site.root / "pfs")
+    [source] = site.load(SMALLEST.replace("@/pfs", "@/data")).sources
+    assert (source.path, source.real_path) == (site.root / "data", site.root / "pfs")
+
+
+@pytest.mark.parametrize("written", ["$JOB/ssd", "${JOB}/ssd", "~/ssd", "${JOB}/$ssd_$$$NAME"])
+def test_variables_and_home_are_expanded(
+    site: Site, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    for name, value in {"JOB": site.root, "HOME": site.root, "ssd_": "s", "NAME": "sd"}.items():
+        monkeypatch.setenv(name, str(value))
+    (site.root / "s$sd").mkdir()
+    config = site.load(SMALLEST.replace("@/ssd", written))
+    assert config.tiers[0].mount_point == site.root / ("ssd" if "/ssd" in written else "s$sd")
+
+
+@pytest.mark.parametrize(("written", "n_bytes"), [("64KiB", 2**16), ("1GiB", 2**30)])
+def test_the_bounds_of_block_sizes_are_allowed(site: Site, written: str, n_bytes: int) -> None:
+    config = site.load(SMALLEST + f"  block_size: {written}\nblock_size: {written}\n")
+    assert (config.block_size_bytes, config.tiers[0].block_size_bytes) == (n_bytes, n_bytes)
+
+
+def test_the_bounds_of_file_sizes_may_be_equal(site: Site) -> None:
+    config = site.load(SMALLEST.replace("[@/pfs]", "[{path: @/pfs, min_size: 9, max_size: 9}]"))
+    assert config.sources == (site.source(min_size_bytes=9, max_size_bytes=9),)
+
+
+def test_an_empty_variable_is_as_good_as_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB", "")
+    assert "the variable JOB is not set" in site.refusal(SMALLEST.replace("@/ssd", "@/$JOB"))
+
+
+def test_a_tilde_out_of_a_variable_is_a_character(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ODD", "~")
+    assert "'$ODD/x' is not an absolute path" in site.refusal(SMALLEST.replace("@/ssd", "$ODD/x"))
+
+
+def test_the_name_of_the_file_becomes_absolute(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.load(SMALLEST)
+    monkeypatch.chdir(site.root)
+    assert load_config("monarch.yaml").file == site.file
+
+
+# Where the disk has a say
+
+
+def test_file_system_on_tmpfs_is_ram(site: Site, in_ram: Path) -> None:
+    [tier] = site.load(SMALLEST.replace("@/ssd", str(in_ram))).tiers
+    assert tier.kind == "ram"
+
+
+def test_persistent_copies_in_memory_are_warned_of(site: Site, in_ram: Path) -> None:
+    text = SMALLEST.replace("@/ssd", str(in_ram)) + "  type: ram\n  persistent: true\n"
+    config = site.load(text)
+    assert config.tiers[0].persistent
+    [warning] = config.warnings
+    assert warning.startswith(f"{site.file}:6: hierarchy[0].persistent: ")
+    assert "not a restart of the node" in warning
+
+
+@pytest.mark.parametrize(
+    ("kind", "truth", "words"),
+    [("ram", False, "not a file system in memory"), ("ssd", True, "is in memory")],
+)
+def test_a_type_that_the_disk_contradicts_is_kept_and_warned_of(
+    site: Site, monkeypatch: pytest.MonkeyPatch, kind: str, truth: bool, words: str
+) -> None:
+    monkeypatch.setattr(_disk, "is_in_ram", lambda _: truth)
+    config = site.load(SMALLEST + f"  type: {kind}\n")
+    assert config.tiers[0].kind == kind
+    [warning] = config.warnings
+    assert words in warning
+
+
+def test_a_file_system_without_a_bound_takes_any_quota(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_disk, "capacity_bytes", lambda _: None)
+    assert site.load(SMALLEST.replace("1MiB", "9000TiB")).tiers[0].quota_bytes == 9000 * 2**40
+
+
+def test_the_documentation_shows_the_tables() -> None:
+    lines = DOCUMENTATION.read_text().splitlines()
+    rows = [row for table in (SETTINGS, SOURCE, LEVEL) for row in markdown_rows(table)]
+    assert [row for row in rows if row not in lines] == []
+
+
+@pytest.mark.parametrize("table", [SOURCE, LEVEL, SETTINGS, DATA_PLANE, DOCUMENT])
+def test_the_documentation_names_every_key(table: Table) -> None:
+    text = DOCUMENTATION.read_text()
+    assert [name for name in table.names() if f"`{name}`" not in text] == []
+
+
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_the_documentation_work(
+    site: Site, monkeypatch: pytest.MonkeyPatch, example: str
+) -> None:
+    monkeypatch.setattr(_disk, "capacity_bytes", lambda _: None)
+    monkeypatch.setenv("USER", "me")
+    here = re.sub(r"(?<![\w@$}*])/(pfs|dev/shm|local|etc)\b", r"@/\1", example)
+    for path in re.findall(r"@(/[\w$/-]+)", here):
+        (site.root / path[1:].replace("$USER", "me")).mkdir(parents=True, exist_ok=True)
+    config = site.load(here)
+    assert config.sources
+    assert config.tiers
+
+
+def test_the_daemon_does_not_pay_for_what_it_does_not_need() -> None:
+    heavy = {"pydantic", "numpy", "asyncio", "difflib", "ctypes", "decimal", "subprocess"}
+    code = f"import monarch_py.config, sys; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,219 @@
+"""What the disk contradicts is refused: paths, directories, quotas, and what lies inside what."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.config.conftest import Site
+
+# The smallest configuration; @ stands for the directory of the test.
+SMALLEST = """\
+sources: [@/pfs]
+hierarchy:
+- mount_point: @/ssd
+  max_storage_quota: 1MiB
+"""
+QUOTA = "hierarchy[0].max_storage_quota"
+
+# (configuration, line, key, words of the problem, words of the mend)
+REFUSED = {
+    "quota above the disk": (
+        SMALLEST.replace("1MiB", "8000000TiB"),
+        4,
+        QUOTA,
+        "8000000 TiB is more than",
+        "write at most",
+    ),
+    "no quota above the last level": (
+        "hierarchy: [{mount_point: @/ssd}, {mount_point: @/pfs}]\n",
+        1,
+        QUOTA,
+        "is missing",
+        "add 'max_storage_quota: ...'",
+    ),
+    "relative path": (
+        SMALLEST.replace("@/ssd", "ssd"),
+        3,
+        "hierarchy[0].mount_point",
+        "'ssd' is not an absolute path",
+        "beginning with '/'",
+    ),
+    "path that no system has": (
+        SMALLEST.replace("@/ssd", r'"/a\0"'),
+        3,
+        "hierarchy[0].mount_point",
+        "holds a character that no path can",
+        "remove it",
+    ),
+    "home that no system has": (
+        SMALLEST.replace("@/ssd", r'"~a\0/b"'),
+        3,
+        "hierarchy[0].mount_point",
+        "holds a character that no path can",
+        "remove it",
+    ),
+    "half a character": (
+        SMALLEST.replace("@/ssd", r'"/a\ud800"'),
+        3,
+        "hierarchy[0].mount_point",
+        "holds a character that no path can",
+        "remove it",
+    ),
+    "undefined variable": (
+        SMALLEST.replace("@/ssd", "/x/${MONARCH_TEST_UNDEFINED}"),
+        3,
+        "hierarchy[0].mount_point",
+        "the variable MONARCH_TEST_UNDEFINED is not set",
+        "export MONARCH_TEST_UNDEFINED",
+    ),
+    "dollar without a name": (
+        SMALLEST.replace("@/ssd", "/x/${A:-b}"),
+        3,
+        "hierarchy[0].mount_point",
+        "'$' with no name",
+        "$$",
+    ),
+    "unknown home": (
+        SMALLEST.replace("@/ssd", "~monarch-test-nobody/x"),
+        3,
+        "hierarchy[0].mount_point",
+        "is not an absolute path",
+        "beginning with '/'",
+    ),
+    "missing tier": (
+        SMALLEST.replace("@/ssd", "@/none"),
+        3,
+        "hierarchy[0].mount_point",
+        "No such file or directory",
+        "create the directory",
+    ),
+    "missing source": (
+        SMALLEST.replace("@/pfs", "@/none"),
+        1,
+        "sources[0]",
+        "No such file or directory",
+        "create the directory",
+    ),
+    "tier not a directory": (
+        SMALLEST.replace("@/ssd", "@/file"),
+        3,
+        "hierarchy[0].mount_point",
+        "file' is not a directory",
+        "correct the path",
+    ),
+    "source not a directory": (
+        SMALLEST.replace("@/pfs", "@/file"),
+        1,
+        "sources[0]",
+        "file' is not a directory",
+        "correct the path",
+    ),
+    "two tiers on one path": (
+        SMALLEST + "- mount_point: @/link\n  max_storage_quota: 1\n",
+        5,
+        "hierarchy[1].mount_point",
+        "is a tier already in line 3",
+        "merge the two",
+    ),
+    "tier is the source": (
+        SMALLEST.replace("@/ssd", "@/pfs"),
+        3,
+        "hierarchy[0].mount_point",
+        "is a source already in line 1",
+        "apart from it",
+    ),
+    "tier inside a source": (
+        SMALLEST.replace("@/ssd", "@/pfs/sub"),
+        3,
+        "hierarchy[0].mount_point",
+        "a source in line 1",
+        "apart from it",
+    ),
+    "source inside a tier": (
+        SMALLEST.replace("@/pfs", "@/link/sub"),
+        1,
+        "sources[0]",
+        "a tier in line 3",
+        "apart from it",
+    ),
+    "source inside a source": (
+        SMALLEST.replace("@/pfs", "@/pfs, @/pfs/sub"),
+        1,
+        "sources[1]",
+        "a source in line 1",
+        "keep the outer one",
+    ),
+    "source around a source": (
+        SMALLEST.replace("@/pfs", "@/pfs/sub, @/pfs"),
+        1,
+        "sources[0]",
+        "a source in line 1",
+        "keep the outer one",
+    ),
+    "two same sources": (
+        SMALLEST.replace("@/pfs", "@/pfs, @/pfs/"),
+        1,
+        "sources[1]",
+        "is a source already",
+        "remove one",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "problem", "mend"), REFUSED.values(), ids=list(REFUSED)
+)
+def test_refused_with_file_line_key_and_mend(
+    site: Site, text: str, line: int, key: str, problem: str, mend: str
+) -> None:
+    site.check_refused(text, line, key, problem, mend)
+
+
+def test_a_quota_may_be_the_whole_disk_but_no_more(site: Site) -> None:
+    capacity = os.statvfs(site.root).f_blocks * os.statvfs(site.root).f_frsize
+    assert site.load(SMALLEST.replace("1MiB", str(capacity))).tiers[0].quota_bytes == capacity
+    message = site.refusal(SMALLEST.replace("1MiB", str(capacity + 1)))
+    assert message.startswith(f"{site.file}:4: hierarchy[0].max_storage_quota: ")
+    assert message.endswith(f"; write at most {capacity}")
+
+
+def test_a_tier_that_cannot_be_written_to_is_refused(site: Site, read_only: Path) -> None:
+    message = site.refusal(SMALLEST.replace("@/ssd", str(read_only)))
+    assert message == (
+        f"{site.file}:3: hierarchy[0].mount_point: '{read_only}' cannot be written to;"
+        " give yourself the permission or choose another directory"
+    )
+
+
+def test_the_same_directory_behind_a_bind_mount_is_found(site: Site) -> None:
+    bound = site.root / "bound"
+    bound.mkdir()
+    command = ["mount", "--bind", str(site.root / "pfs"), str(bound)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs root and the right to make bind mounts")
+    try:
+        message = site.refusal(SMALLEST.replace("@/ssd", "@/bound/sub"))
+    finally:
+        subprocess.run(["umount", str(bound)], check=True)
+    assert f"'{bound}/sub' is inside '{site.root}/pfs', a source in line 1; " in message
+
+
+def test_a_tier_path_that_is_too_long_is_refused(site: Site) -> None:
+    # Bytes count, not characters: é has two.
+    fits = site.root / ("é" * 20) / "x"
+    fits /= "y" * (180 - len(os.fsencode(fits)) - 1)
+    fits.mkdir(parents=True)
+    assert site.load(SMALLEST.replace("@/ssd", str(fits))).tiers[0].mount_point == fits
+    long = Path(f"{fits}z")
+    long.mkdir()
+    message = site.refusal(SMALLEST.replace("@/ssd", str(long)))
+    assert message == (
+        f"{site.file}:3: hierarchy[0].mount_point: the path has 181 bytes;"
+        " choose one of at most 180"
+    )

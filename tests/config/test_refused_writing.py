@@ -1,0 +1,279 @@
+"""What is written wrongly is refused: YAML, keys, types, sizes, counts."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch_py.config import load_config
+from monarch_py.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tests.config.conftest import Site
+
+MIB = 1 << 20
+
+# The smallest configuration; @ stands for the directory of the test.
+SMALLEST = """\
+sources: [@/pfs]
+hierarchy:
+- mount_point: @/ssd
+  max_storage_quota: 1MiB
+"""
+TIER = "hierarchy: [{mount_point: @/ssd, max_storage_quota: 1MiB}]\n"
+SOURCES = "sources: [@/pfs]\n"
+QUOTA = "hierarchy[0].max_storage_quota"
+
+# (configuration, line, key, words of the problem, words of the mend)
+REFUSED = {
+    "not a mapping": ("- a\n", 1, "", "must be a mapping, but is a list", "sources, hierarchy"),
+    "unknown key": (SMALLEST + "placment: x\n", 5, "placment", "unknown", "mean 'placement'?"),
+    "unknown key, nothing near": (SMALLEST + "x: 1\n", 5, "x", "unknown", "sources, hierarchy"),
+    "unknown key of a source": (
+        "sources:\n- path: @/pfs\n  includes: [a]\n" + TIER,
+        3,
+        "sources[0].includes",
+        "unknown key",
+        "did you mean 'include'?",
+    ),
+    "unknown key of a tier": (
+        SMALLEST + "  quota: 1MiB\n",
+        5,
+        "hierarchy[0].quota",
+        "unknown key",
+        "mount_point, max_storage_quota",
+    ),
+    "unknown key below data_plane": (
+        "data_plane:\n  blocksize: 1MiB\n",
+        2,
+        "data_plane.blocksize",
+        "unknown key",
+        "did you mean 'block_size'?",
+    ),
+    "key that is no word": ("? [a]\n: b\n", 1, "?", "must be a word, but is a list", "key: value"),
+    "duplicate key": (
+        SMALLEST + "scan_rate: 1\nscan_rate: 2\n",
+        6,
+        "scan_rate",
+        "is given twice, first in line 5",
+        "keep one",
+    ),
+    "duplicate key in two spellings": (
+        SMALLEST + "  prefix: @/ssd2\n",
+        5,
+        "hierarchy[0].prefix",
+        "means the same as 'hierarchy[0].mount_point', first in line 3",
+        "keep one 'mount_point'",
+    ),
+    "duplicate key at the top and below data_plane": (
+        "scan_rate: 1\ndata_plane:\n  scan_rate: 2\n",
+        3,
+        "data_plane.scan_rate",
+        "is given twice, first in line 1",
+        "keep one",
+    ),
+    "duplicate key without effect": (
+        "debug: 1\ndebug: 2\n",
+        2,
+        "debug",
+        "is given twice",
+        "keep one",
+    ),
+    "key without value": (SMALLEST + "scan_rate:\n", 5, "scan_rate", "has no value", "remove"),
+    "list wanted": ("sources: @/pfs\n", 1, "sources", "must be a list", "- path: /the/dataset"),
+    "list of patterns wanted": (
+        "sources: [{path: @/pfs, include: a}]\n",
+        1,
+        "sources[0].include",
+        "must be a list, but is 'a'",
+        "['*.tfrecord']",
+    ),
+    "mapping wanted": (
+        "hierarchy: [@/ssd]\n",
+        1,
+        "hierarchy[0]",
+        "must be a mapping",
+        "mount_point",
+    ),
+    "number wanted": (SMALLEST + "scan_rate: []\n", 5, "scan_rate", "a whole number", "1 or more"),
+    "number is text": (SMALLEST + "scan_rate: 1:30\n", 5, "scan_rate", "'1:30'", "1 or more"),
+    "rate of zero": (SMALLEST + "scan_rate: 0\n", 5, "scan_rate", "out of range", "1 or more"),
+    "too few threads": (
+        SMALLEST + "shared_tpool_size: 0\n",
+        5,
+        "shared_tpool_size",
+        "0 is out of range",
+        "from 1 to 256",
+    ),
+    "too many threads": (
+        SMALLEST + "scan_threads: 257\n",
+        5,
+        "scan_threads",
+        "257 is out of range",
+        "from 1 to 256",
+    ),
+    "flag wanted": (
+        SMALLEST + "  persistent: maybe\n",
+        5,
+        "hierarchy[0].persistent",
+        "must be true or false, but is 'maybe'",
+        "one of the two",
+    ),
+    "unknown type": (
+        SMALLEST + "  type: tbb_memory_buffer\n",
+        5,
+        "hierarchy[0].type",
+        "'tbb_memory_buffer' is not known",
+        "ram or ssd or file_system",
+    ),
+    "unknown placement": (SMALLEST + "placement: lru\n", 5, "placement", "'lru'", "first_fit"),
+    "unknown version": (SMALLEST + "version: 2\n", 5, "version", "'2' is not known", "write 1"),
+    "bad size": (SMALLEST.replace("1MiB", "1 lot"), 4, QUOTA, "'1 lot' is not a size", "110GiB"),
+    "size without unit": (SMALLEST.replace("1MiB", "1G"), 4, QUOTA, "'G' being no", "110GiB"),
+    "negative size": (SMALLEST.replace("1MiB", "-1"), 4, QUOTA, "'-1' is not a size", "110GiB"),
+    "size is a list": (SMALLEST.replace("1MiB", "[]"), 4, QUOTA, "is a list", "110GiB"),
+    "quota of zero": (SMALLEST.replace("1MiB", "0"), 4, QUOTA, "leaves no room", "remove"),
+    "a level as source beside sources": (
+        SOURCES + "hierarchy: [{mount_point: @/ssd}]\n",
+        2,
+        QUOTA,
+        "is missing, and 'sources' already says",
+        "add a quota",
+    ),
+    "no mount point": (
+        "hierarchy: [{max_storage_quota: 1}]\n",
+        1,
+        "hierarchy[0].mount_point",
+        "missing",
+        "add 'mount_point: ...'",
+    ),
+    "no path": ("sources: [{min_size: 1}]\n", 1, "sources[0].path", "missing", "add 'path: ...'"),
+    "no hierarchy": (SOURCES, 1, "hierarchy", "is missing", "add 'hierarchy: ...'"),
+    "no tiers": (SOURCES + "hierarchy: []\n", 2, "hierarchy", "no tier", "add a level"),
+    "only the source": (
+        "hierarchy: [{prefix: @/pfs}]\n",
+        1,
+        "hierarchy",
+        "no tier",
+        "add a level",
+    ),
+    "no sources": ("sources: []\n" + TIER, 1, "sources", "no source", "add the dataset"),
+    "sources missing": ("\n" + TIER, 2, "sources", "no source", "add the dataset"),
+    "too many sources": (
+        "sources: [" + ", ".join(["@/pfs"] * 17) + "]\n" + TIER,
+        1,
+        "sources",
+        "has 17 entries",
+        "at most 16",
+    ),
+    "too many tiers": (
+        SOURCES + "hierarchy:\n" + "- {prefix: @/ssd, max_storage_size: 1}\n" * 17,
+        2,
+        "hierarchy",
+        "has 17 entries",
+        "at most 16",
+    ),
+    "bad glob": (
+        "sources:\n- path: @/pfs\n  exclude:\n  - ok\n  - '[a'\n" + TIER,
+        5,
+        "sources[0].exclude[1]",
+        "'[a' has an unclosed '['",
+        "'Patterns'",
+    ),
+    "sizes exchanged": (
+        "sources:\n- path: @/pfs\n  min_size: 1025\n  max_size: 1KiB\n" + TIER,
+        3,
+        "sources[0].min_size",
+        "1025 bytes is more than max_size, 1024 bytes",
+        "exchange",
+    ),
+    "block size off the pages": (
+        SMALLEST + "block_size: 100001\n",
+        5,
+        "block_size",
+        "not a multiple of 4096",
+        "98304",
+    ),
+    "block size too small": (
+        SMALLEST + "block_size: 60KiB\n",
+        5,
+        "block_size",
+        "out of range",
+        "64KiB to 1GiB",
+    ),
+    "block size of a tier too large": (
+        SMALLEST + "  block_size: 2GiB\n",
+        5,
+        "hierarchy[0].block_size",
+        "out of range",
+        "64KiB to 1GiB",
+    ),
+    "tab": (SMALLEST + "\tx: 1\n", 5, "", "not YAML (found character '\\t'", "indent with spaces"),
+    "unclosed": ("a:\n  b: [1\n", 3, "", "not YAML (expected ',' or ']'", "indent"),
+    "pattern without quotes": (
+        "sources:\n- {path: /x, include: [*.tar]}\n",
+        2,
+        "",
+        "not YAML (",
+        "in quotes",
+    ),
+    "two documents": ("a: 1\n---\nb: 1\n", 2, "", "not YAML (but found another", "key: value"),
+    "control character": ("a: 1\nb: \x07\n", 2, "", "#x0007 is not allowed", "remove it"),
+    "no such character": (r'a: "\UFFFFFFFF"', 1, "", "an escape beyond", "correct the escape"),
+    "nested too deeply": ("[" * 5000, 1, "", "nested too deeply", "check the path"),
+    "empty": ("", 1, "", "the file is empty", "'sources' and 'hierarchy'"),
+    "only a comment": ("# nothing\n", 1, "", "the file is empty", "'sources' and 'hierarchy'"),
+    "only a mark": ("---\n", 1, "", "the file is empty", "'sources' and 'hierarchy'"),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "problem", "mend"), REFUSED.values(), ids=list(REFUSED)
+)
+def test_refused_with_file_line_key_and_mend(
+    site: Site, text: str, line: int, key: str, problem: str, mend: str
+) -> None:
+    site.check_refused(text, line, key, problem, mend)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("none.yaml", "No such file or directory"), (".", "Is a directory"), ("file/x", "Not a dir")],
+)
+def test_a_file_that_cannot_be_read_is_refused(site: Site, name: str, problem: str) -> None:
+    path = site.root / name
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(f"{path}: the configuration cannot be read ({problem}")
+    assert str(caught.value).endswith("; check the path and its permissions")
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [(b"a: 1\nb: \xff\n", ":2: not UTF-8 text; save"), (b"#" * (MIB + 1), ": larger than 1 MiB")],
+)
+def test_a_file_that_is_no_text_is_refused(site: Site, data: bytes, problem: str) -> None:
+    site.file.write_bytes(data)
+    with pytest.raises(ConfigError, match=re.escape(f"{site.file}{problem}")):
+        load_config(site.file)
+
+
+PIECES = [*SMALLEST.splitlines(keepends=True), "- ", "  ", "*", "&a ", "<<: ", "? ", "max", "null"]
+PIECES += ["data_plane:\n", "path: /\n", "type: ram\n", "block_size: ", "include: [a]\n", "{", "]"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(parts=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12))
+def test_no_text_leads_to_another_error(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    file.write_text("".join(parts), encoding="utf-8", errors="replace")
+    try:
+        assert load_config(file).tiers
+    except ConfigError as error:
+        assert str(error).startswith(f"{file}:")

@@ -1,0 +1,305 @@
+"""The demo: its dataset, its training, and the comparison that it prints."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from monarch_py.demo import dataset as dataset_module
+from monarch_py.demo import run as run_module
+from monarch_py.demo.dataset import IMAGE_BYTES, make_dataset, masked_crc32c
+from monarch_py.demo.run import run_demo
+from monarch_py.errors import MonarchError
+from monarch_py.units import MIB, parse_size
+
+TRAIN = Path(run_module.__file__).with_name("train.py")
+SMALL = 4 * MIB
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("demo") / "dataset"
+    make_dataset(directory, size_bytes=SMALL, seed=7)
+    return directory
+
+
+def digests(directory: Path) -> dict[str, str]:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
+
+
+def train(dataset: Path, output: Path, *options: str) -> list[dict[str, float]]:
+    """Runs the script with standard input at its end; the records without the seconds."""
+    subprocess.run(
+        [sys.executable, str(TRAIN), str(dataset), "--json", str(output), *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return records(output)
+
+
+def records(output: Path) -> list[dict[str, float]]:
+    epochs: list[dict[str, float]] = json.loads(output.read_text())["epochs"]
+    assert all(epoch.pop("seconds") > 0 for epoch in epochs)
+    return epochs
+
+
+# ---- dataset ----
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(
+    dataset: Path, tmp_path: Path
+) -> None:
+    made = make_dataset(tmp_path / "again", size_bytes=SMALL, seed=7)
+    make_dataset(tmp_path / "other", size_bytes=SMALL, seed=8)
+    first, again, other = (digests(d) for d in (dataset, tmp_path / "again", tmp_path / "other"))
+    assert first == again
+    assert not set(first.values()) & set(other.values())
+    assert made.n_files == len(first)
+    assert made.n_bytes == sum(path.stat().st_size for path in dataset.rglob("*.*"))
+    assert 0.9 * SMALL < made.n_bytes < 1.1 * SMALL
+    assert made.n_images * IMAGE_BYTES < made.n_bytes
+
+
+def test_masked_crc32c_is_the_published_one() -> None:
+    # RFC 3720, B.4: 32 bytes of zeros; and the check value of the catalogues, of "123456789".
+    for data, crc in ((bytes(32), 0x8A9136AA), (b"123456789", 0xE3069283)):
+        masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+        rows = np.frombuffer(data * 3, np.uint8).reshape(3, -1)
+        assert masked_crc32c(rows).tolist() == [masked] * 3
+
+
+def test_tfrecord_files_are_framed_as_tensorflow_wants_them(dataset: Path) -> None:
+    lengths, records = [], []
+    for path in (dataset / "tfrecord").iterdir():
+        content = np.fromfile(path, np.uint8)
+        while len(content):
+            end = 16 + int(content[:8].view("<u8")[0])
+            lengths.append(content[:12])
+            records.append(content[12:end])
+            content = content[end:]
+    assert len(records) == round(0.4 * SMALL / IMAGE_BYTES)
+    for framed in (np.stack(lengths), np.stack(records)):
+        assert framed[:, -4:].tobytes() == masked_crc32c(framed[:, :-4]).tobytes()
+
+
+def test_without_h5py_the_hdf5_file_is_left_out_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_module, "find_spec", lambda name: None)
+    made = make_dataset(tmp_path / "d", size_bytes=SMALL)
+    assert made.left_out == ("The dataset has no HDF5 file, as h5py is not installed.",)
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {"tfrecord", "tree", "npy"}
+
+
+def test_a_dataset_is_neither_too_small_nor_mixed_with_other_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"1 MiB is too small .* ask for 2 MiB or more"):
+        make_dataset(tmp_path, size_bytes=MIB)
+    (tmp_path / "mine").touch()
+    with pytest.raises(FileExistsError, match="is not empty: name another directory"):
+        make_dataset(tmp_path, size_bytes=SMALL)
+
+
+# ---- training ----
+
+
+def test_training_learns_from_every_image_and_repeats_itself(dataset: Path, tmp_path: Path) -> None:
+    first = train(dataset, tmp_path / "1.json", "--epochs", "4")
+    assert [epoch["epoch"] for epoch in first] == [1, 2, 3, 4]
+    losses = [epoch["loss"] for epoch in first]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.9 * losses[0] < 0.9 * 2.4
+    assert first[-1]["accuracy"] > 0.5
+    parts = [part for part in dataset_module.SHARES if part != "hdf5" or find_spec("h5py")]
+    shares = [round(SMALL * dataset_module.SHARES[part] / IMAGE_BYTES) for part in parts]
+    assert first[0]["samples"] == sum(shares)
+    # Each epoch in an order of its own; another seed in others.
+    assert len({epoch["crc32"] for epoch in first}) == 4
+    assert train(dataset, tmp_path / "2.json", "--epochs", "4") == first
+    assert train(dataset, tmp_path / "3.json", "--seed", "1", "--epochs", "1")[0] != first[0]
+
+
+@pytest.mark.parametrize("part", ["tfrecord", "tree", "npy", "hdf5"])
+def test_one_changed_bit_changes_the_checksum(dataset: Path, tmp_path: Path, part: str) -> None:
+    if part == "hdf5" and not find_spec("h5py"):
+        pytest.skip("h5py is not installed")
+    shutil.copytree(dataset, tmp_path / "changed")
+    path = max((tmp_path / "changed" / part).rglob("*.*"), key=lambda p: (p.stat().st_size, p.name))
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
+    (before,) = train(dataset, tmp_path / "1.json", "--epochs", "1")
+    (after,) = train(tmp_path / "changed", tmp_path / "2.json", "--epochs", "1")
+    assert before["crc32"] != after["crc32"]
+
+
+def test_in_lockstep_an_epoch_waits_for_the_word(dataset: Path, tmp_path: Path) -> None:
+    undisturbed = train(dataset, tmp_path / "1.json", "--epochs", "2", "--lockstep")
+    changing = tmp_path / "changing"
+    shutil.copytree(dataset, changing)
+    command = [sys.executable, str(TRAIN), str(changing), "--epochs", "2", "--lockstep"]
+    with subprocess.Popen(
+        [*command, "--json", str(tmp_path / "2.json")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "end of epoch 1\n"
+        # Had it not waited, it would have read some of these before they change.
+        for path in changing.rglob("*.raw"):
+            path.write_bytes(bytes(IMAGE_BYTES))
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "end of epoch 2\n"
+        # The end of standard input serves as the last word.
+    disturbed = records(tmp_path / "2.json")
+    assert disturbed[0] == undisturbed[0]
+    all_changed = train(changing, tmp_path / "3.json", "--epochs", "2")
+    assert disturbed[1]["crc32"] == all_changed[1]["crc32"] != undisturbed[1]["crc32"]
+
+
+# ---- the comparison ----
+
+
+@contextmanager
+def no_monarch(*_: object) -> Iterator[list[str]]:
+    """In the place of Monarch a program that only runs its arguments."""
+    yield ["env"]
+
+
+def demo(tmp_path: Path, **options: Any) -> tuple[int, str]:
+    text = io.StringIO()
+    arguments: dict[str, Any] = {"size_bytes": SMALL, "workdir": tmp_path, "keep": False} | options
+    return run_demo(Console(file=text, width=200), **arguments), text.getvalue()
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the table, header left out."""
+    lines = [line.strip("│ ").split("│") for line in text.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line] for line in lines]
+
+
+@pytest.mark.usefixtures("binary")
+def test_the_source_counts_what_each_epoch_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_monarch", no_monarch)
+    status, text = demo(tmp_path, keep=True)
+    assert status == 0
+    assert "Both trainings read the same bytes" in text
+    (directory,) = tmp_path.iterdir()
+    files = [path for path in (directory / "dataset").rglob("*") if path.is_file()]
+    n_bytes = sum(path.stat().st_size for path in files)
+    table = rows(text)
+    assert [row[0] for row in table] == ["1", "2", "3"]
+    for _, *cells in table:
+        # Nothing stays in caches from one epoch to the next, and nothing is slower than it must.
+        for seconds in cells[:2]:
+            assert float(seconds) > n_bytes / run_module.SOURCE_RATE
+        for size in cells[2:4]:
+            assert float(size.removesuffix(" MiB")) == pytest.approx(n_bytes / MIB, abs=0.15)
+        for operations in cells[4:]:
+            assert int(operations.replace(",", "")) > 2 * len(files)
+
+
+def test_where_fuse_cannot_be_used_that_is_said_and_nothing_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_monarch", no_monarch)
+    monkeypatch.setattr(run_module, "find_slowsource", lambda: Path("/somewhere"))
+    monkeypatch.setattr(
+        run_module, "why_unavailable", lambda binary: "/dev/fuse is missing: get it"
+    )
+    status, text = demo(tmp_path)
+    assert status == 0
+    assert "the columns of the source are left out: /dev/fuse is missing: get it." in text
+    assert "operations" not in text
+    assert [len(row) for row in rows(text)] == [3, 3, 3]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_trainings_that_differ_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def spoiled(directory: Path, *_: object) -> Iterator[list[str]]:
+        for path in (directory / "dataset").rglob("*.raw"):
+            path.write_bytes(bytes(IMAGE_BYTES))
+        yield ["env"]
+
+    monkeypatch.setattr(run_module, "_monarch", spoiled)
+    monkeypatch.setattr(run_module, "_slow_source", lambda *_: None)
+    status, text = demo(tmp_path)
+    assert status == 1
+    assert "The trainings differ in epoch 1" in text
+
+
+def test_a_training_that_fails_is_told_in_a_sentence_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def broken(*_: object) -> Iterator[list[str]]:
+        yield ["sh", "-c", "echo first >&2; echo the reason >&2; exit 7"]
+
+    monkeypatch.setattr(run_module, "_monarch", broken)
+    monkeypatch.setattr(run_module, "_slow_source", lambda *_: None)
+    with pytest.raises(MonarchError, match=r"status 7 after 0 epochs \(the reason\): run the demo"):
+        demo(tmp_path)
+    with pytest.raises(MonarchError, match="too small"):
+        demo(tmp_path, size_bytes=1000)
+    with pytest.raises(MonarchError, match="too little for a dataset of 8192 TiB"):
+        demo(tmp_path, size_bytes=1 << 53)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_configuration_for_monarch_is_a_valid_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = pytest.importorskip("monarch_py.config")
+    odd = tmp_path / 'a: "b" #c'
+    (odd / "source").mkdir(parents=True)
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    monkeypatch.setattr(run_module, "SHARED_MEMORY", shared)
+    with run_module._monarch(odd, odd / "source", 100 * MIB) as command:
+        assert command[:4] == [sys.executable, "-m", "monarch_py", "run"]
+        loaded = config.load_config(Path(command[command.index("-c") + 1]))
+        assert [source.path for source in loaded.sources] == [odd / "source"]
+        assert [(tier.kind, tier.quota_bytes) for tier in loaded.tiers] == [
+            ("ram", 32 * MIB),
+            ("ssd", 1024 * MIB),
+        ]
+    assert list(shared.iterdir()) == []
+
+
+@pytest.mark.usefixtures("binary")
+def test_with_monarch_the_third_epoch_hardly_reaches_the_source(tmp_path: Path) -> None:
+    if not hasattr(import_module("monarch_py.cli"), "main"):
+        pytest.skip("monarch_py.cli has no command line yet")
+    if not Path(run_module.__file__).parents[1].joinpath("libmonarch.so").exists():
+        pytest.skip("monarch_py/libmonarch.so is not built")
+    status, text = demo(tmp_path, size_bytes=16 * MIB)
+    assert status == 0
+    third = rows(text)[2]
+    without, gained = (parse_size(cell) for cell in third[3:5])
+    assert gained < without / 10

@@ -1,0 +1,189 @@
+/* Reads a dataset by the calls that Python never makes, and prints what was seen.
+ *
+ *     readers NAME DATASET      run one reader, or all of them for the name "all"
+ *     readers --list            the names of all readers
+ *
+ * One line for each file and way: reader, relative path, size, FNV-1a of the bytes; or the
+ * attributes. The output depends on the dataset alone. Exit status 1 if a call failed that should
+ * not, with the reason on standard error.
+ */
+#include "readers.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_FILES = 4096 };
+
+const char *root;
+const char *reader_name;
+struct file files[MAX_FILES];
+size_t file_count;
+
+static const struct reader {
+    const char *name;
+    void (*each)(const struct file *file);
+    void (*whole)(void);
+} readers[] = {
+#define ROW(name, function) {#name, function, NULL},
+    FILE_READERS(ROW)
+#undef ROW
+#define ROW(name, function) {#name, NULL, function},
+    WHOLE_READERS(ROW)
+#undef ROW
+};
+enum { READERS = sizeof readers / sizeof *readers };
+
+/* ---- failing, and the transcript ---- */
+
+void die(const char *format, ...) {
+    va_list arguments;
+    int error = errno;
+    va_start(arguments, format);
+    fprintf(stderr, "readers: %s: ", reader_name ? reader_name : "start");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, ": %s\n", strerror(error));
+    va_end(arguments);
+    exit(1);
+}
+
+int checked(int fd, const struct file *file) {
+    if (fd < 0)
+        die("open %s", file->name);
+    return fd;
+}
+
+uint64_t fnv(uint64_t sum, const void *data, size_t size) {
+    const unsigned char *byte = data;
+    for (size_t i = 0; i < size; i++)
+        sum = (sum ^ byte[i]) * UINT64_C(0x100000001b3);
+    return sum;
+}
+
+void tell(const struct file *file, const char *way, uint64_t size, uint64_t sum) {
+    printf("%s %s %s size=%llu fnv=%016llx\n", reader_name, file->name, way,
+           (unsigned long long)size, (unsigned long long)sum);
+}
+
+void tell_stat(const struct file *file, const char *way, const struct stat *s) {
+    printf("%s %s %s dev=%llu ino=%llu mode=%o nlink=%llu uid=%u gid=%u size=%lld blocks=%lld "
+           "mtime=%lld.%09ld ctime=%lld.%09ld\n",
+           reader_name, file->name, way, (unsigned long long)s->st_dev,
+           (unsigned long long)s->st_ino, s->st_mode, (unsigned long long)s->st_nlink, s->st_uid,
+           s->st_gid, (long long)s->st_size, (long long)s->st_blocks,
+           (long long)s->st_mtim.tv_sec, s->st_mtim.tv_nsec, (long long)s->st_ctim.tv_sec,
+           s->st_ctim.tv_nsec);
+}
+
+void drain(int fd, const struct file *file, const char *way) {
+    static char buffer[CHUNK];
+    uint64_t sum = FNV_START, size = 0;
+    ssize_t count;
+    while ((count = read(fd, buffer, sizeof buffer)) > 0) {
+        sum = fnv(sum, buffer, (size_t)count);
+        size += (uint64_t)count;
+    }
+    if (count < 0)
+        die("read %s", file->name);
+    tell(file, way, size, sum);
+}
+
+void drain_and_close(int fd, const struct file *file, const char *way) {
+    drain(checked(fd, file), file, way);
+    if (close(fd))
+        die("close %s", file->name);
+}
+
+/* ---- the files ---- */
+
+static int by_path(const void *a, const void *b) {
+    return strcmp(((const struct file *)a)->path, ((const struct file *)b)->path);
+}
+
+static void collect(const char *folder) {
+    DIR *listing = opendir(folder);
+    if (!listing)
+        die("opendir %s", folder);
+    for (struct dirent *entry; (entry = readdir(listing));) {
+        struct stat status;
+        char *path;
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
+            continue;
+        if (asprintf(&path, "%s/%s", folder, entry->d_name) < 0 || lstat(path, &status))
+            die("lstat %s", entry->d_name);
+        if (S_ISDIR(status.st_mode))
+            collect(path);
+        if (!S_ISREG(status.st_mode)) {
+            free(path);
+            continue;
+        }
+        if (file_count == MAX_FILES)
+            die("more than %d files", MAX_FILES);
+        files[file_count++] =
+            (struct file){.path = path, .name = path + strlen(root) + 1, .size = status.st_size};
+    }
+    closedir(listing);
+}
+
+/* Every third of the images and of the small files is enough: each costs several opens a reader. */
+static void thin_out(void) {
+    size_t kept = 0, passed = 0;
+    for (size_t i = 0; i < file_count; i++) {
+        int many = !strncmp(files[i].name, "images/", 7) || !strncmp(files[i].name, "small/", 6);
+        if (!many || passed++ % 3 == 0)
+            files[kept++] = files[i];
+    }
+    file_count = kept;
+}
+
+/* ---- the command line ---- */
+
+static void run(const struct reader *reader) {
+    reader_name = reader->name;
+    if (reader->whole)
+        reader->whole();
+    else
+        for (size_t i = 0; i < file_count; i++)
+            reader->each(&files[i]);
+}
+
+/* How many readers are called `name`, or all of them for "all"; runs them. */
+static int run_named(const char *name) {
+    int found = 0;
+    for (size_t i = 0; i < READERS; i++)
+        if (!strcmp(name, "all") || !strcmp(name, readers[i].name)) {
+            run(&readers[i]);
+            found++;
+        }
+    return found;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && !strcmp(argv[1], "--list")) {
+        for (size_t i = 0; i < READERS; i++)
+            puts(readers[i].name);
+        return 0;
+    }
+    if (argc != 3) {
+        fprintf(stderr, "usage: readers NAME DATASET | readers --list\n");
+        return 2;
+    }
+    /* Forked children would write what is still in the buffer a second time. */
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    root = argv[2];
+    collect(root);
+    qsort(files, file_count, sizeof *files, by_path);
+    thin_out();
+    if (!file_count) {
+        fprintf(stderr, "readers: no file below %s\n", root);
+        return 1;
+    }
+    if (!run_named(argv[1])) {
+        fprintf(stderr, "readers: no reader is called %s\n", argv[1]);
+        return 2;
+    }
+    return 0;
+}

@@ -1,0 +1,44 @@
+"""Read a dataset as real programs do, and print what was seen.
+
+    python readers.py NAME[,NAME...] DATASET     run these readers, in this order, in one process
+    python readers.py --list                     the names of all readers
+
+The output depends on the dataset alone. The tests compare the output of a run under the library
+with that of a run without it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Imported for the readers that they register.
+import readers_calls  # noqa: F401
+import readers_children  # noqa: F401
+import readers_formats  # noqa: F401
+import readers_names  # noqa: F401
+import readers_tensorflow  # noqa: F401
+import readers_torch  # noqa: F401
+from reader_kit import READERS, Transcript
+
+
+def main(arguments: list[str]) -> int:
+    """Run the readers that `arguments` name; 2 if they make no sense."""
+    if arguments == ["--list"]:
+        print("\n".join(sorted(READERS)))
+        return 0
+    if len(arguments) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    names, root = arguments[0].split(","), Path(arguments[1])
+    unknown = [name for name in names if name not in READERS]
+    if unknown:
+        print(f"readers.py: no reader is called {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    for name in names:
+        READERS[name](root, Transcript(name, root))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,309 @@
+"""Readers by the calls of os, mmap and shutil, on descriptors of one process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from reader_kit import Transcript, digest, files_of, mixed_files, reader, regular_files
+
+CHUNK = 100_003  # a prime, so that no read begins or ends at a block's edge [bytes]
+ALIGNMENT = 4096  # what O_DIRECT asks of addresses, offsets and lengths [bytes]
+
+
+@reader
+def open_read(root: Path, out: Transcript) -> None:
+    """open().read() of every file, as data loaders do it."""
+    for path in regular_files(root):
+        with open(path, "rb") as file:
+            out.data(path, file.read())
+
+
+@reader
+def open_lines(root: Path, out: Transcript) -> None:
+    """Text mode line by line, with tell and seek in between."""
+    for path in files_of(root, "text/*.txt"):
+        with open(path, encoding="utf-8") as file:
+            first = file.readline()
+            place = file.tell()
+            lines = [first, *file]
+            file.seek(place)
+            out.line(path, lines=len(lines), again=len(file.read()))
+            out.data(path, "".join(lines).encode())
+
+
+def _readv(descriptor: int) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        buffers = [bytearray(10), bytearray(0), bytearray(CHUNK), bytearray(4096)]
+        if not (count := os.readv(descriptor, buffers)):
+            return b"".join(parts)
+        parts.append(b"".join(buffers)[:count])
+
+
+def _preadv(descriptor: int, flags: int) -> bytes:
+    parts: list[bytes] = []
+    offset = 0
+    while True:
+        buffers = [bytearray(1), bytearray(CHUNK), bytearray(65_536)]
+        if not (count := os.preadv(descriptor, buffers, offset, flags)):
+            return b"".join(parts)
+        parts.append(b"".join(buffers)[:count])
+        offset += count
+
+
+def _with_descriptor(paths: list[Path], out: Transcript, read: Callable[[int], bytes]) -> None:
+    """Open each path with O_RDONLY alone, hand the descriptor to `read`, tell what it gave."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            out.data(path, read(descriptor), offset=os.lseek(descriptor, 0, os.SEEK_CUR))
+        finally:
+            os.close(descriptor)
+
+
+@reader
+def os_readv(root: Path, out: Transcript) -> None:
+    """readv into several buffers, one of them empty."""
+    _with_descriptor(mixed_files(root), out, _readv)
+
+
+@reader
+def os_preadv(root: Path, out: Transcript) -> None:
+    """preadv with explicit offsets; the descriptor's own offset must stay where it is."""
+    _with_descriptor(mixed_files(root), out, lambda descriptor: _preadv(descriptor, 0))
+
+
+@reader
+def os_pread_threads(root: Path, out: Transcript) -> None:
+    """pread by eight threads on one descriptor, pieces in no order, and one past the end."""
+    with ThreadPoolExecutor(8) as pool:
+        for path in mixed_files(root):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                size = os.fstat(descriptor).st_size
+                starts = range(0, size + CHUNK, CHUNK)
+                mixed = sorted(starts, key=lambda start: start * 7919 % 10_007)
+                data = pool.map(partial(os.pread, descriptor, CHUNK), mixed)
+                read = dict(zip(mixed, data, strict=True))
+            finally:
+                os.close(descriptor)
+            out.data(path, b"".join(read[start] for start in starts))
+
+
+@reader
+def read_seek(root: Path, out: Transcript) -> None:
+    """Unbuffered read with SEEK_SET, SEEK_CUR, SEEK_END, SEEK_DATA and beyond the end."""
+    for path in mixed_files(root):
+        with open(path, "rb", buffering=0) as file:
+            head = file.read(13)
+            skipped = file.seek(7, os.SEEK_CUR)
+            middle = file.read(CHUNK)
+            end = file.seek(0, os.SEEK_END)
+            nothing = file.read(100)
+            tail_from = file.seek(max(0, end - 50))
+            tail = file.read(100)
+            beyond = file.seek(end + 1000)
+            out.line(path, places=[skipped, end, tail_from, beyond, len(nothing)])
+            out.data(path, head + middle + tail, past_the_end=len(file.read(10)))
+            out.outcome(f"SEEK_DATA in {path.name}", partial(file.seek, 0, os.SEEK_DATA))
+            out.outcome(f"SEEK_HOLE in {path.name}", partial(file.seek, 0, os.SEEK_HOLE))
+
+
+def _shared_read(first: int) -> tuple[list[int], bytes]:
+    """Read by turns through `first` and two duplicates of it, which share one offset."""
+    copies = [first, os.dup(first), fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 100)]
+    places: list[int] = []
+    parts: list[bytes] = []
+    try:
+        while part := os.read(copies[len(parts) % 3], CHUNK):
+            parts.append(part)
+            places.append(os.lseek(copies[len(parts) % 3], 0, os.SEEK_CUR))
+    finally:
+        for descriptor in copies[1:]:
+            os.close(descriptor)
+    return places, b"".join(parts)
+
+
+@reader
+def dup_shared_offset(root: Path, out: Transcript) -> None:
+    """Descriptors that share an offset, by dup, F_DUPFD, dup2, and by a file object's fdopen."""
+    for path in mixed_files(root):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            places, data = _shared_read(descriptor)
+            out.data(path, data, places=places)
+            os.lseek(descriptor, 5, os.SEEK_SET)
+            other = os.open("/dev/null", os.O_RDONLY)
+            os.dup2(descriptor, other)
+            with os.fdopen(other, "rb") as file:
+                head = file.read(20)
+            # The buffered file has read further than it handed out.
+            out.data(path, head, offset=os.lseek(descriptor, 0, os.SEEK_CUR))
+        finally:
+            os.close(descriptor)
+
+
+@reader
+def proc_fd_paths(root: Path, out: Transcript) -> None:
+    """A second open through /proc/self/fd and /dev/fd: own offset, same bytes."""
+    for path in mixed_files(root):
+        with open(path, "rb", buffering=0) as file:
+            file.seek(10)
+            for name in (f"/proc/self/fd/{file.fileno()}", f"/dev/fd/{file.fileno()}"):
+                out.data(path, Path(name).read_bytes(), offset=file.tell())
+
+
+@reader
+def py_mmap(root: Path, out: Transcript) -> None:
+    """mmap shared and private, used after close; writes to a private one stay there."""
+    for path in mixed_files(root):
+        with open(path, "rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                try:
+                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                except ValueError as error:
+                    out.line(path, refused=str(error))
+                continue
+            shared = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            private = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        with shared, private:
+            shared.madvise(mmap.MADV_WILLNEED)
+            out.data(path, shared[:], way="shared")
+            private[0] = (private[0] + 1) % 256
+            out.data(path, private[:], way="private")
+            out.line(path, sizes=[shared.size(), private.size()])
+        out.data(path, path.read_bytes(), way="after")
+
+
+@reader
+def mmap_offset(root: Path, out: Transcript) -> None:
+    """Parts of a file mapped at page offsets, the last one with a tail of zeros."""
+    for path in files_of(root, "edge/block*", "tfrecord/*", "raw/*"):
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for offset in range(0, size, 3 * 256 * mmap.ALLOCATIONGRANULARITY):
+                length = min(300_001, size - offset)
+                with mmap.mmap(file.fileno(), length, prot=mmap.PROT_READ, offset=offset) as part:
+                    out.data(path, part[:], mapped_at=offset)
+
+
+def _read_direct(descriptor: int) -> bytes:
+    """All bytes of a descriptor, in aligned reads of 256 KiB into an aligned buffer."""
+    parts: list[bytes] = []
+    with mmap.mmap(-1, 64 * ALIGNMENT) as buffer:
+        while True:
+            count = os.readv(descriptor, [buffer])
+            parts.append(buffer[:count])
+            # After a short read the offset is no longer aligned, and the file is at its end.
+            if count < len(buffer):
+                return b"".join(parts)
+
+
+@reader
+def odirect(root: Path, out: Transcript) -> None:
+    """O_DIRECT with an aligned buffer; programs read as usual where the file system refuses it."""
+    for path in mixed_files(root):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            descriptor = os.open(path, os.O_RDONLY)
+        try:
+            out.data(path, _read_direct(descriptor))
+        finally:
+            os.close(descriptor)
+
+
+@reader
+def odirect_open(root: Path, out: Transcript) -> None:
+    """Whether open takes O_DIRECT, and whether the flag is then set on the descriptor."""
+    for path in mixed_files(root):
+        name = str(path.relative_to(root))
+        out.outcome(name, partial(_direct_flag, path))
+
+
+def _direct_flag(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+    finally:
+        os.close(descriptor)
+
+
+def _copy_by_range(source: int, target: int) -> None:
+    """copy_file_range until the end; where the kernel cannot, by read and write as cp does."""
+    try:
+        while os.copy_file_range(source, target, 1 << 20):
+            pass
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        while part := os.read(source, CHUNK):
+            os.write(target, part)
+
+
+def _copy_by_sendfile(source: int, target: int) -> None:
+    """sendfile by the descriptor's offset for the first piece, by explicit offsets afterwards."""
+    offset = os.sendfile(target, source, None, CHUNK)
+    while count := os.sendfile(target, source, offset, 1 << 20):
+        offset += count
+
+
+def _copies(root: Path, out: Transcript, copy: Callable[[int, int], None]) -> None:
+    for path in mixed_files(root):
+        with open(path, "rb", buffering=0) as source, tempfile.TemporaryFile() as target:
+            copy(source.fileno(), target.fileno())
+            place = source.tell()
+            target.seek(0)
+            out.data(path, target.read(), offset=place)
+
+
+@reader
+def sendfile_copy(root: Path, out: Transcript) -> None:
+    """os.sendfile into a file outside the dataset."""
+    _copies(root, out, _copy_by_sendfile)
+
+
+@reader
+def copy_file_range(root: Path, out: Transcript) -> None:
+    """os.copy_file_range into a file outside the dataset."""
+    _copies(root, out, _copy_by_range)
+
+
+@reader
+def shutil_copyfile(root: Path, out: Transcript) -> None:
+    """shutil.copyfile and copy2, which carries mode and times over."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number, path in enumerate(mixed_files(root)):
+            target = Path(folder) / str(number)
+            shutil.copyfile(path, target)
+            out.data(path, target.read_bytes())
+            shutil.copy2(path, target)
+            status = target.stat()
+            out.line(path, mode=status.st_mode, size=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+@reader
+def shutil_copytree(root: Path, out: Transcript) -> None:
+    """shutil.copytree of everything, symbolic links followed, and its digest."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "tree"
+        shutil.copytree(root, target)
+        for path in regular_files(target):
+            status = path.stat()
+            out.line(
+                path.relative_to(target),
+                mode=status.st_mode,
+                mtime_ns=status.st_mtime_ns,
+                sha256=digest(path.read_bytes()),
+            )

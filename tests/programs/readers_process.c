@@ -1,0 +1,204 @@
+/* C readers in more than one thread or process: threads, fork, vfork, exec, inherited numbers. */
+#include "readers.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum {
+    THREADS = 8,
+    ROUNDS = 3,
+    LARGEST = 300000, /* larger files are left out of the threads' rounds, all but one [bytes] */
+};
+
+extern char **environ;
+
+/* Waits for a child; the program ends if the child failed. */
+static void reap(pid_t child, const struct file *file) {
+    int status;
+    if (child < 0 || waitpid(child, &status, 0) != child)
+        die("a child for %s", file->name);
+    if (status) {
+        fprintf(stderr, "readers: the child for %s: wait status %d\n", file->name, status);
+        exit(1);
+    }
+}
+
+/* As subprocess does it: between vfork and exec the child calls dup2 and close in our memory. */
+void child_vfork(const struct file *file) {
+    char *const command[] = {"cat", NULL};
+    int ends[2], fd = checked(open(file->path, O_RDONLY), file);
+    if (lseek(fd, file->size / 3, SEEK_SET) < 0 || pipe(ends))
+        die("pipe");
+    pid_t child = vfork();
+    if (!child) {
+        dup2(fd, 0);
+        dup2(ends[1], 1);
+        close(ends[0]);
+        close(ends[1]);
+        close(fd);
+        execve("/bin/cat", command, environ);
+        _exit(127);
+    }
+    close(ends[1]);
+    drain_and_close(ends[0], file, "cat");
+    reap(child, file);
+    /* The child's close was not ours: the number still is the file, at the end. */
+    printf("%s %s offset=%lld\n", reader_name, file->name, (long long)lseek(fd, 0, SEEK_CUR));
+    lseek(fd, 0, SEEK_SET);
+    drain_and_close(fd, file, "after");
+}
+
+void child_fork(const struct file *file) {
+    char head[100];
+    int fd = checked(open(file->path, O_RDONLY), file);
+    if (read(fd, head, sizeof head) < 0)
+        die("read %s", file->name);
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        struct stat status;
+        drain(fd, file, "inherited");
+        if (fstat(fd, &status))
+            _exit(2);
+        tell_stat(file, "inherited", &status);
+        drain_and_close(open(file->path, O_RDONLY), file, "opened");
+        fflush(stdout);
+        _exit(0);
+    }
+    reap(child, file);
+    printf("%s %s offset=%lld\n", reader_name, file->name, (long long)lseek(fd, 0, SEEK_CUR));
+    close(fd);
+}
+
+/* A child that posix_spawn starts with the file as its standard input and with its name. */
+void child_exec_inherit(const struct file *file) {
+    char *const command[] = {"cat", "-", file->path, NULL};
+    posix_spawn_file_actions_t actions;
+    int ends[2], fd = checked(open64(file->path, 0), file);
+    pid_t child;
+    if (pipe(ends) || posix_spawn_file_actions_init(&actions) ||
+        posix_spawn_file_actions_adddup2(&actions, fd, 0) ||
+        posix_spawn_file_actions_adddup2(&actions, ends[1], 1) ||
+        posix_spawn_file_actions_addclose(&actions, ends[0]) ||
+        posix_spawn_file_actions_addclose(&actions, ends[1]) ||
+        posix_spawn(&child, "/bin/cat", &actions, NULL, command, environ))
+        die("posix_spawn of cat");
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    drain_and_close(ends[0], file, "twice");
+    reap(child, file);
+    close(fd);
+}
+
+/* Closes numbers behind every table's back, and takes them again for other files. */
+void close_by_range(void) {
+    for (size_t i = 0; i + 1 < file_count; i++) {
+        int first = checked(open(files[i].path, O_RDONLY), &files[i]);
+        int second = checked(dup(first), &files[i]);
+        if (i % 2 ? close_range((unsigned)first, ~0U, 0) : dup2(0, second) != second)
+            die("close_range");
+        if (i % 2 == 0) {
+            drain_and_close(first, &files[i], "first");
+            close(second);
+        }
+        drain_and_close(open(files[i + 1].path, 0), &files[i + 1], "reused");
+    }
+    int number = checked(open(files[0].path, O_RDONLY), &files[0]);
+    closefrom(number);
+    drain_and_close(open(files[file_count - 1].path, 0), &files[file_count - 1], "closefrom");
+}
+
+/* ---- threads ---- */
+
+static uint64_t sums[4096]; /* of each file, as one thread alone read it */
+
+struct worker {
+    pthread_t thread;
+    unsigned number;
+    uint64_t bytes;
+    unsigned wrong;
+};
+
+/* The whole content by the way that `choice` selects; the caller frees it. */
+static char *slurp(const struct file *file, unsigned choice, size_t *size) {
+    char *data = malloc((size_t)file->size + 1);
+    int fd = choice == 2 ? -1 : checked(open(file->path, choice ? 0 : O_RDONLY | O_CLOEXEC), file);
+    FILE *stream = choice == 2 ? fopen64(file->path, "r") : NULL;
+    size_t want = (size_t)file->size + 1;
+    ssize_t count;
+    *size = 0;
+    if (!data || (choice == 2 && !stream))
+        die("open %s in a thread", file->name);
+    if (choice == 2)
+        *size = fread(data, 1, want, stream);
+    else if (choice == 3 && file->size) {
+        void *mapped = mmap(NULL, (size_t)file->size, PROT_READ, MAP_SHARED, fd, 0);
+        if (mapped == MAP_FAILED)
+            die("mmap %s in a thread", file->name);
+        memcpy(data, mapped, *size = (size_t)file->size);
+        munmap(mapped, (size_t)file->size);
+    } else
+        while ((count = choice == 1 ? pread(fd, data + *size, want - *size, (off_t)*size)
+                                    : read(fd, data + *size, want - *size)) > 0)
+            *size += (size_t)count;
+    if (stream ? fclose(stream) : close(fd))
+        die("close %s in a thread", file->name);
+    return data;
+}
+
+static int in_rounds(const struct file *file) {
+    return file->size <= LARGEST || file->size == (4 << 20) + 1;
+}
+
+static void *work(void *argument) {
+    struct worker *self = argument;
+    for (unsigned round = 0; round < ROUNDS; round++)
+        for (size_t step = 0; step < file_count; step++) {
+            /* Even threads go forwards, odd ones backwards, and all begin elsewhere. */
+            size_t turn = self->number % 2 ? file_count - 1 - step : step;
+            size_t at = (turn + self->number * file_count / THREADS) % file_count;
+            size_t size;
+            if (!in_rounds(&files[at]))
+                continue;
+            char *data = slurp(&files[at], (self->number + round + (unsigned)step) % 4, &size);
+            if (size != (size_t)files[at].size || fnv(FNV_START, data, size) != sums[at])
+                self->wrong++;
+            self->bytes += size;
+            free(data);
+        }
+    return NULL;
+}
+
+/* Many threads open, read and close the same files; numbers come back within microseconds. */
+void read_in_threads(void) {
+    struct worker workers[THREADS] = {0};
+    unsigned wrong = 0;
+    for (size_t i = 0; i < file_count; i++) {
+        size_t size;
+        char *data = slurp(&files[i], 0, &size);
+        sums[i] = fnv(FNV_START, data, size);
+        tell(&files[i], "alone", size, sums[i]);
+        free(data);
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
+        workers[i].number = i;
+        if (pthread_create(&workers[i].thread, NULL, work, &workers[i]))
+            die("pthread_create");
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
+        pthread_join(workers[i].thread, NULL);
+        printf("%s thread %u bytes=%llu wrong=%u\n", reader_name, i,
+               (unsigned long long)workers[i].bytes, workers[i].wrong);
+        wrong += workers[i].wrong;
+    }
+    if (wrong) {
+        fprintf(stderr, "readers: threads read %u files wrong\n", wrong);
+        exit(1);
+    }
+}

@@ -1,0 +1,103 @@
+"""Readers of TensorFlow: tf.data's file datasets, tf.io and gfile, which call pread from C++."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from reader_kit import Transcript, files_of, reader
+
+
+def import_tensorflow() -> Any:
+    """TensorFlow on the CPU, silent about what it finds there."""
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    # oneDNN announces itself on standard error, with a time stamp, at every start.
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+    import tensorflow
+
+    return tensorflow
+
+
+@reader
+def tf_tfrecord(root: Path, out: Transcript) -> None:
+    """TFRecordDataset: one file after the other with two buffer sizes, and interleaved."""
+    tf = import_tensorflow()
+    names = [str(path) for path in files_of(root, "tfrecord/*")]
+    for name in names:
+        for buffer in (None, 10_000):
+            records = list(tf.data.TFRecordDataset(name, buffer_size=buffer).as_numpy_iterator())
+            out.data(Path(name), b"".join(records), records=len(records), buffer=buffer)
+    mixed = tf.data.Dataset.from_tensor_slices(names).interleave(
+        tf.data.TFRecordDataset, cycle_length=4, num_parallel_calls=2, deterministic=True
+    )
+    records = list(mixed.prefetch(4).as_numpy_iterator())
+    out.data("interleaved", b"".join(records), records=len(records))
+
+
+@reader
+def tf_lines(root: Path, out: Transcript) -> None:
+    """TextLineDataset and FixedLengthRecordDataset."""
+    tf = import_tensorflow()
+    for path in files_of(root, "text/*"):
+        lines = list(tf.data.TextLineDataset(str(path)).as_numpy_iterator())
+        out.data(path, b"\n".join(lines), lines=len(lines))
+    for path in files_of(root, "raw/*"):
+        fixed = tf.data.FixedLengthRecordDataset(
+            str(path), 1024, header_bytes=3, footer_bytes=(path.stat().st_size - 3) % 1024
+        )
+        records = list(fixed.as_numpy_iterator())
+        out.data(path, b"".join(records), records=len(records))
+
+
+@reader
+def tf_read_file(root: Path, out: Transcript) -> None:
+    """tf.io.read_file in a map with parallel calls, and decoding of the images."""
+    tf = import_tensorflow()
+    names = [str(p) for p in files_of(root, "images/*/*.jpg", "edge/*", "links/to_*e")]
+    files = tf.data.Dataset.from_tensor_slices(names).map(tf.io.read_file, num_parallel_calls=2)
+    for name, data in zip(names, files.as_numpy_iterator(), strict=True):
+        out.data(Path(name), data)
+        if name.endswith(".jpg"):
+            out.data(Path(name), tf.io.decode_jpeg(data).numpy().tobytes(), way="pixels")
+    listed = tf.data.Dataset.list_files(f"{root}/images/*/*.jpg", shuffle=False)
+    out.line(
+        "list_files", names=[os.path.relpath(n.decode(), root) for n in listed.as_numpy_iterator()]
+    )
+
+
+@reader
+def tf_gfile(root: Path, out: Transcript) -> None:
+    """gfile: read, seek, stat, glob, walk, exists, and copy, which uses sendfile."""
+    tf = import_tensorflow()
+    gfile = tf.io.gfile
+    with tempfile.TemporaryDirectory() as folder:
+        for path in files_of(root, "edge/*", "tfrecord/*", "text/lines_0*"):
+            with gfile.GFile(str(path), "rb") as file:
+                out.data(path, file.read(), size_told=file.size())
+                file.seek(min(10, file.size()))
+                out.data(path, file.read(1000), place=file.tell())
+            status = gfile.stat(str(path))
+            out.line(path, length=status.length, mtime_ns=status.mtime_nsec)
+            gfile.copy(str(path), f"{folder}/copy", overwrite=True)
+            out.data(path, Path(folder, "copy").read_bytes(), way="copy")
+    found = sorted(os.path.relpath(name, root) for name in gfile.glob(f"{root}/*/*_00*"))
+    out.line("glob", found=found)
+    for place, names, files in gfile.walk(str(root)):
+        out.line(f"walk {os.path.relpath(place, root)}", names=sorted(names), files=sorted(files))
+    out.line("exists", there=gfile.exists(f"{root}/edge"), gone=gfile.exists(f"{root}/edge/gone"))
+
+
+@reader
+def tf_cache(root: Path, out: Transcript) -> None:
+    """tf.data's cache in files outside the dataset: written in one epoch, read in the next."""
+    tf = import_tensorflow()
+    names = [str(path) for path in files_of(root, "images/*/*_00*.jpg")]
+    with tempfile.TemporaryDirectory() as folder:
+        files = tf.data.Dataset.from_tensor_slices(names).map(tf.io.read_file)
+        cached = files.cache(f"{folder}/cache")
+        for epoch in range(2):
+            data = list(cached.as_numpy_iterator())
+            out.data("cache", b"".join(data), epoch=epoch, files=len(data))

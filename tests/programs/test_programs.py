@@ -1,0 +1,236 @@
+"""Real programs under the real library: each sees exactly what it sees without it.
+
+Every reader of readers.py and of the C program runs without the library, with it while nothing is
+cached, and with it once every copy is there. The three transcripts must be equal, and the last run
+must not have opened or read one file of the source.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+COMPILER = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
+RUN_LIMIT_S = 120.0
+
+Run = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Readers that run in one process, by the names they are registered under."""
+
+    readers: tuple[str, ...]
+    in_c: bool = False
+    needs: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What the test is called."""
+        return ("c_" if self.in_c else "") + "+".join(self.readers)
+
+
+# What each reader of readers.py needs beyond Python itself. Where a library takes seconds to
+# import, several readers share a process.
+PYTHON_READERS: dict[tuple[str, ...], str] = {
+    (): "open_read open_lines os_readv os_preadv os_pread_threads read_seek dup_shared_offset "
+    "proc_fd_paths py_mmap mmap_offset odirect odirect_open sendfile_copy copy_file_range "
+    "shutil_copyfile shutil_copytree relative_paths fchdir_paths dirfd_paths fwalk_dirfd "
+    "symlink_paths listings stat_all same_file extended errors opened_with_flags inherited_fd "
+    "standard_input forked_fd forked_open passed_fd exec_child exec_without_environment "
+    "subprocess_tools pool_fork pool_spawn pool_forkserver zip_members tar_members",
+    ("PIL",): "pil",
+    ("numpy",): "np_load np_load_many np_load_mmap np_fromfile np_memmap",
+    ("h5py",): "h5py_sec2 h5py_stdio h5py_core h5py_swmr",
+    ("pyarrow",): "pyarrow_parquet pyarrow_files",
+    ("torch", "PIL"): "torch_load,torch_load_mmap,torch_from_file,torch_dataloader_0,"
+    "torch_dataloader_fork_2 torch_dataloader_spawn_2,torch_dataloader_forkserver_2",
+    ("tensorflow", "PIL"): "tf_tfrecord,tf_lines,tf_read_file,tf_gfile,tf_cache",
+}
+C_READERS = (
+    "fopen fopen64 freopen fdopen getline open open_2 openat pread vectors mmap_private "
+    "mmap_shared fadvise sendfile copy_file_range splice stat xstat fstatat statx locks "
+    "vfork_exec fork_inherit exec_inherit listings close_range threads"
+)
+PROGRAMS = [
+    Program(tuple(names.split(",")), needs=needs)
+    for needs, readers in PYTHON_READERS.items()
+    for names in readers.split()
+] + [Program((name,), in_c=True) for name in C_READERS.split()]
+
+# The readers that may reach the source although every copy is there, each with the reason.
+MAY_REACH_THE_SOURCE = {
+    "odirect": "a tmpfs of an older kernel refuses O_DIRECT, so such opens go to the source",
+    "odirect_open": "as odirect",
+    "exec_without_environment": "a program that clears its children's environment unloads us there",
+}
+
+each_program = pytest.mark.parametrize(
+    "program", [pytest.param(program, id=program.name) for program in PROGRAMS]
+)
+
+
+@pytest.fixture(scope="module")
+def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C readers, compiled."""
+    if shutil.which(COMPILER[0]) is None:
+        pytest.skip(f"{COMPILER[0]} is missing, which compiles the C readers")
+    binary = tmp_path_factory.mktemp("readers") / "readers"
+    sources = sorted(str(path) for path in HERE.glob("readers*.c"))
+    command = [*COMPILER, "-o", str(binary), *sources]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{shlex.join(command)}:\n{done.stderr}"
+    return binary
+
+
+@pytest.fixture(scope="module")
+def run(shared_session: Any, request: pytest.FixtureRequest) -> Callable[[Program, bool], Run]:
+    """Runs a program on the source, with the library or without it."""
+
+    def run_program(program: Program, preload: bool) -> Run:
+        for module in program.needs:
+            if find_spec(module) is None:
+                pytest.skip(f"{module} is not installed")
+        if program.in_c:
+            command = [str(request.getfixturevalue("c_program"))]
+        else:
+            command = [sys.executable, str(HERE / "readers.py")]
+        command += [",".join(program.readers), str(shared_session.source)]
+        done: Run = shared_session.run(command, preload=preload, timeout=RUN_LIMIT_S)
+        return done
+
+    return run_program
+
+
+@pytest.fixture(scope="module")
+def plain(run: Callable[[Program, bool], Run]) -> Callable[[Program], Run]:
+    """What a program does without the library; run once for each."""
+    known: dict[str, Run] = {}
+
+    def plain_run(program: Program) -> Run:
+        if program.name not in known:
+            done = run(program, False)
+            assert done.returncode == 0, f"fails without the library:\n{done.stderr}"
+            assert done.stdout, "sees nothing without the library"
+            known[program.name] = done
+        return known[program.name]
+
+    return plain_run
+
+
+def difference(expected: str, seen: str) -> str:
+    """The first lines in which two transcripts differ, as one text; empty if they are equal."""
+    pairs = zip_longest(expected.splitlines(), seen.splitlines(), fillvalue="(nothing)")
+    found = [
+        f"line {number}\n  without: {one}\n  with:    {two}"
+        for number, (one, two) in enumerate(pairs, start=1)
+        if one != two
+    ]
+    return "\n".join([*found[:5], f"{len(found)} lines differ"]) if found else ""
+
+
+def without_numbers(stderr: str) -> str:
+    """Standard error without the process numbers that Python's fork warning names."""
+    return re.sub(r"\bpid=\d+", "pid=N", stderr)
+
+
+def assert_same(expected: Run, seen: Run) -> None:
+    """Fails unless two runs ended alike, said the same and complained alike."""
+    if said := difference(without_numbers(expected.stderr), without_numbers(seen.stderr)):
+        pytest.fail(f"standard error differs, exit status {seen.returncode}\n{said}")
+    assert seen.returncode == expected.returncode
+    if saw := difference(expected.stdout, seen.stdout):
+        pytest.fail(f"the transcripts differ\n{saw}")
+
+
+def test_every_reader_is_run(c_program: Path) -> None:
+    listed = {
+        False: [sys.executable, str(HERE / "readers.py"), "--list"],
+        True: [str(c_program), "--list"],
+    }
+    for in_c, command in listed.items():
+        names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        run_here = [name for p in PROGRAMS if p.in_c == in_c for name in p.readers]
+        assert sorted(names) == sorted(run_here)
+
+
+def test_the_excused_readers_exist() -> None:
+    assert set(MAY_REACH_THE_SOURCE) <= {name for p in PROGRAMS for name in p.readers}
+
+
+def test_a_cold_run_reads_the_source_and_a_warm_one_does_not(
+    shared_session: Any, run: Callable[[Program, bool], Run]
+) -> None:
+    """The counters that the other tests rely on do count."""
+    everything = Program(("open_read",))
+    size = sum(
+        path.stat().st_size
+        for path in shared_session.source.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
+    shared_session.forget()
+    before = shared_session.source_counts()
+    assert run(everything, True).returncode == 0
+    shared_session.wait_all_present()
+    cold = shared_session.source_counts()
+    # The twins are one file with two names, of which one copy may do.
+    assert cold["bytes_read"] - before["bytes_read"] >= 0.99 * size
+    assert run(everything, True).returncode == 0
+    warm = shared_session.source_counts()
+    assert (warm["open"], warm["read"]) == (cold["open"], cold["read"])
+
+
+@each_program
+def test_cold(
+    program: Program,
+    shared_session: Any,
+    run: Callable[[Program, bool], Run],
+    plain: Callable[[Program], Run],
+) -> None:
+    """Nothing is cached, and the fills that the program itself causes are going on."""
+    expected = plain(program)
+    shared_session.forget()
+    assert_same(expected, run(program, True))
+
+
+@each_program
+def test_warm(
+    program: Program,
+    shared_session: Any,
+    run: Callable[[Program, bool], Run],
+    plain: Callable[[Program], Run],
+) -> None:
+    """Everything is cached: the same answers, and the source is neither opened nor read."""
+    expected = plain(program)
+    shared_session.wait_all_present()
+    before = shared_session.source_counts()
+    seen = run(program, True)
+    after = shared_session.source_counts()
+    assert_same(expected, seen)
+    if not MAY_REACH_THE_SOURCE.keys() & set(program.readers):
+        reached = {kind: after[kind] - before[kind] for kind in ("open", "read")}
+        assert reached == {"open": 0, "read": 0}
+
+
+def test_odirect_is_refused_or_taken_as_without_the_library(
+    shared_session: Any, run: Callable[[Program, bool], Run], plain: Callable[[Program], Run]
+) -> None:
+    """Where the source takes O_DIRECT, no open may come back with the tier's EINVAL."""
+    program = Program(("odirect_open",))
+    expected = plain(program)
+    if '"errno"' in expected.stdout:
+        pytest.skip("the file system below the source refuses O_DIRECT itself")
+    shared_session.wait_all_present()
+    assert_same(expected, run(program, True))

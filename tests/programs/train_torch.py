@@ -1,0 +1,98 @@
+"""Train a small convolutional network on the images of a dataset, always the same way.
+
+    python train_torch.py DATASET
+
+Prints the loss of every epoch and a digest of the weights before and after. What comes out depends
+on the bytes of the images alone, so that one wrong sample shows in the last line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+EPOCHS = 2
+WORKERS = 2
+SEED = 1234
+
+
+class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
+    """The images of `root`/CLASS/*: (float32 tensor (3, height, width) in 0..1, class number)."""
+
+    def __init__(self, root: Path) -> None:
+        self.classes = sorted(path.name for path in root.iterdir() if path.is_dir())
+        self._samples = [
+            (path, number)
+            for number, name in enumerate(self.classes)
+            for path in sorted((root / name).iterdir())
+        ]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, label = self._samples[index]
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"), dtype=np.float32) / 255
+        return torch.from_numpy(pixels).permute(2, 0, 1), label
+
+
+def make_model(classes: int) -> nn.Module:
+    """Two convolutions and a linear layer: images (n, 3, h, w) to logits (n, classes)."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, classes),
+    )
+
+
+def weights_digest(model: nn.Module) -> str:
+    """The SHA-256 of all weights in their order."""
+    sums = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        sums.update(name.encode() + weight.numpy().tobytes())
+    return sums.hexdigest()
+
+
+def train(root: Path) -> None:
+    """Train on `root`/images and print what happened."""
+    # One thread: sums of floating-point numbers depend on how they are shared out.
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    torch.use_deterministic_algorithms(True)
+    data = ImageFolder(root / "images")
+    loader = DataLoader(
+        data,
+        batch_size=16,
+        shuffle=True,
+        num_workers=WORKERS,
+        generator=torch.Generator().manual_seed(SEED),
+    )
+    model = make_model(len(data.classes))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    print("start", weights_digest(model))
+    for epoch in range(EPOCHS):
+        total = 0.0
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.item() * len(labels)
+        print("loss", epoch, (total / len(data)).hex())
+    print("end", weights_digest(model))
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]))
