@@ -1,5 +1,5 @@
 """Builds the two C parts beside the package: the cffi module that the daemon uses, and the preload
-library, which links to libc alone. The slow source for the demo is built where libfuse3 is found."""
+library, which links to libc alone. The demo's slow source is built where libfuse3 is found."""
 
 import os
 import platform
@@ -32,34 +32,34 @@ PRELOAD_FLAGS = [
     "-fvisibility=hidden",
     # Loaded at start by definition: the one thread-local needs no call to find it.
     "-ftls-model=initial-exec",
+    "-fno-plt",
     "-fno-stack-protector",
     "-Wl,-z,defs,-z,relro,-z,now",
 ]
 
 
-def cc():
+def cc() -> list[str]:
     return shlex.split(os.environ.get("CC", "gcc"))
 
 
-def fuse_flags():
+def fuse_flags() -> list[str] | None:
     try:
-        done = subprocess.run(
-            ["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True
-        )
+        command = ["pkg-config", "--cflags", "--libs", "fuse3"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return None
     return shlex.split(done.stdout) if done.returncode == 0 else None
 
 
 class BuildAll(build_ext):
-    def run(self):
+    def run(self) -> None:
         super().run()
         package = Path(self.get_ext_fullpath("monarch_py._native")).parent
         package.mkdir(parents=True, exist_ok=True)
         self.build_preload(package / "libmonarch.so")
         self.build_slow_source(package / "slowsource")
 
-    def build_preload(self, out):
+    def build_preload(self, out: Path) -> None:
         flags = list(PRELOAD_FLAGS)
         if platform.machine() == "aarch64":
             flags.append("-mno-outline-atomics")
@@ -68,13 +68,13 @@ class BuildAll(build_ext):
         command = [*cc(), "-O2", "-g", "-fPIC", "-shared", *WARNINGS, *flags, *extra]
         self.spawn([*command, "-Wl,-soname,libmonarch.so", "-o", str(out), *sources])
 
-    def build_slow_source(self, out):
+    def build_slow_source(self, out: Path) -> None:
         flags = fuse_flags()
         if flags is None:
             return
         source = str(ROOT / "benchmarks" / "slowsource.c")
         command = [*cc(), "-O2", *WARNINGS, "-o", str(out), source, *flags, "-pthread"]
-        if subprocess.run(command).returncode != 0:
+        if subprocess.run(command, check=False).returncode != 0:
             print("monarch: the demo's slow source could not be built; the demo does without")
 
 

@@ -23,7 +23,7 @@ DEFINES = ("MONARCH_MAX_", "MONARCH_FILTER", "MONARCH_MAIL_", "MONARCH_STAT_", "
 MORE_DEFINES = ("MONARCH_MAGIC", "MONARCH_VERSION", "MONARCH_SOURCE_PATH", "MONARCH_TIER_PATH")
 
 
-def declarations():
+def declarations() -> str:
     cc = shlex.split(os.environ.get("CC", "gcc"))
     text = subprocess.run(
         [*cc, "-E", "-P", "-DMONARCH_CDEF", str(HERE / "native.h")],
@@ -34,9 +34,10 @@ def declarations():
     constants = []
     for line in (HERE / "catalog.h").read_text().splitlines():
         words = line.split()
-        if len(words) > 2 and words[0] == "#define" and "(" not in words[1]:
-            if words[1].startswith(DEFINES) or words[1] in MORE_DEFINES:
-                constants.append(f"#define {words[1]} ...")
+        if len(words) < 3 or words[0] != "#define" or "(" in words[1]:
+            continue
+        if words[1].startswith(DEFINES) or words[1] in MORE_DEFINES:
+            constants.append(f"#define {words[1]} ...")
     return "\n".join(constants) + "\n" + text
 
 

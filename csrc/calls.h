@@ -15,66 +15,67 @@
 
 struct statx;
 
-#define MONARCH_CALLS(X)                                                                   \
-    /* opening: open.c, stdio.c */                                                         \
-    X(open, int, (const char *path, int flags, ...))                                       \
-    X(openat, int, (int dir, const char *path, int flags, ...))                            \
-    X(__open_2, int, (const char *path, int flags))                                        \
-    X(__openat_2, int, (int dir, const char *path, int flags))                             \
-    X(creat, int, (const char *path, mode_t mode))                                         \
-    X(fopen, FILE *, (const char *path, const char *mode))                                 \
-    X(freopen, FILE *, (const char *path, const char *mode, FILE *stream))                 \
-    X(mkstemp, int, (char *template))                                                      \
-    X(mkostemp, int, (char *template, int flags))                                          \
-    X(mkstemps, int, (char *template, int suffix))                                         \
-    X(mkostemps, int, (char *template, int suffix, int flags))                             \
-    /* attributes: stat.c */                                                               \
-    X(stat, int, (const char *path, struct stat *st))                                      \
-    X(lstat, int, (const char *path, struct stat *st))                                     \
-    X(fstat, int, (int fd, struct stat *st))                                               \
-    X(fstatat, int, (int dir, const char *path, struct stat *st, int flags))               \
-    X(statx, int, (int dir, const char *path, int flags, unsigned mask, struct statx *st)) \
-    X(__xstat, int, (int version, const char *path, struct stat *st))                      \
-    X(__lxstat, int, (int version, const char *path, struct stat *st))                     \
-    X(__fxstat, int, (int version, int fd, struct stat *st))                               \
-    X(__fxstatat, int, (int version, int dir, const char *path, struct stat *st, int flags)) \
-    /* names: change.c */                                                                  \
-    X(rename, int, (const char *from, const char *to))                                     \
-    X(renameat, int, (int fromdir, const char *from, int todir, const char *to))           \
-    X(renameat2, int, (int fromdir, const char *from, int todir, const char *to, unsigned flags)) \
-    X(link, int, (const char *from, const char *to))                                       \
-    X(linkat, int, (int fromdir, const char *from, int todir, const char *to, int flags))  \
-    X(unlink, int, (const char *path))                                                     \
-    X(unlinkat, int, (int dir, const char *path, int flags))                               \
-    X(remove, int, (const char *path))                                                     \
-    X(rmdir, int, (const char *path))                                                      \
-    /* content and attributes by name or descriptor: change.c */                           \
-    X(truncate, int, (const char *path, off_t length))                                     \
-    X(chmod, int, (const char *path, mode_t mode))                                         \
-    X(fchmod, int, (int fd, mode_t mode))                                                  \
-    X(fchmodat, int, (int dir, const char *path, mode_t mode, int flags))                  \
-    X(chown, int, (const char *path, uid_t uid, gid_t gid))                                \
-    X(lchown, int, (const char *path, uid_t uid, gid_t gid))                               \
-    X(fchown, int, (int fd, uid_t uid, gid_t gid))                                         \
-    X(fchownat, int, (int dir, const char *path, uid_t uid, gid_t gid, int flags))         \
-    X(utime, int, (const char *path, const struct utimbuf *times))                         \
-    X(utimes, int, (const char *path, const struct timeval times[2]))                      \
-    X(lutimes, int, (const char *path, const struct timeval times[2]))                     \
-    X(futimes, int, (int fd, const struct timeval times[2]))                               \
-    X(futimesat, int, (int dir, const char *path, const struct timeval times[2]))          \
-    X(utimensat, int, (int dir, const char *path, const struct timespec times[2], int flags)) \
-    X(futimens, int, (int fd, const struct timespec times[2]))                             \
+#define MONARCH_CALLS(X)                                                                           \
+    /* opening: open.c, stdio.c */                                                                 \
+    X(open, int, (const char *path, int flags, ...))                                               \
+    X(openat, int, (int dir, const char *path, int flags, ...))                                    \
+    X(__open_2, int, (const char *path, int flags))                                                \
+    X(__openat_2, int, (int dir, const char *path, int flags))                                     \
+    X(creat, int, (const char *path, mode_t mode))                                                 \
+    X(fopen, FILE *, (const char *path, const char *mode))                                         \
+    X(freopen, FILE *, (const char *path, const char *mode, FILE *stream))                         \
+    X(mkstemp, int, (char *template))                                                              \
+    X(mkostemp, int, (char *template, int flags))                                                  \
+    X(mkstemps, int, (char *template, int suffix))                                                 \
+    X(mkostemps, int, (char *template, int suffix, int flags))                                     \
+    /* attributes: stat.c */                                                                       \
+    X(stat, int, (const char *path, struct stat *st))                                              \
+    X(lstat, int, (const char *path, struct stat *st))                                             \
+    X(fstat, int, (int fd, struct stat *st))                                                       \
+    X(fstatat, int, (int dir, const char *path, struct stat *st, int flags))                       \
+    X(statx, int, (int dir, const char *path, int flags, unsigned mask, struct statx *st))         \
+    X(__xstat, int, (int version, const char *path, struct stat *st))                              \
+    X(__lxstat, int, (int version, const char *path, struct stat *st))                             \
+    X(__fxstat, int, (int version, int fd, struct stat *st))                                       \
+    X(__fxstatat, int, (int version, int dir, const char *path, struct stat *st, int flags))       \
+    /* names: change.c */                                                                          \
+    X(rename, int, (const char *from, const char *to))                                             \
+    X(renameat, int, (int fromdir, const char *from, int todir, const char *to))                   \
+    X(renameat2, int, (int fromdir, const char *from, int todir, const char *to, unsigned flags))  \
+    X(link, int, (const char *from, const char *to))                                               \
+    X(linkat, int, (int fromdir, const char *from, int todir, const char *to, int flags))          \
+    X(unlink, int, (const char *path))                                                             \
+    X(unlinkat, int, (int dir, const char *path, int flags))                                       \
+    X(remove, int, (const char *path))                                                             \
+    X(rmdir, int, (const char *path))                                                              \
+    /* content and attributes by name or descriptor: change.c */                                   \
+    X(truncate, int, (const char *path, off_t length))                                             \
+    X(chmod, int, (const char *path, mode_t mode))                                                 \
+    X(fchmod, int, (int fd, mode_t mode))                                                          \
+    X(fchmodat, int, (int dir, const char *path, mode_t mode, int flags))                          \
+    X(chown, int, (const char *path, uid_t uid, gid_t gid))                                        \
+    X(lchown, int, (const char *path, uid_t uid, gid_t gid))                                       \
+    X(fchown, int, (int fd, uid_t uid, gid_t gid))                                                 \
+    X(fchownat, int, (int dir, const char *path, uid_t uid, gid_t gid, int flags))                 \
+    X(utime, int, (const char *path, const struct utimbuf *times))                                 \
+    X(utimes, int, (const char *path, const struct timeval times[2]))                              \
+    X(lutimes, int, (const char *path, const struct timeval times[2]))                             \
+    X(futimes, int, (int fd, const struct timeval times[2]))                                       \
+    X(futimesat, int, (int dir, const char *path, const struct timeval times[2]))                  \
+    X(utimensat, int, (int dir, const char *path, const struct timespec times[2], int flags))      \
+    X(futimens, int, (int fd, const struct timespec times[2]))                                     \
     X(setxattr, int, (const char *path, const char *name, const void *value, size_t n, int flags)) \
-    X(lsetxattr, int, (const char *path, const char *name, const void *value, size_t n, int flags)) \
-    X(fsetxattr, int, (int fd, const char *name, const void *value, size_t n, int flags))  \
-    X(removexattr, int, (const char *path, const char *name))                              \
-    X(lremovexattr, int, (const char *path, const char *name))                             \
-    X(fremovexattr, int, (int fd, const char *name))                                       \
-    /* where we are: space.c */                                                            \
-    X(chdir, int, (const char *path))                                                      \
-    X(fchdir, int, (int fd))                                                               \
-    X(chroot, int, (const char *path))                                                     \
-    X(unshare, int, (int flags))                                                           \
+    X(lsetxattr, int,                                                                              \
+      (const char *path, const char *name, const void *value, size_t n, int flags))                \
+    X(fsetxattr, int, (int fd, const char *name, const void *value, size_t n, int flags))          \
+    X(removexattr, int, (const char *path, const char *name))                                      \
+    X(lremovexattr, int, (const char *path, const char *name))                                     \
+    X(fremovexattr, int, (int fd, const char *name))                                               \
+    /* where we are: space.c */                                                                    \
+    X(chdir, int, (const char *path))                                                              \
+    X(fchdir, int, (int fd))                                                                       \
+    X(chroot, int, (const char *path))                                                             \
+    X(unshare, int, (int flags))                                                                   \
     X(setns, int, (int fd, int type))
 
 /* `.set` because the two spellings have different types in the headers, though the same bytes. Each
@@ -94,14 +95,14 @@ struct statx;
 #define TWINS_OF_STDIO(TWIN) \
     TWIN(fopen64, fopen)     \
     TWIN(freopen64, freopen)
-#define TWINS_OF_STAT(TWIN)        \
-    TWIN(stat64, stat)             \
-    TWIN(lstat64, lstat)           \
-    TWIN(fstat64, fstat)           \
-    TWIN(fstatat64, fstatat)       \
-    TWIN(__xstat64, __xstat)       \
-    TWIN(__lxstat64, __lxstat)     \
-    TWIN(__fxstat64, __fxstat)     \
+#define TWINS_OF_STAT(TWIN)    \
+    TWIN(stat64, stat)         \
+    TWIN(lstat64, lstat)       \
+    TWIN(fstat64, fstat)       \
+    TWIN(fstatat64, fstatat)   \
+    TWIN(__xstat64, __xstat)   \
+    TWIN(__lxstat64, __lxstat) \
+    TWIN(__fxstat64, __fxstat) \
     TWIN(__fxstatat64, __fxstatat)
 #define TWINS_OF_CHANGE(TWIN) TWIN(truncate64, truncate)
 
@@ -116,7 +117,7 @@ extern int monarch_real_ready;
 void monarch_real_init(void);
 
 /* The next library's function. Other libraries' constructors may call us before ours has run. */
-#define REAL(name)                                                              \
+#define REAL(name)                                                               \
     (__builtin_expect(__atomic_load_n(&monarch_real_ready, __ATOMIC_ACQUIRE), 1) \
          ? (void)0                                                               \
          : monarch_real_init(),                                                  \

@@ -15,7 +15,8 @@ static const uint64_t *slots_at(const struct monarch_catalog *c, uint64_t offset
     return (const uint64_t *)((const char *)c + offset);
 }
 
-int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path, size_t len) {
+int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
+                     size_t len) {
     const struct monarch_entry *entries = monarch_entries(c);
     const uint64_t *index = slots_at(c, c->index_at), mask = c->slots - 1;
     uint64_t hash = monarch_path_hash(source, path, len);

@@ -58,7 +58,7 @@ struct monarch_source {
     uint64_t dev, ino; /* of the root directory; another one there means another namespace */
     uint32_t path_len, alias_len;
     char path[MONARCH_SOURCE_PATH];  /* resolved, no trailing slash */
-    char alias[MONARCH_SOURCE_PATH]; /* as the configuration spells it; may equal `path` */
+    char alias[MONARCH_SOURCE_PATH]; /* as the configuration spells it, if that is another way */
 };
 
 struct monarch_tier {
@@ -148,7 +148,7 @@ static_assert(sizeof(struct monarch_entry) == 128, "two cache lines; bump MONARC
 static_assert(sizeof(struct monarch_stats) == 128, "bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_mail) == 1024, "bump MONARCH_VERSION");
 
-#define MONARCH_WORD_STATE(w) ((w) & 15)
+#define MONARCH_WORD_STATE(w) (15 & (w))
 #define MONARCH_WORD_TIER(w) (((w) >> 8) & 15)
 #define MONARCH_WORD_COPY(w) ((w) >> 12)
 
@@ -178,7 +178,8 @@ static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t
 
 /* Looking up; all return the entry's number or -1. */
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len);
-int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path, size_t len);
+int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
+                     size_t len);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 

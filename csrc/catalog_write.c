@@ -139,7 +139,12 @@ int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         return -1;
     for (uint64_t i = 0; i < n; i++) {
         struct monarch_entry *e = &table[ids[i]];
-        uint64_t tier = MONARCH_WORD_TIER(words[i]);
+        unsigned tier = MONARCH_WORD_TIER(words[i]);
+        /* A dropped copy's entry keeps its inode for descriptors that are still open. Once the file
+         * system gives the number to another copy there are none. */
+        int64_t old = monarch_find_copy(c, tier, copy_inos[i]);
+        if (old >= 0 && (uint64_t)old != ids[i])
+            __atomic_store_n(&table[old].copy_ino, 0, __ATOMIC_SEQ_CST);
         e->sum = sums[i];
         __atomic_store_n(&e->copy_ino, copy_inos[i], __ATOMIC_SEQ_CST);
         put_slot(c, c->copies_at, monarch_mix(copy_inos[i] + tier), ids[i]);

@@ -1,7 +1,7 @@
 /* Calls that change a file's names or attributes. Each does exactly what was asked, at the source;
- * before it, the file that the name leads to is recorded as changed, so that nobody is given the old
- * copy once it returns (not even when the caller is killed right after it). A call that then fails has
- * cost the file its copy for this session, nothing else. */
+ * before it, the file that the name leads to is recorded as changed, so that nobody is given the
+ * old copy once it returns (not even when the caller is killed right after it). A call that then
+ * fails has cost the file its copy for this session, nothing else. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>

@@ -70,8 +70,7 @@ static void *work(void *arg) {
     return NULL;
 }
 
-struct monarch_engine *monarch_engine_start(int threads, uint64_t block_bytes,
-                                            uint32_t *doorbell) {
+struct monarch_engine *monarch_engine_start(int threads, uint64_t block_bytes, uint32_t *doorbell) {
     struct pool *p = calloc(1, sizeof *p + (size_t)threads * sizeof(pthread_t));
     if (!p)
         return NULL;

@@ -116,8 +116,9 @@ static int open_source(struct job *job) {
     if (fd < 0 && errno == EPERM)
         fd = openat(job->source_root, job->path, flags);
     if (fd < 0)
-        return fail(job, errno == ENOENT || errno == ELOOP ? MONARCH_SOURCE_CHANGED
-                                                           : MONARCH_SOURCE_ERROR, errno);
+        return fail(
+            job, errno == ENOENT || errno == ELOOP ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR,
+            errno);
     if (fstat(fd, &st) != 0 || !is_as_catalogued(&job->entry, &st)) {
         close(fd);
         return fail(job, MONARCH_SOURCE_CHANGED, 0);

@@ -99,7 +99,7 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
 uint64_t monarch_engine_pending(struct monarch_engine *e); /* queued or running */
 uint64_t monarch_engine_bytes(struct monarch_engine *e);   /* read from sources so far */
-void monarch_engine_stop(struct monarch_engine *e); /* abandons what runs; joins and frees */
+void monarch_engine_stop(struct monarch_engine *e);        /* abandons what runs; joins and frees */
 void monarch_free(void *p);
 /* XXH3-64 of the block sums of one file, for those who have only its path; 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);

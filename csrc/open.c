@@ -9,9 +9,7 @@
 
 /* open(2) reads `mode` only for these flags. O_TMPFILE contains the O_DIRECTORY bit, so compare
  * the full pattern: opening a directory passes no mode. */
-static int needs_mode(int flags) {
-    return (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE;
-}
+static int needs_mode(int flags) { return (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE; }
 
 /* O_RDONLY | O_TRUNC truncates, and access mode 3 is for ioctl with the right to write. */
 static int may_change(int flags) {
@@ -57,7 +55,8 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
     if (flags & O_TRUNC)
         monarch_changed_path(dir, path, !(flags & O_NOFOLLOW));
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
-    if (fd >= 0)
+    /* O_RDONLY | O_CREAT changes no file that there is. */
+    if (fd >= 0 && ((flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC)))
         monarch_changed_fd(fd);
     return fd;
 }

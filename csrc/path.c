@@ -7,8 +7,12 @@
 
 #define MAX_LINKS 40 /* as the kernel */
 
+/* Bytes, not strncmp: nearly all paths of a process are foreign and differ in the first few. */
 static int has_prefix(const char *path, const char *root, uint32_t len) {
-    return len && strncmp(path, root, len) == 0 && (path[len] == '/' || !path[len]);
+    uint32_t i = 0;
+    while (i < len && path[i] == root[i])
+        i++;
+    return i == len && len && (path[len] == '/' || !path[len]);
 }
 
 int monarch_prefix(const struct monarch_control *k, const char *path, const char **rel) {
@@ -25,18 +29,21 @@ int monarch_prefix(const struct monarch_control *k, const char *path, const char
     return -1;
 }
 
+/* `after` follows a slash, or is the start of a relative path. */
+static int odd_component(const char *after) {
+    if (after[0] != '.')
+        return after[0] == '/' || !after[0];
+    after += after[1] == '.' ? 2 : 1;
+    return *after == '/' || !*after;
+}
+
 int monarch_is_odd(const char *path) {
-    if (strstr(path, "//"))
+    if (path[0] == '.' && odd_component(path))
         return 1;
-    if (path[0] == '.' && (!path[1] || path[1] == '/' || path[1] == '.'))
-        return 1;
-    for (const char *p = path; (p = strstr(p, "/.")); p += 2) {
-        const char *after = p[2] == '.' ? p + 3 : p + 2;
-        if (!*after || *after == '/')
-            return 1;
-    }
-    size_t len = strlen(path);
-    return len > 1 && path[len - 1] == '/';
+    for (const char *p = path; *p; p++)
+        if (__builtin_expect(*p == '/', 0) && odd_component(p + 1))
+            return p[1] || p != path; /* "/" itself is plain */
+    return 0;
 }
 
 /* A walk over one path. `text` is the absolute path so far, without a trailing slash ("" is the

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <elf.h>
 #include <link.h>
+#include <stdint.h>
 #include <string.h>
 
 #include "calls.h"
@@ -94,7 +95,7 @@ static void *lookup(const struct table *t, const char *name, unsigned char *hidd
 }
 
 static int contains_us(const struct dl_phdr_info *info) {
-    ElfW(Addr) us = (ElfW(Addr))&monarch_real;
+    ElfW(Addr) us = (uintptr_t)&monarch_real;
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *p = &info->dlpi_phdr[i];
         if (p->p_type == PT_LOAD && us - (info->dlpi_addr + p->p_vaddr) < p->p_memsz)

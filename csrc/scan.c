@@ -213,8 +213,7 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
         add_directory(s, path);
 }
 
-static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,
-                           const char *path) {
+static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch, const char *path) {
     char child[MONARCH_PATH_MAX];
     size_t len = strlen(path);
     pace(s);

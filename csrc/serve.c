@@ -30,8 +30,7 @@ void monarch_count(struct session *s, const struct monarch_entry *e, int from_co
 
 const struct monarch_entry *monarch_copy_for(struct session *s, int dir, const char *path,
                                              int flags, char *copy) {
-    /* O_NOATIME asks who owns the file, O_PATH opens no file at all: the source knows. */
-    if (!path || flags & (O_PATH | O_DIRECTORY | O_NOATIME))
+    if (!path || flags & (O_PATH | O_DIRECTORY)) /* these open no file */
         return NULL;
     const struct monarch_catalog *c = monarch_catalog_of(s);
     if (!c)
@@ -41,12 +40,16 @@ const struct monarch_entry *monarch_copy_for(struct session *s, int dir, const c
         return NULL;
     monarch_tick(s);
     const struct monarch_entry *e = &monarch_entries(c)[id];
+    /* Who does not own the file may not ask for it; every copy is our own. */
+    if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
+        return NULL;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !s->off &&
         !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino)) {
         /* The number of a copy is never given again: if it is dropped before the open, the open
          * fails and the source answers. */
-        monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), copy);
+        monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
+                          copy);
         return e;
     }
     if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT)

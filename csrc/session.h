@@ -9,8 +9,8 @@ struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
     const struct monarch_catalog *catalog; /* atomic; older ones stay mapped for their readers */
-    uint64_t roots;                        /* atomic: four bits a source, see monarch_root_is_ours */
-    uint32_t off;                          /* atomic: a switch file exists */
+    uint64_t roots; /* atomic: four bits a source, see monarch_root_is_ours */
+    uint32_t off;   /* atomic: a switch file exists */
 };
 
 /* Atomic. NULL in a process that has nothing to do with Monarch. */

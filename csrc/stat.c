@@ -115,8 +115,7 @@ PUBLIC int fstat(int fd, struct stat *st) {
 PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
     if (answer_path(dir, path, st, !(flags & AT_SYMLINK_NOFOLLOW)))
         return 0;
-    int r = REAL(fstatat) ? REAL(fstatat)(dir, path, st, flags)
-                          : kernel_stat(dir, path, st, flags);
+    int r = REAL(fstatat) ? REAL(fstatat)(dir, path, st, flags) : kernel_stat(dir, path, st, flags);
     if (r == 0)
         correct(st);
     return r;
@@ -140,9 +139,8 @@ PUBLIC int __fxstat(int version, int fd, struct stat *st) {
 }
 
 PUBLIC int __fxstatat(int version, int dir, const char *path, struct stat *st, int flags) {
-    return CURRENT(version) || !REAL(__fxstatat)
-               ? fstatat(dir, path, st, flags)
-               : REAL(__fxstatat)(version, dir, path, st, flags);
+    return CURRENT(version) || !REAL(__fxstatat) ? fstatat(dir, path, st, flags)
+                                                 : REAL(__fxstatat)(version, dir, path, st, flags);
 }
 
 static struct statx_timestamp statx_time_of(int64_t ns) {
@@ -203,8 +201,7 @@ PUBLIC int statx(int dir, const char *path, int flags, unsigned mask, struct sta
     const unsigned known = STATX_BASIC_STATS | STATX_BTIME;
     if (!(mask & ~known) && !(flags & AT_STATX_FORCE_SYNC) && names_a_path(path)) {
         struct session *s = session_for_reading();
-        const struct monarch_entry *e =
-            served(s, dir, path, !(flags & AT_SYMLINK_NOFOLLOW));
+        const struct monarch_entry *e = served(s, dir, path, !(flags & AT_SYMLINK_NOFOLLOW));
         if (e && statx_of_copy(s, e, flags & ~AT_SYMLINK_NOFOLLOW, mask, x))
             return 0;
     }

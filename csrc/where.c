@@ -20,8 +20,9 @@ static int is_near(const struct monarch_control *k, const char *cwd) {
     size_t n = strlen(cwd) - (cwd[1] == 0);
     for (uint32_t i = 0; i < k->sources; i++) {
         const struct monarch_source *s = &k->source[i];
-        if (is_below(cwd, s->path, s->path_len) || is_below(s->path, cwd, n) ||
-            is_below(cwd, s->alias, s->alias_len) || is_below(s->alias, cwd, n))
+        if (is_below(cwd, s->path, s->path_len) || is_below(s->path, cwd, n))
+            return 1;
+        if (s->alias_len && (is_below(cwd, s->alias, s->alias_len) || is_below(s->alias, cwd, n)))
             return 1;
     }
     return 0;
@@ -134,7 +135,7 @@ void monarch_mail_path(struct session *s, unsigned source, const char *path, siz
     struct monarch_mail *slot = &m->mail[n % MONARCH_MAIL_SLOTS];
     uint64_t seen = __atomic_load_n(&slot->ticket, __ATOMIC_ACQUIRE);
     if (seen & 3)
-        return; /* not emptied yet */
+        return;               /* not emptied yet */
     uint64_t mine = seen + 5; /* the next number, being written */
     if (!__atomic_compare_exchange_n(&slot->ticket, &seen, mine, 0, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))

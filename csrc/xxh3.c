@@ -80,8 +80,8 @@ static uint64_t hash_upto_16(const unsigned char *in, size_t len) {
         return h ^ (h >> 28);
     }
     if (len > 0) {
-        uint32_t bytes = (uint32_t)in[0] << 16 | (uint32_t)in[len >> 1] << 24 | in[len - 1] |
-                         (uint32_t)len << 8;
+        uint32_t bytes =
+            (uint32_t)in[0] << 16 | (uint32_t)in[len >> 1] << 24 | in[len - 1] | (uint32_t)len << 8;
         return avalanche_64((uint64_t)bytes ^ (get32(secret) ^ get32(secret + 4)));
     }
     return avalanche_64(get64(secret + 56) ^ get64(secret + 64));
@@ -138,7 +138,8 @@ static void eat_blocks(uint64_t state[8], const unsigned char *in, size_t blocks
 
 /* `in` are the 1 to 1024 last bytes; the 64 bytes before them must be readable when there are
  * fewer than 64 of them. */
-static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len, uint64_t total) {
+static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len,
+                       uint64_t total) {
     uint64_t acc[8], h = total * P64_1;
     memcpy(acc, state, sizeof acc);
     for (size_t n = 0; n < (len - 1) / STRIPE; n++)

@@ -93,9 +93,7 @@ class Catalog(CatalogReader):
     def _open_generation(self, generation: int, capacity: int, pool_bytes: int) -> None:
         size = int(lib.monarch_catalog_bytes(capacity, pool_bytes))
         segment = Segment.create(self.session.catalog(generation), size)
-        lib.monarch_catalog_init(
-            ffi.from_buffer(segment.memory), generation, capacity, pool_bytes
-        )
+        lib.monarch_catalog_init(ffi.from_buffer(segment.memory), generation, capacity, pool_bytes)
         old = getattr(self, "c", None)
         if old is not None:
             new = segment.as_struct("struct monarch_catalog")
@@ -133,7 +131,9 @@ class Catalog(CatalogReader):
             if done == len(entries):
                 return ids, int(added[0])
             rest = entries[done:]
-            text = int(rest["path_len"].sum()) + len(rest) * 2 + 4096 * int((rest["kind"] == 2).sum())
+            text = (
+                int(rest["path_len"].sum()) + len(rest) * 2 + 4096 * int((rest["kind"] == 2).sum())
+            )
             self._resize(
                 max(int(self.c.capacity * GROWTH), len(self) + len(rest)),
                 max(int(self.c.pool_bytes * GROWTH), int(self.c.pool_used) + text),
@@ -154,8 +154,8 @@ class Catalog(CatalogReader):
     def set_state(self, ids: Ids, state: State, reason: int = 0) -> None:
         self.set_words(ids, make_word(state, reason))
 
-    def set_sum(self, entry: int, value: int) -> None:
-        self._table[entry]["sum"] = value
+    def set_sums(self, ids: Ids, sums: npt.NDArray[np.uint64]) -> None:
+        self._table["sum"][ids] = sums
 
     def publish(
         self, ids: Ids, words: npt.NDArray[np.uint64], inodes: Ids, sums: npt.NDArray[np.uint64]

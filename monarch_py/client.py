@@ -42,7 +42,9 @@ class Client:
                 f"the daemon does not answer within {ANSWER_LIMIT_S:.0f} s; is it stopped?"
             ) from error
         except OSError as error:
-            raise SessionError("no daemon serves this configuration; start one with `monarch start`") from error
+            raise SessionError(
+                "no daemon serves this configuration; start one with `monarch start`"
+            ) from error
         if not line:
             raise SessionError("the daemon ended before it answered")
         answer = json.loads(line)

@@ -46,17 +46,20 @@ def _machine() -> Iterator[Finding]:
     if libc == "glibc":
         yield Finding("ok", "C library", f"{libc} {version}")
     else:
-        yield Finding("problem", "C library", libc or "unknown", "Monarch needs glibc 2.17 or later")
+        yield Finding(
+            "problem", "C library", libc or "unknown", "Monarch needs glibc 2.17 or later"
+        )
 
 
 def _library() -> Iterator[Finding]:
     if not LIBRARY.exists():
-        yield Finding("problem", "preload library", f"{LIBRARY} is missing", "install Monarch again")
+        yield Finding(
+            "problem", "preload library", f"{LIBRARY} is missing", "install Monarch again"
+        )
         return
     program = shutil.which("true") or "/bin/true"
-    done = subprocess.run(
-        [program], env={"LD_PRELOAD": str(LIBRARY)}, capture_output=True, text=True
-    )
+    environment = {"LD_PRELOAD": str(LIBRARY)}
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0 and not done.stderr:
         yield Finding("ok", "preload library", str(LIBRARY))
     else:
@@ -77,7 +80,8 @@ def _shared_memory() -> Iterator[Finding]:
     files = max(0, free - needed) // CATALOG_BYTES_PER_FILE
     text = f"{root}: {format_size(free)} free, room for the catalog of {files:,} files"
     if free < needed:
-        mend = f"make it larger (at least {format_size(needed)}; docker: --shm-size), or set MONARCH_SHM"
+        least = format_size(needed)
+        mend = f"make it larger (at least {least}; docker: --shm-size), or set MONARCH_SHM"
         yield Finding("problem", "shared memory", text, mend)
     else:
         yield Finding("ok", "shared memory", text)
@@ -96,7 +100,9 @@ def _tiers(config: Config) -> Iterator[Finding]:
     for tier in config.tiers:
         system = os.statvfs(tier.mount_point)
         free = system.f_bavail * system.f_frsize
-        text = f"{tier.mount_point}: quota {format_size(tier.quota_bytes)}, {format_size(free)} free"
+        text = (
+            f"{tier.mount_point}: quota {format_size(tier.quota_bytes)}, {format_size(free)} free"
+        )
         room = min(free, memory.available_bytes()) if tier.kind == "ram" else free
         if room < tier.quota_bytes:
             limit = "memory (cgroup)" if room < free else "disk"

@@ -1,7 +1,8 @@
 """Which copies on a persistent tier are whole: a table in SQLite, on the tier itself.
 
 A row is written only after the tier was synced, so that a copy in the manifest has its bytes on the
-disk. After an unclean end, or another boot, rows are claims: the copies are checked before they count.
+disk. After an unclean end, or another boot, rows are claims: the copies are checked before they
+count.
 """
 
 import sqlite3
@@ -134,7 +135,7 @@ class Manifest:
 
     def begin_use(self) -> bool:
         """Notes that a daemon writes here from now on. Returns whether the copies must be checked
-        before they are served: the last one did not end cleanly, or the machine has booted since."""
+        before they are served: the last one did not end cleanly, or the machine booted since."""
         must_check = self._meta("clean") != "1" or self._meta("boot") != boot_id()
         self._set_meta("boot", boot_id())
         self._set_meta("clean", "0")

@@ -1,7 +1,8 @@
 """How much memory a RAM tier may still take before the kernel kills the job for it.
 
-The pages of a tmpfs count against the memory cgroup of who wrote them, and the OOM killer cannot free
-them: it kills a process instead. So a RAM tier's room is never more than what the cgroup leaves.
+The pages of a tmpfs count against the memory cgroup of who wrote them, and the OOM killer cannot
+free them: it kills a process instead. So a RAM tier's room is never more than what the cgroup
+leaves.
 """
 
 from pathlib import Path

@@ -114,19 +114,23 @@ def make_word(state: int, reason: int = 0, tier: Any = 0, copy: Any = 0) -> Any:
 
 
 def state_of(words: Words) -> Words:
-    return words & np.uint64(15)
+    states: Words = words & np.uint64(15)
+    return states
 
 
 def reason_of(words: Words) -> Words:
-    return (words >> np.uint64(4)) & np.uint64(15)
+    reasons: Words = (words >> np.uint64(4)) & np.uint64(15)
+    return reasons
 
 
 def tier_of(words: Words) -> Words:
-    return (words >> np.uint64(8)) & np.uint64(15)
+    tiers: Words = (words >> np.uint64(8)) & np.uint64(15)
+    return tiers
 
 
 def copy_of(words: Words) -> Words:
-    return words >> np.uint64(12)
+    copies: Words = words >> np.uint64(12)
+    return copies
 
 
 def pointer(array: npt.NDArray[Any], ctype: str) -> Any:

@@ -37,7 +37,8 @@ def private_directory(path: Path) -> None:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise SessionError(
-            f"{path} is not a directory of this user alone (mode 0700); remove it or set MONARCH_SHM"
+            f"{path} is not a directory of this user alone (mode 0700); "
+            "remove it or set MONARCH_SHM"
         )
 
 

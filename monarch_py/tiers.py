@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -89,14 +90,15 @@ class Tier:
     def names(self) -> npt.NDArray[np.uint64]:
         """Numbers of the copies that lie here, sorted. Files with other names are not ours."""
         with os.scandir(self.copies) as found:
-            numbers = [copy_number(entry.name) for entry in found]
-        return np.array(sorted(n for n in numbers if n is not None), dtype=np.uint64)
+            numbers = (copy_number(entry.name) for entry in found)
+            # A generator: a million Python numbers at a time would stay with the process.
+            names = np.fromiter((n for n in numbers if n is not None), dtype=np.uint64)
+        names.sort()
+        return names
 
     def remove(self, number: int) -> None:
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(copy_name(number), dir_fd=self.fd)
-        except FileNotFoundError:
-            pass
 
     @staticmethod
     def first_number() -> int:
@@ -119,7 +121,7 @@ class Tier:
     def room(self) -> TierRoom:
         """What can be placed here now: the least of the quota, the file system and, for a RAM
         tier, what the memory cgroup leaves."""
-        nothing = TierRoom(0, 0, self.block_bytes)
+        nothing = self.room_unit()
         if not self.usable:
             return nothing
         try:
@@ -159,6 +161,19 @@ class Tier:
         self.used_inodes += 1
         self.files += 1
 
+    def adopt_all(self, sizes: npt.NDArray[np.uint64]) -> None:
+        """Counts many copies that lie here; sizes : (copies,) [bytes]."""
+        self.used_bytes += int(self.rounded_all(sizes).sum())
+        self.used_inodes += len(sizes)
+        self.files += len(sizes)
+
+    def rounded_all(self, sizes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        return self.room_unit().rounded(sizes)
+
+    def room_unit(self) -> TierRoom:
+        """No room, but the block that sizes are rounded to."""
+        return TierRoom(0, 0, self.block_bytes)
+
     def release(self, size: int) -> None:
         """A copy is gone."""
         self.used_bytes = max(0, self.used_bytes - self.rounded(size))
@@ -180,7 +195,5 @@ class Tier:
             path.unlink(missing_ok=True)
         self.close()
         (self.root / "lock").unlink(missing_ok=True)
-        try:
+        with suppress(OSError):  # something in it is not ours
             self.root.rmdir()
-        except OSError:
-            pass  # something in it is not ours

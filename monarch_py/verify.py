@@ -47,17 +47,40 @@ def verify_copies(config: Config, *, against_source: bool) -> Verdict:
     """
     session = SessionDir.of(config.file)
     client = Client(session)
+    checker = _Checker(config.block_size_bytes, against_source)
     try:
         generation = int(client.ask("where")["generation"])
     except SessionError:
-        return _verify_manifests(config, against_source)
-    return _verify_catalog(config, client, CatalogReader.open(session, generation), against_source)
+        _verify_manifests(config, checker)
+    else:
+        _verify_catalog(config, client, CatalogReader.open(session, generation), checker)
+    return checker.verdict
+
+
+class _Checker:
+    """Checks one copy after the other and keeps the verdict."""
+
+    def __init__(self, block_size_bytes: int, against_source: bool) -> None:
+        self.verdict = Verdict()
+        self._block_size_bytes = block_size_bytes
+        self._against_source = against_source
+
+    def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
+        """copy, path : of the copy and of its source file;  expected : sum and size [bytes]."""
+        self.verdict.checked += 1
+        if _sum(copy, self._block_size_bytes) != expected:
+            self.verdict.damaged.append(path)
+            return False
+        if self._against_source and _sum(path, self._block_size_bytes) != expected:
+            self.verdict.outdated.append(path)
+            return False
+        return True
 
 
 def _verify_catalog(
-    config: Config, client: Client, catalog: CatalogReader, against_source: bool
-) -> Verdict:
-    verdict, bad = Verdict(), []
+    config: Config, client: Client, catalog: CatalogReader, checker: _Checker
+) -> None:
+    bad = []
     for entry in np.flatnonzero(state_of(catalog.words) == State.PRESENT):
         row = catalog.entries[entry].copy()
         if state_of(row["word"]) != State.PRESENT:
@@ -66,34 +89,13 @@ def _verify_catalog(
         name = copy_name(int(copy_of(row["word"])))
         copy = str(tier_root(tier.mount_point) / "c" / name)
         path = str(config.sources[int(row["source"])].real_path / catalog.path(int(entry)))
-        if not _check(config, verdict, copy, path, int(row["sum"]), int(row["size"]), against_source):
+        if not checker.is_good(copy, path, (int(row["sum"]), int(row["size"]))):
             bad.append(int(entry))
     if bad:
         client.ask("drop", entries=bad)
-    return verdict
 
 
-def _check(
-    config: Config,
-    verdict: Verdict,
-    copy: str,
-    path: str,
-    expected: int,
-    size: int,
-    against_source: bool,
-) -> bool:
-    verdict.checked += 1
-    if _sum(copy, config.block_size_bytes) != (expected, size):
-        verdict.damaged.append(path)
-        return False
-    if against_source and _sum(path, config.block_size_bytes) != (expected, size):
-        verdict.outdated.append(path)
-        return False
-    return True
-
-
-def _verify_manifests(config: Config, against_source: bool) -> Verdict:
-    verdict = Verdict()
+def _verify_manifests(config: Config, checker: _Checker) -> None:
     for tier_config in config.tiers:
         if not tier_config.persistent or not tier_root(tier_config.mount_point).exists():
             continue
@@ -104,14 +106,13 @@ def _verify_manifests(config: Config, against_source: bool) -> Verdict:
             for copy, source, raw, size, expected, _ in manifest.all_copies():
                 path = os.path.join(source, os.fsdecode(raw))
                 name = str(tier.copies / copy_name(copy))
-                if not _check(config, verdict, name, path, expected, size, against_source):
+                if not checker.is_good(name, path, (expected, size)):
                     bad.append(copy)
                     tier.remove(copy)
             manifest.change([], bad)
             manifest.close()
         finally:
             tier.close()
-    return verdict
 
 
 def clear_tiers(config: Config) -> int:
@@ -127,5 +128,3 @@ def clear_tiers(config: Config) -> int:
         removed += len(tier.names())
         tier.discard()
     return removed
-
-

@@ -20,7 +20,9 @@ MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "problem": "[red
 
 
 @click.command()
-@click.option("-c", "--config", "config_file", envvar="MONARCH_CONFIG", type=click.Path(path_type=Path))
+@click.option(
+    "-c", "--config", "config_file", envvar="MONARCH_CONFIG", type=click.Path(path_type=Path)
+)
 @as_json
 def doctor(config_file: Path | None, as_json: bool) -> None:
     """Say what works here, what does not, and how to mend it.  Exits with 1 on a problem."""

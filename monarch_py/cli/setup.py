@@ -13,9 +13,13 @@ __all__ = ["COMMANDS"]
 
 
 @click.command()
-@click.option("-c", "--config", "config_file", envvar="MONARCH_CONFIG", type=click.Path(path_type=Path))
+@click.option(
+    "-c", "--config", "config_file", envvar="MONARCH_CONFIG", type=click.Path(path_type=Path)
+)
 @click.option("--library", is_flag=True, help="Only the path of the preload library.")
-@click.option("--modulefile", "as_module", is_flag=True, help="A Tcl modulefile for administrators.")
+@click.option(
+    "--modulefile", "as_module", is_flag=True, help="A Tcl modulefile for administrators."
+)
 def env(config_file: Path | None, library: bool, as_module: bool) -> None:
     """Print the export lines for a job script.
 

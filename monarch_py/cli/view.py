@@ -79,7 +79,13 @@ def _print_status(report: dict[str, Any]) -> None:
 
 def _print_open(rows: list[dict[str, Any]]) -> None:
     cells = [
-        [r["path"], r["served_by"], r["command"], r["pid"], "mapped" if r["fd"] is None else r["fd"]]
+        [
+            r["path"],
+            r["served_by"],
+            r["command"],
+            r["pid"],
+            "mapped" if r["fd"] is None else r["fd"],
+        ]
         for r in rows
     ]
     columns = ["file", "served by", "command", "process", "descriptor"]

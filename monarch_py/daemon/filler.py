@@ -116,7 +116,7 @@ class Filler:
         self.want(ids[:count])
 
     def want(self, ids: Ids) -> None:
-        """Files to fill, in this order; those that are no files or have a state stay as they are."""
+        """Files to fill, in this order. What is no file, or has a state, stays as it is."""
         if not len(ids):
             return
         rows = self.shared.catalog.entries[ids]
@@ -130,8 +130,7 @@ class Filler:
         catalog = self.shared.catalog
         words = make_word(State.FILLING, 0, tier_number, rows["copy"])
         catalog.set_words(ids, words)
-        for entry, row in zip(ids, rows, strict=True):
-            catalog.set_sum(int(entry), int(row["sum"]))
+        catalog.set_sums(ids, rows["sum"])
         if self.keepers[tier_number].must_check:
             self._to_check.append(ids)
             return
@@ -225,7 +224,7 @@ class Filler:
         copies: npt.NDArray[Any],
         sums: npt.NDArray[Any] | None = None,
     ) -> None:
-        columns = [
+        columns: list[npt.NDArray[Any]] = [
             np.ascontiguousarray(ids, dtype=np.uint64),
             np.ascontiguousarray(tiers, dtype=np.uint32),
             np.ascontiguousarray(copies, dtype=np.uint64),
@@ -343,8 +342,10 @@ class Filler:
             if status == JobStatus.ABANDONED:
                 self.keepers[int(result["tier"])].distrust()
             else:
-                log.warning("a copy of %s is damaged; it is made anew when it is read",
-                            self.shared.catalog.path(entry))
+                log.warning(
+                    "a copy of %s is damaged; it is made anew when it is read",
+                    self.shared.catalog.path(entry),
+                )
                 self._forget(entry, State.ABSENT)
             return
         tier.settle(size, None)
@@ -388,7 +389,8 @@ class Filler:
         word = catalog.words[entry : entry + 1].copy()
         number, copy = int(tier_of(word)[0]), int(copy_of(word)[0])
         size = int(catalog.entries["size"][entry])
-        catalog.set_state(one(entry), state, reason)
+        # Tier and number stay: descriptors of the dropped copy are still the file's.
+        catalog.set_words(one(entry), make_word(state, reason, number, copy))
         self._young.pop(entry, None)
         tier = self._tier(number)
         tier.remove(copy)

@@ -53,21 +53,20 @@ class Keeper:
         self._thread.start()
 
     def reconcile(self) -> None:
-        """Drops debris (files that no row knows) and rows whose file is gone or beyond the quota."""
+        """Drops debris (files without a row), and rows whose file is gone or beyond the quota."""
         names = self.tier.names()
         for number in names[~np.isin(names, self.rows["copy"])]:
             self.tier.remove(int(number))
         gone = ~np.isin(self.rows["copy"], names)
         self.remove([int(n) for n in self.rows["copy"][gone]])
         rows = np.sort(self.rows[~gone], order="copy")
-        taken = np.cumsum([self.tier.rounded(int(size)) for size in rows["size"]])
+        taken = np.cumsum(self.tier.rounded_all(rows["size"]))
         over = taken > self.tier.config.quota_bytes
         for row in rows[over]:
             self.tier.remove(int(row["copy"]))
         self.remove([int(n) for n in rows["copy"][over]])
         self.rows = rows[~over]
-        for size in self.rows["size"]:
-            self.tier.adopt(int(size))
+        self.tier.adopt_all(self.rows["size"])
 
     def add(self, rows: list[Row]) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
 """Who has which logical file open, and what serves it: read from the kernel, so it cannot be wrong.
 
-Every descriptor and mapping of every process of this user is looked at (/proc/PID/fd, /proc/PID/maps);
-those of copies go back to their files through the reverse index of the catalog.
+Every descriptor and mapping of every process of this user is looked at (/proc/PID/fd and
+/proc/PID/maps); those of copies go back to their files through the reverse index of the catalog.
 """
 
 import os

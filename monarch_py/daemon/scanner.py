@@ -39,13 +39,14 @@ class Source:
     def excluded(self, entries: npt.NDArray[Any], paths: Any) -> npt.NDArray[np.bool_]:
         """(n,) True for files that the configuration leaves out. paths : callable, entry -> str."""
         sizes, config = entries["size"], self.config
-        out = sizes < config.min_size_bytes
+        out: npt.NDArray[np.bool_] = sizes < config.min_size_bytes
         if config.max_size_bytes is not None:
             out |= sizes > config.max_size_bytes
         if not self.filter.trivial:
             for i in np.flatnonzero((entries["kind"] == Kind.FILE) & ~out):
                 out[i] = not self.filter.matches(paths(entries[i]))
-        return out & (entries["kind"] == Kind.FILE)
+        out &= entries["kind"] == Kind.FILE
+        return out
 
 
 class Validator:
@@ -59,7 +60,9 @@ class Validator:
         owner = np.array([numbers.get(int(n), -1) for n in rows["source"]], dtype=np.int64)
         self.foreign = rows[owner < 0]
         self.rows, owner = rows[owner >= 0], owner[owner >= 0]
-        mixes = np.array([lib.monarch_path_hash(s.number, b"", 0) for s in sources], dtype=np.uint64)
+        mixes = np.array(
+            [lib.monarch_path_hash(s.number, b"", 0) for s in sources], dtype=np.uint64
+        )
         empty = np.uint64(lib.monarch_xxh3_of(b"", 0))
         self.hashes = self.rows["hash"] ^ mixes[owner] ^ empty
         order = np.argsort(self.hashes, kind="stable")
@@ -195,8 +198,11 @@ class Scanner:
             ids, _ = catalog.add(entries, pool)
         except OSError as error:
             self.full = True
-            log.warning("shared memory is full: files beyond %d are left to the source (%s)",
-                        len(catalog), error)
+            log.warning(
+                "shared memory is full: files beyond %d are left to the source (%s)",
+                len(catalog),
+                error,
+            )
             return []
         new = np.unique(ids[ids >= before])
         if int(self.shared.clients.renames) != self._renames:
@@ -233,9 +239,7 @@ class Scanner:
 
     def take_mail(
         self,
-    ) -> tuple[
-        npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]
-    ]:
+    ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
         """Files that clients opened before the scan met them: they are wanted, and known now."""
         wanted: list[int] = []
         found = []

@@ -195,7 +195,7 @@ class Daemon:
             "open": lambda _: {"open": open_files(self.shared)},
             "stop": lambda _: {"pid": os.getpid()},
             "clear": lambda _: {"dropped": self.filler.clear()},
-            "drop": lambda request: self._drop(request),
+            "drop": self._drop,
             "where": lambda _: {"generation": int(self.shared.control.generation)},
         }
 

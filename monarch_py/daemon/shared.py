@@ -65,11 +65,12 @@ class Shared:
             slot.dev, slot.ino = found.st_dev, found.st_ino
             path, alias = os.fsencode(source.real_path), os.fsencode(source.path)
             slot.path, slot.path_len = path, len(path)
-            slot.alias, slot.alias_len = alias, len(alias)
+            if alias != path:
+                slot.alias, slot.alias_len = alias, len(alias)
         control.sources = len(config.sources)
         switches = [SYSTEM_SWITCH_FILE, config.switch_file]
-        for slot, path in zip(control.switch_file, switches, strict=True):
-            raw = os.fsencode(path) if path else b""
+        for slot, switch in zip(control.switch_file, switches, strict=True):
+            raw = os.fsencode(switch) if switch else b""
             ffi.memmove(slot, raw, len(raw))
 
     def set_tiers(self, tiers: Sequence[Tier | None]) -> None:

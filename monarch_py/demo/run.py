@@ -44,7 +44,7 @@ SOURCE_LATENCY_S = {"open": 0.002, "getattr": 0.001, "read": 0.0003}
 # Smaller than the dataset, so that the second tier has its part.
 RAM_QUOTA_BYTES = 32 * MIB
 DISK_QUOTA_BYTES = 1 * GIB
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 # How long an interrupted training may take to end by itself [s]: the daemon removes its copies.
 END_LIMIT_S = 10.0

@@ -15,7 +15,7 @@ from monarch_py.config._keys import DATA_PLANE, DOCUMENT, LEVEL, SETTINGS, SOURC
 from monarch_py.config._table import Table, markdown_rows
 
 if TYPE_CHECKING:
-    from tests.config.conftest import Site
+    from config.conftest import Site
 
 MIB = 1 << 20
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.config.conftest import Site
+    from config.conftest import Site
 
 # The smallest configuration; @ stands for the directory of the test.
 SMALLEST = """\

@@ -13,7 +13,7 @@ from monarch_py.config import load_config
 from monarch_py.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tests.config.conftest import Site
+    from config.conftest import Site
 
 MIB = 1 << 20
 

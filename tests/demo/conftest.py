@@ -7,28 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from monarch_py.demo.slowsource import (
-    SlowSource,
-    SlowSourceError,
-    build_slowsource,
-    find_slowsource,
-    why_unavailable,
-)
+from monarch_py.demo.slowsource import SlowSource
 
 
 @pytest.fixture(scope="session")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        # The checkout's own source first: a package built earlier may be older.
-        built = build_slowsource(tmp_path_factory.mktemp("binary"))
-    except SlowSourceError as error:
-        found = find_slowsource()
-        if found is None:
-            pytest.skip(str(error))
-        built = found
-    if reason := why_unavailable(built):
-        pytest.skip(reason)
-    return built
+def binary(slowsource_binary: Path) -> Path:
+    return slowsource_binary
 
 
 @pytest.fixture

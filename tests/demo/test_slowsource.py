@@ -201,10 +201,10 @@ def test_every_operation_answers_the_error_asked_for(source: SlowSource, number:
     calls: list[Callable[[Path], object]] = [
         lambda root: os.stat(root / "not looked up before"),
         lambda root: (root / "f").read_bytes(),
-        lambda root: os.listdir(root),
+        os.listdir,
         lambda root: (root / "new").touch(),
         lambda root: (root / "dir").mkdir(),
-        lambda root: os.statvfs(root),
+        os.statvfs,
     ]
     with (source.mountpoint / "f").open("rb", buffering=0) as already_open:
         source.fail(number)

@@ -32,7 +32,7 @@ static const struct reader {
     FILE_READERS(ROW)
 #undef ROW
 #define ROW(name, function) {#name, NULL, function},
-    WHOLE_READERS(ROW)
+        WHOLE_READERS(ROW)
 #undef ROW
 };
 enum { READERS = sizeof readers / sizeof *readers };
@@ -73,9 +73,8 @@ void tell_stat(const struct file *file, const char *way, const struct stat *s) {
            "mtime=%lld.%09ld ctime=%lld.%09ld\n",
            reader_name, file->name, way, (unsigned long long)s->st_dev,
            (unsigned long long)s->st_ino, s->st_mode, (unsigned long long)s->st_nlink, s->st_uid,
-           s->st_gid, (long long)s->st_size, (long long)s->st_blocks,
-           (long long)s->st_mtim.tv_sec, s->st_mtim.tv_nsec, (long long)s->st_ctim.tv_sec,
-           s->st_ctim.tv_nsec);
+           s->st_gid, (long long)s->st_size, (long long)s->st_blocks, (long long)s->st_mtim.tv_sec,
+           s->st_mtim.tv_nsec, (long long)s->st_ctim.tv_sec, s->st_ctim.tv_nsec);
 }
 
 void drain(int fd, const struct file *file, const char *way) {

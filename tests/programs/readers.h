@@ -24,36 +24,36 @@ extern struct file files[];     /* regular files of the dataset, sorted by path 
 extern size_t file_count;
 
 /* Readers that look at one file after the other: name on the command line, function. */
-#define FILE_READERS(X)                                                                            \
-    X(fopen, read_fopen)                                                                           \
-    X(fopen64, read_fopen64)                                                                       \
-    X(freopen, read_freopen)                                                                       \
-    X(fdopen, read_fdopen)                                                                         \
-    X(getline, read_lines)                                                                         \
-    X(open, read_open)                                                                             \
-    X(open_2, read_open_2)                                                                         \
-    X(openat, read_openat)                                                                         \
-    X(pread, read_pread)                                                                           \
-    X(vectors, read_vectors)                                                                       \
-    X(mmap_private, read_mmap_private)                                                             \
-    X(mmap_shared, read_mmap_shared)                                                               \
-    X(fadvise, read_fadvise)                                                                       \
-    X(sendfile, read_sendfile)                                                                     \
-    X(copy_file_range, read_copy_range)                                                            \
-    X(splice, read_splice)                                                                         \
-    X(stat, look_stat)                                                                             \
-    X(xstat, look_xstat)                                                                           \
-    X(fstatat, look_fstatat)                                                                       \
-    X(statx, look_statx)                                                                           \
-    X(locks, look_locks)                                                                           \
-    X(vfork_exec, child_vfork)                                                                     \
-    X(fork_inherit, child_fork)                                                                    \
+#define FILE_READERS(X)                 \
+    X(fopen, read_fopen)                \
+    X(fopen64, read_fopen64)            \
+    X(freopen, read_freopen)            \
+    X(fdopen, read_fdopen)              \
+    X(getline, read_lines)              \
+    X(open, read_open)                  \
+    X(open_2, read_open_2)              \
+    X(openat, read_openat)              \
+    X(pread, read_pread)                \
+    X(vectors, read_vectors)            \
+    X(mmap_private, read_mmap_private)  \
+    X(mmap_shared, read_mmap_shared)    \
+    X(fadvise, read_fadvise)            \
+    X(sendfile, read_sendfile)          \
+    X(copy_file_range, read_copy_range) \
+    X(splice, read_splice)              \
+    X(stat, look_stat)                  \
+    X(xstat, look_xstat)                \
+    X(fstatat, look_fstatat)            \
+    X(statx, look_statx)                \
+    X(locks, look_locks)                \
+    X(vfork_exec, child_vfork)          \
+    X(fork_inherit, child_fork)         \
     X(exec_inherit, child_exec_inherit)
 
 /* Readers that look at the dataset as a whole. */
-#define WHOLE_READERS(X)                                                                           \
-    X(listings, list_all)                                                                          \
-    X(close_range, close_by_range)                                                                 \
+#define WHOLE_READERS(X)           \
+    X(listings, list_all)          \
+    X(close_range, close_by_range) \
     X(threads, read_in_threads)
 
 #define DECLARE(name, function) void function(const struct file *file);

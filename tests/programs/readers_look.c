@@ -51,7 +51,6 @@ void tell_stat64(const struct file *file, const char *way, const struct stat64 *
     tell_stat(file, way, &same);
 }
 
-
 void look_stat(const struct file *file) {
     struct stat status;
     struct stat64 status64;
@@ -179,9 +178,7 @@ static int each_entry(const char *path, const struct stat *status, int kind, str
     return 0;
 }
 
-static int not_hidden(const struct dirent *entry) {
-    return entry->d_name[0] != '.';
-}
+static int not_hidden(const struct dirent *entry) { return entry->d_name[0] != '.'; }
 
 /* nftw, glob and scandir open inside libc, where no wrapper of open sees them. */
 void list_all(void) {

@@ -105,7 +105,7 @@ def fwalk_dirfd(root: Path, out: Transcript) -> None:
 
 @reader
 def symlink_paths(root: Path, out: Transcript) -> None:
-    """Links inside the dataset to files and directories, and links into it from outside."""
+    """Links inside the dataset to files and directories."""
     links = root / "links"
     for path in sorted(links.iterdir()):
         out.line(path, leads_to=os.readlink(path), real=os.path.relpath(path.resolve(), root))
@@ -114,6 +114,11 @@ def symlink_paths(root: Path, out: Transcript) -> None:
     for path in sorted((links / "to_directory").iterdir()):
         out.data(path, _read(path))
         out.attributes(path, "stat", path.stat())
+
+
+@reader
+def symlinks_from_outside(root: Path, out: Transcript) -> None:
+    """Links elsewhere that lead to the dataset and to a file in it."""
     with tempfile.TemporaryDirectory() as folder:
         data, page = Path(folder) / "data", Path(folder) / "page"
         data.symlink_to(root, target_is_directory=True)

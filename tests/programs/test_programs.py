@@ -48,8 +48,8 @@ PYTHON_READERS: dict[tuple[str, ...], str] = {
     (): "open_read open_lines os_readv os_preadv os_pread_threads read_seek dup_shared_offset "
     "proc_fd_paths py_mmap mmap_offset odirect odirect_open sendfile_copy copy_file_range "
     "shutil_copyfile shutil_copytree relative_paths fchdir_paths dirfd_paths fwalk_dirfd "
-    "symlink_paths listings stat_all same_file extended errors opened_with_flags inherited_fd "
-    "standard_input forked_fd forked_open passed_fd exec_child exec_without_environment "
+    "symlink_paths symlinks_from_outside listings stat_all same_file extended errors "
+    "opened_with_flags inherited_fd standard_input forked_fd forked_open passed_fd exec_child exec_without_environment "
     "subprocess_tools pool_fork pool_spawn pool_forkserver zip_members tar_members",
     ("PIL",): "pil",
     ("numpy",): "np_load np_load_many np_load_mmap np_fromfile np_memmap",
@@ -72,6 +72,7 @@ PROGRAMS = [
 
 # The readers that may reach the source although every copy is there, each with the reason.
 MAY_REACH_THE_SOURCE = {
+    "symlinks_from_outside": "a link outside every source is not seen through: it costs speed",
     "odirect": "a tmpfs of an older kernel refuses O_DIRECT, so such opens go to the source",
     "odirect_open": "as odirect",
     "exec_without_environment": "a program that clears its children's environment unloads us there",

@@ -1,0 +1,251 @@
+"""What the benchmarks share: a scratch place, a daemon, programs in lockstep."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import yaml
+
+from monarch_py.catalog import CatalogReader
+from monarch_py.client import Client
+from monarch_py.native import LIBRARY, Kind, State, copy_of, state_of, tier_of
+from monarch_py.session import SessionDir
+from monarch_py.tiers import copy_name
+
+__all__ = [
+    "SEED",
+    "Child",
+    "Daemon",
+    "build",
+    "lockstep",
+    "scratch",
+    "wait_until",
+    "write_list",
+]
+
+# Random paths are visited in the same order in every run and in both variants.
+SEED = 20221
+
+
+def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None:
+    """Polls until the condition is true; TimeoutError after `limit_s` [s]."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not happen within {limit_s:.0f} s")
+        time.sleep(0.02)
+
+
+@contextmanager
+def scratch(parent: Path | None) -> Iterator[Path]:
+    """An empty directory below `parent` (by default where temporary files go), removed at the end."""
+    place = Path(tempfile.mkdtemp(prefix="monarch-bench-", dir=parent)).resolve()
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def build(source: Path, directory: Path, *flags: str) -> Path:
+    """Compiles one C file; returns the program. CalledProcessError if the compiler refuses."""
+    binary = directory / source.stem
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    subprocess.run([*compiler, "-O2", "-o", str(binary), str(source), *flags], check=True)
+    return binary
+
+
+# --- the daemon ---------------------------------------------------------------------------------
+
+
+class Daemon:
+    """One configuration served by `monarch serve` while the context lasts.
+
+    place : directory for the configuration and the log; source : the dataset; tier : an existing
+    directory for the copies; quota_bytes : their room. Shared memory of its own, so that no other
+    session of this user is touched.
+    """
+
+    def __init__(self, place: Path, source: Path, tier: Path, quota_bytes: int) -> None:
+        self.source, self.tier = source, tier
+        self.config = place / "tiers.yaml"
+        self.log = place / "daemon.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._shm: Path | None = None
+        document = {
+            "sources": [str(source)],
+            "hierarchy": [{"mount_point": str(tier), "max_storage_quota": quota_bytes}],
+        }
+        self.config.write_text(yaml.safe_dump(document))
+
+    def __enter__(self) -> Daemon:
+        self._shm = Path(tempfile.mkdtemp(prefix="monarch-bench-", dir="/dev/shm"))
+        os.environ["MONARCH_SHM"] = str(self._shm)
+        try:
+            with self.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "monarch_py", "serve", "-c", str(self.config)],
+                    env=plain_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            wait_until(self._is_up, "the daemon's start", 30)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                # It removes its copies, one by one.
+                self._process.wait(300)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._shm is not None:
+            shutil.rmtree(self._shm, ignore_errors=True)
+            self._shm = None
+
+    def _is_up(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the daemon ended: {self.log.read_text(errors='replace')}")
+        return self.client.serves() and self.client.runs()
+
+    @property
+    def process(self) -> psutil.Process:
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
+    @property
+    def client(self) -> Client:
+        return Client(SessionDir.of(self.config))
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.client.ask("status")
+        return answer
+
+    def wait_scanned(self, limit_s: float) -> dict[str, Any]:
+        """Waits until the source has been scanned; returns the status."""
+        wait_until(lambda: bool(self.status()["scanned"]), "the scan", limit_s)
+        return self.status()
+
+    def wait_present(self, files: int, limit_s: float) -> None:
+        def present() -> bool:
+            return bool(self.status()["sources"][0]["present"] == files)
+
+        wait_until(present, f"the copying of {files} files", limit_s)
+
+    def environment(self) -> dict[str, str]:
+        """Of a program under the library."""
+        ours = {"LD_PRELOAD": str(LIBRARY), "MONARCH_CONFIG": str(self.config)}
+        return plain_environment() | ours
+
+    def files(self) -> tuple[list[str], list[str]]:
+        """(paths of the source's files, paths of their copies), in the catalog's order, of those
+        that have copies."""
+        generation = int(self.client.ask("where")["generation"])
+        catalog = CatalogReader.open(SessionDir.of(self.config), generation)
+        words = catalog.words
+        chosen = (state_of(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
+        if tier_of(words[chosen]).any():
+            raise RuntimeError("there is one tier, and a copy says that it lies in another")
+        copies = Path(self.status()["tiers"][0]["copies"])
+        logical = [f"{self.source}/{catalog.path(int(i))}" for i in np.flatnonzero(chosen)]
+        return logical, [f"{copies}/{copy_name(n)}" for n in copy_of(words[chosen]).tolist()]
+
+    def memory(self) -> dict[str, int]:
+        """Resident and proportional set size of the daemon [bytes]."""
+        text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
+        fields = (line.split() for line in text.splitlines()[1:])
+        found = {words[0].rstrip(":"): int(words[1]) * 1024 for words in fields}
+        return {"rss_bytes": found["Rss"], "pss_bytes": found["Pss"]}
+
+
+def plain_environment() -> dict[str, str]:
+    """This process's, less what would bring the library in."""
+    left_out = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
+    return {k: v for k, v in os.environ.items() if k not in left_out}
+
+
+# --- programs in lockstep -----------------------------------------------------------------------
+
+
+class Child:
+    """A program that answers each line on its standard input with one line of integers."""
+
+    def __init__(self, argv: Sequence[str | Path], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [str(word) for word in argv],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, line: str) -> list[int]:
+        """RuntimeError when the program has ended instead of answering."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"{self._process.args!r} ended in {line!r}; its reason is above")
+        return [int(word) for word in answer.split()]
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+def write_list(file: Path, paths: Sequence[str]) -> Path:
+    """The file from which the C programs read paths: each ended by a NUL."""
+    file.write_bytes(b"".join(os.fsencode(path) + b"\0" for path in paths))
+    return file
+
+
+def lockstep(
+    ours: Child, plain: Child, line: str, rounds: int
+) -> list[tuple[list[int], list[int]]]:
+    """(answer of `ours`, answer of `plain`) of each round; which goes first alternates, because the
+    first finds what the other program pushed out of the caches. One unmeasured round comes before.
+    """
+    ours.ask(line)
+    plain.ask(line)
+    answers = []
+    for number in range(rounds):
+        if number % 2:
+            theirs = plain.ask(line)
+            answers.append((ours.ask(line), theirs))
+        else:
+            mine = ours.ask(line)
+            answers.append((mine, plain.ask(line)))
+    return answers

@@ -1,0 +1,145 @@
+"""Ratios of paired rounds, their spread, the machine, the report.
+
+A machine that others use too is never equally fast twice, so times of two runs are not compared.
+Both variants of a measurement live at the same time and take turns in short rounds; each pair of
+rounds gives one ratio, and what is reported is the median of these with its spread.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = ["Result", "describe_machine", "file_system", "paired", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line of the table.
+
+    value : what is compared with `limit`, in `unit`. Of a paired measurement it is the median; `ci95`
+    bounds that median with 95 % confidence, whatever the distribution, and `quartiles` say how far
+    the rounds lie apart. `with_library` and `without` are medians [ns] of one operation: for
+    orientation, they mean nothing on another machine.
+    """
+
+    name: str
+    what: str
+    unit: str
+    value: float
+    limit: float | None
+    ci95: tuple[float, float] | None = None
+    quartiles: tuple[float, float] | None = None
+    rounds: int | None = None
+    operations_a_round: int | None = None
+    with_library: float | None = None
+    without: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.limit is None else self.value <= self.limit
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"met": self.met}
+
+
+def median_bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Order statistics that enclose the median with 95 % confidence: n/2 -+ 0.98 sqrt(n)
+    (normal approximation of the binomial distribution)."""
+    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
+    low = max(0, math.floor(len(ordered) / 2 - half))
+    high = min(len(ordered) - 1, math.ceil(len(ordered) / 2 + half) - 1)
+    return ordered[low], ordered[high]
+
+
+def paired(
+    name: str,
+    what: str,
+    pairs: Sequence[tuple[float, float]],
+    *,
+    limit: float | None,
+    operations: int,
+    difference_in: str | None = None,
+) -> Result:
+    """pairs : (time with, time without) of each round [ns]. The value is the median of the ratios,
+    or, with `difference_in` as its unit ("us"), of the differences per operation."""
+    if difference_in is None:
+        values = [ours / plain for ours, plain in pairs]
+    else:
+        scale = {"us": 1e3, "ms": 1e6}[difference_in]
+        values = [(ours - plain) / operations / scale for ours, plain in pairs]
+    lower, _, upper = statistics.quantiles(values, n=4)
+    return Result(
+        name=name,
+        what=what,
+        unit=difference_in or "ratio",
+        value=statistics.median(values),
+        limit=limit,
+        ci95=median_bounds(values),
+        quartiles=(lower, upper),
+        rounds=len(pairs),
+        operations_a_round=operations,
+        with_library=statistics.median(ours for ours, _ in pairs) / operations,
+        without=statistics.median(plain for _, plain in pairs) / operations,
+    )
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that a path lies on."""
+    best, kind = "", "unknown"
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        mount = before.split()[4]
+        inside = mount == "/" or str(path) == mount or str(path).startswith(mount + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, after.split()[0]
+    return kind
+
+
+def describe_machine() -> dict[str, Any]:
+    model = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "kernel": os.uname().release,
+        "libc": " ".join(platform.libc_ver()),
+        "python": platform.python_version(),
+        "load_1min": os.getloadavg()[0],
+    }
+
+
+def _row(result: Result) -> str:
+    spread = "" if result.ci95 is None else f"{result.ci95[0]:.3f} .. {result.ci95[1]:.3f}"
+    limit = "" if result.limit is None else f"<= {result.limit:g}"
+    verdict = {None: "", True: "met", False: "MISSED"}[result.met]
+    value = f"{result.value:.3f}"
+    return f"{result.what:<58} {value:>12} {result.unit:<6} {spread:<20} {limit:<12} {verdict}"
+
+
+def report(document: dict[str, Any], results: Sequence[Result], json_file: Path | None) -> bool:
+    """Prints the table to standard error and the JSON to standard output, or to a file; returns
+    whether every limit is met."""
+    head = f"{'':<58} {'median':>12} {'unit':<6} {'its 95 % bounds':<20} {'limit':<12}"
+    sys.stderr.write("\n".join([head, *map(_row, results)]) + "\n")
+    whole = {**document, "results": [result.as_dict() for result in results]}
+    text = json.dumps(whole, indent=2) + "\n"
+    if json_file is None:
+        sys.stdout.write(text)
+    else:
+        json_file.write_text(text)
+    return all(result.met is not False for result in results)

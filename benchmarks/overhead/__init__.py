@@ -1,0 +1,1 @@
+"""What a call under the library costs, against the same call without it."""

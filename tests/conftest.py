@@ -1,0 +1,98 @@
+"""Fixtures that all rooms share. What needs root, FUSE or a mount says exactly what is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from support.dataset import make_dataset
+from support.session import Session
+
+from monarch_py.demo.slowsource import (
+    SlowSource,
+    SlowSourceError,
+    build_slowsource,
+    find_slowsource,
+    why_unavailable,
+)
+
+
+@pytest.fixture(scope="session")
+def slowsource_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        # The checkout's own source first: a package built earlier may be older.
+        built = build_slowsource(tmp_path_factory.mktemp("binary"))
+    except SlowSourceError as error:
+        found = find_slowsource()
+        if found is None:
+            pytest.skip(str(error))
+        built = found
+    if reason := why_unavailable(built):
+        pytest.skip(reason)
+    return built
+
+
+@pytest.fixture
+def session_factory(tmp_path: Path) -> Iterator[Callable[..., Session]]:
+    """Makes sessions that end with the test: session_factory(source, **Session's settings)."""
+    with ExitStack() as stack:
+        made = 0
+
+        def make(source: Any, *, directory: Path | None = None, **settings: Any) -> Session:
+            nonlocal made
+            made += 1
+            place = directory or tmp_path / f"session{made}"
+            place.mkdir(exist_ok=True)
+            return stack.enter_context(Session(place, source, **settings))
+
+        yield make
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small source: files of known content in nested directories, with links among them."""
+    root = tmp_path / "source"
+    for directory in ("a", "a/b", "c"):
+        (root / directory).mkdir(parents=True)
+        for i in range(5):
+            (root / directory / f"f{i}").write_bytes(f"{directory}/f{i}\n".encode() * (100 * i + 1))
+    (root / "empty").touch()
+    (root / "large").write_bytes(bytes(range(256)) * 20000)
+    (root / "to_file").symlink_to("a/f1")
+    (root / "to_directory").symlink_to("a/b")
+    return root
+
+
+class SharedSession(Session):
+    """A session over a slow source that holds the large dataset of all formats."""
+
+    def __init__(self, directory: Path, mounted: SlowSource, mountpoint: Path, **more: Any) -> None:
+        super().__init__(directory, mountpoint, **more)
+        self._mounted = mounted
+
+    def source_counts(self) -> dict[str, int]:
+        return self._mounted.counts()
+
+
+@pytest.fixture(scope="session")
+def shared_session(
+    tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path
+) -> Iterator[SharedSession]:
+    directory = tmp_path_factory.mktemp("shared")
+    backing, mountpoint = directory / "backing", directory / "mount"
+    mountpoint.mkdir()
+    make_dataset(backing)
+    with (
+        SlowSource(backing, mountpoint, binary=slowsource_binary) as mounted,
+        SharedSession(directory, mounted, mountpoint) as session,
+    ):
+        mounted.rate(200e6)
+        mounted.latency(open=0.001, read=0.0005)
+        yield session.start()  # type: ignore[misc]

@@ -1,0 +1,153 @@
+"""Files of known content, and what a program under the library reads of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from support.session import Session, wait_until
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+# Reads everything once; reads over and over until its standard input ends. -I and -S keep the
+# user's own Python set-up out of them, and make them start in a fraction of the time.
+READ_ALL = [sys.executable, "-I", "-S", str(PROGRAMS / "read_all.py")]
+READ_LOOP = [sys.executable, "-I", "-S", str(PROGRAMS / "read_loop.py")]
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def random_bytes(size: int, seed: object) -> bytes:
+    """The same bytes for the same seed."""
+    return random.Random(repr(seed)).randbytes(size)
+
+
+class Files:
+    """A directory whose files' content is known. digests : relative path -> SHA-256."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.digests: dict[str, str] = {}
+        root.mkdir(parents=True, exist_ok=True)
+
+    def add(self, name: str, size: int, version: int = 0) -> Path:
+        """Writes (or rewrites in place) a file of `size` bytes."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = random_bytes(size, (name, version))
+        path.write_bytes(data)
+        self.digests[name] = digest(data)
+        return path
+
+    def add_many(self, count: int, size: int, prefix: str = "f") -> Files:
+        for i in range(count):
+            self.add(f"{prefix}{i:05d}", size)
+        return self
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def wait_until_old(self, seconds: float = 4.1) -> Files:
+        """Waits until no file is so young that its copy is held back from the manifest."""
+        newest = max(path.stat().st_ctime for path in self.root.rglob("*"))
+        wait_until(lambda: time.time() - newest > seconds, timeout=seconds + 5, what="old files")
+        return self
+
+
+def read_all(session: Session, root: Path, *, preload: bool = True, **more: Any) -> dict[str, Any]:
+    """Relative path -> what a program got from it; see programs/read_all.py."""
+    done = session.run([*READ_ALL, str(root)], preload=preload, **more)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def check_all(session: Session, files: Files, root: Path | None = None) -> dict[str, Any]:
+    """Every file read under the library has its known bytes, and looks as it does without it."""
+    found = read_all(session, root or files.root)
+    assert {name: answer.get("sha256") for name, answer in found.items()} == files.digests
+    assert found == read_all(session, root or files.root, preload=False)
+    return found
+
+
+def same_without(session: Session, argv: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a program with and without the library; status, output and errors must be the same."""
+    with_it = session.run(argv, **more)
+    without = session.run(argv, preload=False, **more)
+    assert with_it.returncode == without.returncode, with_it
+    assert (with_it.stdout, with_it.stderr) == (without.stdout, without.stderr)
+    return with_it
+
+
+class Loop:
+    """A process under the library that reads all files over and over and compares their bytes."""
+
+    def __init__(self, session: Session, files: Files, directory: Path) -> None:
+        expected = directory / f"expected{time.monotonic_ns()}.json"
+        expected.write_text(json.dumps(files.digests))
+        self._errors = expected.with_suffix(".errors").open("w+")
+        self.process = subprocess.Popen(
+            [*READ_LOOP, str(files.root), str(expected)],
+            env=session.env(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self.passes: list[Mapping[str, Any]] = []
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+        self._errors.close()
+
+    def wait_passes(self, count: int) -> float:
+        """Lets it read everything `count` times more; returns the longest open-to-close [s]."""
+        assert self.process.stdout is not None
+        new = []
+        for _ in range(count):
+            line = self.process.stdout.readline()
+            assert line, f"the reader ended: {self.said()}"
+            new.append(json.loads(line))
+        self.passes += new
+        assert [p["wrong"] for p in new] == [[]] * count
+        return max(float(p["longest_s"]) for p in new)
+
+    def said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def end(self) -> None:
+        """It ends with status 0, everything right and nothing on standard error."""
+        rest, _ = self.process.communicate(timeout=60)
+        assert (self.process.returncode, self.said()) == (0, "")
+        assert all(json.loads(line)["wrong"] == [] for line in rest.splitlines())
+
+
+def du_bytes(root: Path) -> int:
+    """What `du -s --block-size=1` says, without a process for every look."""
+    total = 0
+    seen = set()
+    for folder, _, names in os.walk(root):
+        for path in (folder, *(os.path.join(folder, name) for name in names)):
+            try:
+                found = os.lstat(path)
+            except OSError:
+                continue
+            if found.st_ino not in seen:
+                seen.add(found.st_ino)
+                total += found.st_blocks * 512
+    return total

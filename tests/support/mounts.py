@@ -1,0 +1,104 @@
+"""Small file systems of a test's own: tmpfs, and ext4 and xfs in a file behind a loop device.
+
+All of them are unmounted when the context ends, whoever still has a file open there. A test that
+cannot have one is skipped with what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+# What mkfs needs to leave as much of a small image as possible to the files.
+_MAKE = {
+    "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal"),
+    "xfs": ("mkfs.xfs", "-q", "-f", "-d", "agcount=1"),
+}
+_PACKAGES = {"mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "mount": "mount", "umount": "mount"}
+
+
+def _tool(name: str) -> str:
+    # An ordinary user's PATH may lack the directories of these programs.
+    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if found is None:
+        pytest.skip(f"{name} is missing: install {_PACKAGES[name]}")
+    return found
+
+
+def _run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+
+
+class Mounts:
+    """Makes mounts below `directory`, and takes all of them away at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._mounted: list[Path] = []
+
+    def __enter__(self) -> Mounts:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        left = [point for point in reversed(self._mounted) if not self._unmount(point)]
+        assert not left, f"still mounted: {left}"
+
+    def tmpfs(self, name: str, size_bytes: int, *, inodes: int | None = None) -> Path:
+        """An empty tmpfs of this size; `inodes`: how many files and directories it may hold."""
+        point = self._point(name)
+        options = f"size={size_bytes}" + (f",nr_inodes={inodes}" if inodes else "")
+        return self._mount(point, "-t", "tmpfs", "-o", options, "tmpfs")
+
+    def ext4(self, name: str, size_bytes: int) -> Path:
+        """An empty ext4 without a journal in an image of this size."""
+        return self._image("ext4", name, size_bytes)
+
+    def xfs(self, name: str, size_bytes: int) -> Path:
+        """An empty xfs in an image of this size; mkfs.xfs refuses less than 300 MiB."""
+        return self._image("xfs", name, size_bytes)
+
+    def remount(self, point: Path, options: str) -> None:
+        """Changes a mount in place: 'ro', 'rw', 'size=...'."""
+        done = _run(_tool("mount"), "-o", f"remount,{options}", point)
+        assert done.returncode == 0, done.stderr
+
+    def _image(self, kind: str, name: str, size_bytes: int) -> Path:
+        make, *flags = _MAKE[kind]
+        tool, point = _tool(make), self._point(name)
+        image = self._directory / f"{name}.{kind}"
+        with image.open("wb") as file:
+            file.truncate(size_bytes)
+        made = _run(tool, *flags, image)
+        assert made.returncode == 0, made.stderr
+        return self._mount(point, "-t", kind, "-o", "loop", str(image))
+
+    def _point(self, name: str) -> Path:
+        if os.geteuid() != 0:
+            pytest.skip("only root may mount: run the tests as root")
+        point = self._directory / name
+        point.mkdir()
+        return point
+
+    def _mount(self, point: Path, *words: str) -> Path:
+        done = _run(_tool("mount"), *words, point)
+        if done.returncode != 0:
+            pytest.skip(f"a {words[1]} cannot be mounted here: {done.stderr.strip()}")
+        self._mounted.append(point)
+        return point
+
+    @staticmethod
+    def _unmount(point: Path) -> bool:
+        # With a file still open the first says "busy"; the second detaches it all the same.
+        return any(
+            _run(_tool("umount"), *flags, point).returncode == 0 for flags in ((), ("--lazy",))
+        )

@@ -1,0 +1,79 @@
+"""Reads files over and over, compares their bytes and says after each pass how that went, as JSON.
+
+usage: read_loop.py DIRECTORY EXPECTED     EXPECTED: JSON, relative path -> SHA-256
+
+Ends when its standard input does. Readers differ in how they read: one plainly, one with offsets,
+one through a mapping, one through stdio's own buffer.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import select
+import sys
+import time
+
+
+def plainly(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        parts = []
+        while part := os.read(fd, 1 << 18):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def with_offsets(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        return b"".join(os.pread(fd, 1 << 18, at) for at in range(0, size, 1 << 18))
+    finally:
+        os.close(fd)
+
+
+def mapped(path):
+    with open(path, "rb", buffering=0) as file:
+        if not os.fstat(file.fileno()).st_size:
+            return b""
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            return view[:]
+
+
+def buffered(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+WAYS = (plainly, with_offsets, mapped, buffered)
+
+
+def one_pass(root, expected, number):
+    wrong, longest = [], 0.0
+    for i, (name, digest) in enumerate(expected.items()):
+        started = time.monotonic()
+        try:
+            data = WAYS[(i + number) % len(WAYS)](os.path.join(root, name))
+        except OSError as error:
+            wrong.append(f"{name}: {error}")
+        else:
+            if hashlib.sha256(data).hexdigest() != digest:
+                wrong.append(f"{name}: {len(data)} other bytes")
+        longest = max(longest, time.monotonic() - started)
+    return {"pass": number, "wrong": wrong, "longest_s": longest}
+
+
+def main():
+    root = sys.argv[1]
+    with open(sys.argv[2]) as file:
+        expected = json.load(file)
+    number = 0
+    while not select.select([0], [], [], 0)[0]:
+        print(json.dumps(one_pass(root, expected, number)), flush=True)
+        number += 1
+
+
+main()

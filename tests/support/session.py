@@ -1,0 +1,274 @@
+"""A daemon on a configuration of the test's own, and programs run with and without the library.
+
+Everything lies below one directory, shared memory included, so that tests neither see each other
+nor a daemon of the user's; leaving the context ends the daemon and the programs that it started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import yaml
+
+from monarch_py.client import Client
+from monarch_py.native import LIBRARY
+from monarch_py.session import SessionDir
+
+T = TypeVar("T")
+MIB = 1 << 20
+
+
+def wait_until(
+    condition: Callable[[], T | None],
+    *,
+    timeout: float = 30.0,
+    what: str = "condition",
+    every: float = 0.01,
+) -> T:
+    """Polls until the condition is true and returns its answer; AssertionError after `timeout`."""
+    limit = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > limit:
+            raise AssertionError(f"{what} did not come true within {timeout:.0f} s")
+        time.sleep(every)
+
+
+class Session:
+    """One configuration with its daemon.
+
+    tiers : as in the configuration's `hierarchy`; by default one of 64 MiB below the directory.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        source: Path | Sequence[Any],
+        *,
+        tiers: Sequence[Mapping[str, Any]] | None = None,
+        preload: Path | None = None,
+        **settings: Any,
+    ) -> None:
+        self.directory = directory
+        self.shm = directory / "shm"
+        self.shm.mkdir(exist_ok=True)
+        sources = [source] if isinstance(source, Path) else list(source)
+        self.source = Path(sources[0]["path"] if isinstance(sources[0], Mapping) else sources[0])
+        if tiers is None:
+            mount = directory / "tier0"
+            mount.mkdir(exist_ok=True)
+            tiers = [{"mount_point": str(mount), "max_storage_quota": 256 * MIB}]
+        document = {
+            "sources": [str(s) if isinstance(s, Path) else dict(s) for s in sources],
+            "hierarchy": [{k: self._plain(v) for k, v in tier.items()} for tier in tiers],
+            **settings,
+        }
+        self.tiers = [Path(tier["mount_point"]) for tier in document["hierarchy"]]
+        self.config = directory / "tiers.yaml"
+        self.config.write_text(yaml.safe_dump(document))
+        self.preload = preload or LIBRARY
+        self.daemon: subprocess.Popen[bytes] | None = None
+        self.log = directory / "daemon.log"
+
+    @staticmethod
+    def _plain(value: Any) -> Any:
+        return str(value) if isinstance(value, Path) else value
+
+    # --- the daemon ---------------------------------------------------------------------------
+
+    def env(self, preload: bool = True, **more: str) -> dict[str, str]:
+        base = {k: v for k, v in os.environ.items() if not k.startswith("MONARCH_")}
+        base.pop("LD_PRELOAD", None)
+        base["MONARCH_SHM"] = str(self.shm)
+        if preload:
+            base["LD_PRELOAD"] = str(self.preload)
+            base["MONARCH_CONFIG"] = str(self.config)
+        return {**base, **more}
+
+    @property
+    def paths(self) -> SessionDir:
+        old = os.environ.get("MONARCH_SHM")
+        os.environ["MONARCH_SHM"] = str(self.shm)
+        try:
+            return SessionDir.of(self.config)
+        finally:
+            if old is None:
+                del os.environ["MONARCH_SHM"]
+            else:
+                os.environ["MONARCH_SHM"] = old
+
+    @property
+    def client(self) -> Client:
+        return Client(self.paths)
+
+    def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
+        """Runs `monarch serve`; `prefix` goes before it (to run it in a cgroup or namespace)."""
+        with self.log.open("ab") as log:
+            self.daemon = subprocess.Popen(
+                [*prefix, *self.command("serve")],
+                env=self.env(preload=False),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        if wait:
+            wait_until(self._is_up, what="the daemon's start")
+        return self
+
+    def _is_up(self) -> bool:
+        assert self.daemon is not None
+        if self.daemon.poll() is not None:
+            raise AssertionError(f"the daemon ended: {self.log.read_text(errors='replace')}")
+        return self.client.serves() and self.client.runs()
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "monarch_py", words[0], "-c", str(self.config), *words[1:]]
+
+    def monarch(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Runs a command of the command line on this configuration."""
+        return subprocess.run(
+            self.command(*words),
+            env=self.env(preload=False),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def stop(self) -> None:
+        """A clean end."""
+        if self.daemon is not None and self.daemon.poll() is None:
+            self.daemon.send_signal(signal.SIGCONT)
+            self.daemon.terminate()
+        self._reap()
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.daemon is not None:
+            self.daemon.kill()
+        self._reap()
+
+    def _reap(self) -> None:
+        if self.daemon is not None:
+            try:
+                self.daemon.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                self.daemon.kill()
+                self.daemon.wait()
+                raise
+            self.daemon = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self.stop()
+        if kind is None:
+            text = self.log.read_text(errors="replace") if self.log.exists() else ""
+            assert "Traceback" not in text, text
+
+    # --- what it says ---------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.client.ask("status")
+        return answer
+
+    def totals(self) -> dict[str, Any]:
+        totals: dict[str, Any] = self.status()["totals"]
+        return totals
+
+    def wait_scanned(self, timeout: float = 60) -> None:
+        wait_until(lambda: self.status()["scanned"], timeout=timeout, what="the scan")
+
+    def wait_idle(self, timeout: float = 60) -> dict[str, Any]:
+        """Until everything wanted is filled; returns the status then."""
+
+        def idle() -> dict[str, Any] | None:
+            status = self.status()
+            quiet = status["scanned"] and not status["pending"]
+            return status if quiet or self._only_young(status) else None
+
+        return wait_until(idle, timeout=timeout, what="the end of all fills")
+
+    @staticmethod
+    def _only_young(status: dict[str, Any]) -> bool:
+        return bool(status["scanned"]) and not sum(
+            source["wanted"] + source["filling"] for source in status["sources"]
+        )
+
+    def want_all(self) -> None:
+        """Opens every file once under the library, so that all are filled."""
+        script = (
+            "import os,sys\n"
+            "for d, _, fs in os.walk(sys.argv[1]):\n"
+            "    for f in fs:\n"
+            "        try: os.close(os.open(os.path.join(d, f), os.O_RDONLY | os.O_NONBLOCK))\n"
+            "        except OSError: pass\n"
+        )
+        roots = [source["path"] for source in self.status()["sources"]]
+        for root in roots:
+            self.run([sys.executable, "-c", script, root], check=True)
+
+    def wait_all_present(self, timeout: float = 60) -> None:
+        """Every file of every source that has room and is not excluded has its copy."""
+        self.wait_scanned(timeout)
+        self.want_all()
+
+        def present() -> bool:
+            sources = self.status()["sources"]
+            return all(s["present"] + sum(s["bypass"].values()) == s["files"] for s in sources)
+
+        wait_until(present, timeout=timeout, what="copies of all files")
+
+    def forget(self) -> None:
+        """Drops all copies: everything is cold again."""
+        self.client.ask("clear")
+
+    # --- programs -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        preload: bool = True,
+        cwd: Path | None = None,
+        timeout: float = 120,
+        check: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(word) for word in argv],
+            env=self.env(preload, **(env or {})),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=check,
+        )
+
+    def python(self, script: str, *words: str | Path, **more: Any) -> str:
+        """Runs a Python script under the library and returns what it printed; its errors fail."""
+        done = self.run([sys.executable, "-c", script, *words], **more)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def report(self) -> str:
+        return json.dumps(self.status(), indent=2)
