@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -50,7 +51,7 @@ def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None
 
 @contextmanager
 def scratch(parent: Path | None) -> Iterator[Path]:
-    """An empty directory below `parent` (by default where temporary files go), removed at the end."""
+    """An empty directory below `parent` (default: where temporary files go), removed at the end."""
     place = Path(tempfile.mkdtemp(prefix="monarch-bench-", dir=parent)).resolve()
     try:
         yield place
@@ -149,10 +150,15 @@ class Daemon:
         return self.status()
 
     def wait_present(self, files: int, limit_s: float) -> None:
+        """TimeoutError, with the status, when not all of `files` have copies after `limit_s` [s]."""
+
         def present() -> bool:
             return bool(self.status()["sources"][0]["present"] == files)
 
-        wait_until(present, f"the copying of {files} files", limit_s)
+        try:
+            wait_until(present, f"the copying of {files} files", limit_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {json.dumps(self.status())}") from None
 
     def environment(self) -> dict[str, str]:
         """Of a program under the library."""

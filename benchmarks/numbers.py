@@ -27,9 +27,9 @@ __all__ = ["Result", "describe_machine", "file_system", "paired", "report"]
 class Result:
     """One line of the table.
 
-    value : what is compared with `limit`, in `unit`. Of a paired measurement it is the median; `ci95`
-    bounds that median with 95 % confidence, whatever the distribution, and `quartiles` say how far
-    the rounds lie apart. `with_library` and `without` are medians [ns] of one operation: for
+    value : what is compared with `limit`, in `unit`. Of a paired measurement it is the median;
+    `ci95` bounds that median with 95 % confidence, whatever the distribution, and `quartiles` say
+    how far the rounds lie apart. `with_library` and `without` are medians [ns] of one operation: for
     orientation, they mean nothing on another machine.
     """
 

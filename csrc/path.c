@@ -186,14 +186,13 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
     struct walk w = {k, c, m, 0, 0, 0, out->path};
     out->entry = MONARCH_OUTSIDE;
     out->source = -1;
-    out->path[0] = 0;
     if (*path != '/') {
         w.len = w.canonical = strlen(base) - (base[1] == 0); /* "/" is the empty text */
         if (w.len >= MONARCH_PATH_MAX)
             return;
-        memcpy(out->path, base, w.len);
-        out->path[w.len] = 0;
+        memmove(out->path, base, w.len);
     }
+    out->path[w.len] = 0;
     for (int links = 0; links <= MAX_LINKS; links++) {
         if (!walk_components(&w, path))
             return;

@@ -25,7 +25,8 @@ int monarch_prefix(const struct monarch_control *k, const char *path, const char
 /* Whether the path holds `//`, `.` or `..` as a component, or ends in a slash. */
 int monarch_is_odd(const char *path);
 
-/* Resolves `path`, taken from the canonical directory `base` when it is relative. With follow = 0
+/* Resolves `path`, taken from the canonical directory `base` when it is relative (`base` may be
+ * out->path itself: callers may be on small stacks). With follow = 0
  * a link as the last component is not followed. Asks the file system (lstat) only about components
  * outside every source that a later `..` leaves again. */
 void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,

@@ -72,15 +72,15 @@ static int directory_path(struct session *s, int dir, char *out) {
 __attribute__((noinline)) static int64_t locate_odd(struct session *s,
                                                     const struct monarch_catalog *c, int dir,
                                                     const char *path, int follow, int tell) {
-    char base[MONARCH_PATH_MAX];
     struct monarch_place place;
-    base[0] = 0;
+    place.path[0] = 0;
     if (*path != '/') {
-        if (dir == AT_FDCWD ? sys_getcwd(base, sizeof base) <= 0 || base[0] != '/'
-                            : !directory_path(s, dir, base))
+        if (dir == AT_FDCWD
+                ? sys_getcwd(place.path, sizeof place.path) <= 0 || place.path[0] != '/'
+                : !directory_path(s, dir, place.path))
             return MONARCH_OUTSIDE;
     }
-    monarch_resolve(s->control, c, s->clients, base, path, follow, &place);
+    monarch_resolve(s->control, c, s->clients, place.path, path, follow, &place);
     if (place.entry == MONARCH_OUTSIDE || !monarch_root_is_ours(s, (unsigned)place.source, 0))
         return MONARCH_OUTSIDE;
     if (place.entry == MONARCH_UNKNOWN && tell)

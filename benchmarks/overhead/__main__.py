@@ -32,7 +32,7 @@ QUOTA_BYTES = 16 << 30
 # What the daemon may take: a Python process with numpy, and a catalog entry with its indexes.
 DAEMON_BYTES, BYTES_A_FILE = 70 << 20, 192
 SCAN_LIMIT_S_PER_FILE = 2 / 100_000
-# A tiny file is created in 10-50 us, copied in 20-200 us; a crowded machine may take ten times that.
+# A tiny file is copied in 20-500 us; a crowded machine may take ten times that.
 PATIENCE_S_PER_FILE = 0.005
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,7 +95,7 @@ class Loop:
     def __init__(self, session: Session, files: Files, directory: Path) -> None:
         expected = directory / f"expected{time.monotonic_ns()}.json"
         expected.write_text(json.dumps(files.digests))
-        self._errors = expected.with_suffix(".errors").open("w+")
+        self._errors = expected.with_suffix(".errors").open("a+")
         self.process = subprocess.Popen(
             [*READ_LOOP, str(files.root), str(expected)],
             env=session.env(),
@@ -104,6 +105,13 @@ class Loop:
             text=True,
         )
         self.passes: list[Mapping[str, Any]] = []
+        # A full pipe would hold the reader up.
+        self._drain = threading.Thread(target=self._listen)
+        self._drain.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        self.passes.extend(json.loads(line) for line in self.process.stdout)
 
     def __enter__(self) -> Loop:
         return self
@@ -111,19 +119,24 @@ class Loop:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate()
-        self._errors.close()
+        self.process.wait()
+        self._drain.join()
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
+            assert stream is not None
+            stream.close()
 
-    def wait_passes(self, count: int) -> float:
-        """Lets it read everything `count` times more; returns the longest open-to-close [s]."""
-        assert self.process.stdout is not None
-        new = []
-        for _ in range(count):
-            line = self.process.stdout.readline()
-            assert line, f"the reader ended: {self.said()}"
-            new.append(json.loads(line))
-        self.passes += new
-        assert [p["wrong"] for p in new] == [[]] * count
+    def wait_passes(self, count: int = 2, timeout: float = 30) -> float:
+        """Until it has read everything `count` times from now on; returns the longest time that
+        one file took [s]."""
+        first = len(self.passes) + 1  # the one that runs began earlier
+
+        def done() -> bool:
+            assert self.process.poll() is None, f"the reader ended: {self.said()}"
+            return len(self.passes) >= first + count
+
+        wait_until(done, timeout=timeout, what=f"{count} passes of the reader")
+        new = self.passes[first : first + count]
+        assert [p["wrong"] for p in self.passes] == [[]] * len(self.passes)
         return max(float(p["longest_s"]) for p in new)
 
     def said(self) -> str:
@@ -132,9 +145,12 @@ class Loop:
 
     def end(self) -> None:
         """It ends with status 0, everything right and nothing on standard error."""
-        rest, _ = self.process.communicate(timeout=60)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+        self._drain.join()
         assert (self.process.returncode, self.said()) == (0, "")
-        assert all(json.loads(line)["wrong"] == [] for line in rest.splitlines())
+        assert [p["wrong"] for p in self.passes] == [[]] * len(self.passes)
 
 
 def du_bytes(root: Path) -> int:

@@ -1,0 +1,86 @@
+"""A small source, a session on it, and a daemon that `monarch start` leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from support.session import Session, wait_until
+
+FILES = {"a": 70_000, "b": 20_000, "d/c": 5}
+Factory = Callable[..., Session]
+
+
+class Monarch(Protocol):
+    def __call__(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "dataset"
+    for number, (name, size) in enumerate(FILES.items()):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(bytes([number]) * size)
+    return root
+
+
+@pytest.fixture
+def session(session_factory: Factory, source: Path) -> Session:
+    """Its daemon does not run yet."""
+    return session_factory(source)
+
+
+@pytest.fixture
+def served(session: Session) -> Session:
+    session.start().wait_all_present()
+    return session
+
+
+@pytest.fixture
+def monarch(tmp_path: Path) -> Monarch:
+    """Runs `monarch WORDS` with no configuration named but in the words and the environment."""
+    shm = tmp_path / "empty-shm"
+    shm.mkdir()
+
+    def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        base = {k: v for k, v in os.environ.items() if not k.startswith("MONARCH_")}
+        base.pop("LD_PRELOAD", None)
+        return subprocess.run(
+            [sys.executable, "-m", "monarch_py", *words],
+            env={**base, "MONARCH_SHM": str(shm), "COLUMNS": "200", **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def is_running(pid: int) -> bool:
+    """Not a zombie either: who started a detached daemon does not wait for it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.fixture
+def started(session: Session) -> Iterator[tuple[Session, int]]:
+    """A session whose daemon `monarch start` has left behind, with the daemon's process."""
+    done = session.monarch("start")
+    assert done.returncode == 0, done.stderr
+    pid = int(done.stdout.rpartition("process ")[2].rstrip(")\n"))
+    yield session, pid
+    if is_running(pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not is_running(pid), what="the end of the daemon that was started")

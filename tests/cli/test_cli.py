@@ -1,0 +1,321 @@
+"""What the commands say and the statuses with which they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli.conftest import FILES, Factory, Monarch, is_running
+from support.session import MIB, Session, wait_until
+
+import monarch_py
+
+COMMANDS = ["clear", "demo", "doctor", "env", "run", "serve", "start", "status", "stop", "verify"]
+NO_DAEMON = "monarch: no daemon serves this configuration; start one with `monarch start`\n"
+
+
+def copies(session: Session) -> list[Path]:
+    return sorted(session.tiers[0].glob("monarch-*/c/*"))
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def test_the_version_is_that_of_the_package(monarch: Monarch) -> None:
+    assert monarch("--version").stdout == f"monarch, version {monarch_py.__version__}\n"
+
+
+def test_help_names_every_command(monarch: Monarch) -> None:
+    done = monarch("--help")
+    assert done.returncode == 0
+    listed = done.stdout.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed] == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(monarch: Monarch, command: str) -> None:
+    long, short = monarch(command, "--help"), monarch(command, "-h")
+    assert long.returncode == 0
+    assert long.stdout == short.stdout
+    assert long.stdout.startswith(f"Usage: monarch {command} ")
+
+
+def test_an_unknown_command_is_refused(monarch: Monarch) -> None:
+    done = monarch("stage")
+    assert done.returncode == 2
+    assert "No such command 'stage'" in done.stderr
+
+
+# --- configurations that cannot work ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["run", "start", "serve", "verify", "clear"])
+def test_a_configuration_error_is_one_line_and_status_2(
+    monarch: Monarch, tmp_path: Path, command: str
+) -> None:
+    config = tmp_path / "tiers.yaml"
+    config.write_text("sources:\n- /nowhere/at/all\nhierarchy: []\n")
+    words = ["true"] if command == "run" else []
+    done = monarch(command, "-c", str(config), *words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"monarch: {config}:")
+
+
+@pytest.mark.parametrize("command", ["start", "stop", "status", "verify", "clear"])
+def test_a_file_that_is_not_there_is_named(
+    monarch: Monarch, tmp_path: Path, command: str
+) -> None:
+    missing = tmp_path / "none.yaml"
+    done = monarch(command, "-c", str(missing))
+    # `stop` and `status` ask for a daemon only; the file need not be readable any more.
+    assert done.returncode == (3 if command in ("stop", "status") else 2)
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("monarch: ")
+    assert str(missing) in done.stderr or done.stderr == NO_DAEMON
+
+
+@pytest.mark.parametrize("command", ["start", "stop", "status", "verify", "clear", "serve"])
+def test_no_configuration_at_all_is_status_2(monarch: Monarch, command: str) -> None:
+    done = monarch(command)
+    assert done.returncode == 2
+    mend = "no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG"
+    assert done.stderr == f"monarch: {mend}\n"
+
+
+def test_the_configuration_may_be_named_by_the_environment(
+    monarch: Monarch, session: Session
+) -> None:
+    done = monarch("status", MONARCH_CONFIG=str(session.config), MONARCH_SHM=str(session.shm))
+    assert (done.returncode, done.stderr) == (3, NO_DAEMON)
+    session.start()
+    done = monarch("status", MONARCH_CONFIG=str(session.config), MONARCH_SHM=str(session.shm))
+    assert done.returncode == 0
+
+
+def test_a_warning_is_shown_and_does_not_stop_the_command(
+    session_factory: Factory, source: Path
+) -> None:
+    session = session_factory(source, home_dir="/tmp")
+    done = session.monarch("verify")
+    assert done.returncode == 0
+    assert done.stderr.startswith("monarch: ")
+    assert "home_dir" in done.stderr
+
+
+# --- start and stop -------------------------------------------------------------------------------
+
+
+def test_start_leaves_a_daemon_and_stop_ends_it(started: tuple[Session, int]) -> None:
+    session, pid = started
+    assert session.status()["pid"] == pid
+    done = session.monarch("stop")
+    assert (done.returncode, done.stdout) == (0, f"stopped (process {pid})\n")
+    assert not is_running(pid)
+    assert list(session.tiers[0].iterdir()) == []
+    assert [path.name for path in session.paths.path.iterdir()] == ["log"]
+
+
+def test_starting_twice_says_who_serves(started: tuple[Session, int]) -> None:
+    session, pid = started
+    done = session.monarch("start")
+    assert done.returncode == 0
+    assert done.stdout == f"a daemon serves this configuration already (process {pid})\n"
+    assert session.status()["pid"] == pid
+
+
+def test_a_second_serve_is_refused(started: tuple[Session, int]) -> None:
+    session, pid = started
+    done = session.monarch("serve")
+    assert done.returncode == 3
+    sentence = f"a daemon serves this configuration already (process {pid})"
+    assert done.stderr == f"monarch: {sentence}\n"
+
+
+@pytest.mark.parametrize("command", ["stop", "status"])
+def test_without_a_daemon_the_status_is_3(session: Session, command: str) -> None:
+    done = session.monarch(command)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", NO_DAEMON)
+
+
+def test_a_daemon_that_cannot_start_says_why(session_factory: Factory, source: Path) -> None:
+    first = session_factory(source).start()
+    second = session_factory(source, tiers=[{"mount_point": first.tiers[0], "quota": None}])
+    text = second.config.read_text().replace("quota: null", f"max_storage_quota: {MIB}")
+    second.config.write_text(text)
+    done = second.monarch("start")
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert "the daemon did not start: no tier can be used" in done.stderr
+    assert f"{first.tiers[0]} is held by process" in done.stderr
+
+
+# --- run --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)]
+)
+def test_run_ends_with_the_status_of_its_command(
+    session: Session, script: str, status: int
+) -> None:
+    assert session.monarch("run", "--", "sh", "-c", script).returncode == status
+
+
+def test_run_reports_a_command_that_is_none_as_a_shell_does(session: Session) -> None:
+    missing = session.monarch("run", "-q", "--", "no-such-command")
+    assert (missing.returncode, missing.stderr) == (
+        127,
+        "monarch: no-such-command: command not found\n",
+    )
+    directory = session.monarch("run", "-q", "--", "/")
+    assert (directory.returncode, directory.stderr) == (126, "monarch: /: Permission denied\n")
+
+
+def test_run_ends_its_own_daemon_and_tells_what_was_gained(session: Session) -> None:
+    report_file = session.directory / "run.json"
+    read_twice = f"cat {session.source}/a; until [ -n \"$(ls -A {session.tiers[0]}/*/c)\" ]; do :; done"
+    words = ["sh", "-c", f"{read_twice}; sleep 0.3; cat {session.source}/a"]
+    done = session.monarch("run", "--json", str(report_file), "--", *words)
+    assert done.returncode == 0
+    assert done.stdout == (b"\0" * 2 * FILES["a"]).decode()
+    assert "2 opens of dataset files, 50.0 % from copies (68.4 KiB)" in done.stderr
+    assert done.stderr.count("\n") == 1
+    report = json.loads(report_file.read_text())
+    assert (report["exit_status"], report["problem"]) == (0, "")
+    assert (report["totals"]["hits"], report["totals"]["misses"]) == (1, 1)
+    assert not is_running(report["pid"])
+    assert list(session.tiers[0].iterdir()) == []
+
+
+def test_run_uses_a_daemon_that_runs_and_leaves_it(started: tuple[Session, int]) -> None:
+    session, pid = started
+    report_file = session.directory / "run.json"
+    done = session.monarch("run", "-q", "--json", str(report_file), "--", "true")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(report_file.read_text())["pid"] == pid
+    assert is_running(pid)
+
+
+def test_run_goes_on_without_a_daemon_when_none_can_start(
+    session_factory: Factory, source: Path
+) -> None:
+    first = session_factory(source).start()
+    tier = {"mount_point": first.tiers[0], "max_storage_quota": MIB}
+    second = session_factory(source, tiers=[tier])
+    report_file = second.directory / "run.json"
+    done = second.monarch("run", "--json", str(report_file), "--", "cat", f"{source}/d/c")
+    assert (done.returncode, done.stdout) == (0, "\2" * FILES["d/c"])
+    assert "the command reads from the source" in done.stderr
+    assert "monarch: no daemon, no gain: " in done.stderr
+    report = json.loads(report_file.read_text())
+    assert set(report) == {"exit_status", "problem"}
+    assert "is held by process" in report["problem"]
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_the_commands_status(
+    session: Session,
+) -> None:
+    done = session.monarch("run", "-q", "--json", "/nowhere/run.json", "--", "sh", "-c", "exit 5")
+    assert done.returncode == 5
+    assert done.stderr.startswith("monarch: the report was not written: ")
+
+
+# --- verify and clear ---------------------------------------------------------------------------------
+
+
+def damage(copy: Path) -> None:
+    """Other bytes, the same size and time: only a checksum can tell."""
+    status = copy.stat()
+    copy.chmod(0o600)
+    with copy.open("r+b") as file:
+        file.write(b"damage"[: status.st_size])
+    copy.chmod(0o400)
+
+
+def test_verify_counts_good_copies(served: Session) -> None:
+    done = served.monarch("verify", "--source")
+    assert done.returncode == 0
+    assert done.stdout == "3 copies checked, 0 damaged, 0 outdated\n"
+    as_json = json.loads(served.monarch("verify", "--json").stdout)
+    assert as_json == {"checked": 3, "damaged": [], "outdated": []}
+
+
+def test_verify_drops_a_damaged_copy_of_a_running_daemon(served: Session) -> None:
+    largest = max(copies(served), key=lambda path: path.stat().st_size)
+    damage(largest)
+    done = served.monarch("verify")
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        f"damaged, dropped: {served.source}/a",
+        "3 copies checked, 1 damaged, 0 outdated",
+    ]
+    assert not largest.exists()
+    assert served.run(["cat", served.source / "a"]).stdout == "\0" * FILES["a"]
+    wait_until(lambda: len(copies(served)) == 3, what="the new copy")
+    assert served.monarch("verify").returncode == 0
+
+
+def test_verify_against_the_source_finds_what_was_changed_behind_our_back(
+    served: Session,
+) -> None:
+    (served.source / "b").write_bytes(b"new")
+    assert served.monarch("verify").returncode == 0
+    done = served.monarch("verify", "--source", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["outdated"] == [f"{served.source}/b"]
+    assert served.run(["cat", served.source / "b"]).stdout == "new"
+
+
+def test_clear_drops_the_copies_of_a_running_daemon(served: Session) -> None:
+    done = served.monarch("clear")
+    assert (done.returncode, done.stdout) == (0, "3 copies dropped\n")
+    assert copies(served) == []
+    assert served.status()["tiers"][0]["used_bytes"] == 0
+
+
+@pytest.fixture
+def left(session_factory: Factory, source: Path) -> Session:
+    """Copies of a persistent tier whose daemon has ended; old enough to be recorded unseen."""
+    mount = source.parent / "persistent"
+    mount.mkdir()
+    tier = {"mount_point": mount, "max_storage_quota": 64 * MIB, "persistent": True}
+    session = session_factory(source, tiers=[tier])
+    session.start().wait_all_present()
+    wait_until(lambda: not session.status()["pending"], what="the second look at young files")
+    session.stop()
+    return session
+
+
+def test_verify_without_a_daemon_looks_at_persistent_tiers(left: Session) -> None:
+    done = left.monarch("verify", "--source")
+    assert (done.returncode, done.stdout) == (0, "3 copies checked, 0 damaged, 0 outdated\n")
+    damage(copies(left)[0])
+    done = left.monarch("verify")
+    assert done.returncode == 1
+    assert "3 copies checked, 1 damaged, 0 outdated" in done.stdout
+    assert len(copies(left)) == 2
+    done = left.monarch("verify")
+    assert (done.returncode, done.stdout) == (0, "2 copies checked, 0 damaged, 0 outdated\n")
+
+
+def test_clear_without_a_daemon_leaves_nothing(left: Session) -> None:
+    done = left.monarch("clear")
+    assert (done.returncode, done.stdout) == (0, "3 copies removed\n")
+    assert list(left.tiers[0].iterdir()) == []
+    assert left.monarch("clear").stdout == "0 copies removed\n"
+
+
+@pytest.mark.parametrize("command", ["verify", "clear"])
+def test_a_tier_that_another_daemon_holds_is_status_4(
+    session_factory: Factory, left: Session, command: str
+) -> None:
+    left.start()
+    tier = {"mount_point": left.tiers[0], "max_storage_quota": MIB, "persistent": True}
+    other = session_factory(left.source, tiers=[tier])
+    done = other.monarch(command)
+    assert done.returncode == 4
+    assert done.stderr.startswith(f"monarch: tier {left.tiers[0]} is held by process ")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,219 @@
+"""The daemon is killed, or stops, at any moment: readers go on with the right bytes, and a daemon that
+starts afterwards serves them again, also those that were running all the time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.files import Files, Loop, check_all
+from support.session import MIB, Session, wait_until
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.tiers import tier_root
+
+# Nothing that the library does for a reader waits: what a file may take here is what the slowest
+# source of these tests and a busy machine make of it [s].
+FILE_LIMIT_S = 8.0
+
+
+def moment_before_scan_ends(session: Session) -> None:
+    wait_until(lambda: session.status()["catalog_entries"], what="a file that a reader told of")
+    assert not session.status()["scanned"]
+
+
+def moment_in_a_fill(session: Session) -> None:
+    def filling() -> bool:
+        return any(path.stat().st_size for path in copies_of(session))
+
+    wait_until(filling, what="a fill that has begun")
+    assert session.status()["sources"][0]["filling"]
+
+
+def moment_present(session: Session) -> None:
+    session.wait_all_present()
+
+
+def copies_of(session: Session) -> list[Path]:
+    return list((tier_root(session.tiers[0]) / "c").iterdir())
+
+
+@contextmanager
+def slowed(source: SlowSource, moment: Callable[[Session], None]) -> Iterator[None]:
+    """The source is slow until the moment has come, and quick afterwards."""
+    if moment is moment_in_a_fill:
+        source.rate(8 * MIB)
+    elif moment is moment_before_scan_ends:
+        source.latency(getattr=0.05)
+    yield
+    source.rate(0)
+    source.latency(getattr=0)
+
+
+@pytest.fixture
+def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
+    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
+    mountpoint.mkdir()
+    backing.mkdir()
+    with SlowSource(backing, mountpoint, binary=slowsource_binary) as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def files(source: SlowSource) -> Files:
+    """As seen through the slow source: many small files and a large one."""
+    made = Files(source.backing).add_many(40, 20_000)
+    for i in range(20):
+        made.add(f"d{i}/small", 500)
+    made.add("large", 6 * MIB + 17)
+    seen = Files(source.mountpoint)
+    seen.digests = made.digests
+    return seen
+
+
+MOMENTS = [moment_before_scan_ends, moment_in_a_fill, moment_present]
+at_every_moment = pytest.mark.parametrize(
+    "moment", MOMENTS, ids=[m.__name__.removeprefix("moment_") for m in MOMENTS]
+)
+with_every_tier = pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
+
+
+def make_session(
+    session_factory: Callable[..., Session], tmp_path: Path, files: Files, persistent: bool
+) -> Session:
+    mount = tmp_path / "tier"
+    mount.mkdir()
+    tier = {"mount_point": mount, "max_storage_quota": 64 * MIB, "persistent": persistent}
+    return session_factory(files.root, tiers=[tier], scan_threads=1, shared_tpool_size=1)
+
+
+@with_every_tier
+@at_every_moment
+def test_readers_outlive_a_killed_daemon_and_find_the_next(
+    session_factory: Callable[..., Session],
+    tmp_path: Path,
+    source: SlowSource,
+    files: Files,
+    moment: Callable[[Session], None],
+    persistent: bool,
+) -> None:
+    session = make_session(session_factory, tmp_path, files, persistent)
+    with slowed(source, moment):
+        session.start()
+        with Loop(session, files, tmp_path) as loop:
+            moment(session)
+            debris = {path.name for path in copies_of(session)}
+            session.kill()
+            source.rate(0)
+            source.latency(getattr=0)
+            assert loop.wait_passes(2) < FILE_LIMIT_S
+            check_all(session, files)
+            session.start()
+            wait_until(lambda: session.totals()["hits"] > 0, what="hits of the running reader")
+            left = {path.name for path in copies_of(session)}
+            if moment is not moment_present or not persistent:
+                assert not debris & left
+            session.wait_all_present()
+            assert loop.wait_passes(2) < FILE_LIMIT_S
+            loop.end()
+    hits = session.totals()["hits"]
+    check_all(session, files)
+    assert session.totals()["hits"] == hits + len(files.digests)
+    assert len(copies_of(session)) == len(files.digests)
+
+
+@at_every_moment
+def test_readers_do_not_wait_for_a_stopped_daemon(
+    session_factory: Callable[..., Session],
+    tmp_path: Path,
+    source: SlowSource,
+    files: Files,
+    moment: Callable[[Session], None],
+) -> None:
+    session = make_session(session_factory, tmp_path, files, persistent=False)
+    with slowed(source, moment):
+        daemon = session.start().daemon
+        assert daemon is not None
+        with Loop(session, files, tmp_path) as loop:
+            moment(session)
+            daemon.send_signal(signal.SIGSTOP)
+            wait_until(
+                lambda: psutil.Process(daemon.pid).status() == psutil.STATUS_STOPPED,
+                what="the daemon's standstill",
+            )
+            source.rate(0)
+            source.latency(getattr=0)
+            assert loop.wait_passes(2) < FILE_LIMIT_S
+            check_all(session, files)
+            daemon.send_signal(signal.SIGCONT)
+            session.wait_all_present()
+            hits = session.totals()["hits"]
+            assert loop.wait_passes(2) < FILE_LIMIT_S
+            assert session.totals()["hits"] >= hits + 2 * len(files.digests)
+            loop.end()
+    check_all(session, files)
+
+
+# Keeps a descriptor over the death of the daemon that served it.
+HOLDER = """
+import json, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+names = ("st_dev", "st_ino", "st_mode", "st_nlink", "st_uid", "st_size", "st_mtime_ns")
+for line in sys.stdin:
+    if line == "open another\\n":
+        os.close(os.open(sys.argv[2], os.O_RDONLY))
+    found = os.fstat(fd)
+    data = os.pread(fd, found.st_size, 0)
+    same = data == open(sys.argv[1], "rb").read()
+    print(json.dumps([same, [getattr(found, name) for name in names]]), flush=True)
+"""
+
+
+def test_a_descriptor_stays_its_file_when_daemons_come_and_go(
+    session_factory: Callable[..., Session], tmp_path: Path, tree: Path
+) -> None:
+    session = session_factory(tree).start()
+    session.wait_all_present()
+    found = os.stat(tree / "a/f2")
+    names = ("st_dev", "st_ino", "st_mode", "st_nlink", "st_uid", "st_size", "st_mtime_ns")
+    expected = [True, [getattr(found, name) for name in names]]
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", HOLDER, str(tree / "a/f2"), str(tree / "large")],
+        env=session.env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+
+        def ask(what: str = "look") -> Any:
+            assert holder.stdin is not None
+            assert holder.stdout is not None
+            holder.stdin.write(what + "\n")
+            holder.stdin.flush()
+            return json.loads(holder.stdout.readline())
+
+        assert ask() == expected
+        assert session.totals()["hits"] == 2
+        session.kill()
+        assert ask() == expected
+        session.start().wait_all_present()
+        opens = session.totals()["opens"]
+        wait_until(
+            lambda: ask("open another") and session.totals()["opens"] > opens,
+            what="the reader's move to the new daemon",
+        )
+        assert ask() == expected
+        session.stop()
+        assert ask() == expected
+        assert holder.stdin is not None
+        holder.stdin.close()
+        assert holder.wait(timeout=30) == 0
