@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine.h"
@@ -298,6 +299,9 @@ static void drop(struct job *job) {
 }
 
 void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    job->result.started_ns = ns(now);
     job->result.status = MONARCH_ABANDONED;
     if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
         return;

@@ -81,7 +81,8 @@ struct monarch_result {
     uint64_t id, copy, copy_ino, bytes, copy_bytes, sum;
     uint64_t *block_sums; /* the caller frees them: monarch_free */
     uint64_t blocks;
-    int64_t mtime_ns, ctime_ns; /* of the source; DROP: none */
+    int64_t mtime_ns, ctime_ns; /* of the source */
+    int64_t started_ns;         /* when the work on it began, on the wall clock */
     uint32_t kind, status, tier;
     int32_t error;
 };

@@ -115,15 +115,14 @@ void monarch_changed_tree(int dir, const char *path) {
 }
 
 int monarch_source_path_of(int fd, char *path) {
-    struct session *s = session_for_change();
-    const struct monarch_catalog *c = s ? monarch_catalog_of(s) : NULL;
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    const struct monarch_catalog *c;
     struct stat st;
-    if (!c || sys_fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
+    if (!s || sys_fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
         return 0;
-    int64_t id = monarch_entry_of_copy(s, c, &st);
-    if (id < 0)
+    const struct monarch_entry *e = monarch_behind_copy(&s, &c, &st);
+    if (!e)
         return 0;
-    const struct monarch_entry *e = &monarch_entries(c)[id];
     const struct monarch_source *source = &s->control->source[e->source];
     if (source->path_len + 1u + e->path_len >= MONARCH_PATH_MAX)
         return 0;

@@ -116,6 +116,7 @@ static struct session *attach_again(struct session *old) {
     struct session *fresh = attach();
     if (!fresh)
         return NULL;
+    fresh->before = old;
     if (__atomic_compare_exchange_n(&monarch_current, &old, fresh, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE))
         return fresh;

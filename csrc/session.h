@@ -11,6 +11,7 @@ struct session {
     const struct monarch_catalog *catalog; /* atomic; older ones stay mapped for their readers */
     uint64_t roots; /* atomic: four bits a source, see monarch_root_is_ours */
     uint32_t off;   /* atomic: a switch file exists */
+    struct session *before; /* of a daemon that is gone; its copies may be open */
 };
 
 /* Atomic. NULL in a process that has nothing to do with Monarch. */

@@ -59,20 +59,15 @@ static int answer_path(int dir, const char *path, struct stat *st, int follow) {
 }
 
 /* Descriptors of copies stay what they are while everything is switched off. */
-static const struct monarch_entry *entry_behind(struct session *s, uint64_t dev, uint64_t ino) {
-    if (!s || monarch_tier_on(s, dev, 0) < 0)
-        return NULL;
-    const struct monarch_catalog *c = monarch_catalog_of(s);
-    struct stat st = {.st_dev = dev, .st_ino = ino};
-    int64_t id = c ? monarch_entry_of_copy(s, c, &st) : -1;
-    return id < 0 ? NULL : &monarch_entries(c)[id];
+static const struct monarch_entry *behind(struct session **s, const struct stat *st) {
+    const struct monarch_catalog *c;
+    *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, &c, st) : NULL;
 }
 
 static void correct(struct stat *st) {
-    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
-    const struct monarch_entry *e = NULL;
-    if (s && S_ISREG(st->st_mode))
-        e = entry_behind(s, st->st_dev, st->st_ino);
+    struct session *s;
+    const struct monarch_entry *e = behind(&s, st);
     if (e)
         fill(s, e, st);
 }
@@ -149,10 +144,12 @@ static struct statx_timestamp statx_time_of(int64_t ns) {
 }
 
 static void correct_statx(struct statx *x) {
-    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
-    const struct monarch_entry *e = NULL;
-    if (s && S_ISREG(x->stx_mode))
-        e = entry_behind(s, makedev(x->stx_dev_major, x->stx_dev_minor), x->stx_ino);
+    struct stat st = {.st_dev = makedev(x->stx_dev_major, x->stx_dev_minor), .st_ino = x->stx_ino};
+    st.st_mode = x->stx_mode;
+    st.st_nlink = x->stx_nlink;
+    st.st_size = (off_t)x->stx_size;
+    struct session *s;
+    const struct monarch_entry *e = behind(&s, &st);
     if (!e)
         return;
     uint64_t dev = s->control->source[e->source].dev;

@@ -110,15 +110,30 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog *c, int d
     return locate_odd(s, c, dir, path, follow, tell);
 }
 
-int64_t monarch_entry_of_copy(struct session *s, const struct monarch_catalog *c,
-                              const struct stat *st) {
-    for (int t = monarch_tier_on(s, st->st_dev, 0); t >= 0;
-         t = monarch_tier_on(s, st->st_dev, t + 1)) {
-        int64_t id = monarch_find_copy(c, (unsigned)t, st->st_ino);
-        if (id >= 0)
-            return id;
+/* The file system gives the number of a copy that is gone to anybody's new file. A copy has mode 0400
+ * and its file's size; one that was dropped, and is open still, has no name any more. */
+static int is_copy_of(const struct monarch_entry *e, const struct stat *st) {
+    uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
+    return (st->st_mode & 07777) == 0400 && (uint64_t)st->st_size == e->size &&
+           (MONARCH_WORD_STATE(word) == MONARCH_PRESENT || !st->st_nlink);
+}
+
+const struct monarch_entry *monarch_behind_copy(struct session **s,
+                                                const struct monarch_catalog **c,
+                                                const struct stat *st) {
+    for (int newest = 1; *s; *s = (*s)->before, newest = 0) {
+        int t = monarch_tier_on(*s, st->st_dev, 0);
+        if (t < 0)
+            continue;
+        /* What an old session has not mapped, a new daemon may have made under the same name. */
+        *c = newest ? monarch_catalog_of(*s) : __atomic_load_n(&(*s)->catalog, __ATOMIC_ACQUIRE);
+        for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {
+            int64_t id = monarch_find_copy(*c, (unsigned)t, st->st_ino);
+            if (id >= 0 && is_copy_of(&monarch_entries(*c)[id], st))
+                return &monarch_entries(*c)[id];
+        }
     }
-    return -1;
+    return NULL;
 }
 
 void monarch_ring(struct session *s) {

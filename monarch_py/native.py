@@ -28,6 +28,7 @@ __all__ = [
     "make_word",
     "path_hash",
     "pointer",
+    "reason_of",
     "state_of",
     "tier_of",
 ]

@@ -136,8 +136,11 @@ class Tier:
             limits.append(self.cap_bytes - self.used_bytes)
         if self.config.kind == "ram":
             limits.append(memory.available_bytes() - self.reserved_bytes)
+        # Also an empty file takes room, for its name: a full disk must not be tried for ever.
+        if min(limits) < self.block_bytes:
+            return nothing
         inodes = system.f_favail if system.f_files else 1 << 40
-        return TierRoom(max(0, min(limits)), max(0, inodes - 16), self.block_bytes)
+        return TierRoom(min(limits), max(0, inodes - 16), self.block_bytes)
 
     def rounded(self, size: int) -> int:
         return -(-size // self.block_bytes) * self.block_bytes

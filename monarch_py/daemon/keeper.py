@@ -93,7 +93,7 @@ class Keeper:
                     self._lock.wait()
                 if not self._ending:
                     self._lock.wait(BATCH_S)
-                add, remove, ending = self._add, self._remove, self._ending
+                add, remove, ending = list(self._add), list(self._remove), self._ending
                 if not (add or remove):
                     if ending:
                         return

@@ -8,7 +8,7 @@ from monarch_py import __version__
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
-from monarch_py.native import Kind, Reason, State, lib
+from monarch_py.native import Kind, Reason, State
 from monarch_py.tiers import Tier
 
 __all__ = ["SCHEMA_VERSION", "status"]
@@ -84,10 +84,10 @@ def status(
         "fallbacks": 0,
         "bytes_from_peers": 0,
         "promotions": 0,
-        "fills": filler.fills,
-        "filled_bytes": filler.filled_bytes,
+        "fills": filler.copies.fills,
+        "filled_bytes": filler.copies.filled_bytes,
         "fill_failures": filler.failures,
-        "source_bytes_read_by_fills": int(lib.monarch_engine_bytes(filler.engine)),
+        "source_bytes_read_by_fills": filler.engine.bytes_from_source,
     }
     return {
         "schema": SCHEMA_VERSION,

@@ -51,7 +51,7 @@ class Daemon:
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
         self.scanner = Scanner(config, self.shared, self.tiers, self.keepers)
-        self.filler = Filler(config, self.shared, self.scanner, self.tiers, self.keepers)
+        self.filler = Filler(self.scanner)
         self._socket = self._listen(session)
 
     def _open_tiers(self) -> None:
@@ -107,8 +107,8 @@ class Daemon:
             self.filler.adopt(ids, rows, tier)
         self.filler.want(wanted)
         self.filler.take_wants()
-        self.filler.drop_changed()
-        self.filler.compare_young()
+        self.filler.copies.drop_changed()
+        self.filler.copies.compare_young()
         self.filler.collect()
         if not self.shared.control.off:
             self.filler.feed()
@@ -201,7 +201,7 @@ class Daemon:
 
     def _drop(self, request: dict[str, Any]) -> dict[str, Any]:
         entries = [int(entry) for entry in request.get("entries", [])]
-        self.filler.drop(entries)
+        self.filler.copies.drop(entries)
         return {"dropped": len(entries)}
 
     def _status(self) -> dict[str, Any]:

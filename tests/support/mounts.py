@@ -17,7 +17,7 @@ import pytest
 # What mkfs needs to leave as much of a small image as possible to the files.
 _MAKE = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal"),
-    "xfs": ("mkfs.xfs", "-q", "-f", "-d", "agcount=1"),
+    "xfs": ("mkfs.xfs", "-q", "-f"),
 }
 _PACKAGES = {"mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "mount": "mount", "umount": "mount"}
 

@@ -1,0 +1,243 @@
+"""What becomes of copies: made visible, recorded, dropped."""
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.engine import Engine, block_sums
+from monarch_py.daemon.scanner import Scanner
+from monarch_py.manifest import Row
+from monarch_py.native import (
+    JobKind,
+    JobStatus,
+    Kind,
+    Reason,
+    State,
+    copy_of,
+    lib,
+    make_word,
+    path_hash,
+    pointer,
+    state_of,
+    tier_of,
+)
+from monarch_py.tiers import Tier, copy_name
+
+__all__ = ["Copies", "Ids", "one"]
+
+Ids = npt.NDArray[np.uint64]
+
+# Within this time of a change a file may change again without its time showing it [s].
+TIME_STEP_S = 2.0
+
+
+def one(entry: int) -> Ids:
+    return np.array([entry], dtype=np.uint64)
+
+
+class Copies:
+    """Works in turns of the daemon's loop; nothing in it waits."""
+
+    def __init__(self, scanner: Scanner, engine: Engine) -> None:
+        self.scanner, self.engine = scanner, engine
+        self.shared, self.tiers, self.keepers = scanner.shared, scanner.tiers, scanner.keepers
+        self.block_size_bytes = scanner.config.block_size_bytes
+        # Entries whose copies wait for a second look: (when, tier, row of the manifest).
+        self._young: dict[int, tuple[float, int, Row]] = {}
+        self._changes_seen = 0
+        self.fills = self.filled_bytes = 0
+
+    @property
+    def unsettled(self) -> int:
+        """Copies that serve already and are not yet recorded."""
+        return len(self._young)
+
+    def tier(self, number: int) -> Tier:
+        tier = self.tiers[number]
+        assert tier is not None
+        return tier
+
+    # --- made visible -------------------------------------------------------------------------
+
+    def publish(self, results: npt.NDArray[Any]) -> None:
+        """Results of fills and checks that went well."""
+        if not len(results):
+            return
+        catalog = self.shared.catalog
+        ids = np.ascontiguousarray(results["id"])
+        changed = self.changed(ids)
+        fills = results["kind"] == JobKind.FILL
+        good = results[~changed]
+        words = make_word(State.PRESENT, 0, good["tier"].astype(np.uint64), good["copy"])
+        catalog.publish(good["id"], words, good["copy_ino"], good["sum"])
+        sizes = catalog.entries["size"][ids]
+        for result, size in zip(results[fills], sizes[fills].tolist(), strict=True):
+            self.tier(int(result["tier"])).settle(size, int(result["copy_bytes"]))
+        self.fills += int(fills.sum())
+        self.filled_bytes += int(results["bytes"][fills].sum())
+        for entry in ids[changed]:
+            self.forget(int(entry), State.BYPASS, Reason.CHANGED)
+        self._record(results[fills & ~changed])
+
+    def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
+        """Copies of an earlier session that match their sources and need no check: (n,) entries,
+        marked FILLING, and their manifest rows."""
+        inodes = np.zeros(len(ids), dtype=np.uint64)
+        lost = np.zeros(len(ids), dtype=bool)
+        fd = self.tier(tier_number).fd
+        for i, copy in enumerate(rows["copy"].tolist()):
+            try:
+                found = os.stat(copy_name(copy), dir_fd=fd, follow_symlinks=False)
+                inodes[i] = found.st_ino
+                lost[i] = found.st_size != int(rows["size"][i])
+            except OSError:
+                lost[i] = True
+        good = ~lost
+        words = make_word(State.PRESENT, 0, tier_number, rows["copy"])
+        self.shared.catalog.publish(ids[good], words[good], inodes[good], rows["sum"][good])
+        for entry in ids[lost].tolist():
+            self.forget(entry, State.ABSENT)
+
+    # --- recorded -----------------------------------------------------------------------------
+
+    def _record(self, results: npt.NDArray[Any]) -> None:
+        """Durable tiers remember the copy; that of a file which changed just before its fill began
+        only when a second reading agrees."""
+        rows: dict[int, list[Row]] = {}
+        for result in results:
+            tier = int(result["tier"])
+            if tier not in self.keepers:
+                continue
+            row = self._row(result)
+            age_s = (int(result["started_ns"]) - max(row.mtime_ns, row.ctime_ns)) / 1e9
+            if age_s < TIME_STEP_S:
+                when = time.monotonic() + TIME_STEP_S
+                self._young[int(result["id"])] = (when, tier, row)
+            else:
+                rows.setdefault(tier, []).append(row)
+        for tier, new in rows.items():
+            self.keepers[tier].add(new)
+
+    def _row(self, result: Any) -> Row:
+        catalog = self.shared.catalog
+        entry = catalog.entries[int(result["id"])]
+        path = os.fsencode(catalog.path(int(result["id"])))
+        source = self.scanner.sources[int(entry["source"])]
+        return Row(
+            copy=int(result["copy"]),
+            source=str(source.config.real_path),
+            path=path,
+            path_hash=path_hash(path),
+            size=int(entry["size"]),
+            ino=int(entry["ino"]),
+            mtime_ns=int(result["mtime_ns"]),
+            ctime_ns=int(result["ctime_ns"]),
+            sum=int(result["sum"]),
+            block_size=self.block_size_bytes,
+            blocks=block_sums(result),
+        )
+
+    def compare_young(self) -> None:
+        now = time.monotonic()
+        due = [entry for entry, (when, _, _) in self._young.items() if when <= now]
+        for entry in due:
+            _, tier, row = self._young[entry]
+            self._young[entry] = (float("inf"), tier, row)
+            self.engine.submit(
+                self.shared.catalog,
+                JobKind.COMPARE,
+                one(entry),
+                np.array([tier]),
+                np.array([row.copy]),
+                sums=np.array([row.sum], dtype=np.uint64),
+            )
+
+    def compared(self, result: Any) -> None:
+        """The second look has ended."""
+        entry = int(result["id"])
+        young = self._young.pop(entry, None)
+        if young is None or result["status"] == JobStatus.ABANDONED:
+            return
+        _, tier, row = young
+        if result["status"] == JobStatus.DONE:
+            self.keepers[tier].add([row])
+        else:
+            self.forget(entry, State.BYPASS, Reason.CHANGED)
+
+    # --- dropped ------------------------------------------------------------------------------
+
+    def forget(self, entry: int, state: State, reason: int = 0) -> None:
+        """Drops an entry's copy: nobody is sent to it any more, then its file goes."""
+        catalog = self.shared.catalog
+        word = catalog.words[entry : entry + 1].copy()
+        number, copy = int(tier_of(word)[0]), int(copy_of(word)[0])
+        size = int(catalog.entries["size"][entry])
+        # Tier and number stay: descriptors of the dropped copy are still the file's.
+        catalog.set_words(one(entry), make_word(state, reason, number, copy))
+        self._young.pop(entry, None)
+        tier = self.tier(number)
+        tier.remove(copy)
+        tier.release(size)
+        if number in self.keepers:
+            self.keepers[number].remove([copy])
+
+    def changed(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether a client has changed the file; now and then also when none has."""
+        flags = np.zeros(len(ids), dtype=np.uint8)
+        lib.monarch_find_changed(
+            self.shared.clients,
+            self.shared.control,
+            self.shared.catalog.c,
+            len(ids),
+            pointer(ids, "uint64_t *"),
+            pointer(flags, "uint8_t *"),
+        )
+        return flags.astype(bool)
+
+    def drop_changed(self) -> None:
+        """Clients never open a changed file's copy; here its room is given back."""
+        marks = int(self.shared.clients.changes)
+        if marks == self._changes_seen:
+            return
+        self._changes_seen = marks
+        states = state_of(self.shared.catalog.words)
+        files = self.shared.catalog.entries["kind"] == Kind.FILE
+        candidates = np.isin(states, (State.PRESENT, State.ABSENT, State.WANTED))
+        ids = np.flatnonzero(candidates & files).astype(np.uint64)
+        ids = ids[self.changed(ids)]
+        for entry in ids:
+            if state_of(self.shared.catalog.words[entry : entry + 1])[0] == State.PRESENT:
+                self.forget(int(entry), State.BYPASS, Reason.CHANGED)
+            else:
+                self.shared.catalog.set_state(one(int(entry)), State.BYPASS, Reason.CHANGED)
+
+    def drop_foreign(self) -> bool:
+        """Drops copies of datasets that are not configured; whether there were any."""
+        dropped = False
+        for number, rows in self.scanner.foreign.items():
+            for row in rows:
+                self.tier(number).remove(int(row["copy"]))
+                self.tier(number).release(int(row["size"]))
+            self.keepers[number].remove([int(n) for n in rows["copy"]])
+            dropped |= len(rows) > 0
+        self.scanner.foreign = {}
+        return dropped
+
+    def clear(self) -> int:
+        """Drops every copy; returns how many there were."""
+        ids = np.flatnonzero(state_of(self.shared.catalog.words) == State.PRESENT)
+        for entry in ids.tolist():
+            self.forget(entry, State.ABSENT)
+        self.drop_foreign()
+        return len(ids)
+
+    def drop(self, entries: list[int]) -> None:
+        """Drops copies that somebody else has found damaged."""
+        for entry in entries:
+            if 0 <= entry < len(self.shared.catalog):
+                word = self.shared.catalog.words[entry : entry + 1]
+                if state_of(word)[0] == State.PRESENT:
+                    self.forget(entry, State.ABSENT)

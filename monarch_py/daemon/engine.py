@@ -1,0 +1,103 @@
+"""The copy engine as Python drives it: orders and results in bulk, as numpy arrays."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.catalog import Catalog
+from monarch_py.config import Config
+from monarch_py.daemon.scanner import Source
+from monarch_py.daemon.shared import Shared
+from monarch_py.native import RESULT, JobKind, ffi, lib, pointer
+from monarch_py.tiers import Tier
+
+__all__ = ["Engine", "block_sums"]
+
+# Results taken at a time.
+RESULTS = 1024
+
+
+def block_sums(result: Any) -> bytes:
+    """XXH3-64 of every block of the copy that a result tells of, 8 bytes each, little-endian."""
+    if not result["blocks"]:
+        return b""
+    sums = ffi.cast("void *", int(result["block_sums"]))
+    return bytes(ffi.buffer(sums, int(result["blocks"]) * 8))
+
+
+class Engine:
+    """MemoryError when not one thread can be started."""
+
+    def __init__(
+        self, config: Config, shared: Shared, sources: list[Source], tiers: list[Tier | None]
+    ) -> None:
+        self._engine: Any = lib.monarch_engine_start(
+            config.copy_threads,
+            config.block_size_bytes,
+            ffi.addressof(shared.clients, "doorbell"),
+        )
+        if self._engine == ffi.NULL:
+            raise MemoryError("no thread could be started for the copy engine")
+        for source in sources:
+            lib.monarch_engine_source(self._engine, source.number, source.fd)
+        for number, tier in enumerate(tiers):
+            if tier is not None:
+                lib.monarch_engine_tier(self._engine, number, tier.fd)
+        self._buffer = np.zeros(RESULTS, dtype=RESULT)
+
+    @property
+    def pending(self) -> int:
+        """Orders queued or running."""
+        return int(lib.monarch_engine_pending(self._engine))
+
+    @property
+    def bytes_from_source(self) -> int:
+        return int(lib.monarch_engine_bytes(self._engine))
+
+    def submit(
+        self,
+        catalog: Catalog,
+        kind: JobKind,
+        ids: npt.NDArray[Any],
+        tiers: npt.NDArray[Any],
+        copies: npt.NDArray[Any],
+        *,
+        sums: npt.NDArray[Any] | None = None,
+    ) -> None:
+        """Orders for (n,) entries, done in this order. sums : what a CHECK or COMPARE expects."""
+        entries = np.ascontiguousarray(ids, dtype=np.uint64)
+        numbers = np.ascontiguousarray(copies, dtype=np.uint64)
+        places = np.ascontiguousarray(tiers, dtype=np.uint32)
+        expected = np.ascontiguousarray(
+            sums if sums is not None else np.zeros(len(entries)), dtype=np.uint64
+        )
+        lib.monarch_engine_submit(
+            self._engine,
+            catalog.c,
+            kind,
+            0,
+            len(entries),
+            pointer(entries, "uint64_t *"),
+            pointer(places, "uint32_t *"),
+            pointer(numbers, "uint64_t *"),
+            pointer(expected, "uint64_t *"),
+        )
+
+    def results(self) -> Iterator[npt.NDArray[Any]]:
+        """Batches (n,) of dtype RESULT; each is valid until the next is asked for."""
+        count = RESULTS
+        while count == RESULTS:
+            count = lib.monarch_engine_results(
+                self._engine, pointer(self._buffer, "struct monarch_result *"), RESULTS
+            )
+            batch = self._buffer[:count]
+            if count:
+                yield batch
+            for address in batch["block_sums"][batch["block_sums"] != 0].tolist():
+                lib.monarch_free(ffi.cast("void *", address))
+
+    def stop(self) -> None:
+        """Abandons what runs and ends the threads."""
+        lib.monarch_engine_stop(self._engine)

@@ -1,0 +1,178 @@
+"""Tiers that are full before their quota is: on tmpfs, ext4 and xfs, of bytes and of inodes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.files import Files, check_all, random_bytes
+from support.mounts import Mounts
+from support.session import MIB, Session, wait_until
+from support.watch import QuotaWatch, assert_quiet, cpu_seconds, settle
+
+from monarch_py.tiers import tier_root
+
+
+def capacity(mount_point: Path) -> int:
+    found = os.statvfs(mount_point)
+    return found.f_blocks * found.f_frsize
+
+
+def level(mount_point: Path, quota_bytes: int = 0) -> dict[str, object]:
+    """A tier; without a quota it claims the whole file system, which others use too."""
+    return {
+        "mount_point": mount_point,
+        "max_storage_quota": quota_bytes or capacity(mount_point),
+        "type": "ssd",
+    }
+
+
+def fill_up(mount_point: Path, leave_bytes: int = 0) -> None:
+    """Somebody else's file takes the room, but for `leave_bytes`."""
+    with (mount_point / "ballast").open("wb", buffering=0) as ballast:
+        size, part = 0, 1 << 30
+        while part >= 4096:
+            try:
+                if free_bytes(mount_point) - part < leave_bytes:
+                    raise OSError(errno.ENOSPC, "enough")
+                os.posix_fallocate(ballast.fileno(), size, part)
+                size += part
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+                part //= 2
+
+
+def free_bytes(mount_point: Path) -> int:
+    found = os.statvfs(mount_point)
+    return found.f_bavail * found.f_frsize
+
+
+def copies_on(mount_point: Path) -> int:
+    return len(list((tier_root(mount_point) / "c").iterdir()))
+
+
+@pytest.fixture(params=["tmpfs", "ext4", "xfs"])
+def small(request: pytest.FixtureRequest, mounts: Mounts) -> Path:
+    """A file system with some 40 MiB left, whose tier's quota is all of it."""
+    sizes = {"tmpfs": 64 * MIB, "ext4": 64 * MIB, "xfs": 300 * MIB}
+    point: Path = getattr(mounts, request.param)("small", sizes[request.param])
+    fill_up(point, leave_bytes=40 * MIB)
+    return point
+
+
+def test_what_does_not_fit_goes_to_the_next_tier_and_then_to_the_source(
+    session_factory: Callable[..., Session], tmp_path: Path, small: Path, mounts: Mounts
+) -> None:
+    files = Files(tmp_path / "source").add_many(80, MIB - 100)
+    second = mounts.tmpfs("second", 24 * MIB)
+    session = session_factory(files.root, tiers=[level(small), level(second, 20 * MIB)]).start()
+    with QuotaWatch(small) as first_watch, QuotaWatch(second) as second_watch:
+        found = settle(session)
+    assert first_watch.most_bytes <= capacity(small)
+    assert 18 * MIB < second_watch.most_bytes <= 20 * MIB
+    assert found["present"] + found["no_room"] == 80
+    assert copies_on(small) >= 36
+    assert copies_on(second) in (18, 19)
+    check_all(session, files)
+    assert_quiet(session)
+
+
+def test_the_first_tier_is_filled_first(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    files = Files(tmp_path / "source").add_many(12, MIB)
+    first, second = mounts.tmpfs("first", 64 * MIB), mounts.tmpfs("second", 64 * MIB)
+    tiers = [level(first, 8 * MIB), level(second, 64 * MIB)]
+    session = session_factory(files.root, tiers=tiers).start()
+    session.wait_scanned()
+    session.python("import sys; [open(p).close() for p in sys.argv[1:]]", files.path("f00003"))
+    wait_until(lambda: session.status()["sources"][0]["present"] == 1, what="the first copy")
+    assert (copies_on(first), copies_on(second)) == (1, 0)
+    assert settle(session) == {"present": 12}
+    assert (copies_on(first), copies_on(second)) == (7, 5)
+    check_all(session, files)
+
+
+def test_somebody_takes_the_room_while_files_are_filled(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    """The disk is full in the middle of fills that had been promised their room."""
+    files = Files(tmp_path / "source").add_many(600, 60_000)
+    first, second = mounts.ext4("first", 64 * MIB), mounts.tmpfs("second", 16 * MIB)
+    session = session_factory(files.root, tiers=[level(first), level(second, 8 * MIB)]).start()
+    session.wait_scanned()
+    session.want_all()
+    wait_until(lambda: copies_on(first) > 20, what="the first copies")
+    fill_up(first)
+    found = settle(session)
+    assert found["present"] + found.get("no_room", 0) == 600
+    assert 20 < copies_on(first) < 600
+    check_all(session, files)
+    assert_quiet(session)
+    # Room that comes back is used again, once somebody clears the tiers.
+    (first / "ballast").unlink()
+    session.forget()
+    assert settle(session) == {"present": 600}
+    check_all(session, files)
+
+
+def test_a_full_disk_is_not_tried_for_ever_for_empty_files(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    """An empty file needs no room by its size, and its name does."""
+    files = Files(tmp_path / "source").add_many(3000, 0)
+    point = mounts.ext4("first", 16 * MIB)
+    session = session_factory(files.root, tiers=[level(point)]).start()
+    session.wait_scanned()
+    fill_up(point)
+    found = settle(session)
+    assert found["present"] + found["no_room"] == 3000
+    assert cpu_seconds(session) < 5
+    check_all(session, files)
+    assert_quiet(session)
+
+
+def test_inodes_run_out_before_the_bytes_do(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    files = Files(tmp_path / "source").add_many(200, 1000)
+    first = mounts.tmpfs("first", 16 * MIB, inodes=50)
+    second = mounts.tmpfs("second", 16 * MIB, inodes=120)
+    session = session_factory(files.root, tiers=[level(first), level(second)]).start()
+    found = settle(session)
+    assert found == {"present": found["present"], "no_room": 200 - found["present"]}
+    assert copies_on(first) >= 30
+    assert copies_on(second) >= 100
+    check_all(session, files)
+    assert_quiet(session)
+
+
+def test_a_large_file_does_not_block_small_ones(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    files = Files(tmp_path / "source").add_many(10, 200_000, prefix="small")
+    files.add("large", 20 * MIB)
+    point = mounts.tmpfs("first", 64 * MIB)
+    session = session_factory(files.root, tiers=[level(point, 8 * MIB)], shared_tpool_size=1)
+    session.start().wait_scanned()
+    session.python("import sys; open(sys.argv[1]).close()", files.path("large"))
+    wait_until(lambda: session.status()["sources"][0]["bypass"] == {"no_room": 1}, what="its state")
+    assert settle(session) == {"present": 10, "no_room": 1}
+    check_all(session, files)
+
+
+def test_a_tier_smaller_than_any_file_is_no_harm(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    files = Files(tmp_path / "source").add_many(10, 300_000)
+    files.add("empty", 0)
+    first, second = mounts.tmpfs("first", 4 * MIB), mounts.tmpfs("second", 16 * MIB)
+    tiers = [level(first, 4096), level(second)]
+    session = session_factory(files.root, tiers=tiers).start()
+    found = settle(session)
+    assert found == {"present": 11}
+    check_all(session, files)
+    assert random_bytes(4, 1) != random_bytes(4, 2)  # the files differ from one another

@@ -1,0 +1,66 @@
+"""What a daemon costs, and what lies on its tiers while it works."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import psutil
+from support.files import du_bytes
+from support.session import Session, wait_until
+
+from monarch_py.tiers import tier_root
+
+
+class QuotaWatch:
+    """Looks at what a tier's directory takes as often as it can. most_bytes : the most seen."""
+
+    def __init__(self, mount_point: Path) -> None:
+        self.root = tier_root(mount_point)
+        self.most_bytes = self.looks = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._end.wait(0.002):
+            self.most_bytes = max(self.most_bytes, du_bytes(self.root))
+            self.looks += 1
+
+    def __enter__(self) -> QuotaWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        said = subprocess.run(
+            ["du", "-s", "--block-size=1", str(self.root)], capture_output=True, text=True
+        )
+        if said.returncode == 0:
+            self.most_bytes = max(self.most_bytes, int(said.stdout.split()[0]))
+
+
+def cpu_seconds(session: Session) -> float:
+    """What the daemon has used of the processors since its start."""
+    assert session.daemon is not None
+    used = psutil.Process(session.daemon.pid).cpu_times()
+    return float(used.user + used.system)
+
+
+def assert_quiet(session: Session, seconds: float = 1.0) -> None:
+    """The daemon rests: a loop that turns in vain would use a whole processor."""
+    before, start = cpu_seconds(session), time.monotonic()
+    wait_until(lambda: time.monotonic() - start > seconds, every=0.05)
+    assert cpu_seconds(session) - before < seconds / 4
+
+
+def settle(session: Session, timeout: float = 60) -> dict[str, int]:
+    """Opens everything and waits until every file is present or left to the source for a reason.
+
+    Returns how many files are 'present' and how many there are of each reason.
+    """
+    session.wait_all_present(timeout)
+    source = session.status()["sources"][0]
+    return {"present": source["present"], **source["bypass"]}
