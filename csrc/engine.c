@@ -1,6 +1,7 @@
 /* The threads that copy, and their queues. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,5 +183,12 @@ void monarch_engine_stop(struct monarch_engine *e) {
 }
 
 void monarch_free(void *memory) { free(memory); }
+
+/* glibc raises its threshold for separate mappings with every large block that is freed, and makes
+ * an arena for each thread; both keep a scan's or a manifest's memory for good. */
+void monarch_limit_malloc(void) {
+    mallopt(M_MMAP_THRESHOLD, 128 * 1024);
+    mallopt(M_ARENA_MAX, 2);
+}
 
 int monarch_syncfs(int fd) { return syncfs(fd) == 0 ? 0 : -errno; }

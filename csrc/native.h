@@ -105,6 +105,8 @@ void monarch_free(void *p);
 /* XXH3-64 of the block sums of one file, for those who have only its path; 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);
 
+/* For a process that lives for weeks: what large arrays took goes back when they are freed. */
+void monarch_limit_malloc(void);
 int monarch_syncfs(int fd); /* 0 or -errno */
 
 /* --- for tests ------------------------------------------------------------------------------- */

@@ -5,7 +5,8 @@
 
 #include "sys.h"
 
-#define MAX_LINKS 40 /* as the kernel */
+/* Half of the kernel's: links on the way to the source count there too, and are unseen here. */
+#define MAX_LINKS 20
 
 /* Bytes, not strncmp: nearly all paths of a process are foreign and differ in the first few. */
 static int has_prefix(const char *path, const char *root, uint32_t len) {
@@ -137,7 +138,7 @@ static int substitute(struct walk *w, const char *rel, int64_t link, size_t end,
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);
     size_t n = strlen(target), rest = strlen(rel + end);
-    int slash = w->needs_directory && !rest;
+    int slash = w->needs_directory;
     if (!is_current(w, link) || n + rest + 2 > MONARCH_PATH_MAX)
         return 0;
     memcpy(next, target, n);
@@ -186,6 +187,9 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
     struct walk w = {k, c, m, 0, 0, 0, out->path};
     out->entry = MONARCH_OUTSIDE;
     out->source = -1;
+    /* Too long for the kernel, however short it becomes here; or no path at all. */
+    if (!*path || strnlen(path, MONARCH_PATH_MAX) == MONARCH_PATH_MAX)
+        return;
     if (*path != '/') {
         w.len = w.canonical = strlen(base) - (base[1] == 0); /* "/" is the empty text */
         if (w.len >= MONARCH_PATH_MAX)

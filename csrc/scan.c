@@ -14,7 +14,7 @@
 
 #define BATCH_ENTRIES 4096
 #define BATCH_POOL (512 * 1024)
-#define BATCHES_AHEAD 64 /* finished batches that wait for Python before the threads do */
+#define BATCHES_AHEAD 8 /* finished batches that wait for Python before the threads do */
 
 struct directory {
     struct directory *next;

@@ -21,7 +21,8 @@ __all__ = ["ROW", "Manifest", "Row", "boot_id"]
 VERSION = 1
 
 # What validating a copy needs, one numpy row per copy. `hash` is the path's XXH3-64 before the
-# source's number is mixed in; `source` numbers Manifest.sources.
+# source's number is mixed in; `source` numbers Manifest.sources; `copy_ino` is the inode of the copy,
+# which the directory says, not the manifest.
 ROW = np.dtype(
     [
         ("hash", "u8"),
@@ -32,6 +33,7 @@ ROW = np.dtype(
         ("ctime_ns", "i8"),
         ("sum", "u8"),
         ("source", "u4"),
+        ("copy_ino", "u8"),
     ]
 )
 
@@ -160,7 +162,7 @@ class Manifest:
         mask = (1 << 64) - 1
         while part := query.fetchmany(4096):
             rows[at : at + len(part)] = [
-                (h & mask, c, z, i & mask, m, t, s & mask, o) for h, c, z, i, m, t, s, o in part
+                (h & mask, c, z, i & mask, m, t, s & mask, o, 0) for h, c, z, i, m, t, s, o in part
             ]
             at += len(part)
         return rows

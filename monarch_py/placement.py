@@ -18,16 +18,18 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class TierRoom:
-    """What a tier can still take. block_bytes : what a file's size is rounded up to."""
+    """What a tier can still take. block_bytes : what a file's size is rounded up to;  entry_bytes :
+    what a file takes besides, for its name and its row in the manifest."""
 
     free_bytes: int
     free_inodes: int
     block_bytes: int
+    entry_bytes: int = 0
 
     def rounded(self, sizes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Bytes that files of these sizes (files,) take on the tier."""
         block = self.block_bytes
-        return (sizes.astype(np.int64) + (block - 1)) // block * block
+        return (sizes.astype(np.int64) + (block - 1)) // block * block + self.entry_bytes
 
 
 class Policy(Protocol):

@@ -10,6 +10,7 @@ import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ __all__ = ["Tier", "copy_name", "copy_number", "tier_root"]
 
 # Of the quota, for the names and manifest rows of the files placed in one go [bytes].
 SLACK_BYTES = 256 * 1024
+# What a copy takes besides its blocks: its name in the directory, and its row in the manifest, which
+# holds a path. Longer paths show in the manifest's own size [bytes].
+NAME_BYTES, ROW_BYTES = 64, 448
 # Left free on the file system beside the quota, for the manifest and the directories [bytes].
 MARGIN_BYTES = 1 << 20
 
@@ -45,6 +49,9 @@ def copy_number(name: str) -> int | None:
         return int(name, 16)
     except ValueError:
         return None
+
+
+LISTED = np.dtype([("number", "u8"), ("inode", "u8")])
 
 
 class Tier:
@@ -87,14 +94,15 @@ class Tier:
 
     # --- content at start -------------------------------------------------------------------
 
-    def names(self) -> npt.NDArray[np.uint64]:
-        """Numbers of the copies that lie here, sorted. Files with other names are not ours."""
+    def listing(self) -> npt.NDArray[Any]:
+        """The copies that lie here, as (copies,) of LISTED sorted by number. Files with other names
+        are not ours."""
         with os.scandir(self.copies) as found:
-            numbers = (copy_number(entry.name) for entry in found)
+            numbers = ((copy_number(entry.name), entry.inode()) for entry in found)
             # A generator: a million Python numbers at a time would stay with the process.
-            names = np.fromiter((n for n in numbers if n is not None), dtype=np.uint64)
-        names.sort()
-        return names
+            listed = np.fromiter((row for row in numbers if row[0] is not None), dtype=LISTED)
+        listed.sort(order="number")
+        return listed
 
     def remove(self, number: int) -> None:
         with suppress(FileNotFoundError):
@@ -118,6 +126,11 @@ class Tier:
                 continue  # SQLite's journal comes and goes
         return total
 
+    @property
+    def entry_bytes(self) -> int:
+        """What each copy takes besides its blocks."""
+        return NAME_BYTES + (ROW_BYTES if self.config.persistent else 0)
+
     def room(self) -> TierRoom:
         """What can be placed here now: the least of the quota, the file system and, for a RAM
         tier, what the memory cgroup leaves."""
@@ -126,7 +139,8 @@ class Tier:
             return nothing
         try:
             system = os.fstatvfs(self.fd)
-            overhead = self.overhead_bytes()
+            # Rows that are not written yet are foreseen.
+            overhead = max(self.overhead_bytes(), self.used_inodes * self.entry_bytes)
         except OSError:
             return nothing
         quota = self.config.quota_bytes
@@ -140,7 +154,7 @@ class Tier:
         if min(limits) < self.block_bytes:
             return nothing
         inodes = system.f_favail if system.f_files else 1 << 40
-        return TierRoom(min(limits), max(0, inodes - 16), self.block_bytes)
+        return TierRoom(min(limits), max(0, inodes - 16), self.block_bytes, self.entry_bytes)
 
     def rounded(self, size: int) -> int:
         return -(-size // self.block_bytes) * self.block_bytes

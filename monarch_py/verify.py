@@ -125,6 +125,6 @@ def clear_tiers(config: Config) -> int:
         if not tier_root(tier_config.mount_point).exists():
             continue
         tier = Tier(tier_config)
-        removed += len(tier.names())
+        removed += len(tier.listing())
         tier.discard()
     return removed

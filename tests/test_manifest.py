@@ -64,14 +64,6 @@ def test_sources_are_told_apart(path: Path) -> None:
         assert [found[1] for found in manifest.all_copies()] == ["/one", "/two", "/one"]
 
 
-def test_a_change_that_fails_leaves_nothing_of_it(path: Path) -> None:
-    with closing(Manifest(path)) as manifest:
-        manifest.change([row(1)], [])
-        impossible = row(3, source="/other", size=1 << 70)
-        with pytest.raises(OverflowError):
-            manifest.change([row(2, source="/other"), impossible], [1])
-
-
 def test_a_full_disk_is_an_error_and_the_next_change_works(path: Path) -> None:
     with closing(Manifest(path)) as manifest:
         manifest.change([row(1)], [])

@@ -49,7 +49,7 @@ def _close(tier: Tier) -> None:
         return
 
 
-# --- names ----------------------------------------------------------------------------------------
+# --- names --------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, (1 << 52) - 1))
@@ -71,7 +71,7 @@ def test_numbers_rise_from_one_daemon_to_the_next() -> None:
     assert Tier.first_number() >= first
 
 
-# --- directory and lock -----------------------------------------------------------------------------
+# --- directory and lock -------------------------------------------------------------------------
 
 
 def test_what_it_makes_is_for_its_owner_alone(mount: Path, open_tier: Opener) -> None:
@@ -119,10 +119,10 @@ def test_names_are_sorted_and_leave_out_what_is_not_ours(open_tier: Opener) -> N
     tier = open_tier()
     for name in (copy_name(30), copy_name(4), "README", "0" * 12):
         (tier.copies / name).touch()
-    assert tier.names().tolist() == [4, 30]
+    assert tier.listing()["number"].tolist() == [4, 30]
     tier.remove(4)
     tier.remove(4)  # it may be gone
-    assert tier.names().tolist() == [30]
+    assert tier.listing()["number"].tolist() == [30]
 
 
 def test_discarding_leaves_nothing_of_ours(mount: Path, open_tier: Opener) -> None:
@@ -141,7 +141,7 @@ def test_discarding_leaves_what_is_not_ours(mount: Path, open_tier: Opener) -> N
     assert [path.name for path in tier_root(mount).iterdir()] == ["notes"]
 
 
-# --- room -----------------------------------------------------------------------------------------
+# --- room ---------------------------------------------------------------------------------------
 
 
 def test_the_room_is_the_quota_less_a_little(open_tier: Opener) -> None:

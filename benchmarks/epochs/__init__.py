@@ -1,0 +1,1 @@
+"""Whole epochs: on a slow source, and then from the copies."""

@@ -24,7 +24,7 @@ from monarch_py.native import (
     state_of,
     tier_of,
 )
-from monarch_py.tiers import Tier, copy_name
+from monarch_py.tiers import Tier
 
 __all__ = ["Copies", "Ids", "one"]
 
@@ -83,23 +83,10 @@ class Copies:
         self._record(results[fills & ~changed])
 
     def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
-        """Copies of an earlier session that match their sources and need no check: (n,) entries,
-        marked FILLING, and their manifest rows."""
-        inodes = np.zeros(len(ids), dtype=np.uint64)
-        lost = np.zeros(len(ids), dtype=bool)
-        fd = self.tier(tier_number).fd
-        for i, copy in enumerate(rows["copy"].tolist()):
-            try:
-                found = os.stat(copy_name(copy), dir_fd=fd, follow_symlinks=False)
-                inodes[i] = found.st_ino
-                lost[i] = found.st_size != int(rows["size"][i])
-            except OSError:
-                lost[i] = True
-        good = ~lost
+        """Copies of an earlier session that match their sources and need no check: (n,) entries and
+        their manifest rows."""
         words = make_word(State.PRESENT, 0, tier_number, rows["copy"])
-        self.shared.catalog.publish(ids[good], words[good], inodes[good], rows["sum"][good])
-        for entry in ids[lost].tolist():
-            self.forget(entry, State.ABSENT)
+        self.shared.catalog.publish(ids, words, rows["copy_ino"], rows["sum"])
 
     # --- recorded -----------------------------------------------------------------------------
 

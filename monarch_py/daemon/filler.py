@@ -64,9 +64,9 @@ class Filler:
     def _numbers_in_use(self) -> Iterable[int]:
         for tier in self.tiers:
             if tier is not None:
-                names = tier.names()
-                if len(names):
-                    yield int(names[-1]) + 1
+                listed = tier.listing()
+                if len(listed):
+                    yield int(listed["number"][-1]) + 1
 
     @property
     def pending(self) -> int:

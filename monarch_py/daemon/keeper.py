@@ -53,18 +53,19 @@ class Keeper:
         self._thread.start()
 
     def reconcile(self) -> None:
-        """Drops debris (files without a row), and rows whose file is gone or beyond the quota."""
-        names = self.tier.names()
-        for number in names[~np.isin(names, self.rows["copy"])]:
-            self.tier.remove(int(number))
-        gone = ~np.isin(self.rows["copy"], names)
-        self.remove([int(n) for n in self.rows["copy"][gone]])
+        """Drops debris (files that no row knows) and rows whose file is gone or beyond the quota."""
+        listed = self.tier.listing()
+        debris = ~np.isin(listed["number"], self.rows["copy"])
+        for number in listed["number"][debris].tolist():
+            self.tier.remove(number)
+        gone = ~np.isin(self.rows["copy"], listed["number"])
+        self.remove(self.rows["copy"][gone].tolist())
         rows = np.sort(self.rows[~gone], order="copy")
-        taken = np.cumsum(self.tier.rounded_all(rows["size"]))
-        over = taken > self.tier.config.quota_bytes
-        for row in rows[over]:
-            self.tier.remove(int(row["copy"]))
-        self.remove([int(n) for n in rows["copy"][over]])
+        rows["copy_ino"] = listed["inode"][np.searchsorted(listed["number"], rows["copy"])]
+        over = np.cumsum(self.tier.rounded_all(rows["size"])) > self.tier.config.quota_bytes
+        for number in rows["copy"][over].tolist():
+            self.tier.remove(number)
+        self.remove(rows["copy"][over].tolist())
         self.rows = rows[~over]
         self.tier.adopt_all(self.rows["size"])
 

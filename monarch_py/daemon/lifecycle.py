@@ -15,6 +15,7 @@ from monarch_py.client import Client
 from monarch_py.config import load_config
 from monarch_py.daemon.server import Daemon
 from monarch_py.errors import MonarchError, SessionError
+from monarch_py.native import lib
 from monarch_py.session import SessionDir
 
 __all__ = ["serve", "spawn"]
@@ -52,6 +53,7 @@ def serve(config_file: Path) -> None:
 
     ConfigError, SessionError, TierError as the name says.
     """
+    lib.monarch_limit_malloc()
     config = load_config(config_file)
     session = SessionDir.of(config.file)
     with _session_lock(session):

@@ -100,6 +100,7 @@ class Scanner:
         self.sources = [Source(i, source) for i, source in enumerate(config.sources)]
         self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
+        self.has_more = False  # the last turn left batches that nobody will ring for
         self.full = False  # shared memory has no room for more entries
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
@@ -116,6 +117,7 @@ class Scanner:
         """One turn. Returns what of earlier sessions was found good, as (entries' numbers,
         manifest rows, tier)."""
         found: list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]] = []
+        self.has_more = False
         for _ in range(BATCHES_A_TURN):
             source = self._source_to_scan()
             if source is None:
@@ -129,7 +131,9 @@ class Scanner:
             elif finished[0]:
                 self._end(source)
             else:
-                break
+                break  # the scan's threads ring when they have found more
+        else:
+            self.has_more = True
         return found
 
     def _source_to_scan(self) -> Source | None:

@@ -63,8 +63,8 @@ class Daemon:
                     keeper.reconcile()
                     self.keepers[number] = keeper
                 else:
-                    for name in tier.names():  # debris of a daemon that was killed
-                        tier.remove(int(name))
+                    for number in tier.listing()["number"].tolist():
+                        tier.remove(number)  # debris of a daemon that was killed
                 self.tiers.append(tier)
                 self._why.append("")
             except TierError as error:
@@ -112,7 +112,7 @@ class Daemon:
         self.filler.collect()
         if not self.shared.control.off:
             self.filler.feed()
-        return False
+        return self.scanner.has_more
 
     def _switched_off(self) -> bool:
         files = (SYSTEM_SWITCH_FILE, self.config.switch_file)

@@ -19,7 +19,7 @@ def copies(session: Session) -> list[Path]:
     return sorted(session.tiers[0].glob("monarch-*/c/*"))
 
 
-# --- texts ----------------------------------------------------------------------------------------
+# --- texts --------------------------------------------------------------------------------------
 
 
 def test_the_version_is_that_of_the_package(monarch: Monarch) -> None:
@@ -65,9 +65,7 @@ def test_a_configuration_error_is_one_line_and_status_2(
 
 
 @pytest.mark.parametrize("command", ["start", "stop", "status", "verify", "clear"])
-def test_a_file_that_is_not_there_is_named(
-    monarch: Monarch, tmp_path: Path, command: str
-) -> None:
+def test_a_file_that_is_not_there_is_named(monarch: Monarch, tmp_path: Path, command: str) -> None:
     missing = tmp_path / "none.yaml"
     done = monarch(command, "-c", str(missing))
     # `stop` and `status` ask for a daemon only; the file need not be readable any more.
@@ -105,7 +103,7 @@ def test_a_warning_is_shown_and_does_not_stop_the_command(
     assert "home_dir" in done.stderr
 
 
-# --- start and stop -------------------------------------------------------------------------------
+# --- start and stop -----------------------------------------------------------------------------
 
 
 def test_start_leaves_a_daemon_and_stop_ends_it(started: tuple[Session, int]) -> None:
@@ -152,7 +150,7 @@ def test_a_daemon_that_cannot_start_says_why(session_factory: Factory, source: P
     assert f"{first.tiers[0]} is held by process" in done.stderr
 
 
-# --- run --------------------------------------------------------------------------------------------
+# --- run ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -176,7 +174,9 @@ def test_run_reports_a_command_that_is_none_as_a_shell_does(session: Session) ->
 
 def test_run_ends_its_own_daemon_and_tells_what_was_gained(session: Session) -> None:
     report_file = session.directory / "run.json"
-    read_twice = f"cat {session.source}/a; until [ -n \"$(ls -A {session.tiers[0]}/*/c)\" ]; do :; done"
+    read_twice = (
+        f'cat {session.source}/a; until [ -n "$(ls -A {session.tiers[0]}/*/c)" ]; do :; done'
+    )
     words = ["sh", "-c", f"{read_twice}; sleep 0.3; cat {session.source}/a"]
     done = session.monarch("run", "--json", str(report_file), "--", *words)
     assert done.returncode == 0
@@ -223,7 +223,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_commands_status(
     assert done.stderr.startswith("monarch: the report was not written: ")
 
 
-# --- verify and clear ---------------------------------------------------------------------------------
+# --- verify and clear ---------------------------------------------------------------------------
 
 
 def damage(copy: Path) -> None:

@@ -1,0 +1,56 @@
+"""In CI nothing may be skipped for something that is missing there: such a run fails.
+
+Only with CI=true and as root, which is how .ci/run starts the tests. Everywhere else a skip says
+what is missing, and that is all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+# Skips that no installation mends, each with the reason why it is right there.
+ALLOWED = {
+    r"the file system below the source refuses O_DIRECT itself": (
+        "a property of the machine's disk: there is no O_DIRECT read to compare"
+    ),
+}
+
+
+def _is_strict() -> bool:
+    return os.environ.get("CI") == "true" and os.geteuid() == 0
+
+
+class _Skips:
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+
+    def note(self, nodeid: str, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(re.search(pattern, reason) for pattern in ALLOWED):
+            self.refused.append(f"{nodeid}: {reason.removeprefix('Skipped: ')}")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.note(report.nodeid, report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.note(report.nodeid, report)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.refused and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.refused:
+            terminalreporter.section("skipped, which CI does not allow", red=True)
+            for line in self.refused:
+                terminalreporter.line(line)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _is_strict() and not config.pluginmanager.has_plugin("monarch-skips"):
+        config.pluginmanager.register(_Skips(), "monarch-skips")

@@ -1,0 +1,223 @@
+"""`doctor`: what it finds on a sound machine, and each trouble that can be made for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import Factory, Monarch
+from support.session import MIB, Session
+
+from monarch_py import doctor, memory
+from monarch_py.doctor import Finding, examine
+from monarch_py.native import LIBRARY
+
+MACHINE = ["machine", "C library", "preload library", "shared memory"]
+
+
+def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit status, and the finding on each thing; the last one where there are several."""
+    words = session.command("doctor", "--json")
+    done = session.run(words, preload=False, env=environment)
+    assert done.stderr == ""
+    return done.returncode, {found["what"]: found for found in json.loads(done.stdout)}
+
+
+@pytest.fixture
+def here(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """For what cannot be broken from outside: examined in this process, with a part replaced."""
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    yield session
+
+
+def found(session: Session, what: str) -> Finding:
+    (finding,) = [finding for finding in examine(session.config) if finding.what == what]
+    return finding
+
+
+# --- sound --------------------------------------------------------------------------------------
+
+
+def test_all_is_well_while_a_daemon_serves(served: Session) -> None:
+    status, findings = examined(served)
+    assert status == 0
+    assert list(findings) == [*MACHINE, "configuration", "source", "tier (ssd)", "daemon"]
+    assert {name: f["level"] for name, f in findings.items()} == dict.fromkeys(findings, "ok")
+    assert all(finding["mend"] == "" for finding in findings.values())
+    assert findings["daemon"]["found"] == f"process {served.status()['pid']} serves"
+    assert findings["preload library"]["found"] == str(LIBRARY)
+    assert findings["machine"]["found"] == platform.machine()
+
+
+def test_the_text_has_the_same_findings(served: Session) -> None:
+    done = served.monarch("doctor")
+    assert done.returncode == 0
+    first_words = [line.split("  ")[0] for line in done.stdout.splitlines() if line[0] != " "]
+    assert first_words == ["ok"] * 8
+
+
+def test_without_a_configuration_the_machine_is_examined(monarch: Monarch) -> None:
+    done = monarch("doctor", "--json")
+    findings = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert [f["what"] for f in findings] == [*MACHINE, "configuration"]
+    assert (findings[-1]["level"], findings[-1]["found"]) == ("warning", "none is named")
+
+
+# --- troubles -----------------------------------------------------------------------------------
+
+
+def test_no_daemon_is_a_warning_with_its_mend(session: Session) -> None:
+    status, findings = examined(session)
+    daemon = findings["daemon"]
+    assert (status, daemon["level"], daemon["found"]) == (0, "warning", "none runs")
+    assert daemon["mend"] == f"monarch start -c {session.config}"
+    assert f"-> {daemon['mend']}"[:20] in session.monarch("doctor").stdout
+
+
+def test_a_daemon_that_was_killed_is_a_problem(served: Session) -> None:
+    served.kill()
+    status, findings = examined(served)
+    assert (status, findings["daemon"]["level"]) == (1, "problem")
+    assert findings["daemon"]["found"] == "it left its segments and does not answer"
+
+
+def test_a_configuration_that_cannot_work_is_a_problem(monarch: Monarch, tmp_path: Path) -> None:
+    config = tmp_path / "tiers.yaml"
+    config.write_text("sources: []\n")
+    done = monarch("doctor", "-c", str(config), "--json")
+    last = json.loads(done.stdout)[-1]
+    assert (done.returncode, last["what"], last["level"]) == (1, "configuration", "problem")
+    assert last["found"].startswith(str(config))
+
+
+def test_a_configurations_warnings_are_shown(session_factory: Factory, source: Path) -> None:
+    status, findings = examined(session_factory(source, home_dir="/tmp"))
+    assert (status, findings["configuration"]["level"]) == (0, "warning")
+    assert "home_dir" in findings["configuration"]["found"]
+
+
+def test_a_switch_file_is_a_warning(session_factory: Factory, source: Path) -> None:
+    switch = source.parent / "off"
+    session = session_factory(source, switch_file=str(switch))
+    assert "switch" not in examined(session)[1]
+    switch.touch()
+    status, findings = examined(session)
+    assert (status, findings["switch"]["level"]) == (0, "warning")
+    assert findings["switch"]["found"] == f"{switch} turns everything off"
+
+
+@pytest.mark.parametrize(
+    ("value", "warned"), [("1", True), ("yes", True), ("0", False), ("", False)]
+)
+def test_monarch_disable_is_a_warning(session: Session, value: str, warned: bool) -> None:
+    _, findings = examined(session, MONARCH_DISABLE=value)
+    assert ("switch" in findings) is warned
+    if warned:
+        assert findings["switch"]["found"] == "MONARCH_DISABLE is set"
+
+
+def test_the_library_of_another_installation_is_a_warning(session: Session, tmp_path: Path) -> None:
+    other = tmp_path / LIBRARY.name
+    shutil.copy(LIBRARY, other)
+    _, findings = examined(session, LD_PRELOAD=str(other))
+    assert findings["LD_PRELOAD"]["level"] == "warning"
+    assert findings["LD_PRELOAD"]["found"] == f"names another libmonarch.so: {other}"
+    assert "LD_PRELOAD" not in examined(session, LD_PRELOAD=str(LIBRARY))[1]
+
+
+def test_shared_memory_that_is_not_there_is_a_problem(session: Session) -> None:
+    status, findings = examined(session, MONARCH_SHM="/nowhere/shm")
+    assert (status, findings["shared memory"]["level"]) == (1, "problem")
+    assert findings["shared memory"]["mend"] == "set MONARCH_SHM"
+
+
+def test_shared_memory_without_room_is_a_problem(session: Session) -> None:
+    # /proc is a file system with no room at all.
+    status, findings = examined(session, MONARCH_SHM="/proc")
+    assert (status, findings["shared memory"]["level"]) == (1, "problem")
+    assert "--shm-size" in findings["shared memory"]["mend"]
+
+
+def test_a_disk_with_less_room_than_the_quota_is_a_warning(
+    session_factory: Factory, source: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    system = os.statvfs(disk)
+    quota = system.f_blocks * system.f_frsize
+    session = session_factory(
+        source, tiers=[{"mount_point": disk, "max_storage_quota": quota, "type": "ssd"}]
+    )
+    status, findings = examined(session)
+    assert (status, findings["tier (ssd)"]["level"]) == (0, "warning")
+    assert findings["tier (ssd)"]["mend"].startswith("the disk leaves ")
+
+
+def test_a_tier_that_another_daemon_holds_is_a_problem(
+    session_factory: Factory, served: Session, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    tiers = [{"mount_point": path, "max_storage_quota": MIB} for path in (served.tiers[0], own)]
+    other = session_factory(served.source, tiers=tiers).start()
+    status, findings = examined(other)
+    assert (status, findings["tier"]["level"]) == (1, "problem")
+    assert findings["tier"]["found"].startswith(f"tier {served.tiers[0]} is held by process ")
+
+
+# --- troubles made by replacing a part ----------------------------------------------------------
+
+
+def test_a_ram_tier_beyond_the_memory_group_is_a_warning(
+    session_factory: Factory, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = tmp_path / "ram"
+    mount.mkdir()
+    tier = {"mount_point": mount, "max_storage_quota": 64 * MIB, "type": "ram"}
+    session = session_factory(source, tiers=[tier])
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    monkeypatch.setattr(memory, "available_bytes", lambda: MIB)
+    finding = found(session, "tier (ram)")
+    assert finding.level == "warning"
+    assert finding.mend == "the memory (cgroup) leaves 1 MiB now; the quota is kept to that"
+
+
+def test_a_source_that_may_not_be_read_is_a_problem(
+    here: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may read everything.
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: path != here.source)
+    finding = found(here, "source")
+    assert (finding.level, finding.found) == ("problem", f"{here.source} is not readable")
+
+
+@pytest.mark.parametrize(("machine", "level"), [("aarch64", "ok"), ("ppc64le", "problem")])
+def test_machines(here: Session, monkeypatch: pytest.MonkeyPatch, machine: str, level: str) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert found(here, "machine").level == level
+
+
+def test_another_c_library_is_a_problem(here: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert found(here, "C library").level == "problem"
+
+
+def test_a_library_that_is_missing_or_cannot_be_loaded_is_a_problem(
+    here: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / LIBRARY.name
+    monkeypatch.setattr(doctor, "LIBRARY", broken)
+    finding = found(here, "preload library")
+    assert (finding.level, finding.found) == ("problem", f"{broken} is missing")
+    broken.write_bytes(b"no library")
+    finding = found(here, "preload library")
+    assert finding.level == "problem"
+    assert str(broken) in finding.found

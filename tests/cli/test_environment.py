@@ -1,0 +1,134 @@
+"""`env`: the lines for a job script and the modulefile, tried in shells and by module systems."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli.conftest import FILES, Monarch
+from support.session import Session
+
+from monarch_py import __version__
+from monarch_py.native import LIBRARY
+
+SHOW = 'import os; print(os.environ.get("LD_PRELOAD")); print(os.environ.get("MONARCH_CONFIG"))'
+
+
+def shell(script: str, session: Session, **more: str) -> list[str]:
+    """Lines that a shell prints that starts without the library."""
+    environment = session.env(preload=False, **more)
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", f"set -e\n{script}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+# --- the lines for a job script -----------------------------------------------------------------
+
+
+def test_the_librarys_path(monarch: Monarch) -> None:
+    assert monarch("env", "--library").stdout == f"{LIBRARY}\n"
+
+
+def test_without_a_configuration_only_the_library_is_exported(monarch: Monarch) -> None:
+    lines = monarch("env").stdout.splitlines()
+    assert lines == [f'export LD_PRELOAD="{LIBRARY}${{LD_PRELOAD:+:$LD_PRELOAD}}"']
+
+
+def test_the_lines_put_a_shells_programs_under_the_library(served: Session) -> None:
+    """The configuration is named by a relative path, which holds only where it was written."""
+    relative = os.path.relpath(served.config)
+    lines = shell(
+        f'eval "$(python -m monarch_py env -c {shlex.quote(relative)})"\n'
+        f"cd /\npython -c {shlex.quote(SHOW)}\ncat {served.source}/d/c >/dev/null",
+        served,
+    )
+    assert lines == [str(LIBRARY), str(served.config)]
+    assert served.totals()["hits"] == 1
+
+
+def test_other_preloads_are_kept_behind_ours(session: Session, tmp_path: Path) -> None:
+    other = tmp_path / "libother.so"
+    shutil.copy(LIBRARY, other)
+    lines = shell(
+        f'eval "$(env -u LD_PRELOAD python -m monarch_py env)"\npython -c {shlex.quote(SHOW)}',
+        session,
+        LD_PRELOAD=str(other),
+    )
+    assert lines[0] == f"{LIBRARY}:{other}"
+
+
+# --- the modulefile -----------------------------------------------------------------------------
+
+# The four commands that it uses, as both module systems understand them.
+INTERPRETER = r"""
+proc module-whatis {text} { puts "whatis $text" }
+proc conflict {name} { puts "conflict $name" }
+proc prepend-path {name value} { puts "prepend $name $value" }
+proc setenv {name value} { puts "set $name $value" }
+source [lindex $argv 0]
+"""
+
+
+def written(session: Session, *, named: bool = True) -> Path:
+    words = [sys.executable, "-m", "monarch_py", "env", "--modulefile"]
+    words += ["-c", str(session.config)] if named else []
+    text = session.run(words, preload=False, check=True).stdout
+    file = session.directory / "modulefiles" / "monarch" / __version__
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    return file
+
+
+def test_a_modulefile_begins_as_module_systems_ask(session: Session) -> None:
+    assert written(session).read_text().startswith("#%Module1.0\n")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_tcl_makes_of_the_modulefile(session: Session, named: bool) -> None:
+    if shutil.which("tclsh") is None:
+        pytest.skip("tclsh is missing")
+    script = session.directory / "interpreter.tcl"
+    script.write_text(INTERPRETER)
+    done = session.run(["tclsh", script, written(session, named=named)], preload=False, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["whatis storage tiering for deep-learning training", "conflict monarch"]
+    assert lines[2].startswith("prepend PATH ")
+    assert lines[3] == f"prepend LD_PRELOAD {LIBRARY}"
+    assert lines[4:] == ([f"set MONARCH_CONFIG {session.config}"] if named else [])
+
+
+@pytest.fixture
+def module_command() -> str:
+    """The line that defines `module` in a shell."""
+    init = Path("/usr/share/modules/init/bash")
+    if not init.exists():
+        pytest.skip(f"environment-modules is missing: there is no {init}")
+    return f". {init}"
+
+
+def test_a_loaded_module_serves_a_job(served: Session, module_command: str) -> None:
+    modulefiles = written(served).parents[1]
+    lines = shell(
+        f"{module_command}\nmodule use {modulefiles}\nmodule load monarch\n"
+        f"python -c {shlex.quote(SHOW)}\ncat {served.source}/d/c >/dev/null\n"
+        f"command -v monarch\nmodule unload monarch\npython -c {shlex.quote(SHOW)}",
+        served,
+    )
+    assert lines[:2] == [str(LIBRARY), str(served.config)]
+    assert Path(lines[2]).name == "monarch"
+    assert lines[3:] == ["None", "None"]
+    assert served.totals()["hits"] == 1
+    assert served.totals()["bytes_from_tier"] == FILES["d/c"]

@@ -1,0 +1,253 @@
+"""`status` and the report: what it says, and that docs/status.md says the same."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import FILES, Factory
+from support.session import MIB, Session, wait_until
+
+from monarch_py.daemon.report import SCHEMA_VERSION
+from monarch_py.native import Reason
+
+PAGE = Path(__file__).parents[2] / "docs" / "status.md"
+ONLY_WITH_OPEN = {"open"}
+ONLY_AFTER_RUN = {"exit_status", "problem"}
+
+
+def documented(heading: str) -> list[tuple[str, str]]:
+    """(field, meaning) of the first table below a heading of docs/status.md."""
+    section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (?:.*?\| )?(.*) \|$", section, re.M)
+    assert rows, heading
+    return rows
+
+
+def fields(heading: str) -> set[str]:
+    names = [name for name, _ in documented(heading) if name not in REASONS]
+    assert len(names) == len(set(names))
+    return set(names)
+
+
+REASONS = {reason.name.lower() for reason in Reason} - {"none"}
+
+
+def of_session(session: Session, *words: str) -> dict[str, Any]:
+    done = session.monarch("status", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+# --- the schema ---------------------------------------------------------------------------------
+
+
+def test_the_report_has_the_documented_fields(served: Session) -> None:
+    top = fields("The report") - ONLY_AFTER_RUN
+    report = of_session(served)
+    assert set(report) == top - ONLY_WITH_OPEN
+    assert set(of_session(served, "--open")) == top
+    assert set(report["tiers"][0]) == fields("Each of `tiers`")
+    assert set(report["sources"][0]) == fields("Each of `sources`")
+    assert set(report["totals"]) == fields("`totals`")
+    assert report["schema"] == SCHEMA_VERSION
+    assert f"This is schema {SCHEMA_VERSION}." in PAGE.read_text()
+
+
+def test_the_report_of_a_run_has_the_documented_fields(session: Session) -> None:
+    file = session.directory / "run.json"
+    assert session.monarch("run", "--json", str(file), "--", "true").returncode == 0
+    assert set(json.loads(file.read_text())) == fields("The report") - ONLY_WITH_OPEN
+
+
+def test_a_tier_that_is_held_elsewhere_has_the_first_six_fields(
+    session_factory: Factory, served: Session, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    tiers = [{"mount_point": path, "max_storage_quota": MIB} for path in (served.tiers[0], own)]
+    other = session_factory(served.source, tiers=tiers).start()
+    held, fine = of_session(other)["tiers"]
+    assert set(held) == {name for name, _ in documented("Each of `tiers`")[:6]}
+    assert not held["usable"]
+    assert "is held by process" in held["why"]
+    assert (fine["usable"], fine["why"]) == (True, "")
+    assert "is held by process" in other.monarch("status").stdout.replace("\n", " ")
+
+
+def test_every_reason_is_documented() -> None:
+    section = PAGE.read_text().partition("The reasons of `bypass`:")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == REASONS
+
+
+def test_what_is_reserved_is_zero(served: Session) -> None:
+    served.python("open(__import__('sys').argv[1]).read()", served.source / "a")
+    totals = of_session(served)["totals"]
+    reserved = {name for name, meaning in documented("`totals`") if meaning == "*reserved*"}
+    assert len(reserved) == 5
+    assert {name for name in totals if totals[name] == 0} >= reserved
+
+
+# --- the numbers --------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_known_reads(served: Session) -> None:
+    before = of_session(served)["totals"]
+    for _ in range(2):
+        served.run(["cat", served.source / "a", served.source / "d/c"], check=True)
+    report = of_session(served)
+    gained = {name: report["totals"][name] - before[name] for name in before}
+    assert (gained["opens"], gained["hits"], gained["misses"]) == (4, 4, 0)
+    assert gained["bytes_from_tier"] == 2 * (FILES["a"] + FILES["d/c"])
+    assert gained["bytes_from_source"] == 0
+    assert report["totals"]["fills"] == len(FILES)
+    assert report["totals"]["filled_bytes"] == sum(FILES.values())
+    assert report["totals"]["source_bytes_read_by_fills"] == sum(FILES.values())
+    source, tier = report["sources"][0], report["tiers"][0]
+    assert (source["files"], source["bytes"]) == (len(FILES), sum(FILES.values()))
+    assert (source["present"], source["present_bytes"]) == (source["files"], source["bytes"])
+    assert report["catalog_entries"] == len(FILES) + 1  # and a directory
+    assert tier["files"] == len(FILES)
+    assert sum(FILES.values()) < tier["used_bytes"] <= sum(FILES.values()) + 3 * 4096
+    assert tier["used_bytes"] + tier["free_bytes"] < tier["quota_bytes"] == 256 * MIB
+    assert not (report["switched_off"] or report["catalog_full"] or report["pending"])
+
+
+def test_files_add_up_over_their_states(session_factory: Factory, source: Path) -> None:
+    tier = source.parent / "small"
+    tier.mkdir()
+    session = session_factory(
+        [{"path": str(source), "exclude": ["d/*"]}],
+        tiers=[{"mount_point": tier, "max_storage_quota": 60_000}],
+    )
+    session.start().wait_all_present()
+    told = of_session(session)["sources"][0]
+    assert told["bypass"] == {"excluded": 1, "no_room": 1}
+    assert (told["present"], told["present_bytes"]) == (1, FILES["b"])
+    counted = [told[state] for state in ("present", "filling", "wanted", "absent")]
+    assert sum(counted) + sum(told["bypass"].values()) == told["files"] == len(FILES)
+
+
+def test_a_changed_file_is_counted_as_such(served: Session) -> None:
+    served.python("open(__import__('sys').argv[1], 'a').write('more')", served.source / "b")
+    wait_until(
+        lambda: of_session(served)["sources"][0]["bypass"] == {"changed": 1},
+        what="the drop of the changed file's copy",
+    )
+    assert of_session(served)["tiers"][0]["files"] == len(FILES) - 1
+
+
+# --- for people ---------------------------------------------------------------------------------
+
+
+def test_the_text_names_tiers_and_sources(served: Session) -> None:
+    done = served.monarch("status")
+    assert done.returncode == 0
+    words = "".join(done.stdout.split())
+    pid = of_session(served)["pid"]
+    for part in (f"Daemon {pid} (version ", ": serving for ", "Tiers", "Sources", "256 MiB"):
+        assert part.replace(" ", "") in words
+    assert "Opens 3: 0 from copies (0 B), 3 from the source".replace(" ", "") in words
+    assert "Open files" not in done.stdout
+
+
+def test_an_administrators_switch_is_told(session_factory: Factory, source: Path) -> None:
+    switch = source.parent / "off"
+    session = session_factory(source, switch_file=str(switch)).start()
+    assert not of_session(session)["switched_off"]
+    switch.touch()
+    wait_until(lambda: of_session(session)["switched_off"], what="the daemon's look at the switch")
+    assert "switched off by an administrator" in session.monarch("status").stdout
+
+
+# --- open files ---------------------------------------------------------------------------------
+
+HOLDER = """
+import mmap, os, sys
+kept = [os.open(path, os.O_RDONLY) for path in sys.argv[2:]]
+if sys.argv[1] == "map":
+    view = mmap.mmap(kept[0], 0, access=mmap.ACCESS_READ)
+    os.close(kept[0])
+print("holding", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def holding(session: Session, how: str, *paths: Path, preload: bool = True) -> Iterator[int]:
+    """A process that has these files open, or the first one mapped, until the block's end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, how, *map(str, paths)],
+        env=session.env(preload),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holding\n"
+        yield process.pid
+        process.stdin.close()
+
+
+def rows_of(session: Session, pid: int) -> list[dict[str, Any]]:
+    rows = [row for row in of_session(session, "--open")["open"] if row["pid"] == pid]
+    for row in rows:
+        assert set(row) == fields("Each of `open`")
+    return rows
+
+
+def test_open_says_who_holds_a_copy_and_who_the_source(served: Session) -> None:
+    paths = [served.source / "a", served.source / "b"]
+    with (
+        holding(served, "open", *paths) as under,
+        holding(served, "open", *paths, preload=False) as without,
+    ):
+        copies, sources = rows_of(served, under), rows_of(served, without)
+        text = served.monarch("status", "--open").stdout
+    assert sorted(row["path"] for row in copies) == list(map(str, paths))
+    assert sorted(row["path"] for row in sources) == list(map(str, paths))
+    assert {row["served_by"] for row in copies} == {"tier 0"}
+    assert {row["served_by"] for row in sources} == {"source"}
+    assert all(isinstance(row["fd"], int) for row in copies + sources)
+    assert "Open files" in text
+    assert str(under) in text
+    assert rows_of(served, under) == []
+
+
+def test_open_says_who_has_a_mapping_of_a_closed_descriptor(served: Session) -> None:
+    with holding(served, "map", served.source / "a") as pid:
+        rows = rows_of(served, pid)
+        text = served.monarch("status", "--open").stdout
+    (mapping,) = [row for row in rows if row["fd"] is None]
+    assert mapping["path"] == str(served.source / "a")
+    assert mapping["served_by"] == "tier 0"
+    assert "mapped" in text
+
+
+def test_open_leaves_out_what_is_no_dataset(served: Session, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"x" * mmap.PAGESIZE)
+    with holding(served, "open", other) as pid:
+        assert rows_of(served, pid) == []
+
+
+def test_open_is_asked_for(served: Session) -> None:
+    with holding(served, "open", served.source / "a"):
+        assert "open" not in of_session(served)
+    assert os.getpid() not in {row["pid"] for row in of_session(served, "--open")["open"]}
+
+
+@pytest.mark.parametrize("heading", ["The report", "Each of `tiers`", "Each of `sources`"])
+def test_every_field_has_a_meaning(heading: str) -> None:
+    assert all(len(meaning) > 5 for _, meaning in documented(heading))

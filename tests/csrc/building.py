@@ -1,0 +1,79 @@
+"""The C parts built in other ways than the package does: file by file, with sanitizers, into programs.
+
+What is compiled, and with which flags, is asked from setup.py and build_native.py, so that a file or
+flag added there counts here.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+HERE = Path(__file__).resolve().parent
+
+
+def constants(path: Path) -> dict[str, Any]:
+    """The plain assignments of a Python file, read without running it."""
+    found = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            try:
+                found[node.targets[0].id] = ast.literal_eval(node.value)
+            except ValueError:
+                continue
+    return found
+
+
+SETUP = constants(ROOT / "setup.py")
+PRELOAD: list[str] = [*SETUP["SHARED"], *SETUP["PRELOAD"]]
+PRELOAD_FLAGS: list[str] = SETUP["PRELOAD_FLAGS"]
+NATIVE: list[str] = constants(CSRC / "build_native.py")["SOURCES"]
+
+
+def compiler() -> list[str]:
+    words = shlex.split(os.environ.get("CC", "gcc"))
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"{words[0]} is missing: install a C compiler, or name one in CC")
+    return words
+
+
+def cc(*words: str | Path, compiler_words: Sequence[str] = ()) -> None:
+    """Runs the compiler; what it says goes into the failure."""
+    command = [*(compiler_words or compiler()), *(str(word) for word in words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stderr}"
+
+
+def build_program(out: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
+    """A test's own program, from files beside this one."""
+    cc("-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}", *flags, "-o", out, *sources)
+    return out
+
+
+def build_preload(out: Path, flags: Sequence[str] = ()) -> Path:
+    """The preload library, as setup.py builds it, with more flags."""
+    sources = [CSRC / name for name in PRELOAD]
+    cc("-O2", "-g", "-fPIC", "-shared", *PRELOAD_FLAGS, *flags, "-o", out, *sources)
+    return out
+
+
+def runtime_of(name: str) -> str:
+    """Path of one of the compiler's own libraries (libasan.so, libtsan.so)."""
+    done = subprocess.run(
+        [*compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    )
+    found = done.stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.skip(f"{name} is missing: install the compiler's sanitizer libraries")
+    # It may be a linker script's neighbour: the loader wants the library itself.
+    return str(Path(found).resolve())

@@ -1,0 +1,96 @@
+"""A catalog in this process's memory: what a scan of a real directory finds, and the segments beside
+it, so that look-ups can be asked without a daemon."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monarch_py.native import ffi, lib
+
+OUTSIDE, UNKNOWN = -1, -2
+CAPACITY, POOL = 4096, 1 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """What monarch_resolve says of a path."""
+
+    entry: int
+    source: int
+    path: bytes
+
+
+class Known:
+    """The sources `roots` (each maybe with an alias), scanned into one catalog.
+
+    c, control, clients : cffi pointers to the structs of csrc/catalog.h
+    """
+
+    def __init__(self, *roots: Path, aliases: tuple[Path | None, ...] = ()) -> None:
+        self._memory = ffi.new("char[]", int(lib.monarch_catalog_bytes(CAPACITY, POOL)))
+        lib.monarch_catalog_init(self._memory, 1, CAPACITY, POOL)
+        self.c: Any = ffi.cast("struct monarch_catalog *", self._memory)
+        self.control: Any = ffi.new("struct monarch_control *")
+        self.clients: Any = ffi.new("struct monarch_clients *")
+        self.control.sources = len(roots)
+        for i, root in enumerate(roots):
+            self._set_source(i, root, aliases[i] if i < len(aliases) else None)
+            self._scan(i, root)
+
+    def _set_source(self, number: int, root: Path, alias: Path | None) -> None:
+        slot, found = self.control.source[number], root.stat()
+        slot.dev, slot.ino = found.st_dev, found.st_ino
+        slot.path, slot.path_len = os.fsencode(root), len(os.fsencode(root))
+        if alias is not None:
+            slot.alias, slot.alias_len = os.fsencode(alias), len(os.fsencode(alias))
+
+    def _scan(self, number: int, root: Path) -> None:
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        bell, finished = ffi.new("uint32_t *"), ffi.new("int *")
+        scan = lib.monarch_scan_start(fd, number, 2, 0, bell)
+        limit = time.monotonic() + 30
+        while not finished[0]:
+            assert time.monotonic() < limit, "the scan does not end"
+            batch = lib.monarch_scan_take(scan, finished)
+            if batch:
+                self._add(batch)
+                lib.monarch_batch_free(batch)
+        error = ffi.new("int *")
+        assert lib.monarch_scan_errors(scan, error) == 0, os.strerror(error[0])
+        lib.monarch_scan_stop(scan)
+        os.close(fd)
+
+    def _add(self, batch: Any) -> None:
+        ids, added = ffi.new("uint64_t[]", int(batch.count)), ffi.new("uint64_t *")
+        taken = lib.monarch_catalog_add(
+            self.c, batch.entries, batch.count, batch.pool, ids, added
+        )
+        assert taken == added[0] == batch.count
+
+    def find(self, path: bytes, source: int = 0) -> int:
+        return int(lib.monarch_find(self.c, source, path, len(path)))
+
+    def kind(self, entry: int) -> int:
+        at = ffi.cast("char *", self.c) + int(self.c.entries_at)
+        return int(ffi.cast("struct monarch_entry *", at)[entry].kind)
+
+    def resolve(self, path: bytes, *, base: bytes = b"", follow: bool = True) -> Place:
+        """`base`: the canonical working directory, for a relative path."""
+        out = ffi.new("struct monarch_place *")
+        lib.monarch_resolve(self.control, self.c, self.clients, base, path, int(follow), out)
+        text = ffi.string(out.path) if out.entry != OUTSIDE else b""
+        return Place(int(out.entry), int(out.source), text)
+
+    def mark_changed(self, path: Path) -> None:
+        found = path.lstat()
+        lib.monarch_mark_changed(self.clients, found.st_dev, found.st_ino)
+
+    def prefix(self, path: bytes) -> tuple[int, bytes | None]:
+        rel = ffi.new("const char **")
+        memory = ffi.new("char[]", path)
+        source = int(lib.monarch_prefix(self.control, memory, rel))
+        return source, ffi.string(rel[0]) if source >= 0 else None

@@ -1,0 +1,106 @@
+"""A tier never takes more than its quota, not even for a moment: copies, directories and manifest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.files import Files, check_all, du_bytes
+from support.session import MIB, Session, wait_until
+from support.watch import QuotaWatch, settle
+
+from monarch_py.tiers import tier_root
+
+
+def tier(tmp_path: Path, quota_bytes: int, **more: object) -> dict[str, object]:
+    mount = tmp_path / "tier"
+    mount.mkdir()
+    return {"mount_point": mount, "max_storage_quota": quota_bytes, **more}
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
+def test_many_fills_at_a_time_stay_below_it(
+    session_factory: Callable[..., Session], tmp_path: Path, persistent: bool
+) -> None:
+    sizes = random.Random(1)
+    files = Files(tmp_path / "source")
+    for i in range(900):
+        files.add(f"d{i % 9}/f{i}", sizes.choice((1, 4095, 4096, 4097, 20_000, 70_000)))
+    quota = 8 * MIB
+    level = tier(tmp_path, quota, persistent=persistent)
+    session = session_factory(files.root, tiers=[level], shared_tpool_size=16).start()
+    with QuotaWatch(session.tiers[0]) as watch:
+        found = settle(session)
+        session.wait_idle()
+        if persistent:
+            wait_until(lambda: not session.status()["pending"], what="the manifest's last rows")
+        session.stop()
+    assert watch.looks > 5
+    assert quota * 0.9 < watch.most_bytes <= quota
+    assert found["present"] + found["no_room"] == 900
+    session.start().wait_scanned()
+    check_all(session, files)
+
+
+def test_tiny_and_empty_files_count_what_the_manifest_takes_for_them(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    """Their rows, and the directory of copies, are larger than what is in them."""
+    files = Files(tmp_path / "source").add_many(3000, 0, prefix="empty")
+    files.add_many(1500, 1, prefix="tiny").wait_until_old()
+    quota = 2 * MIB
+    session = session_factory(files.root, tiers=[tier(tmp_path, quota, persistent=True)]).start()
+    with QuotaWatch(session.tiers[0]) as watch:
+        found = settle(session)
+        session.stop()
+    assert watch.most_bytes <= quota
+    assert found["present"] > 100
+    assert "no_room" in found
+    session.start().wait_scanned()
+    check_all(session, files)
+
+
+def test_sizes_are_rounded_up_to_the_blocks_of_the_tier(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source").add_many(400, 4097)
+    quota = MIB
+    session = session_factory(files.root, tiers=[tier(tmp_path, quota)]).start()
+    with QuotaWatch(session.tiers[0]) as watch:
+        found = settle(session)
+    assert watch.most_bytes <= quota
+    # By their sizes alone 255 would fit.
+    assert 100 < found["present"] <= 128
+    said = session.status()["tiers"][0]
+    assert said["files"] == found["present"]
+    assert said["used_bytes"] == 8192 * found["present"]
+    assert said["used_bytes"] <= du_bytes(tier_root(session.tiers[0]) / "c")
+    check_all(session, files)
+
+
+def test_empty_files_have_copies_too(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source").add_many(50, 0)
+    session = session_factory(files.root, tiers=[tier(tmp_path, MIB)]).start()
+    assert settle(session) == {"present": 50}
+    check_all(session, files)
+    totals = session.totals()
+    assert (totals["hits"], session.status()["tiers"][0]["used_bytes"]) == (50, 0)
+
+
+def test_room_of_changed_files_is_given_back(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source").add_many(20, 100_000)
+    session = session_factory(files.root, tiers=[tier(tmp_path, MIB)]).start()
+    first = settle(session)
+    assert first["no_room"] > 0
+    copies = tier_root(session.tiers[0]) / "c"
+    script = "import sys; [open(p, 'ab').write(b'') for p in sys.argv[1:]]"
+    session.python(script, *(files.path(name) for name in list(files.digests)[:20]))
+    wait_until(lambda: not list(copies.iterdir()), what="the end of changed files' copies")
+    assert session.status()["tiers"][0]["used_bytes"] == 0
+    check_all(session, files)

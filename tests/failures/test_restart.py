@@ -1,0 +1,265 @@
+"""Copies of a persistent tier in the next session: served at once, or never if anything is wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.files import Files, check_all, du_bytes, random_bytes
+from support.manifests import copies_in, wait_recorded
+from support.session import MIB, Session, wait_until
+from support.watch import settle
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.tiers import tier_root
+
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def sources(
+    tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path
+) -> Iterator[tuple[SlowSource, list[Files]]]:
+    """Trees of old files behind one slow source that counts; each test takes one of them."""
+    place = tmp_path_factory.mktemp("restart")
+    backing, mountpoint = place / "backing", place / "mount"
+    mountpoint.mkdir()
+    trees = [Files(backing / f"tree{i}").add_many(COUNT, 30_000) for i in range(20)]
+    trees[-1].wait_until_old()
+    # The mount tells of changes behind its back at once.
+    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
+        yield mounted, trees
+
+
+@pytest.fixture
+def source(sources: tuple[SlowSource, list[Files]]) -> SlowSource:
+    return sources[0]
+
+
+@pytest.fixture
+def files(sources: tuple[SlowSource, list[Files]]) -> Files:
+    """An old tree that no other test has used, as seen through the slow source."""
+    behind = sources[1].pop(0)
+    seen = Files(sources[0].mountpoint / behind.root.name)
+    seen.digests = behind.digests
+    return seen
+
+
+@pytest.fixture
+def session(session_factory: Callable[..., Session], tmp_path: Path, files: Files) -> Session:
+    """Has filled and recorded everything; its daemon runs."""
+    made = make(session_factory, tmp_path, files)
+    made.start()
+    assert settle(made) == {"present": COUNT}
+    wait_recorded(made, COUNT)
+    return made
+
+
+def make(
+    session_factory: Callable[..., Session],
+    tmp_path: Path,
+    files: Files,
+    quota_bytes: int = 32 * MIB,
+    **settings: object,
+) -> Session:
+    mount = tmp_path / "tier"
+    mount.mkdir(exist_ok=True)
+    tier = {"mount_point": mount, "max_storage_quota": quota_bytes, "persistent": True}
+    return session_factory(files.root, tiers=[tier], directory=tmp_path, **settings)
+
+
+def restart(session: Session) -> None:
+    session.start().wait_scanned()
+    wait_until(lambda: not session.status()["pending"], what="the end of all checks")
+
+
+def stop_or_kill(session: Session, how: str) -> None:
+    session.kill() if how == "killed" else session.stop()
+
+
+however_it_ended = pytest.mark.parametrize("how", ["stopped", "killed"])
+
+
+@however_it_ended
+def test_copies_are_served_again_without_reading_the_source(
+    session: Session, files: Files, source: SlowSource, how: str
+) -> None:
+    before = {path.name for path in copies_in(session).values()}
+    stop_or_kill(session, how)
+    source.reset()
+    restart(session)
+    assert session.status()["sources"][0]["present"] == COUNT
+    session.run([sys.executable, "-I", "-S", "-c", READ, *map(files.path, files.digests)], check=True)
+    counts = source.counts()
+    assert (counts["open"], counts["read"]) == (0, 0)
+    assert session.totals()["hits"] == COUNT
+    assert {path.name for path in copies_in(session).values()} == before
+    check_all(session, files)
+
+
+READ = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
+
+
+@however_it_ended
+def test_files_that_changed_meanwhile_are_not_served_from_their_copies(
+    session: Session, files: Files, source: SlowSource, how: str
+) -> None:
+    names = list(files.digests)
+    stop_or_kill(session, how)
+    behind = Files(source.backing / files.root.name)
+    behind.digests = files.digests
+    behind.add(names[0], 30_000, version=1)  # in place, of the same size
+    behind.add("new", 30_000, version=2)
+    os.replace(behind.path("new"), behind.path(names[1]))
+    files.digests[names[1]] = files.digests.pop("new")
+    behind.path(names[2]).unlink()
+    del files.digests[names[2]]
+    # Same bytes' number and time, other bytes: only the change time tells.
+    found = os.stat(behind.path(names[3]))
+    behind.add(names[3], 30_000, version=3)
+    os.utime(behind.path(names[3]), ns=(found.st_atime_ns, found.st_mtime_ns))
+    restart(session)
+    assert session.status()["sources"][0]["present"] == COUNT - 4
+    check_all(session, files)
+    settle(session)
+    check_all(session, files)
+
+
+def damage_byte(copy: Path) -> None:
+    copy.chmod(0o600)
+    with copy.open("r+b") as file:
+        file.seek(12_345)
+        byte = file.read(1)[0]
+        file.seek(12_345)
+        file.write(bytes([byte ^ 1]))
+    copy.chmod(0o400)
+
+
+def damage_end(copy: Path) -> None:
+    copy.chmod(0o600)
+    os.truncate(copy, 29_999)
+
+
+def damage_hole(copy: Path) -> None:
+    """What a power cut leaves of a file that was never synced."""
+    copy.chmod(0o600)
+    os.truncate(copy, 0)
+    os.truncate(copy, 30_000)
+
+
+def damage_name(copy: Path) -> None:
+    copy.unlink()
+
+
+def damage_kind(copy: Path) -> None:
+    copy.unlink()
+    copy.mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_byte, damage_end, damage_hole, damage_name, damage_kind],
+    ids=lambda d: d.__name__.removeprefix("damage_"),
+)
+def test_a_copy_damaged_after_a_kill_is_never_served(
+    session: Session, files: Files, damage: Callable[[Path], None]
+) -> None:
+    copies = copies_in(session)
+    names = list(files.digests)[:3]
+    session.kill()
+    for name in names:
+        damage(copies[name])
+    restart(session)
+    check_all(session, files)
+    assert settle(session)["present"] == COUNT
+    check_all(session, files)
+    again = wait_recorded(session, COUNT)
+    assert {again[name] for name in names}.isdisjoint(copies.values())
+
+
+@pytest.mark.parametrize("damage", [damage_end, damage_name], ids=["end", "name"])
+def test_a_copy_that_was_cut_or_lost_after_a_clean_end_is_not_served(
+    session: Session, files: Files, damage: Callable[[Path], None]
+) -> None:
+    copies = copies_in(session)
+    session.stop()
+    damage(copies[next(iter(files.digests))])
+    restart(session)
+    assert session.status()["sources"][0]["present"] == COUNT - 1
+    check_all(session, files)
+
+
+def test_a_smaller_quota_drops_copies(
+    session_factory: Callable[..., Session], session: Session, tmp_path: Path, files: Files
+) -> None:
+    session.stop()
+    # Eight blocks a file, and a bit of the ninth; the directories and the manifest count as well.
+    quota = 10 * 32768
+    smaller = make(session_factory, tmp_path, files, quota)
+    restart(smaller)
+    assert du_bytes(tier_root(smaller.tiers[0])) <= quota
+    found = settle(smaller)
+    assert 1 <= found["present"] <= 9
+    assert found["present"] + found["no_room"] == COUNT
+    assert du_bytes(tier_root(smaller.tiers[0])) <= quota
+    check_all(smaller, files)
+
+
+def test_another_block_size_makes_the_copies_anew(
+    session_factory: Callable[..., Session], session: Session, tmp_path: Path, files: Files
+) -> None:
+    old = set(copies_in(session).values())
+    session.stop()
+    other = make(session_factory, tmp_path, files, block_size="64KiB")
+    restart(other)
+    check_all(other, files)
+    assert settle(other) == {"present": COUNT}
+    assert old.isdisjoint(wait_recorded(other, COUNT).values())
+    check_all(other, files)
+    other.kill()
+    restart(other)
+    assert other.status()["sources"][0]["present"] == COUNT
+
+
+def test_debris_goes_and_what_is_not_ours_stays(session: Session, files: Files) -> None:
+    root = tier_root(session.tiers[0])
+    session.kill()
+    debris = root / "c" / "0000000000001"
+    debris.write_bytes(random_bytes(1000, "debris"))
+    strangers = [root / "notes.txt", root / "c" / "README", root / "c" / "0000000000g01"]
+    for path in strangers:
+        path.write_text("not ours")
+    restart(session)
+    assert not debris.exists()
+    assert [path.read_text() for path in strangers] == ["not ours"] * 3
+    check_all(session, files)
+    assert session.monarch("clear").returncode == 0
+    session.stop()
+    assert [path.read_text() for path in strangers] == ["not ours"] * 3
+
+
+def test_a_file_written_just_before_its_fill_is_recorded_only_after_a_second_look(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "young").add_many(10, 20_000)
+    session = make(session_factory, tmp_path, files).start()
+    assert settle(session) == {"present": 10}
+    assert copies_in(session) == {}
+    check_all(session, files)
+    # Rewritten within the same tick of the source's clock, as a file system of whole seconds has it:
+    # not even the times tell. The second look does.
+    name = next(iter(files.digests))
+    found = os.stat(files.path(name))
+    session.kill()
+    restart(session)
+    assert session.status()["sources"][0]["present"] == 0
+    assert settle(session) == {"present": 10}
+    assert os.stat(files.path(name)).st_mtime_ns == found.st_mtime_ns
+    wait_recorded(session, 10)
+    session.stop()
+    restart(session)
+    assert session.status()["sources"][0]["present"] == 10
+    check_all(session, files)

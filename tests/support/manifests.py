@@ -1,0 +1,36 @@
+"""A tier's manifest and copies, as a test finds and damages them."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from support.session import Session, wait_until
+
+from monarch_py.tiers import tier_root
+
+
+def manifest_of(session: Session, tier: int = 0) -> Path:
+    return tier_root(session.tiers[tier]) / "manifest.sqlite"
+
+
+def copies_in(session: Session, tier: int = 0) -> dict[str, Path]:
+    """Relative path of the source file -> its recorded copy."""
+    folder = tier_root(session.tiers[tier]) / "c"
+    with closing(sqlite3.connect(f"file:{manifest_of(session, tier)}?mode=ro", uri=True)) as db:
+        rows = db.execute("SELECT path, copy FROM copies").fetchall()
+    return {path.decode(): folder / f"{copy:013x}" for path, copy in rows}
+
+
+def wait_recorded(session: Session, count: int, tier: int = 0) -> dict[str, Path]:
+    """Until the manifest has `count` copies; returns them as `copies_in` does."""
+
+    def recorded() -> dict[str, Path] | None:
+        try:
+            found = copies_in(session, tier)
+        except sqlite3.OperationalError:
+            return None  # locked for a moment, or not made yet
+        return found if len(found) == count else None
+
+    return wait_until(recorded, timeout=20, what=f"{count} rows in the manifest")
