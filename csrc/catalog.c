@@ -68,6 +68,20 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
     return -1;
 }
 
+int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino) {
+    const uint64_t *copies = slots_at(c, c->copies_at), mask = c->slots - 1;
+    uint64_t hash = monarch_mix(ino + tier);
+    int64_t last = -1;
+    for (uint64_t i = hash & mask, probes = 0; probes <= mask; i = (i + 1) & mask, probes++) {
+        uint64_t slot = __atomic_load_n(&copies[i], __ATOMIC_ACQUIRE);
+        if (!slot)
+            break;
+        if (slot >> 32 == hash >> 32)
+            last = (int64_t)(slot & 0xFFFFFFFFU) - 1;
+    }
+    return last;
+}
+
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     uint64_t bit = monarch_filter_bit(dev, ino), one = 1ULL << (bit % 64);
     if (__atomic_load_n(&m->changed[bit / 64], __ATOMIC_SEQ_CST) & one)

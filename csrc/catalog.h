@@ -182,6 +182,9 @@ int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const cha
                      size_t len);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
+/* Of a copy that was dropped: whoever has it open keeps its inode's number from being given again,
+ * so that the last copy which had it is meant. */
+int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 
 /* The changed filter: says "changed" of everything that was, and of a few that were not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);

@@ -116,6 +116,22 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
     return job;
 }
 
+/* Takes `made` orders that nobody else sees yet into the queue. */
+static int enqueue(struct pool *p, struct queue *to, struct queue q, uint64_t made) {
+    pthread_mutex_lock(&p->lock);
+    if (q.first) {
+        if (to->last)
+            to->last->next = q.first;
+        else
+            to->first = q.first;
+        to->last = q.last;
+    }
+    p->pending += made;
+    pthread_cond_broadcast(&p->work);
+    pthread_mutex_unlock(&p->lock);
+    return (int)made;
+}
+
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int urgent, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums) {
@@ -129,19 +145,26 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
             break;
         push(&q, job);
     }
-    pthread_mutex_lock(&p->lock);
-    struct queue *to = urgent ? &p->urgent : &p->normal;
-    if (q.first) {
-        if (to->last)
-            to->last->next = q.first;
-        else
-            to->first = q.first;
-        to->last = q.last;
+    return enqueue(p, urgent ? &p->urgent : &p->normal, q, made);
+}
+
+int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint32_t *tiers,
+                        const uint64_t *copies, const uint64_t *sizes) {
+    struct pool *p = (struct pool *)e;
+    struct queue q = {NULL, NULL};
+    uint64_t made = 0;
+    for (; made < n; made++) {
+        struct job *job = calloc(1, sizeof *job + 1);
+        if (!job)
+            break;
+        job->result.kind = MONARCH_DROP;
+        job->result.tier = tiers[made];
+        job->result.copy = copies[made];
+        job->result.bytes = sizes[made];
+        job->copies = p->copies[tiers[made]];
+        push(&q, job);
     }
-    p->pending += made;
-    pthread_cond_broadcast(&p->work);
-    pthread_mutex_unlock(&p->lock);
-    return (int)made;
+    return enqueue(p, &p->urgent, q, made);
 }
 
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out,

@@ -124,7 +124,8 @@ static int open_source(struct job *job) {
         close(fd);
         return fail(job, MONARCH_SOURCE_CHANGED, 0);
     }
-    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    if (job->entry.size > MONARCH_CHUNK)
+        posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     return fd;
 }
 
@@ -135,12 +136,13 @@ static void copy_name(const struct job *job, char *name) {
              (unsigned long long)job->result.copy);
 }
 
-/* Blocks are reserved before the first is written: a full tier is seen here, not half way. */
+/* Blocks are reserved before the first is written: a full tier is seen here, not half way. What is
+ * written in one go needs no reservation, which would cost more than the write. */
 static int create_copy(struct job *job, const char *name) {
     int fd = openat(job->copies, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0400);
     if (fd < 0)
         return fail(job, tier_status(errno), errno);
-    if (job->entry.size && fallocate(fd, 0, 0, (off_t)job->entry.size) != 0 &&
+    if (job->entry.size > MONARCH_CHUNK && fallocate(fd, 0, 0, (off_t)job->entry.size) != 0 &&
         errno != EOPNOTSUPP && errno != ENOSYS) {
         int error = errno;
         close(fd);
@@ -236,7 +238,9 @@ static void fill(struct monarch_engine *e, struct job *job, char *buffer) {
     /* Nobody else holds the number, so that what has its name can only be our unfinished file. */
     if (job->result.status != MONARCH_DONE && to >= 0)
         unlinkat(job->copies, name, 0);
-    posix_fadvise(from, 0, 0, POSIX_FADV_DONTNEED);
+    /* The kernel drains every core's page lists for this, which a small file does not repay. */
+    if (job->entry.size > MONARCH_CHUNK)
+        posix_fadvise(from, 0, 0, POSIX_FADV_DONTNEED);
     close(from);
     job->result.block_sums = sums.of_block;
     job->result.blocks = sums.count;

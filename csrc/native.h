@@ -97,6 +97,9 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int urgent, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums);
+/* Removes copies, before all other orders. sizes: of their files, given back as `bytes`. */
+int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint32_t *tiers,
+                        const uint64_t *copies, const uint64_t *sizes);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
 uint64_t monarch_engine_pending(struct monarch_engine *e); /* queued or running */
 uint64_t monarch_engine_bytes(struct monarch_engine *e);   /* read from sources so far */

@@ -128,7 +128,8 @@ const struct monarch_entry *monarch_behind_copy(struct session **s,
         /* What an old session has not mapped, a new daemon may have made under the same name. */
         *c = newest ? monarch_catalog_of(*s) : __atomic_load_n(&(*s)->catalog, __ATOMIC_ACQUIRE);
         for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {
-            int64_t id = monarch_find_copy(*c, (unsigned)t, st->st_ino);
+            int64_t id = st->st_nlink ? monarch_find_copy(*c, (unsigned)t, st->st_ino)
+                                      : monarch_find_dropped(*c, (unsigned)t, st->st_ino);
             if (id >= 0 && is_copy_of(&monarch_entries(*c)[id], st))
                 return &monarch_entries(*c)[id];
         }

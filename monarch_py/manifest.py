@@ -6,7 +6,8 @@ count.
 """
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ import numpy.typing as npt
 
 from monarch_py.errors import TierError
 
-__all__ = ["ROW", "Manifest", "Row", "boot_id"]
+__all__ = ["ROW", "DamagedManifestError", "Manifest", "Row", "boot_id", "damage_told"]
 
 VERSION = 1
 
 # What validating a copy needs, one numpy row per copy. `hash` is the path's XXH3-64 before the
-# source's number is mixed in; `source` numbers Manifest.sources; `copy_ino` is the inode of the copy,
+# source's number is mixed in; `source` numbers Manifest.sources; `copy_ino` is the copy's inode,
 # which the directory says, not the manifest.
 ROW = np.dtype(
     [
@@ -96,29 +97,43 @@ class Row:
         )
 
 
+class DamagedManifestError(TierError):
+    """What the file holds is no manifest: of no use to anybody, also later."""
+
+
+@contextmanager
+def damage_told(path: Path) -> Iterator[None]:
+    """Errors of SQLite, and of rows that are none, as TierError or DamagedManifestError."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:  # locked, read-only, full: it may be sound
+        raise TierError(f"{path}: the manifest cannot be used ({error})") from error
+    except (sqlite3.DatabaseError, TypeError, ValueError, OverflowError) as error:
+        raise DamagedManifestError(f"{path}: not a usable manifest ({error})") from error
+
+
 class Manifest:
     """The manifest of one tier; used by one thread at a time.
 
-    TierError when the file cannot be used: damaged, or written by a newer version.
+    TierError when the file cannot be used; DamagedManifestError, from the constructor and from what
+    reads the rows, when it will never be.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.sources: dict[str, int] = {}
-        try:
+        with damage_told(path):
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             # The journal is one file beside it; FULL makes a commit wait for the disk.
             self._db.execute("PRAGMA journal_mode = DELETE")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(SCHEMA)
             version = self._meta("version")
+            if version not in ("", str(VERSION)):
+                raise TierError(f"{path}: written by version {version} of the manifest's format")
             self._set_meta("version", str(VERSION))
             for number, source in self._db.execute("SELECT id, path FROM sources"):
                 self.sources[source] = number
-        except sqlite3.Error as error:
-            raise TierError(f"{path}: not a usable manifest ({error})") from error
-        if version not in ("", str(VERSION)):
-            raise TierError(f"{path}: written by version {version} of the manifest's format")
 
     def _meta(self, key: str) -> str:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
@@ -153,6 +168,10 @@ class Manifest:
 
     def load(self) -> npt.NDArray[Any]:
         """All rows, as (copies,) of dtype ROW."""
+        with damage_told(self.path):
+            return self._load()
+
+    def _load(self) -> npt.NDArray[Any]:
         count = self._db.execute("SELECT count(*) FROM copies").fetchone()[0]
         rows = np.zeros(count, dtype=ROW)
         query = self._db.execute(
@@ -192,13 +211,14 @@ class Manifest:
     def all_copies(self) -> list[tuple[int, str, bytes, int, int, bytes]]:
         """(copy, source, path, size, sum, block sums) of every row, by number."""
         mask = (1 << 64) - 1
-        return [
-            (copy, source, path, size, total & mask, blocks)
-            for copy, source, path, size, total, blocks in self._db.execute(
-                "SELECT copy, sources.path, copies.path, size, sum, blocks FROM copies"
-                " JOIN sources ON sources.id = copies.source ORDER BY copy"
-            )
-        ]
+        with damage_told(self.path):
+            return [
+                (copy, source, path, size, total & mask, blocks)
+                for copy, source, path, size, total, blocks in self._db.execute(
+                    "SELECT copy, sources.path, copies.path, size, sum, blocks FROM copies"
+                    " JOIN sources ON sources.id = copies.source ORDER BY copy"
+                )
+            ]
 
     def close(self) -> None:
         self._db.close()

@@ -5,6 +5,7 @@ and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>.
 """
 
 import fcntl
+import logging
 import os
 import shutil
 import time
@@ -24,10 +25,12 @@ from monarch_py.session import private_directory
 
 __all__ = ["Tier", "copy_name", "copy_number", "tier_root"]
 
+log = logging.getLogger("monarch.tiers")
+
 # Of the quota, for the names and manifest rows of the files placed in one go [bytes].
 SLACK_BYTES = 256 * 1024
-# What a copy takes besides its blocks: its name in the directory, and its row in the manifest, which
-# holds a path. Longer paths show in the manifest's own size [bytes].
+# What a copy takes besides its blocks: its name in the directory, and its row in the manifest with
+# a path. Longer paths show in the manifest's own size [bytes].
 NAME_BYTES, ROW_BYTES = 64, 448
 # Left free on the file system beside the quota, for the manifest and the directories [bytes].
 MARGIN_BYTES = 1 << 20
@@ -74,8 +77,11 @@ class Tier:
             private_directory(self.copies)
         except MonarchError as error:
             raise TierError(f"tier {config.mount_point}: {error}") from error
-        self._lock = self._hold()
-        self.fd = os.open(self.copies, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            self._lock = self._hold()
+            self.fd = os.open(self.copies, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as error:  # read-only, or full to the last byte
+            raise TierError(f"tier {config.mount_point}: {error.strerror}") from error
         self.block_bytes = max(os.fstatvfs(self.fd).f_frsize, 512)
 
     def _hold(self) -> int:
@@ -105,8 +111,17 @@ class Tier:
         return listed
 
     def remove(self, number: int) -> None:
-        with suppress(FileNotFoundError):
+        try:
             os.unlink(copy_name(number), dir_fd=self.fd)
+        except (FileNotFoundError, IsADirectoryError):
+            pass
+        except OSError as error:  # read-only, or broken: its room does not come back
+            log.warning("tier %s goes unused: %s", self.root, error.strerror)
+            self.usable = False
+
+    def remove_all(self, listed: npt.NDArray[Any]) -> None:
+        for number in listed["number"].tolist():
+            self.remove(number)
 
     @staticmethod
     def first_number() -> int:
@@ -131,6 +146,14 @@ class Tier:
         """What each copy takes besides its blocks."""
         return NAME_BYTES + (ROW_BYTES if self.config.persistent else 0)
 
+    def quota_for_copies(self) -> int:
+        """What the directory of copies and the manifest leave of the quota; OSError when they
+        cannot be looked at."""
+        # Rows that are not written yet are foreseen.
+        overhead = max(self.overhead_bytes(), self.used_inodes * self.entry_bytes)
+        quota = self.config.quota_bytes
+        return quota - overhead - min(SLACK_BYTES, quota // 64)
+
     def room(self) -> TierRoom:
         """What can be placed here now: the least of the quota, the file system and, for a RAM
         tier, what the memory cgroup leaves."""
@@ -139,12 +162,9 @@ class Tier:
             return nothing
         try:
             system = os.fstatvfs(self.fd)
-            # Rows that are not written yet are foreseen.
-            overhead = max(self.overhead_bytes(), self.used_inodes * self.entry_bytes)
+            limits = [self.quota_for_copies() - self.used_bytes]
         except OSError:
             return nothing
-        quota = self.config.quota_bytes
-        limits = [quota - self.used_bytes - overhead - min(SLACK_BYTES, quota // 64)]
         limits.append(system.f_bavail * system.f_frsize - self.reserved_bytes - MARGIN_BYTES)
         if self.cap_bytes is not None:
             limits.append(self.cap_bytes - self.used_bytes)
@@ -208,9 +228,9 @@ class Tier:
     def discard(self) -> None:
         """Removes everything of ours, the lock's file too; the tier is closed afterwards."""
         shutil.rmtree(self.copies, ignore_errors=True)
-        for path in self.root.glob("manifest.sqlite*"):
-            path.unlink(missing_ok=True)
+        with suppress(OSError):  # read-only by now, or gone
+            for path in (*self.root.glob("manifest.sqlite*"), self.root / "lock"):
+                path.unlink(missing_ok=True)
         self.close()
-        (self.root / "lock").unlink(missing_ok=True)
         with suppress(OSError):  # something in it is not ours
             self.root.rmdir()

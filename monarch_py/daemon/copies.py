@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ Ids = npt.NDArray[np.uint64]
 
 # Within this time of a change a file may change again without its time showing it [s].
 TIME_STEP_S = 2.0
+# Removals that the engine is given at a time.
+DROPS = 1024
 
 
 def one(entry: int) -> Ids:
@@ -47,13 +50,21 @@ class Copies:
         self.block_size_bytes = scanner.config.block_size_bytes
         # Entries whose copies wait for a second look: (when, tier, row of the manifest).
         self._young: dict[int, tuple[float, int, Row]] = {}
+        # Copies to remove, as (tier, numbers, sizes of their files), and how many are under way.
+        self._drops: deque[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]] = deque()
+        self._dropping = 0
         self._changes_seen = 0
         self.fills = self.filled_bytes = 0
 
     @property
     def unsettled(self) -> int:
-        """Copies that serve already and are not yet recorded."""
-        return len(self._young)
+        """Copies that serve and are not yet recorded, or are dropped and not yet removed."""
+        return len(self._young) + sum(len(numbers) for _, numbers, _ in self._drops)
+
+    @property
+    def dropping(self) -> bool:
+        """Whether files are still to be removed, whose room comes back."""
+        return bool(self._drops) or self._dropping > 0
 
     def tier(self, number: int) -> Tier:
         tier = self.tiers[number]
@@ -78,8 +89,7 @@ class Copies:
             self.tier(int(result["tier"])).settle(size, int(result["copy_bytes"]))
         self.fills += int(fills.sum())
         self.filled_bytes += int(results["bytes"][fills].sum())
-        for entry in ids[changed]:
-            self.forget(int(entry), State.BYPASS, Reason.CHANGED)
+        self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
         self._record(results[fills & ~changed])
 
     def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
@@ -152,24 +162,45 @@ class Copies:
         if result["status"] == JobStatus.DONE:
             self.keepers[tier].add([row])
         else:
-            self.forget(entry, State.BYPASS, Reason.CHANGED)
+            self.forget(one(entry), State.BYPASS, Reason.CHANGED)
 
     # --- dropped ------------------------------------------------------------------------------
 
-    def forget(self, entry: int, state: State, reason: int = 0) -> None:
-        """Drops an entry's copy: nobody is sent to it any more, then its file goes."""
+    def forget(self, ids: Ids, state: State, reason: int = 0) -> None:
+        """Drops the copies of (n,) entries: nobody is sent to them any more, then the files go."""
         catalog = self.shared.catalog
-        word = catalog.words[entry : entry + 1].copy()
-        number, copy = int(tier_of(word)[0]), int(copy_of(word)[0])
-        size = int(catalog.entries["size"][entry])
-        # Tier and number stay: descriptors of the dropped copy are still the file's.
-        catalog.set_words(one(entry), make_word(state, reason, number, copy))
-        self._young.pop(entry, None)
-        tier = self.tier(number)
-        tier.remove(copy)
-        tier.release(size)
-        if number in self.keepers:
-            self.keepers[number].remove([copy])
+        words = catalog.words[ids]
+        tiers, numbers = tier_of(words), copy_of(words)
+        # Tier and number stay: descriptors of a dropped copy are still the file's.
+        catalog.set_words(ids, make_word(state, reason, tiers, numbers))
+        for entry in ids.tolist() if self._young else ():
+            self._young.pop(entry, None)
+        sizes = catalog.entries["size"][ids]
+        for tier in np.unique(tiers).tolist():
+            here = tiers == tier
+            self._drop(tier, numbers[here], sizes[here])
+
+    def _drop(self, tier: int, numbers: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> None:
+        if tier in self.keepers:
+            self.keepers[tier].remove(numbers.tolist())
+        for at in range(0, len(numbers), DROPS):
+            self._drops.append((tier, numbers[at : at + DROPS], sizes[at : at + DROPS]))
+
+    def feed_drops(self) -> None:
+        """Hands the engine what is to be removed, a part at a time. The room is given back when the
+        files are gone, so that no quota is exceeded meanwhile."""
+        for tier, rows in self.scanner.stale.items():
+            self._drop(tier, rows["copy"], rows["size"])
+        self.scanner.stale = {}
+        if self._drops and self._dropping < DROPS:
+            tier, numbers, sizes = self._drops.popleft()
+            self._dropping += len(numbers)
+            self.engine.drop(tier, numbers, sizes)
+
+    def dropped(self, result: Any) -> None:
+        """The engine has removed a copy."""
+        self._dropping -= 1
+        self.tier(int(result["tier"])).release(int(result["bytes"]))
 
     def changed(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """(n,) whether a client has changed the file; now and then also when none has."""
@@ -195,36 +226,28 @@ class Copies:
         candidates = np.isin(states, (State.PRESENT, State.ABSENT, State.WANTED))
         ids = np.flatnonzero(candidates & files).astype(np.uint64)
         ids = ids[self.changed(ids)]
-        for entry in ids:
-            if state_of(self.shared.catalog.words[entry : entry + 1])[0] == State.PRESENT:
-                self.forget(int(entry), State.BYPASS, Reason.CHANGED)
-            else:
-                self.shared.catalog.set_state(one(int(entry)), State.BYPASS, Reason.CHANGED)
+        present = state_of(self.shared.catalog.words[ids]) == State.PRESENT
+        self.forget(ids[present], State.BYPASS, Reason.CHANGED)
+        self.shared.catalog.set_state(ids[~present], State.BYPASS, Reason.CHANGED)
 
     def drop_foreign(self) -> bool:
         """Drops copies of datasets that are not configured; whether there were any."""
-        dropped = False
+        found = any(len(rows) for rows in self.scanner.foreign.values())
         for number, rows in self.scanner.foreign.items():
-            for row in rows:
-                self.tier(number).remove(int(row["copy"]))
-                self.tier(number).release(int(row["size"]))
-            self.keepers[number].remove([int(n) for n in rows["copy"]])
-            dropped |= len(rows) > 0
+            self._drop(number, rows["copy"], rows["size"])
         self.scanner.foreign = {}
-        return dropped
+        return found
 
     def clear(self) -> int:
         """Drops every copy; returns how many there were."""
         ids = np.flatnonzero(state_of(self.shared.catalog.words) == State.PRESENT)
-        for entry in ids.tolist():
-            self.forget(entry, State.ABSENT)
+        self.forget(ids.astype(np.uint64), State.ABSENT)
         self.drop_foreign()
         return len(ids)
 
-    def drop(self, entries: list[int]) -> None:
+    def drop_damaged(self, entries: list[int]) -> None:
         """Drops copies that somebody else has found damaged."""
-        for entry in entries:
-            if 0 <= entry < len(self.shared.catalog):
-                word = self.shared.catalog.words[entry : entry + 1]
-                if state_of(word)[0] == State.PRESENT:
-                    self.forget(entry, State.ABSENT)
+        known = [entry for entry in entries if 0 <= entry < len(self.shared.catalog)]
+        ids = np.array(known, dtype=np.uint64)
+        present = state_of(self.shared.catalog.words[ids]) == State.PRESENT
+        self.forget(ids[present], State.ABSENT)

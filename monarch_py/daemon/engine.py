@@ -85,6 +85,19 @@ class Engine:
             pointer(expected, "uint64_t *"),
         )
 
+    def drop(self, tier: int, copies: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> None:
+        """Orders to remove (n,) copies of one tier, before all others; sizes : of their files."""
+        numbers = np.ascontiguousarray(copies, dtype=np.uint64)
+        given_back = np.ascontiguousarray(sizes, dtype=np.uint64)
+        places = np.full(len(numbers), tier, dtype=np.uint32)
+        lib.monarch_engine_drop(
+            self._engine,
+            len(numbers),
+            pointer(places, "uint32_t *"),
+            pointer(numbers, "uint64_t *"),
+            pointer(given_back, "uint64_t *"),
+        )
+
     def results(self) -> Iterator[npt.NDArray[Any]]:
         """Batches (n,) of dtype RESULT; each is valid until the next is asked for."""
         count = RESULTS

@@ -150,7 +150,7 @@ class Filler:
     def _nowhere(self, ids: Ids) -> None:
         """No room now. Copies of other datasets go first; then what runs may still give some back;
         only then the source keeps these files."""
-        if self.copies.drop_foreign() or self.engine.pending:
+        if self.copies.drop_foreign() or self.copies.dropping or self.engine.pending:
             self._no_room_yet.append(ids)
         else:
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
@@ -160,16 +160,19 @@ class Filler:
     def collect(self) -> None:
         """Takes the engine's results; also lets files try again that had no room."""
         for results in self.engine.results():
-            fine = (results["status"] == JobStatus.DONE) & (results["kind"] != JobKind.COMPARE)
+            makes = np.isin(results["kind"], (JobKind.FILL, JobKind.CHECK))
+            fine = makes & (results["status"] == JobStatus.DONE)
             self.copies.publish(results[fine])
             for result in results[~fine]:
-                if result["kind"] == JobKind.COMPARE:
+                if result["kind"] == JobKind.DROP:
+                    self.copies.dropped(result)
+                elif result["kind"] == JobKind.COMPARE:
                     self.copies.compared(result)
                 elif result["kind"] == JobKind.CHECK:
                     self._check_failed(result)
                 else:
                     self._fill_failed(result)
-        if self._no_room_yet and not self.engine.pending:
+        if self._no_room_yet and not self.engine.pending and not self.copies.dropping:
             self._wanted.extend(self._no_room_yet)
             self._no_room_yet = []
 
@@ -180,7 +183,7 @@ class Filler:
             return
         path = self.shared.catalog.path(entry)
         log.warning("a copy of %s is damaged; it is made anew when it is read", path)
-        self.copies.forget(entry, State.ABSENT)
+        self.copies.forget(one(entry), State.ABSENT)
 
     def _fill_failed(self, result: Any) -> None:
         entry, status, catalog = int(result["id"]), int(result["status"]), self.shared.catalog

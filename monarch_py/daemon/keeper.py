@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.manifest import Manifest, Row
+from monarch_py.manifest import DamagedManifestError, Manifest, Row, damage_told
 from monarch_py.native import lib
 from monarch_py.tiers import Tier
 
@@ -32,17 +32,13 @@ class Keeper:
 
     def __init__(self, tier: Tier, block_size_bytes: int) -> None:
         self.tier = tier
-        self._manifest = Manifest(tier.root / "manifest.sqlite")
-        if self._manifest.block_size != block_size_bytes:
-            # Sums over other blocks say nothing about these.
-            if self._manifest.block_size:
-                log.info("tier %s: block_size has changed; its copies are made anew", tier.root)
-                rows = self._manifest.load()
-                self._manifest.change([], [int(n) for n in rows["copy"]])
-            self._manifest.set_block_size(block_size_bytes)
-        self.must_check = self._manifest.begin_use()
-        self.rows: npt.NDArray[Any] = self._manifest.load()
-        self.sources = dict(self._manifest.sources)
+        try:
+            self._open(block_size_bytes)
+        except DamagedManifestError as error:
+            log.warning("%s; the copies of this tier are made anew", error)
+            for path in tier.root.glob("manifest.sqlite*"):
+                path.unlink()
+            self._open(block_size_bytes)
         self._lock = threading.Condition()
         self._add: list[Row] = []
         self._remove: list[int] = []
@@ -52,8 +48,25 @@ class Keeper:
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
         self._thread.start()
 
+    def _open(self, block_size_bytes: int) -> None:
+        path = self.tier.root / "manifest.sqlite"
+        with damage_told(path):
+            self._manifest = Manifest(path)
+            if self._manifest.block_size != block_size_bytes:
+                # Sums over other blocks say nothing about these.
+                if self._manifest.block_size:
+                    log.info(
+                        "tier %s: block_size has changed; its copies are made anew", self.tier.root
+                    )
+                    rows = self._manifest.load()
+                    self._manifest.change([], [int(n) for n in rows["copy"]])
+                self._manifest.set_block_size(block_size_bytes)
+            self.must_check = self._manifest.begin_use()
+            self.rows: npt.NDArray[Any] = self._manifest.load()
+            self.sources = dict(self._manifest.sources)
+
     def reconcile(self) -> None:
-        """Drops debris (files that no row knows) and rows whose file is gone or beyond the quota."""
+        """Drops debris (files without a row) and rows whose file is gone or beyond the quota."""
         listed = self.tier.listing()
         debris = ~np.isin(listed["number"], self.rows["copy"])
         for number in listed["number"][debris].tolist():
@@ -62,7 +75,7 @@ class Keeper:
         self.remove(self.rows["copy"][gone].tolist())
         rows = np.sort(self.rows[~gone], order="copy")
         rows["copy_ino"] = listed["inode"][np.searchsorted(listed["number"], rows["copy"])]
-        over = np.cumsum(self.tier.rounded_all(rows["size"])) > self.tier.config.quota_bytes
+        over = np.cumsum(self.tier.rounded_all(rows["size"])) > self.tier.quota_for_copies()
         for number in rows["copy"][over].tolist():
             self.tier.remove(number)
         self.remove(rows["copy"][over].tolist())

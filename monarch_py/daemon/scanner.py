@@ -99,7 +99,10 @@ class Scanner:
         self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
         self.sources = [Source(i, source) for i, source in enumerate(config.sources)]
         self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]
+        # Copies of earlier sessions, by tier: of datasets that are not configured; and, once all
+        # is scanned, of files that are gone or others now.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
+        self.stale: dict[int, npt.NDArray[Any]] = {}
         self.has_more = False  # the last turn left batches that nobody will ring for
         self.full = False  # shared memory has no room for more entries
         self._renames = int(shared.clients.renames)
@@ -168,14 +171,7 @@ class Scanner:
             self.shared.catalog.fit()
         except OSError as error:
             log.info("the catalog stays larger than it needs to be: %s", error)
-        for validator in self.validators:
-            tier = self.tiers[validator.tier_number]
-            assert tier is not None
-            stale = validator.rest()
-            for row in stale:
-                tier.remove(int(row["copy"]))
-                tier.release(int(row["size"]))
-            validator.keeper.remove([int(n) for n in stale["copy"]])
+        self.stale = {v.tier_number: v.rest() for v in self.validators}
         self.validators = []
         self.shared.control.scanned = 1
 

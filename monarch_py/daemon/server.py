@@ -63,8 +63,7 @@ class Daemon:
                     keeper.reconcile()
                     self.keepers[number] = keeper
                 else:
-                    for number in tier.listing()["number"].tolist():
-                        tier.remove(number)  # debris of a daemon that was killed
+                    tier.remove_all(tier.listing())  # debris of a daemon that was killed
                 self.tiers.append(tier)
                 self._why.append("")
             except TierError as error:
@@ -109,6 +108,7 @@ class Daemon:
         self.filler.take_wants()
         self.filler.copies.drop_changed()
         self.filler.copies.compare_young()
+        self.filler.copies.feed_drops()
         self.filler.collect()
         if not self.shared.control.off:
             self.filler.feed()
@@ -201,7 +201,7 @@ class Daemon:
 
     def _drop(self, request: dict[str, Any]) -> dict[str, Any]:
         entries = [int(entry) for entry in request.get("entries", [])]
-        self.filler.copies.drop(entries)
+        self.filler.copies.drop_damaged(entries)
         return {"dropped": len(entries)}
 
     def _status(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def other_tables(path: Path) -> None:
 
 
 def nonsense_rows(path: Path) -> None:
-    change(path, "UPDATE copies SET size = 'many', path_hash = NULL WHERE copy % 2")
+    change(path, "UPDATE copies SET size = 'many', path_hash = x'00' WHERE copy % 2")
 
 
 def newer_version(path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 # What mkfs needs to leave as much of a small image as possible to the files.
 _MAKE = {
-    "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal"),
+    "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0", "-J", "size=1"),
     "xfs": ("mkfs.xfs", "-q", "-f"),
 }
 _PACKAGES = {"mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "mount": "mount", "umount": "mount"}
@@ -59,9 +59,9 @@ class Mounts:
         options = f"size={size_bytes}" + (f",nr_inodes={inodes}" if inodes else "")
         return self._mount(point, "-t", "tmpfs", "-o", options, "tmpfs")
 
-    def ext4(self, name: str, size_bytes: int) -> Path:
-        """An empty ext4 without a journal in an image of this size."""
-        return self._image("ext4", name, size_bytes)
+    def ext4(self, name: str, size_bytes: int, *, inodes: int | None = None) -> Path:
+        """An empty ext4 in an image of this size; `inodes`: how many it has."""
+        return self._image("ext4", name, size_bytes, *(["-N", str(inodes)] if inodes else []))
 
     def xfs(self, name: str, size_bytes: int) -> Path:
         """An empty xfs in an image of this size; mkfs.xfs refuses less than 300 MiB."""
@@ -72,13 +72,13 @@ class Mounts:
         done = _run(_tool("mount"), "-o", f"remount,{options}", point)
         assert done.returncode == 0, done.stderr
 
-    def _image(self, kind: str, name: str, size_bytes: int) -> Path:
+    def _image(self, kind: str, name: str, size_bytes: int, *more: str) -> Path:
         make, *flags = _MAKE[kind]
         tool, point = _tool(make), self._point(name)
         image = self._directory / f"{name}.{kind}"
         with image.open("wb") as file:
             file.truncate(size_bytes)
-        made = _run(tool, *flags, image)
+        made = _run(tool, *flags, *more, image)
         assert made.returncode == 0, made.stderr
         return self._mount(point, "-t", kind, "-o", "loop", str(image))
 

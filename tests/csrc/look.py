@@ -1,0 +1,65 @@
+"""Prints all that a program sees of the directories named: names, attributes, bytes.
+
+    python -I -S look.py DIRECTORY ...
+
+One JSON object: directory -> relative name -> what lstat, stat and reading said.
+"""
+
+import hashlib
+import json
+import os
+import sys
+
+
+def attributes(look, path):
+    try:
+        st = look(path)
+    except OSError as error:
+        return error.errno
+    times = [] if os.path.isdir(path) else [st.st_mtime_ns, st.st_ctime_ns]
+    return [st.st_mode, st.st_nlink, st.st_uid, st.st_gid, st.st_size, st.st_ino, st.st_dev, *times]
+
+
+def content(path):
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        return error.errno
+    try:
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            data = file.readall()
+        return [len(data), hashlib.sha256(data).hexdigest(), data[:16].hex(), os.fstat(fd).st_ino]
+    except OSError as error:
+        return error.errno
+    finally:
+        os.close(fd)
+
+
+def xattrs(path):
+    try:
+        names = sorted(os.listxattr(path, follow_symlinks=False))
+        return {n: os.getxattr(path, n, follow_symlinks=False).hex() for n in names}
+    except OSError as error:
+        return error.errno
+
+
+def look_at(path):
+    return {
+        "lstat": attributes(os.lstat, path),
+        "stat": attributes(os.stat, path),
+        "content": content(path),
+        "target": os.readlink(path) if os.path.islink(path) else None,
+        "xattrs": xattrs(path),
+    }
+
+
+def look_below(top):
+    found = {}
+    for folder, directories, files in os.walk(top):
+        for name in sorted(directories + files):
+            path = os.path.join(folder, name)
+            found[os.path.relpath(path, top)] = look_at(path)
+    return found
+
+
+print(json.dumps({top: look_below(top) for top in sys.argv[1:]}))

@@ -1,0 +1,244 @@
+"""A source with a directory for every operation of change.c, in one of three states of its copies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from csrc.building import HERE, build_program
+from support.session import Session, wait_until
+
+from monarch_py.catalog import CatalogReader, generations
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import Kind, State, state_of
+from monarch_py.tiers import tier_root
+
+LOOK = [sys.executable, "-I", "-S", str(HERE / "look.py")]
+# Old enough that no time of a file is the one that an operation gives it.
+OLD_NS = 1_400_000_000_123_456_789
+Seen = dict[str, Any]
+
+
+def build_change(directory: Path) -> Path:
+    """change.c and its tables of operations."""
+    names = ("change.c", "change_content.c", "change_names.c", "change_fds.c")
+    return build_program(directory / "change", *(HERE / name for name in names))
+
+
+def operations(program: Path) -> list[str]:
+    done = subprocess.run([program, "--list"], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def plant(here: Path, outside: Path) -> None:
+    """The files of one operation; the same ones each time."""
+    for directory in (here, here / "d", here / "e", outside):
+        directory.mkdir(parents=True)
+    for i, path in enumerate((here / "f", here / "g", here / "d/x", here / "d/y", here / "e/x")):
+        path.write_bytes(f"{path.name} of old {i}\n".encode() * (400 + 100 * i))
+    (outside / "new").write_bytes(b"new\n" * 700)
+    for name in ("f", "g"):
+        os.setxattr(here / name, "user.a", b"old")
+    os.link(here / "f", here / "hard")
+    (here / "to_f").symlink_to("f")
+    (outside / "into").symlink_to(Path("../..") / here.parent.name / here.name / "f")
+    for path in (*here.rglob("*"), *outside.rglob("*")):
+        path.is_symlink() or path.chmod(0o755 if path.is_dir() else 0o644)
+        os.utime(path, ns=(OLD_NS, OLD_NS), follow_symlinks=False)
+
+
+@dataclass
+class Outcome:
+    """What an operation printed, and what was seen right after it."""
+
+    printed: str
+    with_library: Seen
+    without_library: Seen
+
+
+class Stage:
+    """`state`: 'present' (everything has its copy), 'filling' (every copy is being written and has
+    old bytes in it) or 'unscanned' (the daemon knows no file). The daemon stands still, so that what
+    is seen after an operation is the library's own work, until `thaw`."""
+
+    def __init__(self, top: Path, state: str, program: Path, slowsource: Path) -> None:
+        self.state, self.program, self.top = state, program, top
+        self.operations = operations(program)
+        self.outcomes: dict[str, Outcome] = {}
+        self.thawed = False
+        self._stack = ExitStack()
+        backing = top / "backing"
+        for name in self.operations:
+            plant(backing / "source" / name, backing / "outside" / name)
+            plant(top / "plain/source" / name, top / "plain/outside" / name)
+        self._slow: SlowSource | None = None
+        self.root = backing
+        if state != "present":
+            # A plain directory for copies that are there: it shares its file system with the tier.
+            self.root = top / "mount"
+            self.root.mkdir()
+            self._slow = self._stack.enter_context(
+                SlowSource(backing, self.root, binary=slowsource, attr_timeout_s=0.0)
+            )
+
+    def __enter__(self) -> Stage:
+        try:
+            self._freeze()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._slow is not None:
+            self._slow.latency(read=0, readdir=0)
+        self._stack.close()
+
+    def _freeze(self) -> None:
+        if self.state == "unscanned":
+            assert self._slow is not None
+            self._slow.latency(readdir=3600)
+        self.session = self._stack.enter_context(
+            Session(self.top, self.root / "source", shared_tpool_size=48)
+        )
+        self.session.start()
+        if self.state == "present":
+            self.session.wait_all_present()
+        elif self.state == "filling":
+            self._fill_slowly()
+        self._signal(signal.SIGSTOP)
+        if self.state == "present":
+            self.copies = self.read_copies()
+        if self._slow is not None:
+            self._slow.latency(read=0)
+
+    def _fill_slowly(self) -> None:
+        """Every file is on its way; 48 of them have been opened and wait for their bytes."""
+        assert self._slow is not None
+        self.session.wait_scanned()
+        self._slow.latency(read=3600)
+        self._slow.reset()
+        wanted = [self.root / "source" / op / "f" for op in self.operations]
+        script = "import os,sys\nfor path in sys.argv[1:]: os.close(os.open(path, 0))"
+        self.session.python(script, *wanted)
+        slow = self._slow
+        wait_until(lambda: slow.counts()["read"] >= 48, what="fills that have begun")
+        self.session.want_all()
+        wait_until(lambda: set(self.states()) == {State.FILLING}, what="orders for all files")
+
+    def states(self) -> list[int]:
+        """The states of all files, from the catalog itself."""
+        newest = max(generations(self.session.paths), key=lambda p: int(p.suffix[1:]))
+        reader = CatalogReader.open(self.session.paths, int(newest.suffix[1:]))
+        files = reader.entries[reader.entries["kind"] == Kind.FILE]
+        return [int(s) for s in np.unique(state_of(files["word"]))]
+
+    def _signal(self, number: int) -> None:
+        daemon = self.session.daemon
+        assert daemon is not None
+        daemon.send_signal(number)
+        wanted = "T" if number == signal.SIGSTOP else "SR"
+        stat = Path(f"/proc/{daemon.pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] in wanted, what="the stop")
+
+    # --- copies ---------------------------------------------------------------------------------
+
+    def read_copies(self) -> dict[str, tuple[str, int, int, list[str]]]:
+        """Name -> digest, mode, links, extended attributes of every copy."""
+        found = {}
+        for path in (tier_root(self.session.tiers[0]) / "c").iterdir():
+            try:
+                data, st = path.read_bytes(), path.stat()
+                names = os.listxattr(path)
+            except FileNotFoundError:
+                continue  # dropped meanwhile
+            found[path.name] = (hashlib.sha256(data).hexdigest(), st.st_mode, st.st_nlink, names)
+        return found
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def look(self, operation: str, *, preload: bool, plain: bool = False) -> Seen:
+        top = self.top / "plain" if plain else self.root
+        place = top / "source" / operation
+        other = top / "outside" / operation
+        done = self.session.run([*LOOK, place, other], preload=preload, check=True)
+        assert not done.stderr, done.stderr
+        found = json.loads(done.stdout)
+        return {"here": found[str(place)], "outside": found[str(other)]}
+
+    def _perform(self, operation: str, top: Path, *, preload: bool) -> str:
+        words = [self.program, operation, top / "source" / operation, top / "outside" / operation]
+        done = self.session.run(words, preload=preload)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout.replace(str(top), "")
+
+    def do(self, operation: str) -> Outcome:
+        """Performs it, once, and looks at the outcome before the daemon can do anything."""
+        if operation not in self.outcomes:
+            assert not self.thawed
+            printed = self._perform(operation, self.root, preload=True)
+            seen = self.look(operation, preload=True)
+            self.outcomes[operation] = Outcome(
+                printed, seen, self.look(operation, preload=False)
+            )
+        return self.outcomes[operation]
+
+    def expected(self, operation: str) -> tuple[str, Seen]:
+        """The same on an identical tree without the library: what is printed, what is there then."""
+        mark = self.top / "plain" / f"{operation}.printed"
+        if not mark.exists():
+            mark.write_text(self._perform(operation, self.top / "plain", preload=False))
+        return mark.read_text(), self.look(operation, preload=False, plain=True)
+
+    def thaw(self) -> None:
+        """Lets the daemon go on, after all operations, until it has nothing left to do."""
+        if self.thawed:
+            return
+        for operation in self.operations:
+            self.do(operation)
+        self.thawed = True
+        if self._slow is not None:
+            self._slow.latency(read=0, readdir=0)
+        self._signal(signal.SIGCONT)
+        self.session.wait_idle()
+        self.session.want_all()
+        self.session.wait_idle()
+
+
+def normalised(seen: Seen) -> Seen:
+    """What must be equal in two trees: numbers of files and the times of changes are each tree's."""
+
+    def attributes(found: Any) -> Any:
+        if not isinstance(found, list) or len(found) < 9:
+            return found if not isinstance(found, list) else found[:1] + found[2:4]
+        mode, nlink, uid, gid, size, _, _, mtime, _ = found
+        return [mode, nlink, uid, gid, size, mtime if mtime < OLD_NS + 2 * 10**17 else "now"]
+
+    def one(found: Any) -> Any:
+        content = found["content"]
+        return {
+            **found,
+            "lstat": attributes(found["lstat"]),
+            "stat": attributes(found["stat"]),
+            "content": content[:3] if isinstance(content, list) else content,
+        }
+
+    return {where: {n: one(f) for n, f in files.items()} for where, files in seen.items()}
+
+
+def stages(top: Path, state: str, program: Path, slowsource: Path) -> Iterator[Stage]:
+    if shutil.which("fusermount3") is None and state != "present":
+        raise AssertionError("the fixture of the slow source skips without FUSE")
+    with Stage(top, state, program, slowsource) as stage:
+        yield stage

@@ -1,0 +1,90 @@
+"""Changes, by whatever name, descriptor, mapping or call: each does exactly at the source what it does
+without the library, and from its return on nobody is given the old copy, not even one whose fill
+ends later. The copies themselves never change."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from csrc.building import compiler
+from csrc.stages import Stage, build_change, normalised, operations, stages
+
+
+def _operations() -> list[str]:
+    """The table of change.c is the list of tests; without a compiler there is one, which says so."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            return operations(build_change(Path(directory)))
+        except (AssertionError, OSError, pytest.skip.Exception):
+            return ["all"]
+
+
+OPERATIONS = _operations()
+# What this kernel, file system or user may refuse: then both trees must say so, no more.
+ROOT_ONLY = {"chown_other", "fchown", "fchownat", "fchownat_empty", "proc_chown"}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler()
+    return build_change(tmp_path_factory.mktemp("program"))
+
+
+@pytest.fixture(scope="module", params=["present", "filling", "unscanned"])
+def stage(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    program: Path,
+) -> Iterator[Stage]:
+    slow = Path()
+    if request.param != "present":
+        slow = request.getfixturevalue("slowsource_binary")
+    yield from stages(tmp_path_factory.mktemp(request.param), request.param, program, slow)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_at_once(stage: Stage, operation: str) -> None:
+    outcome = stage.do(operation)
+    printed, there = stage.expected(operation)
+    assert outcome.printed == printed
+    assert outcome.with_library == outcome.without_library
+    assert normalised(outcome.without_library) == normalised(there)
+
+
+def test_copies_are_what_they_were(stage: Stage) -> None:
+    if stage.state != "present" or stage.thawed:
+        pytest.skip("copies are all there only before the daemon goes on")
+    for operation in OPERATIONS:
+        stage.do(operation)
+    assert stage.read_copies() == stage.copies
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_later(stage: Stage, operation: str) -> None:
+    stage.thaw()
+    seen = stage.look(operation, preload=True)
+    assert seen == stage.look(operation, preload=False)
+    assert seen == stage.do(operation).with_library
+
+
+def test_copies_that_are_left_are_what_they_were(stage: Stage) -> None:
+    stage.thaw()
+    left = stage.read_copies()
+    assert all(mode == 0o100400 and links == 1 for _, mode, links, _ in left.values())
+    if stage.state == "present":
+        old = [name for name in left if name in stage.copies]
+        assert [left[name] for name in old] == [stage.copies[name] for name in old]
+    # Every copy that is left is of some file that is there now, byte for byte.
+    digests = {
+        subprocess.run(["sha256sum", path], capture_output=True, text=True).stdout.split()[0].lstrip("\\")
+        for path in stage.root.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+    assert {digest for digest, *_ in left.values()} <= digests
+    assert os.geteuid() != 0 or ROOT_ONLY <= {*OPERATIONS, "all"}

@@ -1,0 +1,67 @@
+"""The pages say what the code does, where a machine can tell."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import monarch_py
+from monarch_py.config.schema import SYSTEM_SWITCH_FILE
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that headings get: lower case, no punctuation, dashes for spaces."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = target.partition("#")
+        assert "://" not in name, f"{target}: pages stand for themselves"
+        there = page.parent / name if name else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+def test_transparency_lists_what_is_interposed() -> None:
+    header = (ROOT / "csrc" / "calls.h").read_text()
+    calls = re.findall(r"^ +X\((\w+), ", header, re.M)
+    twins = re.findall(r"TWIN\((\w+), \w+\)", header)
+    assert len(calls) > 50
+    assert len(twins) > 10
+    page = (ROOT / "docs" / "transparency.md").read_text()
+    table = page.partition("## Interposed functions")[2].partition("\n- ")[0].partition("|---|")[2]
+    listed = re.findall(r"`(\w+)`", table)
+    assert sorted(listed) == sorted(set(calls) | set(twins) - {"alias"})
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert first is not None
+    assert first[1] == monarch_py.__version__
+
+
+def test_the_version_is_written_twice_and_the_same() -> None:
+    found = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert found is not None
+    assert found[1] == monarch_py.__version__
+
+
+def test_the_readmes_install_command_names_extras_that_exist() -> None:
+    found = re.search(r"pip install -e '\.\[([\w,]+)\]'", (ROOT / "README.md").read_text())
+    assert found is not None
+    project = (ROOT / "pyproject.toml").read_text()
+    table = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    assert set(found[1].split(",")) <= set(re.findall(r"^(\w+) = \[", table, re.M))
+
+
+def test_the_administrators_switch_is_where_the_page_says() -> None:
+    assert f"touch {SYSTEM_SWITCH_FILE} " in (ROOT / "docs" / "administrators.md").read_text()
