@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ class Daemon:
         return self.status()
 
     def wait_present(self, files: int, limit_s: float) -> None:
-        """TimeoutError, with the status, when not all of `files` have copies after `limit_s` [s]."""
+        """TimeoutError, with the status, when `files` do not have copies after `limit_s` [s]."""
 
         def present() -> bool:
             return bool(self.status()["sources"][0]["present"] == files)
@@ -184,11 +184,14 @@ class Daemon:
         return logical, [f"{copies}/{copy_name(n)}" for n in copy_of(words[chosen]).tolist()]
 
     def memory(self) -> dict[str, int]:
-        """Resident and proportional set size of the daemon [bytes]."""
+        """Resident and proportional set size of the daemon, and the most that it ever had
+        resident [bytes]."""
         text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
         fields = (line.split() for line in text.splitlines()[1:])
         found = {words[0].rstrip(":"): int(words[1]) * 1024 for words in fields}
-        return {"rss_bytes": found["Rss"], "pss_bytes": found["Pss"]}
+        status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+        return {"rss_bytes": found["Rss"], "pss_bytes": found["Pss"], "peak_rss_bytes": peak}
 
 
 def plain_environment() -> dict[str, str]:
@@ -203,7 +206,7 @@ def plain_environment() -> dict[str, str]:
 class Child:
     """A program that answers each line on its standard input with one line of integers."""
 
-    def __init__(self, argv: Sequence[str | Path], environment: Mapping[str, str]) -> None:
+    def __init__(self, argv: Sequence[str | Path | int], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
             [str(word) for word in argv],
             env=dict(environment),
@@ -243,16 +246,15 @@ def write_list(file: Path, paths: Sequence[str]) -> Path:
     return file
 
 
-def lockstep(
-    ours: Child, plain: Child, line: str, rounds: int
-) -> list[tuple[list[int], list[int]]]:
-    """(answer of `ours`, answer of `plain`) of each round; which goes first alternates, because the
-    first finds what the other program pushed out of the caches. One unmeasured round comes before.
-    """
-    ours.ask(line)
-    plain.ask(line)
+def lockstep(ours: Child, plain: Child, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
+    """(answer of `ours`, answer of `plain`) to each line but the first, which warms both up. Which
+    goes first alternates: the first finds what the other pushed out of the caches."""
+    rest = iter(lines)
+    first = next(rest)
+    ours.ask(first)
+    plain.ask(first)
     answers = []
-    for number in range(rounds):
+    for number, line in enumerate(rest):
         if number % 2:
             theirs = plain.ask(line)
             answers.append((ours.ask(line), theirs))

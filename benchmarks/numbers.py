@@ -29,8 +29,9 @@ class Result:
 
     value : what is compared with `limit`, in `unit`. Of a paired measurement it is the median;
     `ci95` bounds that median with 95 % confidence, whatever the distribution, and `quartiles` say
-    how far the rounds lie apart. `with_library` and `without` are medians [ns] of one operation: for
-    orientation, they mean nothing on another machine.
+    how far the rounds lie apart. `wall` is the same median of the wall times where `value` is one
+    of CPU times. `with_library` and `without` are medians [ns] of one operation: for orientation,
+    they mean nothing on another machine.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Result:
     limit: float | None
     ci95: tuple[float, float] | None = None
     quartiles: tuple[float, float] | None = None
+    wall: float | None = None
     rounds: int | None = None
     operations_a_round: int | None = None
     with_library: float | None = None
@@ -69,10 +71,12 @@ def paired(
     *,
     limit: float | None,
     operations: int,
+    wall: Sequence[tuple[float, float]] = (),
     difference_in: str | None = None,
 ) -> Result:
     """pairs : (time with, time without) of each round [ns]. The value is the median of the ratios,
-    or, with `difference_in` as its unit ("us"), of the differences per operation."""
+    or, with `difference_in` as its unit ("us"), of the differences per operation. wall : the wall
+    times, where `pairs` are CPU times."""
     if difference_in is None:
         values = [ours / plain for ours, plain in pairs]
     else:
@@ -87,6 +91,7 @@ def paired(
         limit=limit,
         ci95=median_bounds(values),
         quartiles=(lower, upper),
+        wall=statistics.median(ours / plain for ours, plain in wall) if wall else None,
         rounds=len(pairs),
         operations_a_round=operations,
         with_library=statistics.median(ours for ours, _ in pairs) / operations,

@@ -2,7 +2,7 @@
 
     python -m benchmarks.plot_demo [docs/img/demo.svg]
 
-Prints the numbers as JSON. Needs matplotlib and what the demo itself needs to count operations, FUSE.
+Prints the numbers as JSON. Needs matplotlib, and FUSE, without which the demo counts nothing.
 """
 
 from __future__ import annotations

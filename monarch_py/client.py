@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ class Client:
             connection.connect(f"/proc/self/fd/{directory}/socket")
         finally:
             os.close(directory)
+
+    def wait_until_dropped(self) -> None:
+        """Returns when the files of all copies that were dropped are gone."""
+        while self.ask("status")["dropping"]:
+            time.sleep(0.02)
 
     def serves(self, pid: int | None = None) -> bool:
         """Whether a daemon (this process, if a number is given) lets clients in."""

@@ -204,7 +204,8 @@ class Manifest:
             self._db.executemany("DELETE FROM copies WHERE copy = ?", [(c,) for c in remove])
             self._db.execute("COMMIT")
         except sqlite3.Error:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite itself gives up on a full disk
+                self._db.execute("ROLLBACK")
             self.sources = dict(self._db.execute("SELECT path, id FROM sources").fetchall())
             raise
 

@@ -14,6 +14,8 @@ __all__ = ["NOWHERE", "FirstFit", "Policy", "TierRoom", "make_policy"]
 
 # No tier has room for the file now.
 NOWHERE = -1
+# More than any tier holds; 2048 of them still add up within 64 bits [bytes].
+LARGEST = np.uint64(1 << 51)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,9 @@ class TierRoom:
     def rounded(self, sizes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Bytes that files of these sizes (files,) take on the tier."""
         block = self.block_bytes
-        return (sizes.astype(np.int64) + (block - 1)) // block * block + self.entry_bytes
+        # A sparse file can claim to be larger than all storage there is, and sums must not wrap.
+        sane = np.minimum(sizes, LARGEST).astype(np.int64)
+        return (sane + (block - 1)) // block * block + self.entry_bytes
 
 
 class Policy(Protocol):
@@ -58,7 +62,8 @@ class FirstFit:
     @staticmethod
     def _fill(needs: npt.NDArray[np.int64], room: TierRoom) -> npt.NDArray[np.bool_]:
         """Which files go in, taken in order: one that is too large does not stop later ones."""
-        if len(needs) <= room.free_inodes and int(needs.sum()) <= room.free_bytes:
+        total = needs.sum(dtype=np.float64)  # exact enough to know that the exact sum is safe
+        if len(needs) <= room.free_inodes and total < 1e18 and int(needs.sum()) <= room.free_bytes:
             return np.ones(len(needs), dtype=bool)
         fits = np.zeros(len(needs), dtype=bool)
         free, inodes = room.free_bytes, room.free_inodes

@@ -93,6 +93,7 @@ def _verify_catalog(
             bad.append(int(entry))
     if bad:
         client.ask("drop", entries=bad)
+        client.wait_until_dropped()
 
 
 def _verify_manifests(config: Config, checker: _Checker) -> None:

@@ -74,7 +74,9 @@ def clear(config_file: Path) -> None:
     config = checked(config_file)
     client = Client(SessionDir.of(config.file))
     if client.runs():
-        click.echo(f"{client.ask('clear')['dropped']} copies dropped")
+        dropped = client.ask("clear")["dropped"]
+        client.wait_until_dropped()
+        click.echo(f"{dropped} copies dropped")
     else:
         click.echo(f"{clear_tiers(config)} copies removed")
 

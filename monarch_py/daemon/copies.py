@@ -58,13 +58,13 @@ class Copies:
 
     @property
     def unsettled(self) -> int:
-        """Copies that serve and are not yet recorded, or are dropped and not yet removed."""
-        return len(self._young) + sum(len(numbers) for _, numbers, _ in self._drops)
+        """Copies that serve and are not yet recorded."""
+        return len(self._young)
 
     @property
-    def dropping(self) -> bool:
-        """Whether files are still to be removed, whose room comes back."""
-        return bool(self._drops) or self._dropping > 0
+    def dropping(self) -> int:
+        """Copies whose files are still to be removed; then their room comes back."""
+        return self._dropping + sum(len(numbers) for _, numbers, _ in self._drops)
 
     def tier(self, number: int) -> Tier:
         tier = self.tiers[number]

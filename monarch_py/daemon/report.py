@@ -97,6 +97,7 @@ def status(
         "scanned": scanner.scanned,
         "switched_off": bool(shared.control.off),
         "pending": filler.pending,
+        "dropping": filler.copies.dropping,
         "catalog_entries": len(shared.catalog),
         "catalog_full": scanner.full,
         "tiers": [_tier(i, tier, m, q, why) for i, (m, q, tier, why) in enumerate(tiers)],

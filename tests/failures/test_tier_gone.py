@@ -189,11 +189,11 @@ def test_a_file_that_gets_the_number_of_a_copy_that_is_gone_is_itself(
     numbers = {path.stat().st_ino for path in (tier_root(point) / "c").iterdir()}
     modes = {path.stat().st_mode for path in files.root.iterdir()}
     session.forget()
-    said = session.python(OWN_FILES, point, "60").splitlines()
+    said = session.python(OWN_FILES, point, "45").splitlines()
     own = {path.stat().st_ino for path in point.glob("own*")}
     assert numbers & own, "no number was given again: the test says nothing"
     expected = f"10 {oct(stat.S_IFREG | 0o640)} {oct(stat.S_IFREG | 0o600)} b'CHECKpoint'"
-    assert said == [expected] * 60
+    assert said == [expected] * 45
     assert {path.stat().st_mode for path in files.root.iterdir()} == modes
     check_all(session, files)
 

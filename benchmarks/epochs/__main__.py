@@ -1,0 +1,182 @@
+"""``python -m benchmarks.epochs``: epochs of a dataset behind a slow, counting file system.
+
+The dataset is read without the library, then under it: epoch 1 from the source while the daemon
+copies, the later ones from the copies, each next to one that reads the copies without the library.
+Needs FUSE; what reaches the source is counted there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import Child, Daemon, build, lockstep, plain_environment, scratch, write_list
+from benchmarks.numbers import Result, describe_machine, file_system, paired, report
+from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
+
+BLOCK = 256 * 1024
+DAEMON_START_LIMIT_S = 60.0
+MIB = 1 << 20
+
+
+def make_dataset(root: Path, files: int, size: int) -> None:
+    """Writes `files` files of `size` random bytes."""
+    root.mkdir()
+    content = os.urandom(size)
+    for number in range(files):
+        (root / f"shard-{number:05d}.tar").write_bytes(content)
+
+
+class Epochs:
+    """The measurements; each adds its lines to `results`."""
+
+    def __init__(self, args: argparse.Namespace, place: Path, tier: Path, slow: SlowSource) -> None:
+        self.args, self.place, self.tier, self.slow = args, place, tier, slow
+        self.results: list[Result] = []
+        self.epochs: list[dict[str, Any]] = []
+        self.reader = build(Path(__file__).with_name("reader.c"), place, "-pthread")
+        self.bytes = args.files * args.file_mib * MIB
+        self._number = 0
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "benchmark": "epochs",
+            "machine": describe_machine(),
+            "files": self.args.files,
+            "bytes": self.bytes,
+            "threads": self.args.threads,
+            "source_bytes_per_s": self.args.rate * 1e6,
+            "tier_file_system": file_system(self.tier),
+            "epochs": self.epochs,
+        }
+
+    def run(self) -> None:
+        names = sorted(path.name for path in self.slow.backing.iterdir())
+        logical = write_list(
+            self.place / "logical.list", [f"{self.slow.mountpoint}/{n}" for n in names]
+        )
+        with Child(self._argv(logical), plain_environment()) as plain:
+            self._one_epoch(plain, "without the library")
+        daemon = Daemon(self.place, self.slow.mountpoint, self.tier, 2 * self.bytes + (64 << 20))
+        with daemon:
+            daemon.wait_scanned(DAEMON_START_LIMIT_S)
+            with Child(self._argv(logical), daemon.environment()) as ours:
+                self._one_epoch(ours, "under the library, epoch 1")
+                self._filled(daemon)
+                self._one_epoch(ours, "under the library, epoch 2")
+                self._later(daemon, ours)
+        self._first_epochs()
+
+    def _argv(self, listed: Path) -> list[str | Path | int]:
+        return [self.reader, listed, self.args.threads, BLOCK]
+
+    def _checked(self, answer: list[int]) -> float:
+        """Seconds of an epoch that read everything; RuntimeError for any other."""
+        nanoseconds, read, failed = answer
+        if failed or read != self.bytes:
+            raise RuntimeError(f"an epoch read {read} of {self.bytes} bytes, {failed} files failed")
+        return nanoseconds / 1e9
+
+    def _one_epoch(self, child: Child, what: str) -> None:
+        self.slow.reset()
+        self._number += 1
+        seconds = self._checked(child.ask(f"epoch {self._number}"))
+        counts = {kind: number for kind, number in self.slow.counts().items() if number}
+        self.epochs.append({"what": what, "seconds": round(seconds, 4), "source": counts})
+        print(f"  {what}: {seconds:.3f} s, at the source {json.dumps(counts)}", file=sys.stderr)
+
+    def _filled(self, daemon: Daemon) -> None:
+        daemon.wait_present(self.args.files, 60 + 4 * self.bytes / (self.args.rate * 1e6))
+
+    def _later(self, daemon: Daemon, ours: Child) -> None:
+        """Epochs from the copies, next to the same without the library; and what they asked of the
+        source, all kinds of operation together (locks are the kernel's own here)."""
+        _, copies = daemon.files()
+        listed = write_list(self.place / "copies.list", copies)
+        first = self._number + 1
+        self._number += self.args.rounds + 1
+        self.slow.reset()
+        with Child(self._argv(listed), plain_environment()) as plain:
+            lines = [f"epoch {n}" for n in range(first, self._number + 1)]
+            answers = lockstep(ours, plain, lines)
+        counts = self.slow.counts()
+        operations = sum(number for kind, number in counts.items() if not kind.startswith("bytes_"))
+        operations += sum(
+            number
+            for kind, number in self.epochs[-1]["source"].items()
+            if not kind.startswith("bytes_")
+        )
+        for mine, theirs in answers:
+            self._checked(mine)
+            self._checked(theirs)
+        what = f"operations at the source, epochs 2 to {2 + len(lines)}"
+        self.results += [
+            Result("source_operations", what, "", operations, 0),
+            paired(
+                "later_epoch",
+                "an epoch from the copies / reading them directly",
+                [(mine[0], theirs[0]) for mine, theirs in answers],
+                limit=1.02,
+                operations=self.args.files,
+            ),
+        ]
+        self.epochs.append(
+            {
+                "what": f"epochs from 3 on, {len(lines)} of them",
+                "seconds": round(min(mine[0] for mine, _ in answers) / 1e9, 4),
+                "source": {kind: number for kind, number in counts.items() if number},
+            }
+        )
+
+    def _first_epochs(self) -> None:
+        without, first, second = (epoch["seconds"] for epoch in self.epochs[:3])
+        self.results += [
+            Result(
+                "first_epoch",
+                "epoch 1 / an epoch without the library",
+                "ratio",
+                first / without,
+                None,
+            ),
+            Result(
+                "second_epoch",
+                "epoch 2 / an epoch without the library",
+                "ratio",
+                second / without,
+                None,
+            ),
+        ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.epochs", description=__doc__)
+    parser.add_argument("--files", type=int, default=64, help="files of the dataset")
+    parser.add_argument("--file-mib", type=int, default=8, help="size of each [MiB]")
+    parser.add_argument("--rate", type=float, default=200, help="speed of the source [MB/s]")
+    parser.add_argument("--threads", type=int, default=8, help="readers")
+    parser.add_argument("--rounds", type=int, default=60, help="later epochs that are compared")
+    parser.add_argument("--dir", type=Path, help="where the dataset is made")
+    parser.add_argument("--tier", type=Path, help="where the copies are made; by default as --dir")
+    parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
+    args = parser.parse_args()
+    binary, problem = find_slowsource(), why_unavailable()
+    if binary is None or problem:
+        sys.exit(f"benchmarks.epochs: {problem}")
+    with scratch(args.dir) as place, scratch(args.tier or place) as tier:
+        make_dataset(place / "backing", args.files, args.file_mib * MIB)
+        (place / "source").mkdir()
+        with SlowSource(place / "backing", place / "source", binary=binary) as slow:
+            slow.rate(args.rate * 1e6)
+            epochs = Epochs(args, place, tier, slow)
+            epochs.run()
+        met = report(epochs.document(), epochs.results, args.json)
+    return 1 if args.check and not met else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

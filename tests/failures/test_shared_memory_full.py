@@ -1,0 +1,137 @@
+"""A /dev/shm that is too small, or becomes full: as in containers, where it has 64 MiB for everybody."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.files import Files, Loop, check_all, du_bytes, random_bytes
+from support.mounts import Mounts
+from support.session import MIB, Session, wait_until
+
+SMALL, ENOUGH_FOR_A_FEW = 4 * MIB, 6 * MIB
+
+
+def take_the_rest(shm: Path) -> Path:
+    ballast = shm / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+    return ballast
+
+
+def assert_one_sentence(stderr: str) -> None:
+    assert stderr.startswith("monarch: ")
+    assert stderr.count("\n") == 1
+    assert "shared memory" in stderr or "shm" in stderr
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["too_small", "full"])
+def test_the_daemon_refuses_with_one_sentence_and_the_job_goes_on(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts, full: bool
+) -> None:
+    files = Files(tmp_path / "source").add_many(5, 1000)
+    shm = mounts.tmpfs("shm", SMALL)
+    session = session_factory(files.root, directory=shm.parent)
+    if full:
+        take_the_rest(shm)
+    serve = session.monarch("serve")
+    assert serve.returncode == 3
+    assert_one_sentence(serve.stderr)
+    start = session.monarch("start")
+    assert start.returncode == 3
+    assert_one_sentence(start.stderr)
+    done = session.monarch("run", "-q", "--", "sha256sum", str(files.path("f00000")))
+    assert done.returncode == 0
+    assert done.stdout.startswith(files.digests["f00000"])
+    if not full:
+        assert du_bytes(shm) < MIB  # what was begun has been taken away
+    assert not (session.tiers[0] / "monarch-0" / "c").exists() or not list(
+        (session.tiers[0] / "monarch-0" / "c").iterdir()
+    )
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Far more files than the catalog has room for; 3000 of them have known content."""
+    files = Files(tmp_path_factory.mktemp("many") / "source")
+    for i in range(100):
+        folder = files.root / f"d{i:03d}"
+        folder.mkdir()
+        for j in range(1000):
+            os.close(os.open(folder / f"f{j:04d}", os.O_WRONLY | os.O_CREAT, 0o644))
+        for j in range(30):
+            files.add(f"d{i:03d}/f{j * 33:04d}", 100 + j)
+    return files
+
+
+def test_files_beyond_a_full_catalog_are_left_to_the_source(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts, many: Files
+) -> None:
+    shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
+    session = session_factory(many.root, directory=shm.parent).start()
+    with Loop(session, many, tmp_path) as loop:
+        wait_until(lambda: session.status()["catalog_full"], what="a full catalog", timeout=60)
+        loop.wait_passes(2)
+        take_the_rest(shm)
+        loop.wait_passes(2)
+        status = session.status()
+        assert 1000 < status["catalog_entries"] < 100_000
+        assert status["totals"]["hits"] > 0
+        loop.end()
+
+
+def test_copies_come_and_go_when_the_catalog_cannot_grow(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    """Each new copy takes a place in an index that only a larger catalog empties."""
+    files = Files(tmp_path / "source").add_many(3500, 10)
+    shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
+    session = session_factory(files.root, directory=shm.parent).start()
+    session.wait_scanned()
+    take_the_rest(shm)
+    for _ in range(4):
+        session.want_all()
+
+        def settled() -> bool:
+            source = session.status()["sources"][0]
+            return bool(source["wanted"] + source["filling"] == 0)
+
+        wait_until(settled, what="the end of all fills")
+        session.forget()
+    session.want_all()
+    assert session.daemon is not None
+    assert session.daemon.poll() is None
+    (shm / "ballast").unlink()
+    check_all(session, files)
+
+
+def test_a_client_on_a_full_shm_is_not_disturbed(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    """Clients write into their segment: into a page that were not there yet they would die."""
+    files = Files(tmp_path / "source").add_many(200, 3000)
+    shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
+    session = session_factory(files.root, directory=shm.parent).start()
+    session.wait_scanned()
+    take_the_rest(shm)
+    # Every kind of note that a client leaves: wants, unknown paths, changes all over the filter.
+    session.python(
+        "import os, sys\n"
+        "for i in range(400):\n"
+        "    path = f'{sys.argv[1]}/new{i}'\n"
+        "    open(path, 'wb').write(b'n' * i)\n"
+        "    assert open(path, 'rb').read() == b'n' * i\n",
+        files.root,
+    )
+    for i in range(400):
+        (files.root / f"new{i}").unlink()
+    check_all(session, files)
+    session.wait_all_present()
+    check_all(session, files)
+    assert random_bytes(3000, ("f00000", 0)) == files.path("f00000").read_bytes()

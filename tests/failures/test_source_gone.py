@@ -1,0 +1,273 @@
+"""The source fails, lacks files or goes away: programs see what they would see without the library."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.files import READ_ALL, Files, Loop, check_all, read_all, same_without
+from support.session import MIB, Session, wait_until
+from support.watch import assert_quiet, settle
+
+from monarch_py.demo.slowsource import SlowSource
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
+    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
+    mountpoint.mkdir()
+    backing.mkdir()
+    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def files(source: SlowSource) -> Files:
+    made = Files(source.backing).add_many(20, 30_000)
+    seen = Files(source.mountpoint)
+    seen.digests = made.digests
+    return seen
+
+
+def test_a_missing_file_is_missing(session_factory: Callable[..., Session], tree: Path) -> None:
+    session = session_factory(tree).start()
+    session.wait_scanned()
+    (tree / "a/f1").unlink()  # catalogued, never filled
+    shutil.rmtree(tree / "a/b")
+    for name in ("nothing", "a/f1", "a/b/f2", "a/f2/below_a_file", "to_file", "to_directory/f1"):
+        done = same_without(session, ["cat", str(tree / name)])
+        assert done.returncode == 1, name
+        same_without(session, ["stat", "-c", "%n %s %i", str(tree / name)])
+    session.wait_all_present()
+    assert session.status()["sources"][0]["bypass"] == {"changed": 6}
+    same_without(session, ["sh", "-c", f"cd {tree} && sha256sum a/* c/* large empty"])
+
+
+def test_what_a_program_itself_removes_is_gone_at_once(
+    session_factory: Callable[..., Session], tree: Path
+) -> None:
+    session = session_factory(tree).start()
+    session.wait_all_present()
+    script = (
+        "import os, sys\n"
+        "path = sys.argv[1]\n"
+        "assert open(path, 'rb').read()\n"
+        "os.unlink(path)\n"
+        "try: open(path)\n"
+        "except FileNotFoundError: print('gone')\n"
+    )
+    assert session.python(script, tree / "large") == "gone\n"
+    same_without(session, ["cat", str(tree / "large")])
+
+
+def test_errors_of_the_source_are_the_programs_own(
+    session_factory: Callable[..., Session], source: SlowSource, files: Files
+) -> None:
+    session = session_factory(files.root).start()
+    session.wait_scanned()
+    source.fail(errno.EIO)
+    for name in list(files.digests)[:3]:
+        done = same_without(session, ["cat", str(files.path(name))])
+        assert done.returncode == 1
+        assert "Input/output error" in done.stderr
+    source.fail(0)
+    found = settle(session)
+    assert found["present"] + found.get("failed", 0) == 20
+    check_all(session, files)
+    # Copies go on serving while the source fails.
+    hits = session.totals()["hits"]
+    source.fail(errno.EIO)
+    present = next(name for name in reversed(files.digests))
+    assert session.python(
+        "import hashlib, sys\nprint(hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())",
+        files.path(present),
+    ).strip() == files.digests[present]
+    source.fail(0)
+    assert session.totals()["hits"] == hits + 1
+    assert_quiet(session)
+
+
+def test_a_source_that_fails_in_the_middle_of_a_fill(
+    session_factory: Callable[..., Session], source: SlowSource, files: Files
+) -> None:
+    Files(source.backing).add("large", 8 * MIB)
+    files.digests |= {"large": Files(source.backing).digests.get("large", "")}
+    files.digests["large"] = digest_of(source.backing / "large")
+    session = session_factory(files.root).start()
+    session.wait_scanned()
+    source.rate(8 * MIB)
+    session.python("import sys; open(sys.argv[1]).close()", files.path("large"))
+    source.reset()
+    wait_until(lambda: source.counts()["bytes_read"] > MIB, what="the beginning of the fill")
+    source.fail(errno.EIO)
+    wait_until(
+        lambda: session.status()["sources"][0]["bypass"] == {"failed": 1}, what="the failed fill"
+    )
+    source.fail(0)
+    source.rate(0)
+    assert not list((session.tiers[0] / f"monarch-{os.geteuid()}" / "c").iterdir())
+    check_all(session, files)
+
+
+def digest_of(path: Path) -> str:
+    from support.files import digest
+
+    return digest(path.read_bytes())
+
+
+def test_the_source_is_unmounted_in_the_middle(
+    session_factory: Callable[..., Session],
+    tmp_path: Path,
+    slowsource_binary: Path,
+) -> None:
+    mountpoint, backing = tmp_path / "place", tmp_path / "behind"
+    mountpoint.mkdir()
+    behind = Files(backing).add_many(20, 30_000)
+    files = Files(mountpoint)
+    with SlowSource(backing, mountpoint, binary=slowsource_binary) as source:
+        files.digests = dict(list(behind.digests.items())[:10])
+        session = session_factory(files.root).start()
+        session.wait_scanned()
+        with Loop(session, files, tmp_path) as loop:
+            wait_until(
+                lambda: session.status()["sources"][0]["present"] == 10, what="half of the copies"
+            )
+            loop.wait_passes(1)
+            source.__exit__(None, None, None)
+            # Whoever knows the files already goes on with the copies.
+            loop.wait_passes(2)
+            loop.end()
+        # A new process sees an empty directory that is not the source.
+        assert read_all(session, files.root) == {}
+        for name in list(behind.digests)[5:15]:
+            assert same_without(session, ["cat", str(files.path(name))]).returncode == 1
+        assert_quiet(session)
+        with SlowSource(backing, mountpoint, binary=slowsource_binary):
+            assert len(read_all(session, files.root)) == 20
+            files.digests = behind.digests
+            check_all(session, files)
+            assert session.monarch("status").returncode == 0
+        session.stop()
+
+
+# --- as another user -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory that any user can reach, which pytest's own is not."""
+    place = Path(tempfile.mkdtemp(prefix="monarch-test-"))
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place)
+
+
+def as_nobody(*argv: str | Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    if os.geteuid() != 0:
+        pytest.skip("only root may become another user: run the tests as root")
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv is missing: install util-linux")
+    flags = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    return subprocess.run(
+        ["setpriv", *flags, *map(str, argv)],
+        env={**env, "HOME": "/"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def guarded(open_place: Path) -> Files:
+    files = Files(open_place / "source").add_many(4, 5000)
+    files.path("f00001").chmod(0o600)
+    files.add("closed/inside", 5000)
+    files.path("closed").chmod(0o700)
+    files.add("readable_below/inside", 5000)
+    files.path("readable_below").chmod(0o711)
+    return files
+
+
+def test_another_user_gets_no_file_that_is_not_theirs_from_our_copies(
+    session_factory: Callable[..., Session], open_place: Path, guarded: Files
+) -> None:
+    place = open_place / "session"
+    place.mkdir()
+    session = session_factory(guarded.root, directory=place).start()
+    settle(session)
+    check_all(session, guarded)
+    runs = [
+        as_nobody(*READ_ALL, guarded.root, env=session.env(preload)) for preload in (True, False)
+    ]
+    if "No module" in runs[1].stderr or runs[1].returncode:
+        pytest.skip(f"another user cannot run {sys.executable}: {runs[1].stderr.strip()}")
+    assert runs[0].stdout == runs[1].stdout
+    assert runs[0].returncode == runs[1].returncode == 0
+    # Another user has no daemon of their own under this configuration, and is told so.
+    assert runs[0].stderr.count("\n") == 1
+    assert "no daemon serves" in runs[0].stderr
+    assert "EACCES" in runs[0].stdout
+    # Also for a process that was ours when it found the session, and gives its rights up.
+    script = (
+        "import os, sys\n"
+        "open(sys.argv[2], 'rb').read()\n"
+        f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: print(len(open(path, 'rb').read()))\n"
+        "    except OSError as error: print(error)\n"
+    )
+    names = ["f00001", "f00000", "closed/inside", "readable_below/inside"]
+    paths = [str(guarded.path(name)) for name in names]
+    same_without(session, [sys.executable, "-I", "-S", "-c", script, *paths])
+
+
+def test_a_whole_session_as_an_ordinary_user(
+    session_factory: Callable[..., Session], open_place: Path, guarded: Files
+) -> None:
+    place = open_place / "session"
+    place.mkdir()
+    (place / "tier0").mkdir()
+    session = session_factory(guarded.root, directory=place)
+    for path in (place, place / "tier0", place / "shm"):
+        os.chown(path, NOBODY, NOBODY)
+    plain, preloaded = session.env(preload=False), session.env()
+
+    def monarch(*words: str) -> subprocess.CompletedProcess[str]:
+        return as_nobody(*session.command(*words), env=plain)
+
+    start = monarch("start")
+    if "Permission denied" in start.stderr and sys.prefix in start.stderr:
+        pytest.skip(f"another user cannot run {sys.executable}: {start.stderr.strip()}")
+    assert (start.returncode, start.stderr) == (0, "")
+    try:
+        expected = as_nobody(*READ_ALL, guarded.root, env=plain)
+        for _ in range(2):
+            found = as_nobody(*READ_ALL, guarded.root, env=preloaded)
+            assert (found.returncode, found.stderr) == (0, "")
+            assert found.stdout == expected.stdout
+            wait_until(lambda: "0 waiting" in status_line(monarch), what="the end of all fills")
+        status = monarch("status", "--json").stdout
+        assert '"present": 4' in status
+        assert '"failed": 1' in status
+        assert not os.listdir(place / "shm" / f"monarch-{NOBODY}") == []
+        assert (place / "shm" / f"monarch-{NOBODY}").stat().st_mode & 0o777 == 0o700
+    finally:
+        assert monarch("stop").returncode == 0
+
+
+def status_line(monarch: Callable[..., subprocess.CompletedProcess[str]]) -> str:
+    """'N waiting', of the files that readers want and that are neither present nor left alone."""
+    import json
+
+    source = json.loads(monarch("status", "--json").stdout)["sources"][0]
+    return f"{source['wanted'] + source['filling'] + source['absent']} waiting"
