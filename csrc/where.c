@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "where.h"
+#include "serve.h"
 
 #include <string.h>
 
@@ -111,11 +111,20 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog *c, int d
 }
 
 /* The file system gives the number of a copy that is gone to anybody's new file. A copy has mode 0400
- * and its file's size; one that was dropped, and is open still, has no name any more. */
-static int is_copy_of(const struct monarch_entry *e, const struct stat *st) {
+ * and its file's size; one that was dropped, and is open still, has no name any more, or its name
+ * will go in a moment. */
+static int is_copy_of(const struct session *s, const struct monarch_entry *e,
+                      const struct stat *st) {
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
-    return (st->st_mode & 07777) == 0400 && (uint64_t)st->st_size == e->size &&
-           (MONARCH_WORD_STATE(word) == MONARCH_PRESENT || !st->st_nlink);
+    char path[MONARCH_COPY_PATH];
+    struct stat now;
+    if ((st->st_mode & 07777) != 0400 || (uint64_t)st->st_size != e->size)
+        return 0;
+    if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT || !st->st_nlink)
+        return 1;
+    monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), path);
+    return sys_fstatat(AT_FDCWD, path, &now, AT_SYMLINK_NOFOLLOW) == 0 &&
+           now.st_ino == st->st_ino && now.st_dev == st->st_dev;
 }
 
 const struct monarch_entry *monarch_behind_copy(struct session **s,
@@ -130,7 +139,7 @@ const struct monarch_entry *monarch_behind_copy(struct session **s,
         for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {
             int64_t id = st->st_nlink ? monarch_find_copy(*c, (unsigned)t, st->st_ino)
                                       : monarch_find_dropped(*c, (unsigned)t, st->st_ino);
-            if (id >= 0 && is_copy_of(&monarch_entries(*c)[id], st))
+            if (id >= 0 && is_copy_of(*s, &monarch_entries(*c)[id], st))
                 return &monarch_entries(*c)[id];
         }
     }

@@ -57,6 +57,10 @@ def _library() -> Iterator[Finding]:
             "problem", "preload library", f"{LIBRARY} is missing", "install Monarch again"
         )
         return
+    if any(letter in str(LIBRARY) for letter in " :"):
+        mend = "LD_PRELOAD separates its names by these: install where the path has none"
+        yield Finding("problem", "preload library", f"{LIBRARY} holds a space or a colon", mend)
+        return
     program = shutil.which("true") or "/bin/true"
     environment = {"LD_PRELOAD": str(LIBRARY)}
     done = subprocess.run([program], env=environment, capture_output=True, text=True, check=False)

@@ -33,7 +33,8 @@ class TierRoom:
         block = self.block_bytes
         # A sparse file can claim to be larger than all storage there is, and sums must not wrap.
         sane = np.minimum(sizes, LARGEST).astype(np.int64)
-        return (sane + (block - 1)) // block * block + self.entry_bytes
+        blocks: npt.NDArray[np.int64] = (sane + (block - 1)) // block
+        return blocks * block + self.entry_bytes
 
 
 class Policy(Protocol):

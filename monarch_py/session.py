@@ -62,9 +62,10 @@ class Segment:
         try:
             os.posix_fallocate(fd, 0, size)
             return cls(path, mmap.mmap(fd, size))
-        except BaseException:
+        except OSError as error:
             hidden.unlink()
-            raise
+            why = f"{path.parent} has no room for {size} bytes of shared memory ({error.strerror})"
+            raise OSError(error.errno, f"{why}; enlarge it or set MONARCH_SHM") from error
         finally:
             os.close(fd)
 

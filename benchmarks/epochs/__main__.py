@@ -158,7 +158,7 @@ def main() -> int:
     parser.add_argument("--file-mib", type=int, default=8, help="size of each [MiB]")
     parser.add_argument("--rate", type=float, default=200, help="speed of the source [MB/s]")
     parser.add_argument("--threads", type=int, default=8, help="readers")
-    parser.add_argument("--rounds", type=int, default=60, help="later epochs that are compared")
+    parser.add_argument("--rounds", type=int, default=150, help="later epochs that are compared")
     parser.add_argument("--dir", type=Path, help="where the dataset is made")
     parser.add_argument("--tier", type=Path, help="where the copies are made; by default as --dir")
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")

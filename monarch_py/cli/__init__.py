@@ -3,12 +3,14 @@ end here as one sentence and an exit status."""
 
 import os
 import sys
+from pathlib import Path
 
 import click
 
 from monarch_py import __version__
 from monarch_py.cli import care, lifecycle, setup, view
 from monarch_py.errors import MonarchError
+from monarch_py.native import LIBRARY
 
 __all__ = ["main"]
 
@@ -24,8 +26,24 @@ for module in (lifecycle, view, care, setup):
         group.add_command(command)
 
 
+def _leave_the_library() -> None:
+    """Starts this command anew without our own library before it, as `module load` leaves it.
+
+    A daemon under the library would scan and fill from its own copies, and `verify --source` would
+    compare a copy with itself. The job that `run` starts gets the library from `run`.
+    """
+    preloads = os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":")
+    others = [path for path in preloads if Path(path).name != LIBRARY.name]
+    if others != preloads:
+        environment = {**os.environ, "LD_PRELOAD": ":".join(others)}
+        if not any(others):
+            del environment["LD_PRELOAD"]
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606
+
+
 def main() -> None:
     """Entry point: exits with the command's status."""
+    _leave_the_library()
     try:
         group(prog_name="monarch")
     except MonarchError as error:

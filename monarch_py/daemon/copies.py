@@ -1,5 +1,6 @@
 """What becomes of copies: made visible, recorded, dropped."""
 
+import logging
 import os
 import time
 from collections import deque
@@ -28,6 +29,8 @@ from monarch_py.native import (
 from monarch_py.tiers import Tier
 
 __all__ = ["Copies", "Ids", "one"]
+
+log = logging.getLogger("monarch.copies")
 
 Ids = npt.NDArray[np.uint64]
 
@@ -83,20 +86,33 @@ class Copies:
         fills = results["kind"] == JobKind.FILL
         good = results[~changed]
         words = make_word(State.PRESENT, 0, good["tier"].astype(np.uint64), good["copy"])
-        catalog.publish(good["id"], words, good["copy_ino"], good["sum"])
+        shown = self._show(good["id"], words, good["copy_ino"], good["sum"])
         sizes = catalog.entries["size"][ids]
         for result, size in zip(results[fills], sizes[fills].tolist(), strict=True):
             self.tier(int(result["tier"])).settle(size, int(result["copy_bytes"]))
         self.fills += int(fills.sum())
         self.filled_bytes += int(results["bytes"][fills].sum())
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
-        self._record(results[fills & ~changed])
+        if shown:
+            self._record(results[fills & ~changed])
+        else:
+            self.forget(ids[~changed], State.BYPASS, Reason.NO_ROOM)
 
     def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
         """Copies of an earlier session that match their sources and need no check: (n,) entries and
         their manifest rows."""
         words = make_word(State.PRESENT, 0, tier_number, rows["copy"])
-        self.shared.catalog.publish(ids, words, rows["copy_ino"], rows["sum"])
+        if not self._show(ids, words, rows["copy_ino"], rows["sum"]):
+            self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
+
+    def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any) -> bool:
+        """Publishes copies; whether the catalog has room to know them by their inodes."""
+        try:
+            self.shared.catalog.publish(ids, words, inodes, sums)
+        except OSError as error:
+            log.warning("%d copies go unused: %s", len(ids), error.strerror)
+            return False
+        return True
 
     # --- recorded -----------------------------------------------------------------------------
 

@@ -37,8 +37,9 @@ def _session_lock(session: SessionDir) -> Iterator[None]:
         raise SessionError(f"a daemon serves this configuration already ({holder})") from error
     if session.log.exists():
         os.truncate(session.log, 0)  # only now: it may have been a running daemon's
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"process {os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk: the lock itself holds
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()}\n".encode(), 0)
     try:
         yield
     finally:
@@ -60,7 +61,8 @@ def serve(config_file: Path) -> None:
         try:
             daemon = Daemon(config, session)
         except OSError as error:
-            raise SessionError(f"the daemon cannot start: {error}") from error
+            what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            raise SessionError(f"the daemon cannot start: {what}") from error
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: daemon.stop_soon())
         daemon.run()

@@ -7,11 +7,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli.conftest import FILES, Monarch
-from support.session import Session
+from support.session import Session, wait_until
 
 from monarch_py import __version__
 from monarch_py.native import LIBRARY
@@ -132,3 +133,20 @@ def test_a_loaded_module_serves_a_job(served: Session, module_command: str) -> N
     assert lines[3:] == ["None", "None"]
     assert served.totals()["hits"] == 1
     assert served.totals()["bytes_from_tier"] == FILES["d/c"]
+
+
+def test_commands_leave_the_library_that_a_module_puts_before_them(
+    session_factory: Callable[..., Session], tree: Path
+) -> None:
+    """A daemon under the library would read its own copies where it means the source."""
+    session = session_factory(tree)
+    with session.log.open("ab") as log:
+        session.daemon = subprocess.Popen(
+            session.command("serve"), env=session.env(), stdout=log, stderr=log
+        )
+    wait_until(session.client.runs, what="the daemon's start")
+    maps = Path(f"/proc/{session.daemon.pid}/maps").read_text()
+    assert "libmonarch.so" not in maps
+    session.wait_all_present()
+    done = session.run([*session.command("verify"), "--source"])
+    assert done.returncode == 0, done.stdout + done.stderr

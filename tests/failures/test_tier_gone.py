@@ -183,12 +183,15 @@ def test_a_file_that_gets_the_number_of_a_copy_that_is_gone_is_itself(
 ) -> None:
     """File systems give an inode's number again; a program's own file then looked like the dataset's,
     and its changes went to the source."""
-    point = mounts.ext4("first", 32 * MIB, inodes=88)  # so few that they must be given again
-    session = session_factory(files.root, tiers=[level(point)]).start()
+    # So small that its few inodes lie together and are given again at once.
+    point = mounts.ext4("first", 8 * MIB, inodes=88)
+    tier = level(point) | {"max_storage_quota": 5 * MIB}
+    session = session_factory(files.root, tiers=[tier]).start()
     settle(session)
     numbers = {path.stat().st_ino for path in (tier_root(point) / "c").iterdir()}
     modes = {path.stat().st_mode for path in files.root.iterdir()}
     session.forget()
+    wait_until(lambda: not list((tier_root(point) / "c").iterdir()), what="the copies' end")
     said = session.python(OWN_FILES, point, "45").splitlines()
     own = {path.stat().st_ino for path in point.glob("own*")}
     assert numbers & own, "no number was given again: the test says nothing"

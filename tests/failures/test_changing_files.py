@@ -1,0 +1,222 @@
+"""Source files that others change while they are filled: a copy is one version, never a mixture."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.files import Files, check_all, digest, random_bytes, read_all
+from support.session import MIB, Session, wait_until
+from support.watch import assert_quiet
+
+from monarch_py.demo.slowsource import SlowSource
+
+SIZE = 6 * MIB + 11
+
+
+@pytest.fixture
+def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
+    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
+    mountpoint.mkdir()
+    backing.mkdir()
+    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
+        yield mounted
+
+
+def shrink(path: Path) -> None:
+    os.truncate(path, SIZE // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(random_bytes(MIB, "more"))
+
+
+def rewrite(path: Path) -> None:
+    """All of it, in place, with a new modification time."""
+    with path.open("r+b") as file:
+        file.write(random_bytes(SIZE, "other"))
+
+
+def rewrite_the_beginning(path: Path) -> None:
+    """What has been copied already."""
+    with path.open("r+b") as file:
+        file.write(random_bytes(1000, "other"))
+
+
+def rewrite_with_the_old_time(path: Path) -> None:
+    """Size and modification time say nothing; the change time does."""
+    before = path.stat()
+    rewrite(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace(path: Path) -> None:
+    """The whole new version under the old name, as careful writers do."""
+    fresh = path.with_name("fresh")
+    fresh.write_bytes(random_bytes(SIZE, "other"))
+    os.replace(fresh, path)
+
+
+def replace_by_a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+CHANGES = [
+    shrink,
+    empty,
+    grow,
+    rewrite,
+    rewrite_the_beginning,
+    rewrite_with_the_old_time,
+    replace,
+    replace_by_a_directory,
+    remove,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_file_that_changes_in_the_middle_of_its_fill(
+    session_factory: Callable[..., Session],
+    source: SlowSource,
+    change: Callable[[Path], None],
+) -> None:
+    behind = Files(source.backing)
+    path = behind.add("large", SIZE)
+    behind.add("other", 1000)
+    session = session_factory(source.mountpoint).start()
+    session.wait_scanned()
+    source.rate(8 * MIB)
+    source.reset()
+    session.python("import sys; open(sys.argv[1]).close()", source.mountpoint / "large")
+    wait_until(lambda: source.counts()["bytes_read"] > 2 * MIB, what="the middle of the fill")
+    assert session.status()["sources"][0]["filling"] == 1
+    change(path)
+    source.rate(0)
+    wait_until(lambda: not session.status()["sources"][0]["filling"], what="the end of the fill")
+    del behind.digests["large"]
+    if path.is_file():
+        behind.digests["large"] = digest(path.read_bytes())
+    session.wait_idle()
+    for _ in range(2):  # from the source, or from its copy; then once more
+        check_all(session, behind, source.mountpoint)
+        session.wait_idle()
+    assert_quiet(session, 0.5)
+
+
+def test_a_file_that_changes_between_the_scan_and_its_fill(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source").add_many(20, 50_000)
+    session = session_factory(files.root).start()
+    session.wait_scanned()
+    for i, name in enumerate(list(files.digests)):
+        files.add(name, 50_000 + 100 * (i % 3), version=1)
+    check_all(session, files)
+    session.wait_all_present()
+    assert session.status()["sources"][0]["present"] == 20
+    hits = session.totals()["hits"]
+    check_all(session, files)
+    assert session.totals()["hits"] == hits + 20
+
+
+# Gives a file version after version, each whole, by rename; or each over the last, in place.
+WRITER = """
+import os, random, sys, time
+path, how, versions = sys.argv[1], sys.argv[2], int(sys.argv[3])
+for version in range(versions):
+    data = random.Random(repr(version)).randbytes(300_000)
+    if how == "rename":
+        with open(path + ".new", "wb") as file: file.write(data)
+        os.rename(path + ".new", path)
+    else:
+        with open(path, "r+b") as file: file.write(data)
+    time.sleep(0.005)
+"""
+
+
+def versions(count: int) -> list[str]:
+    return [hashlib.sha256(random_bytes(300_000, i)).hexdigest() for i in range(count)]
+
+
+def test_a_file_that_is_replaced_all_the_time_is_always_a_whole_one(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source")
+    names = [f"f{i}" for i in range(4)]
+    for name in names:
+        (files.root / name).write_bytes(random_bytes(300_000, 0))
+    count = 150
+    known = versions(count)
+    session = session_factory(files.root).start()
+    session.wait_scanned()
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, files.root / name, "rename", str(count)])
+        for name in names
+    ]
+    seen: list[str] = []
+    try:
+        while any(writer.poll() is None for writer in writers):
+            found = read_all(session, files.root)
+            seen += [found[name]["sha256"] for name in names if "sha256" in found[name]]
+            session.forget()
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+    assert len(seen) > 10
+    assert set(seen) <= set(known)
+
+
+def test_a_file_that_was_written_all_the_time_is_its_last_version_in_the_end(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source")
+    path = files.root / "f"
+    path.write_bytes(random_bytes(300_000, 0))
+    session = session_factory(files.root).start()
+    session.wait_scanned()
+    count = 60
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, path, "in place", str(count)])
+    try:
+        while writer.poll() is None:
+            read_all(session, files.root)
+            session.forget()
+    finally:
+        writer.kill()
+        writer.wait()
+    session.forget()
+    files.digests["f"] = versions(count)[-1]
+    check_all(session, files)
+    session.wait_idle()
+    check_all(session, files)
+
+
+def test_a_file_that_a_program_holds_open_for_writing_is_left_to_the_source(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    """It was opened before there was a library or a daemon that could have seen it."""
+    files = Files(tmp_path / "source").add_many(3, 5000)
+    with files.path("f00001").open("r+b", buffering=0) as writer:
+        session = session_factory(files.root).start()
+        session.wait_scanned()
+        session.want_all()
+        wait_until(lambda: session.status()["sources"][0]["present"] == 2, what="the others")
+        writer.write(b"later")
+        files.digests["f00001"] = digest(files.path("f00001").read_bytes())
+        check_all(session, files)
+        assert session.status()["sources"][0]["bypass"] == {"changed": 1}

@@ -1,0 +1,273 @@
+"""`monarch run`, `start` and `stop` in shells, pipes and batch systems."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from support.files import Files, check_all
+from support.session import Session, wait_until
+
+from monarch_py.tiers import tier_root
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "source").add_many(5, 3000)
+
+
+@pytest.fixture
+def session(session_factory: Callable[..., Session], files: Files) -> Session:
+    return session_factory(files.root)
+
+
+def daemons(session: Session) -> list[int]:
+    """Processes that name this configuration and are no command of ours."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(session.config) in words and "monarch_py.daemon.lifecycle" in " ".join(words):
+            found.append(process.info["pid"])
+    return found
+
+
+def assert_nothing_left(session: Session) -> None:
+    wait_until(lambda: not daemons(session), timeout=10, what="the daemon's end")
+    assert not session.client.runs()
+    assert not session.paths.control.exists()
+    assert not tier_root(session.tiers[0]).exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("exit 0", 0),
+        ("exit 3", 3),
+        ("exit 255", 255),
+        ("kill -TERM $$", 128 + 15),
+        ("kill -KILL $$", 128 + 9),
+        ("kill -SEGV $$", 128 + 11),
+    ],
+)
+def test_the_commands_status_is_passed_on(session: Session, script: str, status: int) -> None:
+    done = session.monarch("run", "-q", "--", "sh", "-c", f"echo out; echo err >&2; {script}")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "out\n", "err\n")
+    assert_nothing_left(session)
+
+
+def test_a_command_that_is_not_there(session: Session, tmp_path: Path) -> None:
+    done = session.monarch("run", "-q", "--", "no-such-command")
+    assert done.returncode == 127
+    assert done.stderr == "monarch: no-such-command: command not found\n"
+    assert_nothing_left(session)
+    plain = tmp_path / "plain.txt"
+    plain.write_text("no program")
+    done = session.monarch("run", "-q", "--", str(plain))
+    assert done.returncode == 126
+    assert done.stderr == f"monarch: {plain}: Permission denied\n"
+    assert_nothing_left(session)
+
+
+def test_the_report_says_what_was_gained(session: Session, files: Files, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    script = (
+        "import sys, time\n"
+        "for _ in range(50):\n"
+        "    for path in sys.argv[1:]: open(path, 'rb').read()\n"
+        "    time.sleep(0.02)\n"
+        "sys.exit(4)\n"
+    )
+    paths = [str(files.path(name)) for name in files.digests]
+    done = session.monarch("run", "--json", str(report), "--", sys.executable, "-c", script, *paths)
+    assert done.returncode == 4
+    said = json.loads(report.read_text())
+    assert said["exit_status"] == 4
+    assert said["totals"]["opens"] == 250
+    assert said["totals"]["hits"] > 100
+    assert done.stderr.startswith("monarch: 250 opens of dataset files, ")
+    assert_nothing_left(session)
+
+
+TRAPPER = """
+import signal, sys, time
+def end(number, _):
+    print("got", signal.Signals(number).name, flush=True)
+    sys.exit(7)
+for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+    signal.signal(getattr(signal, name), end)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+def test_signals_of_a_batch_system_reach_the_command(session: Session, name: str) -> None:
+    with subprocess.Popen(
+        session.command("run", "-q", "--", sys.executable, "-c", TRAPPER),
+        env=session.env(preload=False),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        run.send_signal(getattr(signal, name))
+        assert run.stdout.read() == f"got {name}\n"
+        assert run.wait(timeout=30) == 7
+    assert_nothing_left(session)
+
+
+def test_ctrl_c_is_the_commands(session: Session) -> None:
+    """The terminal sends it to both; we wait for what the command makes of it."""
+    script = TRAPPER.replace("SIGHUP", "SIGINT")
+    with subprocess.Popen(
+        session.command("run", "-q", "--", sys.executable, "-c", script),
+        env=session.env(preload=False),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.stdout.read() == "got SIGINT\n"
+        assert run.wait(timeout=30) == 7
+    assert_nothing_left(session)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7])
+def test_a_signal_during_the_start_leaves_no_daemon(session: Session, delay_s: float) -> None:
+    with subprocess.Popen(
+        session.command("run", "-q", "--", "sleep", "60"),
+        env=session.env(preload=False),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        time.sleep(delay_s)  # the moment itself is what is tried, not waited for
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(timeout=30) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        assert run.stderr is not None
+        assert "Traceback" not in run.stderr.read()
+    wait_until(lambda: not daemons(session), timeout=10, what="the daemon's end")
+    assert not session.client.runs()
+
+
+def test_a_pipeline_ends_with_its_command(session: Session, tmp_path: Path) -> None:
+    out = tmp_path / "out.txt"
+    words = " ".join(session.command("run", "-q", "--", "echo", "hello"))
+    done = subprocess.run(
+        ["sh", "-c", f"{words} 2>&1 | tee {out}"],
+        env=session.env(preload=False),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.stdout, out.read_text()) == ("hello\n", "hello\n")
+    assert_nothing_left(session)
+
+
+def test_a_daemon_that_was_started_holds_no_pipe_and_outlives_its_shell(
+    session: Session, files: Files
+) -> None:
+    words = " ".join(session.command("start"))
+    done = subprocess.run(
+        ["sh", "-c", f"{words} 2>&1 | cat; wait; kill -HUP 0"],
+        env=session.env(preload=False),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        start_new_session=True,
+    )
+    try:
+        pid = int(session.status()["pid"])
+        assert f"(process {pid})" in done.stdout
+        process = psutil.Process(pid)
+        assert process.ppid() == 1 or process.parent() is None or os.getsid(pid) == pid
+        assert process.terminal() is None
+        held = {file.fd: file.path for file in process.open_files()}
+        assert not any("pipe" in os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1, 2))
+        assert all(str(session.directory) in path for path in held.values()), held
+        assert process.cwd() == "/"
+        assert "LD_PRELOAD" not in process.environ()
+        session.wait_all_present()
+        check_all(session, files)
+    finally:
+        stopped = session.monarch("stop")
+    assert stopped.stdout == f"stopped (process {pid})\n"
+    assert not psutil.pid_exists(pid)
+    assert_nothing_left(session)
+
+
+def test_a_daemon_that_serves_already_is_used_and_left(session: Session, files: Files) -> None:
+    assert session.monarch("start").returncode == 0
+    try:
+        pid = session.status()["pid"]
+        done = session.monarch("run", "-q", "--", "cat", str(files.path("f00000")), timeout=30) \
+            if False else session.monarch("run", "-q", "--", "sha256sum", str(files.path("f00000")))
+        assert done.stdout.startswith(files.digests["f00000"])
+        assert session.status()["pid"] == pid
+        assert session.totals()["opens"] == 1
+    finally:
+        assert session.monarch("stop").returncode == 0
+    assert_nothing_left(session)
+
+
+def test_a_run_in_a_run_uses_its_daemon(session: Session, files: Files) -> None:
+    inner = session.command("run", "-q", "--", "sha256sum", str(files.path("f00001")))
+    done = session.monarch("run", "-q", "--", *inner)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(files.digests["f00001"])
+    assert_nothing_left(session)
+
+
+def test_libraries_of_others_stay_preloaded(session: Session, tmp_path: Path) -> None:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: install gcc")
+    other = tmp_path / "libother.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(other), "-xc", "-"],
+        input="int of_another_library;", text=True, check=True,
+    )  # fmt: skip
+    done = subprocess.run(
+        session.command("run", "-q", "--", "sh", "-c", "echo $LD_PRELOAD; cat /proc/self/maps"),
+        env=session.env(preload=False) | {"LD_PRELOAD": str(other)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    preload, _, maps = done.stdout.partition("\n")
+    assert preload == f"{session.preload}:{other}"
+    assert str(other) in maps
+    assert str(session.preload) in maps
+    assert_nothing_left(session)
+
+
+def test_a_daemon_that_dies_under_its_job_is_no_harm(session: Session, files: Files) -> None:
+    with subprocess.Popen(
+        session.command("run", "-q", "--", sys.executable, "-c", TRAPPER),
+        env=session.env(preload=False),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.readline() == "ready\n"
+        (pid,) = daemons(session)
+        os.kill(pid, signal.SIGKILL)
+        run.send_signal(signal.SIGTERM)
+        assert run.stdout.read() == "got SIGTERM\n"
+        assert run.wait(timeout=30) == 7
+        assert run.stderr.read() == ""
+    wait_until(lambda: not daemons(session), what="the daemon's end")
+    check_all(session, files)
