@@ -4,8 +4,8 @@
 
 #include "xxh3.h"
 
-/* The index holds hash and number side by side (upper and lower 32 bits), so that a probe that
- * misses reads no entry. Slots are never emptied: readers need no lock and no tombstones. */
+/* Slots hold a part of the hash beside the entry's number, so that a probe that misses reads no
+ * entry. They are never emptied: readers need no lock and no tombstones. */
 
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len) {
     return monarch_xxh3(path, len) ^ monarch_mix(source);
@@ -24,13 +24,14 @@ int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const cha
         uint64_t slot = __atomic_load_n(&index[i], __ATOMIC_ACQUIRE);
         if (!slot)
             return -1;
-        if (slot >> 32 != hash >> 32)
+        if (slot >> 56 != hash >> 56)
             continue;
-        uint64_t id = (slot & 0xFFFFFFFFU) - 1;
-        const struct monarch_entry *e = &entries[id];
+        const char *text = monarch_pool(c, monarch_slot_text(slot));
+        const struct monarch_entry *e = &entries[monarch_slot_id(slot)];
+        __builtin_prefetch(text);
         if (e->hash == hash && e->source == source && e->path_len == len &&
-            memcmp(monarch_pool(c, e->path), path, len) == 0)
-            return (int64_t)id;
+            memcmp(text, path, len) == 0)
+            return e - entries;
     }
     return -1;
 }
@@ -82,20 +83,23 @@ int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uin
     return last;
 }
 
+static uint64_t mask_of(uint64_t bit) { return 1ULL << (bit % 64); }
+
+static int is_set(const uint64_t *bits, uint64_t bit) {
+    return (__atomic_load_n(&bits[bit / 64], __ATOMIC_SEQ_CST) & mask_of(bit)) != 0;
+}
+
+/* The coarse bit is set last and read first: whoever finds it unset has come before the mark. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
-    uint64_t bit = monarch_filter_bit(dev, ino), one = 1ULL << (bit % 64);
-    if (__atomic_load_n(&m->changed[bit / 64], __ATOMIC_SEQ_CST) & one)
+    uint64_t bit = monarch_filter_bit(dev, ino), coarse = bit / MONARCH_FILTER_COARSE;
+    if (is_set(m->changed, bit) && is_set(m->changed_coarse, coarse))
         return;
-    /* Counted before, so that whoever finds the bit set knows that readers no longer skip the
-     * filter; and after, so that the daemon looks once more when the bit is there. */
-    __atomic_fetch_add(&m->changes, 1, __ATOMIC_SEQ_CST);
-    __atomic_fetch_or(&m->changed[bit / 64], one, __ATOMIC_SEQ_CST);
+    __atomic_fetch_or(&m->changed[bit / 64], mask_of(bit), __ATOMIC_SEQ_CST);
+    __atomic_fetch_or(&m->changed_coarse[coarse / 64], mask_of(coarse), __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&m->changes, 1, __ATOMIC_SEQ_CST);
 }
 
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino) {
-    if (!__atomic_load_n(&m->changes, __ATOMIC_SEQ_CST))
-        return 0;
     uint64_t bit = monarch_filter_bit(dev, ino);
-    return __atomic_load_n(&m->changed[bit / 64], __ATOMIC_SEQ_CST) >> (bit % 64) & 1;
+    return is_set(m->changed_coarse, bit / MONARCH_FILTER_COARSE) && is_set(m->changed, bit);
 }

@@ -17,7 +17,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 1
+#define MONARCH_VERSION 2
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -26,9 +26,15 @@
 
 /* Entries that have a want bit: 16 Mi files. Files beyond it are served by the source. */
 #define MONARCH_MAX_FILES 16777216
+/* What a slot of the index can name: entries of all kinds, and bytes of the pool. */
+#define MONARCH_MAX_ENTRIES 33554431
+#define MONARCH_MAX_POOL 34359738368
 /* Bits of the changed filter. 100,000 changed files make 0.6 % of the others look changed too,
  * which costs them their copies and nothing else. */
 #define MONARCH_FILTER_BITS 16777216
+/* A bit of the coarse filter stands for this many of the filter. It is small enough (64 KiB) to
+ * stay in a core's cache, so that a file that nobody changed costs no miss in the large one. */
+#define MONARCH_FILTER_COARSE 32
 #define MONARCH_MAIL_SLOTS 64
 #define MONARCH_MAIL_PATH 1004
 #define MONARCH_STAT_SLOTS 64
@@ -83,6 +89,7 @@ struct monarch_control {
     char switch_file[2][MONARCH_TIER_PATH];
 };
 
+/* The first cache line is all that an open needs. */
 struct monarch_entry {
     uint64_t hash; /* XXH3-64 of the relative path, mixed with the source's number */
     uint64_t path; /* offset in the pool; NUL-terminated */
@@ -91,14 +98,15 @@ struct monarch_entry {
     uint64_t size;
     uint64_t copy_ino; /* a link: offset of its target in the pool */
     uint64_t sum;      /* XXH3-64 of the copy's block sums, once PRESENT */
+    uint16_t path_len;
+    uint8_t source;
+    uint8_t kind; /* enum monarch_kind */
+    uint32_t blksize;
+
     int64_t mtime_ns;
     int64_t ctime_ns, atime_ns, btime_ns; /* btime 0: unknown */
     uint64_t blocks;                      /* of 512 bytes */
     uint32_t mode, uid, gid, nlink;
-    uint32_t blksize;
-    uint16_t path_len;
-    uint8_t source;
-    uint8_t kind; /* enum monarch_kind */
     uint64_t reserved;
 };
 
@@ -133,7 +141,7 @@ struct monarch_clients {
     uint64_t magic;
     uint32_t doorbell; /* futex: rung when there is work for the daemon */
     uint32_t sleeping; /* the daemon waits on the doorbell */
-    uint64_t changes;  /* marks made in the filter */
+    uint64_t changes;  /* marks made in the filter, counted after each */
     uint64_t renames;  /* renames of directories */
     uint64_t mails;
     uint64_t unused[3];
@@ -141,6 +149,7 @@ struct monarch_clients {
     struct monarch_mail mail[MONARCH_MAIL_SLOTS];
     uint64_t wanted[MONARCH_MAX_FILES / 64];
     uint64_t changed[MONARCH_FILTER_BITS / 64];
+    uint64_t changed_coarse[MONARCH_FILTER_BITS / MONARCH_FILTER_COARSE / 64];
 };
 
 #ifndef MONARCH_CDEF
@@ -165,6 +174,18 @@ static inline uint64_t monarch_mix(uint64_t v) {
 
 static inline uint64_t monarch_filter_bit(uint64_t dev, uint64_t ino) {
     return monarch_mix(ino ^ monarch_mix(dev)) % MONARCH_FILTER_BITS;
+}
+
+/* A slot of the path index: 8 bits of the hash | place of the path in the pool, in units of 16
+ * bytes, 31 bits | number of the entry + 1, 25 bits. It names both places that a look-up reads
+ * next, so that the two cache misses are one wait. */
+#define MONARCH_TEXT_UNIT 16
+static inline uint64_t monarch_index_slot(uint64_t hash, uint64_t text, uint64_t id) {
+    return hash >> 56 << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
+}
+static inline uint64_t monarch_slot_id(uint64_t slot) { return (slot & 0x1FFFFFF) - 1; }
+static inline uint64_t monarch_slot_text(uint64_t slot) {
+    return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
 }
 
 static inline const struct monarch_entry *monarch_entries(const struct monarch_catalog *c) {

@@ -42,25 +42,34 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
     c->pool_at = c->entries_at + capacity * sizeof(struct monarch_entry);
 }
 
-/* The upper half of a slot is the hash's: a probe compares it before it reads the entry. */
-static void put_slot(struct monarch_catalog *c, uint64_t at, uint64_t hash, uint64_t id) {
+static void put_slot(struct monarch_catalog *c, uint64_t at, uint64_t hash, uint64_t slot) {
     uint64_t *slots = (uint64_t *)((char *)c + at), mask = c->slots - 1, i = hash & mask;
     while (slots[i])
         i = (i + 1) & mask;
-    __atomic_store_n(&slots[i], (hash >> 32 << 32) | (id + 1), __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slots[i], slot, __ATOMIC_SEQ_CST);
+}
+
+/* The upper half of an inode's slot is its hash's. */
+static void put_inode(struct monarch_catalog *c, uint64_t at, uint64_t key, uint64_t id) {
+    uint64_t hash = monarch_mix(key);
+    put_slot(c, at, hash, (hash >> 32 << 32) | (id + 1));
+}
+
+static uint64_t text_bytes(uint64_t len) {
+    return (len + 1 + MONARCH_TEXT_UNIT - 1) / MONARCH_TEXT_UNIT * MONARCH_TEXT_UNIT;
 }
 
 static uint64_t put_text(struct monarch_catalog *c, const char *text, uint64_t len) {
     uint64_t at = c->pool_used;
     memcpy((char *)c + c->pool_at + at, text, len + 1);
-    c->pool_used += len + 1;
+    c->pool_used += text_bytes(len);
     return at;
 }
 
 static void index_entry(struct monarch_catalog *c, uint64_t id) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
-    put_slot(c, c->inodes_at, monarch_mix(e->ino + e->source), id);
-    put_slot(c, c->index_at, e->hash, id);
+    put_inode(c, c->inodes_at, e->ino + e->source, id);
+    put_slot(c, c->index_at, e->hash, monarch_index_slot(e->hash, e->path, id));
 }
 
 uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_entry *entries,
@@ -74,7 +83,8 @@ uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_ent
             ids[i] = (uint64_t)known;
             continue;
         }
-        uint64_t text = e->path_len + 1u + (e->kind == MONARCH_LINK ? strlen(target) + 1 : 0);
+        uint64_t text =
+            text_bytes(e->path_len) + (e->kind == MONARCH_LINK ? text_bytes(strlen(target)) : 0);
         if (c->count >= c->capacity || c->pool_used + text > c->pool_bytes)
             return i;
         struct monarch_entry *mine = &table[c->count];
@@ -103,7 +113,7 @@ void monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
     next.copy_ino = 0;
     *e = next;
     if (e->ino != old_ino)
-        put_slot(c, c->inodes_at, monarch_mix(e->ino + e->source), id);
+        put_inode(c, c->inodes_at, e->ino + e->source, id);
 }
 
 int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_catalog *to) {
@@ -117,7 +127,7 @@ int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_cata
         const struct monarch_entry *e = &table[id];
         index_entry(to, id);
         if (e->kind == MONARCH_FILE && e->copy_ino) {
-            put_slot(to, to->copies_at, monarch_mix(e->copy_ino + MONARCH_WORD_TIER(e->word)), id);
+            put_inode(to, to->copies_at, e->copy_ino + MONARCH_WORD_TIER(e->word), id);
             to->copies_used++;
         }
     }
@@ -147,7 +157,7 @@ int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
             __atomic_store_n(&table[old].copy_ino, 0, __ATOMIC_SEQ_CST);
         e->sum = sums[i];
         __atomic_store_n(&e->copy_ino, copy_inos[i], __ATOMIC_SEQ_CST);
-        put_slot(c, c->copies_at, monarch_mix(copy_inos[i] + tier), ids[i]);
+        put_inode(c, c->copies_at, copy_inos[i] + tier, ids[i]);
         c->copies_used++;
         __atomic_store_n(&e->word, words[i], __ATOMIC_SEQ_CST);
     }

@@ -78,6 +78,19 @@ static const void *map_segment(const char *name, int writable, uint64_t *size) {
     return map;
 }
 
+static int paths_fit(const struct monarch_control *k) {
+    if (k->sources > MONARCH_MAX_SOURCES || k->tiers > MONARCH_MAX_TIERS)
+        return 0;
+    for (uint32_t i = 0; i < k->sources; i++)
+        if (k->source[i].path_len >= MONARCH_SOURCE_PATH ||
+            k->source[i].alias_len >= MONARCH_SOURCE_PATH)
+            return 0;
+    for (uint32_t i = 0; i < k->tiers; i++)
+        if (k->tier[i].path_len >= MONARCH_TIER_PATH)
+            return 0;
+    return 1;
+}
+
 static int control_is_usable(const struct monarch_control *k, uint64_t size) {
     if (size < sizeof *k || k->magic != MONARCH_MAGIC)
         return 0;
@@ -86,8 +99,7 @@ static int control_is_usable(const struct monarch_control *k, uint64_t size) {
                      "restart it with the monarch command of this installation");
         return 0;
     }
-    return k->state == MONARCH_SERVING && k->sources <= MONARCH_MAX_SOURCES &&
-           k->tiers <= MONARCH_MAX_TIERS;
+    return k->state == MONARCH_SERVING && paths_fit(k);
 }
 
 static struct session *attach(void) {
@@ -169,6 +181,20 @@ struct session *monarch_session_slow(int for_change) {
 
 /* --- the catalog ---------------------------------------------------------------------------- */
 
+static int fits(uint64_t at, uint64_t count, uint64_t each, uint64_t size) {
+    return at <= size && count <= (size - at) / each;
+}
+
+/* The offsets of a damaged header would lead anywhere. */
+static int is_sound(const struct monarch_catalog *c, uint64_t size) {
+    return size >= sizeof *c && c->magic == MONARCH_MAGIC && c->bytes <= size && c->slots &&
+           !(c->slots & (c->slots - 1)) && fits(c->index_at, c->slots, 8, size) &&
+           fits(c->inodes_at, c->slots, 8, size) && fits(c->copies_at, c->slots, 8, size) &&
+           c->count <= c->capacity &&
+           fits(c->entries_at, c->capacity, sizeof(struct monarch_entry), size) &&
+           fits(c->pool_at, c->pool_bytes, 1, size);
+}
+
 static const struct monarch_catalog *map_catalog(struct session *s, uint64_t generation,
                                                  const struct monarch_catalog *old) {
     char name[40];
@@ -177,8 +203,7 @@ static const struct monarch_catalog *map_catalog(struct session *s, uint64_t gen
     const struct monarch_catalog *c = map_segment(name, 0, &size);
     if (!c)
         return old;
-    if (size >= sizeof *c && c->magic == MONARCH_MAGIC && c->generation == generation &&
-        c->bytes <= size &&
+    if (is_sound(c, size) && c->generation == generation &&
         __atomic_compare_exchange_n(&s->catalog, &old, c, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return c;
     sys_unmap(c, size);

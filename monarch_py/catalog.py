@@ -1,5 +1,6 @@
 """The catalog as the daemon writes it and as everyone reads it."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.native import ENTRY, State, ffi, lib, make_word, pointer, reason_of, state_of
+from monarch_py.native import ENTRY, Kind, State, ffi, lib, make_word, pointer, reason_of, state_of
 from monarch_py.session import Segment, SessionDir
 
 __all__ = ["Catalog", "CatalogReader"]
@@ -20,6 +21,8 @@ FIRST_CAPACITY = 4096
 # ends and `fit` gives it back.
 GROWTH = 1.5
 POOL_BYTES_PER_FILE = 64
+# Paths begin at multiples of this in the pool [bytes].
+TEXT_UNIT: int = lib.MONARCH_TEXT_UNIT
 
 
 class CatalogReader:
@@ -106,6 +109,10 @@ class Catalog(CatalogReader):
             self.session.catalog(generation - 1).unlink(missing_ok=True)
 
     def _resize(self, capacity: int, pool_bytes: int) -> None:
+        if capacity > lib.MONARCH_MAX_ENTRIES or pool_bytes > lib.MONARCH_MAX_POOL:
+            raise OSError(
+                errno.E2BIG, f"a catalog holds {lib.MONARCH_MAX_ENTRIES:,} entries at most"
+            )
         self._open_generation(int(self.c.generation) + 1, capacity, pool_bytes)
 
     def add(self, entries: npt.NDArray[Any], pool: Any) -> tuple[Ids, int]:
@@ -131,19 +138,18 @@ class Catalog(CatalogReader):
             if done == len(entries):
                 return ids, int(added[0])
             rest = entries[done:]
-            text = (
-                int(rest["path_len"].sum()) + len(rest) * 2 + 4096 * int((rest["kind"] == 2).sum())
-            )
+            text = int(rest["path_len"].sum()) + len(rest) * 2 * TEXT_UNIT
+            text += 4096 * int((rest["kind"] == Kind.LINK).sum())
             self._resize(
                 max(int(self.c.capacity * GROWTH), len(self) + len(rest)),
                 max(int(self.c.pool_bytes * GROWTH), int(self.c.pool_used) + text),
             )
 
     def fit(self) -> None:
-        """Gives back what growth allocated ahead, but for a sixteenth."""
-        room = len(self) // 16 + 256
+        """Gives back what growth allocated ahead, but for a little."""
+        room = len(self) // 64 + 256
         if self.c.capacity > len(self) + 2 * room:
-            self._resize(len(self) + room, int(self.c.pool_used) * 17 // 16 + 16384)
+            self._resize(len(self) + room, int(self.c.pool_used) * 65 // 64 + 16384)
 
     def set_words(self, ids: Ids, words: npt.NDArray[np.uint64] | np.uint64) -> None:
         words = np.ascontiguousarray(np.broadcast_to(words, ids.shape), dtype=np.uint64)

@@ -44,33 +44,42 @@ def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str
 
 
 @contextlib.contextmanager
-def _forwarding(child: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """What a batch system sends us goes on to the command. The terminal's Ctrl-C reaches it by
-    itself; we wait for what it makes of that."""
-
-    def forward(number: int, _: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(number)
-
-    old = {number: signal.signal(number, forward) for number in FORWARDED}
-    old[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+def _on_signals(numbers: Sequence[signal.Signals], handler: Any) -> Iterator[None]:
+    old = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        for number, before in old.items():
+            signal.signal(number, before)
+
+
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    try:
-        child = subprocess.Popen(command, env=environment)
-    except FileNotFoundError:
-        sys.stderr.write(f"monarch: {command[0]}: command not found\n")
-        return NOT_FOUND
-    except OSError as error:
-        sys.stderr.write(f"monarch: {command[0]}: {error.strerror}\n")
-        return NOT_RUNNABLE
-    with _forwarding(child):
+    """What a batch system sends us goes on to the command. The terminal's Ctrl-C reaches it by
+    itself; we wait for what it makes of that."""
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def forward(number: int, _frame: object) -> None:
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
+
+    with _on_signals(FORWARDED, forward), _on_signals([signal.SIGINT], lambda *_: None):
+        try:
+            child = subprocess.Popen(command, env=environment)
+        except FileNotFoundError:
+            sys.stderr.write(f"monarch: {command[0]}: command not found\n")
+            return NOT_FOUND
+        except OSError as error:
+            sys.stderr.write(f"monarch: {command[0]}: {error.strerror}\n")
+            return NOT_RUNNABLE
+        for number in early:
+            child.send_signal(number)
         status = child.wait()
     return status if status >= 0 else 128 - status
 
@@ -89,7 +98,13 @@ def stop_daemon(client: Client, process: "subprocess.Popen[bytes]") -> None:
 def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
     """Runs the command under the library. A daemon that serves the configuration is used and left
     running; otherwise one is started and ended with the command. If none can be started the command
-    runs all the same, on the source."""
+    runs all the same, on the source. A signal before the command runs ends us (SystemExit), and the
+    daemon that we started."""
+    with _on_signals([signal.SIGTERM, signal.SIGHUP], _end):
+        return _run_job(config_file, command)
+
+
+def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
     client = Client(SessionDir.of(config_file))
     process, problem = None, ""
     if not client.runs():
@@ -106,5 +121,6 @@ def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
             report = client.ask("status")
     finally:
         if process is not None:
-            stop_daemon(client, process)
+            with _on_signals([*FORWARDED, signal.SIGINT], lambda *_: None):
+                stop_daemon(client, process)
     return Outcome(status, report, problem)

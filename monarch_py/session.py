@@ -5,6 +5,7 @@ A session belongs to one user and one configuration file: its directory is
 library computes the same name.
 """
 
+import errno
 import mmap
 import os
 import stat
@@ -80,6 +81,8 @@ class Segment:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
                 raise PermissionError(f"{path} is not a file of this user")
+            if not found.st_size:
+                raise OSError(errno.EINVAL, f"{path} is empty")
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             return cls(path, mmap.mmap(fd, 0, access=access))
         finally:

@@ -105,19 +105,28 @@ def spawn(config_file: Path, *, detach: bool) -> "subprocess.Popen[bytes]":
         )
     finally:
         os.close(log)
+    try:
+        _wait_until_up(process, session)
+    except BaseException:  # also a signal that ends us: nobody else knows of it
+        process.kill()
+        process.wait()
+        raise
+    if detach:
+        process.returncode = 0  # not ours to wait for: it outlives us
+    return process
+
+
+def _wait_until_up(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     client = Client(session)
     limit = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < limit:
+    while not client.serves(process.pid):
         if process.poll() is not None:
             raise SessionError(_last_words(session, process.returncode))
-        if client.serves(process.pid):
-            if detach:
-                process.returncode = 0  # not ours to wait for: it outlives us
-            return process
+        if time.monotonic() > limit:
+            raise SessionError(
+                f"the daemon did not answer within {START_LIMIT_S:.0f} s; see {session.log}"
+            )
         time.sleep(0.005)
-    process.kill()
-    process.wait()
-    raise SessionError(f"the daemon did not answer within {START_LIMIT_S:.0f} s; see {session.log}")
 
 
 def _last_words(session: SessionDir, status: int) -> str:

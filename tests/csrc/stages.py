@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,11 @@ class Stage:
         self._stack = ExitStack()
         backing = top / "backing"
         for name in self.operations:
-            plant(backing / "source" / name, backing / "outside" / name)
-            plant(top / "plain/source" / name, top / "plain/outside" / name)
+            for tree in (backing, backing / "plain"):
+                plant(tree / "source" / name, tree / "outside" / name)
         self._slow: SlowSource | None = None
-        self.root = backing
-        if state != "present":
-            # A plain directory for copies that are there: it shares its file system with the tier.
+        self.root = backing  # which shares its file system with the tier
+        if state == "filling":
             self.root = top / "mount"
             self.root.mkdir()
             self._slow = self._stack.enter_context(
@@ -101,15 +100,13 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         if self._slow is not None:
-            self._slow.latency(read=0, readdir=0)
+            self._slow.latency(read=0)
         self._stack.close()
 
     def _freeze(self) -> None:
-        if self.state == "unscanned":
-            assert self._slow is not None
-            self._slow.latency(readdir=3600)
+        settings = {"scan_rate": 1} if self.state == "unscanned" else {}
         self.session = self._stack.enter_context(
-            Session(self.top, self.root / "source", shared_tpool_size=48)
+            Session(self.top, self.root / "source", shared_tpool_size=48, **settings)
         )
         self.session.start()
         if self.state == "present":
@@ -167,14 +164,17 @@ class Stage:
 
     # --- operations -----------------------------------------------------------------------------
 
-    def look(self, operation: str, *, preload: bool, plain: bool = False) -> Seen:
-        top = self.top / "plain" if plain else self.root
-        place = top / "source" / operation
-        other = top / "outside" / operation
-        done = self.session.run([*LOOK, place, other], preload=preload, check=True)
+    def look(self, *operations: str, preload: bool, plain: bool = False) -> dict[str, Seen]:
+        """Operation -> what a program sees of its directories, in one go."""
+        top = self.root / "plain" if plain else self.root
+        places = [top / kind / op for op in operations for kind in ("source", "outside")]
+        done = self.session.run([*LOOK, *places], preload=preload, check=True)
         assert not done.stderr, done.stderr
         found = json.loads(done.stdout)
-        return {"here": found[str(place)], "outside": found[str(other)]}
+        return {
+            op: {kind: found[str(top / kind / op)] for kind in ("source", "outside")}
+            for op in operations
+        }
 
     def _perform(self, operation: str, top: Path, *, preload: bool) -> str:
         words = [self.program, operation, top / "source" / operation, top / "outside" / operation]
@@ -187,18 +187,17 @@ class Stage:
         if operation not in self.outcomes:
             assert not self.thawed
             printed = self._perform(operation, self.root, preload=True)
-            seen = self.look(operation, preload=True)
-            self.outcomes[operation] = Outcome(
-                printed, seen, self.look(operation, preload=False)
-            )
+            seen = [self.look(operation, preload=preload)[operation] for preload in (True, False)]
+            self.outcomes[operation] = Outcome(printed, *seen)
         return self.outcomes[operation]
 
-    def expected(self, operation: str) -> tuple[str, Seen]:
-        """The same on an identical tree without the library: what is printed, what is there then."""
-        mark = self.top / "plain" / f"{operation}.printed"
-        if not mark.exists():
-            mark.write_text(self._perform(operation, self.top / "plain", preload=False))
-        return mark.read_text(), self.look(operation, preload=False, plain=True)
+    @cached_property
+    def expected(self) -> dict[str, Outcome]:
+        """The same, but for the library, on an identical tree beside the source."""
+        plain = self.root / "plain"
+        printed = {op: self._perform(op, plain, preload=False) for op in self.operations}
+        seen = self.look(*self.operations, preload=False, plain=True)
+        return {op: Outcome(printed[op], seen[op], seen[op]) for op in self.operations}
 
     def thaw(self) -> None:
         """Lets the daemon go on, after all operations, until it has nothing left to do."""
@@ -207,12 +206,16 @@ class Stage:
         for operation in self.operations:
             self.do(operation)
         self.thawed = True
-        if self._slow is not None:
-            self._slow.latency(read=0, readdir=0)
         self._signal(signal.SIGCONT)
-        self.session.wait_idle()
-        self.session.want_all()
-        self.session.wait_idle()
+        self._wait_quiet()
+        for _ in range(3):  # a client's word of an unknown file may be lost
+            self.session.want_all()
+            self._wait_quiet()
+        self.later = self.look(*self.operations, preload=True)
+        self.truth = self.look(*self.operations, preload=False)
+
+    def _wait_quiet(self) -> None:
+        wait_until(lambda: not self.session.status()["pending"], timeout=60, what="the last fill")
 
 
 def normalised(seen: Seen) -> Seen:
@@ -237,7 +240,5 @@ def normalised(seen: Seen) -> Seen:
 
 
 def stages(top: Path, state: str, program: Path, slowsource: Path) -> Iterator[Stage]:
-    if shutil.which("fusermount3") is None and state != "present":
-        raise AssertionError("the fixture of the slow source skips without FUSE")
     with Stage(top, state, program, slowsource) as stage:
         yield stage

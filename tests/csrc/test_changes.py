@@ -43,7 +43,7 @@ def stage(
     program: Path,
 ) -> Iterator[Stage]:
     slow = Path()
-    if request.param != "present":
+    if request.param == "filling":
         slow = request.getfixturevalue("slowsource_binary")
     yield from stages(tmp_path_factory.mktemp(request.param), request.param, program, slow)
 
@@ -51,10 +51,10 @@ def stage(
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_at_once(stage: Stage, operation: str) -> None:
     outcome = stage.do(operation)
-    printed, there = stage.expected(operation)
-    assert outcome.printed == printed
+    expected = stage.expected[operation]
+    assert outcome.printed == expected.printed
     assert outcome.with_library == outcome.without_library
-    assert normalised(outcome.without_library) == normalised(there)
+    assert normalised(outcome.without_library) == normalised(expected.without_library)
 
 
 def test_copies_are_what_they_were(stage: Stage) -> None:
@@ -68,9 +68,8 @@ def test_copies_are_what_they_were(stage: Stage) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_later(stage: Stage, operation: str) -> None:
     stage.thaw()
-    seen = stage.look(operation, preload=True)
-    assert seen == stage.look(operation, preload=False)
-    assert seen == stage.do(operation).with_library
+    assert stage.later[operation] == stage.truth[operation]
+    assert stage.later[operation] == stage.do(operation).without_library
 
 
 def test_copies_that_are_left_are_what_they_were(stage: Stage) -> None:

@@ -224,11 +224,10 @@ def control_counts(session: Session) -> None:
 
 
 def control_lengths(session: Session) -> None:
-    """Longer paths than there is room for."""
-    source = ffi.offsetof("struct monarch_control", "source")
-    tier = ffi.offsetof("struct monarch_control", "tier")
-    for at, struct in ((source, "struct monarch_source"), (tier, "struct monarch_tier")):
-        put(session.paths.control, at + ffi.offsetof(struct, "path_len"), b"\xff\xff\xff\x7f")
+    """Longer paths than there is room for: of copies, which are put together in a buffer."""
+    at = ffi.offsetof("struct monarch_control", "tier")
+    at += ffi.offsetof("struct monarch_tier", "path_len")
+    put(session.paths.control, at, b"\xff\xff\xff\x7f")
 
 
 def control_open_to_others(session: Session) -> None:
@@ -250,11 +249,6 @@ def control_a_link(session: Session) -> None:
 def control_a_fifo(session: Session) -> None:
     session.paths.control.unlink()
     os.mkfifo(session.paths.control, 0o600)
-
-
-def control_a_directory(session: Session) -> None:
-    session.paths.control.unlink()
-    session.paths.control.mkdir()
 
 
 def clients_gone(session: Session) -> None:
@@ -314,7 +308,6 @@ DAMAGES = [
     control_of_another_user,
     control_a_link,
     control_a_fifo,
-    control_a_directory,
     clients_gone,
     clients_cut,
     clients_garbage,
