@@ -67,24 +67,29 @@ static struct options {
 #define OPEN_FLAGS(fi) (((fi)->flags & ~(O_NOFOLLOW | O_DIRECT)) | O_CLOEXEC)
 
 static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
-    if (refused(req, k_open)) return;
+    if (refused(req, k_open))
+        return;
     int fd = open(proc_name(ino).s, OPEN_FLAGS(fi));
-    if (failed(req, fd)) return;
+    if (failed(req, fd))
+        return;
     fi->fh = (uint64_t)fd;
     fi->keep_cache = options.keep_pages;
     /* ENOENT: the opening process was killed meanwhile and nobody will send the release. */
-    if (fuse_reply_open(req, fi) == -ENOENT) close(fd);
+    if (fuse_reply_open(req, fi) == -ENOENT)
+        close(fd);
 }
 
 static void op_create(fuse_req_t req, fuse_ino_t dir, const char *name, mode_t mode,
                       struct fuse_file_info *fi) {
     struct fuse_entry_param e;
-    if (refused(req, k_create)) return;
+    if (refused(req, k_create))
+        return;
     as_caller(req);
     int fd = openat(node(dir)->fd, name, OPEN_FLAGS(fi) | O_CREAT | O_NOFOLLOW, mode);
     int error = give_to_caller(req, fd, dir, name) == -1 ? errno : find(dir, name, &e);
     if (error) {
-        if (fd != -1) close(fd);
+        if (fd != -1)
+            close(fd);
         fuse_reply_err(req, error);
         return;
     }
@@ -99,9 +104,11 @@ static void op_create(fuse_req_t req, fuse_ino_t dir, const char *name, mode_t m
 static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
                     struct fuse_file_info *fi) {
     char bytes[MAX_READ];
-    if (refused(req, k_read)) return;
+    if (refused(req, k_read))
+        return;
     ssize_t n = pread((int)fi->fh, bytes, size < MAX_READ ? size : MAX_READ, offset);
-    if (failed(req, n)) return;
+    if (failed(req, n))
+        return;
     control->bytes_read += (uint64_t)n;
     wait_link((uint64_t)n);
     fuse_reply_buf(req, bytes, (size_t)n);
@@ -109,9 +116,11 @@ static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
 
 static void op_write(fuse_req_t req, fuse_ino_t ino, const char *bytes, size_t size, off_t offset,
                      struct fuse_file_info *fi) {
-    if (refused(req, k_write)) return;
+    if (refused(req, k_write))
+        return;
     ssize_t n = pwrite((int)fi->fh, bytes, size, offset);
-    if (failed(req, n)) return;
+    if (failed(req, n))
+        return;
     control->bytes_written += (uint64_t)n;
     wait_link((uint64_t)n);
     fuse_reply_write(req, (size_t)n);
@@ -120,24 +129,29 @@ static void op_write(fuse_req_t req, fuse_ino_t ino, const char *bytes, size_t s
 /* The kernel ignores an error of a release, so the descriptor is closed in any case. */
 static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
     close((int)fi->fh);
-    if (!refused(req, k_release)) fuse_reply_err(req, 0);
+    if (!refused(req, k_release))
+        fuse_reply_err(req, 0);
 }
 
 static void op_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi) {
-    if (refused(req, k_fsync)) return;
+    if (refused(req, k_fsync))
+        return;
     done(req, data_only ? fdatasync((int)fi->fh) : fsync((int)fi->fh));
 }
 
 static void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
                          struct fuse_file_info *fi) {
-    if (!refused(req, k_other)) done(req, fallocate((int)fi->fh, mode, offset, length));
+    if (!refused(req, k_other))
+        done(req, fallocate((int)fi->fh, mode, offset, length));
 }
 
 static void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence,
                      struct fuse_file_info *fi) {
-    if (refused(req, k_other)) return;
+    if (refused(req, k_other))
+        return;
     off_t at = lseek((int)fi->fh, offset, whence);
-    if (!failed(req, at)) fuse_reply_lseek(req, at);
+    if (!failed(req, at))
+        fuse_reply_lseek(req, at);
 }
 
 /* ---- directories ---- */
@@ -145,16 +159,19 @@ static void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence,
 static DIR *stream(const struct fuse_file_info *fi) { return (DIR *)(uintptr_t)fi->fh; }
 
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
-    if (refused(req, k_other)) return;
+    if (refused(req, k_other))
+        return;
     int fd = openat(node(ino)->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd == -1 ? NULL : fdopendir(fd);
     if (!dir) {
         fuse_reply_err(req, errno);
-        if (fd != -1) close(fd);
+        if (fd != -1)
+            close(fd);
         return;
     }
     fi->fh = (uint64_t)(uintptr_t)dir;
-    if (fuse_reply_open(req, fi) == -ENOENT) closedir(dir);
+    if (fuse_reply_open(req, fi) == -ENOENT)
+        closedir(dir);
 }
 
 /* Always seeks: a name that did not fit into the last answer has been taken from the stream. */
@@ -163,13 +180,16 @@ static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
     char names[32768];
     size_t used = 0;
     struct dirent *d;
-    if (refused(req, k_readdir)) return;
-    if (size > sizeof names) size = sizeof names;
+    if (refused(req, k_readdir))
+        return;
+    if (size > sizeof names)
+        size = sizeof names;
     seekdir(stream(fi), (long)offset);
     while (errno = 0, (d = readdir(stream(fi)))) {
         struct stat st = {.st_ino = d->d_ino, .st_mode = (mode_t)d->d_type << 12};
         size_t n = fuse_add_direntry(req, names + used, size - used, d->d_name, &st, d->d_off);
-        if (n > size - used) break;
+        if (n > size - used)
+            break;
         used += n;
     }
     if (!d && errno && !used)
@@ -180,12 +200,14 @@ static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
     closedir(stream(fi));
-    if (!refused(req, k_release)) fuse_reply_err(req, 0);
+    if (!refused(req, k_release))
+        fuse_reply_err(req, 0);
 }
 
 static void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi) {
     int fd = dirfd(stream(fi));
-    if (!refused(req, k_fsync)) done(req, data_only ? fdatasync(fd) : fsync(fd));
+    if (!refused(req, k_fsync))
+        done(req, data_only ? fdatasync(fd) : fsync(fd));
 }
 
 static void op_init(void *user, struct fuse_conn_info *conn) {
@@ -195,17 +217,37 @@ static void op_init(void *user, struct fuse_conn_info *conn) {
 }
 
 static const struct fuse_lowlevel_ops operations = {
-    .init = op_init,           .lookup = op_lookup,       .forget = op_forget,
+    .init = op_init,
+    .lookup = op_lookup,
+    .forget = op_forget,
     .forget_multi = op_forget_multi,
-    .getattr = op_getattr,     .setattr = op_setattr,     .readlink = op_readlink,
-    .mknod = op_mknod,         .mkdir = op_mkdir,         .unlink = op_unlink,
-    .rmdir = op_rmdir,         .symlink = op_symlink,     .rename = op_rename,
-    .link = op_link,           .open = op_open,           .read = op_read,
-    .write = op_write,         .release = op_release,     .fsync = op_fsync,
-    .opendir = op_opendir,     .readdir = op_readdir,     .releasedir = op_releasedir,
-    .fsyncdir = op_fsyncdir,   .statfs = op_statfs,       .setxattr = op_setxattr,
-    .getxattr = op_getxattr,   .listxattr = op_listxattr, .removexattr = op_removexattr,
-    .create = op_create,       .fallocate = op_fallocate, .lseek = op_lseek,
+    .getattr = op_getattr,
+    .setattr = op_setattr,
+    .readlink = op_readlink,
+    .mknod = op_mknod,
+    .mkdir = op_mkdir,
+    .unlink = op_unlink,
+    .rmdir = op_rmdir,
+    .symlink = op_symlink,
+    .rename = op_rename,
+    .link = op_link,
+    .open = op_open,
+    .read = op_read,
+    .write = op_write,
+    .release = op_release,
+    .fsync = op_fsync,
+    .opendir = op_opendir,
+    .readdir = op_readdir,
+    .releasedir = op_releasedir,
+    .fsyncdir = op_fsyncdir,
+    .statfs = op_statfs,
+    .setxattr = op_setxattr,
+    .getxattr = op_getxattr,
+    .listxattr = op_listxattr,
+    .removexattr = op_removexattr,
+    .create = op_create,
+    .fallocate = op_fallocate,
+    .lseek = op_lseek,
 };
 
 /* ---- program ---- */
@@ -217,7 +259,7 @@ static void print_layout(void) {
            offsetof(struct control, magic), offsetof(struct control, version),
            offsetof(struct control, ready), offsetof(struct control, rate),
            offsetof(struct control, fail));
-#define X(name) \
+#define X(name)                                                               \
     printf("latency.%s %zu\n", #name, latency + k_##name * sizeof(uint64_t)); \
     printf("count.%s %zu\n", #name, count + k_##name * sizeof(uint64_t));
     KINDS(X)
@@ -234,9 +276,11 @@ static void die(const char *what) {
 /* Emptied first: settings of an earlier run do not live on. */
 static void map_control(const char *path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd == -1 || ftruncate(fd, 0) == -1 || ftruncate(fd, sizeof *control) == -1) die(path);
+    if (fd == -1 || ftruncate(fd, 0) == -1 || ftruncate(fd, sizeof *control) == -1)
+        die(path);
     control = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (control == MAP_FAILED) die(path);
+    if (control == MAP_FAILED)
+        die(path);
     close(fd);
     control->version = CONTROL_VERSION;
     control->magic = CONTROL_MAGIC;
@@ -245,7 +289,8 @@ static void map_control(const char *path) {
 /* Root may go beyond its hard limit, which containers set as low as 20,000. */
 static void raise_descriptor_limit(void) {
     struct rlimit most = {1048576, 1048576}, allowed;
-    if (setrlimit(RLIMIT_NOFILE, &most) == 0 || getrlimit(RLIMIT_NOFILE, &allowed) == -1) return;
+    if (setrlimit(RLIMIT_NOFILE, &most) == 0 || getrlimit(RLIMIT_NOFILE, &allowed) == -1)
+        return;
     allowed.rlim_cur = allowed.rlim_max;
     setrlimit(RLIMIT_NOFILE, &allowed);
 }
@@ -254,8 +299,10 @@ static void *serve(void *session) {
     struct fuse_buf buf = {0};
     while (!fuse_session_exited(session)) {
         int n = fuse_session_receive_buf(session, &buf);
-        if (n == -EINTR) continue;
-        if (n <= 0) break;
+        if (n == -EINTR)
+            continue;
+        if (n <= 0)
+            break;
         fuse_session_process_buf(session, &buf);
     }
     free(buf.mem);
@@ -284,7 +331,8 @@ static void run(struct fuse_session *session) {
     for (int i = 0; i < THREADS + options.until_eof; i++) {
         pthread_t thread;
         errno = pthread_create(&thread, NULL, i < THREADS ? serve : watch_stdin, session);
-        if (errno) die("cannot start a thread");
+        if (errno)
+            die("cannot start a thread");
     }
     sigwait(&ends, &signal_number);
     fuse_session_unmount(session);
@@ -309,18 +357,22 @@ int main(int argc, char **argv) {
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
     fuse_opt_add_arg(&args, argv[0]);
     fuse_opt_add_arg(&args, "-ofsname=slowsource,default_permissions," MAX_READ_OPTION);
-    for (int i = 4; i < argc; i++) fuse_opt_add_arg(&args, argv[i]);
-    if (fuse_opt_parse(&args, &options, known, NULL) == -1) return 2;
+    for (int i = 4; i < argc; i++)
+        fuse_opt_add_arg(&args, argv[i]);
+    if (fuse_opt_parse(&args, &options, known, NULL) == -1)
+        return 2;
     attr_timeout_s = options.attr_timeout;
     /* Descriptor limit, umask and timer slack before the threads, which inherit the last two. */
     raise_descriptor_limit();
     umask(0);
     prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
     root.fd = open(argv[1], O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (root.fd == -1) die(argv[1]);
+    if (root.fd == -1)
+        die(argv[1]);
     map_control(argv[2]);
     struct fuse_session *session = fuse_session_new(&args, &operations, sizeof operations, NULL);
-    if (!session || fuse_session_mount(session, argv[3]) == -1) return 1; /* libfuse said why */
+    if (!session || fuse_session_mount(session, argv[3]) == -1)
+        return 1; /* libfuse said why */
     run(session);
     return 0;
 }

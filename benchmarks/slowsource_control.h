@@ -44,7 +44,8 @@ static void wait_latency(enum kind kind) {
     uint64_t start = now_ns(), now = start;
     for (;;) {
         uint64_t end = start + control->latency_ns[kind];
-        if (now >= end) return;
+        if (now >= end)
+            return;
         sleep_until(end < now + 10000000u ? end : now + 10000000u);
         now = now_ns();
     }
@@ -55,11 +56,14 @@ static void wait_latency(enum kind kind) {
 static void wait_link(uint64_t n) {
     while (n) {
         uint64_t rate = control->rate, piece = rate / 100 > 512 ? rate / 100 : 512;
-        if (!rate) return;
-        if (piece > n) piece = n;
+        if (!rate)
+            return;
+        if (piece > n)
+            piece = n;
         pthread_mutex_lock(&link_lock);
         uint64_t now = now_ns();
-        if (link_free_ns < now) link_free_ns = now;
+        if (link_free_ns < now)
+            link_free_ns = now;
         link_free_ns += piece * 1000000000u / rate;
         uint64_t end = link_free_ns;
         pthread_mutex_unlock(&link_lock);

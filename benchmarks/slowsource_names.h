@@ -61,12 +61,14 @@ static struct inode *remember(const struct stat *st, int fd) {
 
 static void forget(fuse_ino_t ino, uint64_t lookups) {
     struct inode *i = node(ino);
-    if (i == &root) return;
+    if (i == &root)
+        return;
     pthread_mutex_lock(&inodes_lock);
     int last = (i->lookups -= lookups) == 0;
     if (last) {
         struct inode **p = &buckets[(i->ino ^ i->dev * 31) % BUCKETS];
-        while (*p != i) p = &(*p)->next;
+        while (*p != i)
+            p = &(*p)->next;
         *p = i->next;
     }
     pthread_mutex_unlock(&inodes_lock);
@@ -79,7 +81,8 @@ static void forget(fuse_ino_t ino, uint64_t lookups) {
 static int find(fuse_ino_t parent, const char *name, struct fuse_entry_param *e) {
     *e = (struct fuse_entry_param){.attr_timeout = attr_timeout_s, .entry_timeout = attr_timeout_s};
     int fd = openat(node(parent)->fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    if (fd == -1) return errno;
+    if (fd == -1)
+        return errno;
     if (fstat(fd, &e->attr) == -1) {
         int error = errno;
         close(fd);
@@ -103,22 +106,28 @@ static void entry(fuse_req_t req, long result, fuse_ino_t parent, const char *na
  * set-group-id, by the kernel's own rule. fsuid would do the same for the user, but drops the
  * right to write in directories that the caller may write through a supplementary group. */
 static void as_caller(fuse_req_t req) {
-    if (geteuid() == 0) setfsgid(fuse_req_ctx(req)->gid);
+    if (geteuid() == 0)
+        setfsgid(fuse_req_ctx(req)->gid);
 }
 static long give_to_caller(fuse_req_t req, long result, fuse_ino_t parent, const char *name) {
-    if (geteuid() != 0) return result;
+    if (geteuid() != 0)
+        return result;
     int error = errno;
     setfsgid(getegid());
     errno = error;
-    if (result == -1) return -1;
+    if (result == -1)
+        return -1;
     return fchownat(node(parent)->fd, name, fuse_req_ctx(req)->uid, (gid_t)-1,
-                    AT_SYMLINK_NOFOLLOW) == -1 ? -1 : result;
+                    AT_SYMLINK_NOFOLLOW) == -1
+               ? -1
+               : result;
 }
 
 /* ---- names and attributes ---- */
 
 static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name) {
-    if (!refused(req, k_getattr)) entry(req, 0, parent, name);
+    if (!refused(req, k_getattr))
+        entry(req, 0, parent, name);
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t lookups) {
@@ -127,21 +136,25 @@ static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t lookups) {
 }
 
 static void op_forget_multi(fuse_req_t req, size_t n, struct fuse_forget_data *f) {
-    for (size_t i = 0; i < n; i++) forget(f[i].ino, f[i].nlookup);
+    for (size_t i = 0; i < n; i++)
+        forget(f[i].ino, f[i].nlookup);
     fuse_reply_none(req);
 }
 
 static void reply_attr(fuse_req_t req, fuse_ino_t ino) {
     struct stat st;
-    if (!failed(req, fstat(node(ino)->fd, &st))) fuse_reply_attr(req, &st, attr_timeout_s);
+    if (!failed(req, fstat(node(ino)->fd, &st)))
+        fuse_reply_attr(req, &st, attr_timeout_s);
 }
 
 static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
-    if (!refused(req, k_getattr)) reply_attr(req, ino);
+    if (!refused(req, k_getattr))
+        reply_attr(req, ino);
 }
 
 static struct timespec time_to_set(int set, int now, struct timespec t) {
-    if (now) return (struct timespec){0, UTIME_NOW};
+    if (now)
+        return (struct timespec){0, UTIME_NOW};
     return set ? t : (struct timespec){0, UTIME_OMIT};
 }
 
@@ -152,16 +165,20 @@ static int set_attributes(fuse_ino_t ino, const struct stat *a, int set,
     if (set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)) {
         uid_t uid = set & FUSE_SET_ATTR_UID ? a->st_uid : (uid_t)-1;
         gid_t gid = set & FUSE_SET_ATTR_GID ? a->st_gid : (gid_t)-1;
-        if (fchownat(node(ino)->fd, "", uid, gid, AT_EMPTY_PATH) == -1) return -1;
+        if (fchownat(node(ino)->fd, "", uid, gid, AT_EMPTY_PATH) == -1)
+            return -1;
     }
-    if (set & FUSE_SET_ATTR_MODE && chmod(name.s, a->st_mode) == -1) return -1;
+    if (set & FUSE_SET_ATTR_MODE && chmod(name.s, a->st_mode) == -1)
+        return -1;
     if (set & FUSE_SET_ATTR_SIZE) {
         int error = fi ? ftruncate((int)fi->fh, a->st_size) : truncate(name.s, a->st_size);
-        if (error == -1) return -1;
+        if (error == -1)
+            return -1;
     }
     int set_a = set & FUSE_SET_ATTR_ATIME, set_m = set & FUSE_SET_ATTR_MTIME;
     int now_a = set & FUSE_SET_ATTR_ATIME_NOW, now_m = set & FUSE_SET_ATTR_MTIME_NOW;
-    if (!(set_a || set_m || now_a || now_m)) return 0;
+    if (!(set_a || set_m || now_a || now_m))
+        return 0;
     struct timespec t[2] = {time_to_set(set_a, now_a, a->st_atim),
                             time_to_set(set_m, now_m, a->st_mtim)};
     return utimensat(AT_FDCWD, name.s, t, 0);
@@ -169,65 +186,78 @@ static int set_attributes(fuse_ino_t ino, const struct stat *a, int set,
 
 static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *a, int set,
                        struct fuse_file_info *fi) {
-    if (refused(req, k_other)) return;
-    if (!failed(req, set_attributes(ino, a, set, fi))) reply_attr(req, ino);
+    if (refused(req, k_other))
+        return;
+    if (!failed(req, set_attributes(ino, a, set, fi)))
+        reply_attr(req, ino);
 }
 
 static void op_readlink(fuse_req_t req, fuse_ino_t ino) {
     char target[PATH_MAX + 1];
-    if (refused(req, k_other)) return;
+    if (refused(req, k_other))
+        return;
     ssize_t n = readlinkat(node(ino)->fd, "", target, sizeof target - 1);
-    if (failed(req, n)) return;
+    if (failed(req, n))
+        return;
     target[n] = '\0';
     fuse_reply_readlink(req, target);
 }
 
 static void op_mknod(fuse_req_t req, fuse_ino_t dir, const char *name, mode_t mode, dev_t dev) {
-    if (refused(req, k_other)) return;
+    if (refused(req, k_other))
+        return;
     as_caller(req);
     long r = mknodat(node(dir)->fd, name, mode, dev);
     entry(req, give_to_caller(req, r, dir, name), dir, name);
 }
 
 static void op_mkdir(fuse_req_t req, fuse_ino_t dir, const char *name, mode_t mode) {
-    if (refused(req, k_other)) return;
+    if (refused(req, k_other))
+        return;
     as_caller(req);
     long r = mkdirat(node(dir)->fd, name, mode);
     entry(req, give_to_caller(req, r, dir, name), dir, name);
 }
 
 static void op_symlink(fuse_req_t req, const char *target, fuse_ino_t dir, const char *name) {
-    if (refused(req, k_other)) return;
+    if (refused(req, k_other))
+        return;
     as_caller(req);
     long r = symlinkat(target, node(dir)->fd, name);
     entry(req, give_to_caller(req, r, dir, name), dir, name);
 }
 
 static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t dir, const char *name) {
-    if (refused(req, k_other)) return;
+    if (refused(req, k_other))
+        return;
     long r = linkat(AT_FDCWD, proc_name(ino).s, node(dir)->fd, name, AT_SYMLINK_FOLLOW);
     entry(req, r, dir, name);
 }
 
 static void op_unlink(fuse_req_t req, fuse_ino_t dir, const char *name) {
-    if (!refused(req, k_other)) done(req, unlinkat(node(dir)->fd, name, 0));
+    if (!refused(req, k_other))
+        done(req, unlinkat(node(dir)->fd, name, 0));
 }
 
 static void op_rmdir(fuse_req_t req, fuse_ino_t dir, const char *name) {
-    if (!refused(req, k_other)) done(req, unlinkat(node(dir)->fd, name, AT_REMOVEDIR));
+    if (!refused(req, k_other))
+        done(req, unlinkat(node(dir)->fd, name, AT_REMOVEDIR));
 }
 
 /* By number: the wrapper is younger than the oldest C library that this is built against. */
 static void op_rename(fuse_req_t req, fuse_ino_t from, const char *name, fuse_ino_t to,
                       const char *new_name, unsigned flags) {
-    if (refused(req, k_other)) return;
+    if (refused(req, k_other))
+        return;
     done(req, syscall(SYS_renameat2, node(from)->fd, name, node(to)->fd, new_name, flags));
 }
 
 static void op_statfs(fuse_req_t req, fuse_ino_t ino) {
     struct statvfs st;
-    if (refused(req, k_other)) return;
-    if (!failed(req, fstatvfs(node(ino)->fd, &st))) fuse_reply_statfs(req, &st);
+    if (refused(req, k_other))
+        return;
+    if (!failed(req, fstatvfs(node(ino)->fd, &st)))
+        fuse_reply_statfs(req, &st);
 }
 
 /* ---- extended attributes ---- */
@@ -244,23 +274,29 @@ static void reply_value(fuse_req_t req, ssize_t n, const char *value, size_t siz
 
 static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size) {
     char value[XATTR_SIZE_MAX];
-    if (refused(req, k_other)) return;
-    if (size > sizeof value) size = sizeof value;
+    if (refused(req, k_other))
+        return;
+    if (size > sizeof value)
+        size = sizeof value;
     reply_value(req, getxattr(proc_name(ino).s, name, value, size), value, size);
 }
 
 static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size) {
     char names[XATTR_LIST_MAX];
-    if (refused(req, k_other)) return;
-    if (size > sizeof names) size = sizeof names;
+    if (refused(req, k_other))
+        return;
+    if (size > sizeof names)
+        size = sizeof names;
     reply_value(req, listxattr(proc_name(ino).s, names, size), names, size);
 }
 
 static void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value,
                         size_t size, int flags) {
-    if (!refused(req, k_other)) done(req, setxattr(proc_name(ino).s, name, value, size, flags));
+    if (!refused(req, k_other))
+        done(req, setxattr(proc_name(ino).s, name, value, size, flags));
 }
 
 static void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name) {
-    if (!refused(req, k_other)) done(req, removexattr(proc_name(ino).s, name));
+    if (!refused(req, k_other))
+        done(req, removexattr(proc_name(ino).s, name));
 }

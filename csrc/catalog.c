@@ -11,6 +11,8 @@ uint64_t monarch_path_hash(unsigned source, const char *path, size_t len) {
     return monarch_xxh3(path, len) ^ monarch_mix(source);
 }
 
+static uint64_t next(uint64_t slot, uint64_t slots) { return slot + 1 == slots ? 0 : slot + 1; }
+
 static const uint64_t *slots_at(const struct monarch_catalog *c, uint64_t offset) {
     return (const uint64_t *)((const char *)c + offset);
 }
@@ -18,13 +20,13 @@ static const uint64_t *slots_at(const struct monarch_catalog *c, uint64_t offset
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len) {
     const struct monarch_entry *entries = monarch_entries(c);
-    const uint64_t *index = slots_at(c, c->index_at), mask = c->slots - 1;
+    const uint64_t *index = slots_at(c, c->index_at), slots = c->slots;
     uint64_t hash = monarch_path_hash(source, path, len);
-    for (uint64_t i = hash & mask, probes = 0; probes <= mask; i = (i + 1) & mask, probes++) {
+    for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
         uint64_t slot = __atomic_load_n(&index[i], __ATOMIC_ACQUIRE);
         if (!slot)
             return -1;
-        if (slot >> 56 != hash >> 56)
+        if (slot >> 56 != (hash & 255))
             continue;
         const char *text = monarch_pool(c, monarch_slot_text(slot));
         const struct monarch_entry *e = &entries[monarch_slot_id(slot)];
@@ -38,14 +40,14 @@ int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const cha
 
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino) {
     const struct monarch_entry *entries = monarch_entries(c);
-    const uint64_t *inodes = slots_at(c, c->inodes_at), mask = c->slots - 1;
+    const uint64_t *inodes = slots_at(c, c->inodes_at), slots = c->slots;
     uint64_t hash = monarch_mix(ino + source);
-    for (uint64_t i = hash & mask, probes = 0; probes <= mask; i = (i + 1) & mask, probes++) {
+    for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
         uint64_t slot = __atomic_load_n(&inodes[i], __ATOMIC_ACQUIRE);
         if (!slot)
             return -1;
         const struct monarch_entry *e = &entries[(slot & 0xFFFFFFFFU) - 1];
-        if (slot >> 32 == hash >> 32 && e->ino == ino && e->source == source)
+        if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->ino == ino && e->source == source)
             return e - entries;
     }
     return -1;
@@ -53,15 +55,15 @@ int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uin
 
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino) {
     const struct monarch_entry *entries = monarch_entries(c);
-    const uint64_t *copies = slots_at(c, c->copies_at), mask = c->slots - 1;
+    const uint64_t *copies = slots_at(c, c->copies_at), slots = c->slots;
     uint64_t hash = monarch_mix(ino + tier);
-    for (uint64_t i = hash & mask, probes = 0; probes <= mask; i = (i + 1) & mask, probes++) {
+    for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
         uint64_t slot = __atomic_load_n(&copies[i], __ATOMIC_ACQUIRE);
         if (!slot)
             return -1;
         const struct monarch_entry *e = &entries[(slot & 0xFFFFFFFFU) - 1];
         /* A slot outlives its copy (clear, refill): the entry itself says what holds. */
-        if (slot >> 32 == hash >> 32 && e->kind == MONARCH_FILE &&
+        if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->kind == MONARCH_FILE &&
             __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
             MONARCH_WORD_TIER(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) == tier)
             return e - entries;
@@ -70,14 +72,14 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
 }
 
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino) {
-    const uint64_t *copies = slots_at(c, c->copies_at), mask = c->slots - 1;
+    const uint64_t *copies = slots_at(c, c->copies_at), slots = c->slots;
     uint64_t hash = monarch_mix(ino + tier);
     int64_t last = -1;
-    for (uint64_t i = hash & mask, probes = 0; probes <= mask; i = (i + 1) & mask, probes++) {
+    for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
         uint64_t slot = __atomic_load_n(&copies[i], __ATOMIC_ACQUIRE);
         if (!slot)
             break;
-        if (slot >> 32 == hash >> 32)
+        if (slot >> 32 == (hash & 0xFFFFFFFFU))
             last = (int64_t)(slot & 0xFFFFFFFFU) - 1;
     }
     return last;

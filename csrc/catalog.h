@@ -116,7 +116,7 @@ struct monarch_catalog {
     uint64_t bytes;    /* of the whole segment */
     uint64_t capacity; /* entries */
     uint64_t count;    /* atomic: entries that readers may look at */
-    uint64_t slots;    /* of each of the three indexes; a power of two */
+    uint64_t slots;    /* of each of the three indexes */
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, pool_at; /* offsets in the segment */
     uint64_t copies_used;
@@ -176,12 +176,17 @@ static inline uint64_t monarch_filter_bit(uint64_t dev, uint64_t ino) {
     return monarch_mix(ino ^ monarch_mix(dev)) % MONARCH_FILTER_BITS;
 }
 
-/* A slot of the path index: 8 bits of the hash | place of the path in the pool, in units of 16
+/* Where a hash's probing starts: its upper bits choose, so that an index can have any length. */
+static inline uint64_t monarch_first_slot(uint64_t hash, uint64_t slots) {
+    return (uint64_t)(((unsigned __int128)hash * slots) >> 64);
+}
+
+/* A slot of the path index: the hash's last 8 bits | place of the path in the pool, in units of 16
  * bytes, 31 bits | number of the entry + 1, 25 bits. It names both places that a look-up reads
  * next, so that the two cache misses are one wait. */
 #define MONARCH_TEXT_UNIT 16
 static inline uint64_t monarch_index_slot(uint64_t hash, uint64_t text, uint64_t id) {
-    return hash >> 56 << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
+    return hash << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
 }
 static inline uint64_t monarch_slot_id(uint64_t slot) { return (slot & 0x1FFFFFF) - 1; }
 static inline uint64_t monarch_slot_text(uint64_t slot) {

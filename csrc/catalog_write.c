@@ -9,15 +9,10 @@
 
 #include "native.h"
 
-/* Fill of an index at which a probe still ends within a cache line or two, mostly. */
-#define FULL(slots) ((slots) - (slots) / 4)
+/* Of an index, at most two thirds are in use: a probe then ends in one cache line, mostly. */
+#define FULL(slots) ((slots) / 3 * 2)
 
-static uint64_t slots_for(uint64_t capacity) {
-    uint64_t slots = 64;
-    while (FULL(slots) < capacity)
-        slots *= 2;
-    return slots;
-}
+static uint64_t slots_for(uint64_t capacity) { return capacity / 2 * 3 + 64; }
 
 static uint64_t aligned(uint64_t n) { return (n + 127) / 128 * 128; }
 
@@ -43,16 +38,16 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
 }
 
 static void put_slot(struct monarch_catalog *c, uint64_t at, uint64_t hash, uint64_t slot) {
-    uint64_t *slots = (uint64_t *)((char *)c + at), mask = c->slots - 1, i = hash & mask;
+    uint64_t *slots = (uint64_t *)((char *)c + at), i = monarch_first_slot(hash, c->slots);
     while (slots[i])
-        i = (i + 1) & mask;
+        i = i + 1 == c->slots ? 0 : i + 1;
     __atomic_store_n(&slots[i], slot, __ATOMIC_SEQ_CST);
 }
 
-/* The upper half of an inode's slot is its hash's. */
+/* The upper half of an inode's slot is the lower half of its hash. */
 static void put_inode(struct monarch_catalog *c, uint64_t at, uint64_t key, uint64_t id) {
     uint64_t hash = monarch_mix(key);
-    put_slot(c, at, hash, (hash >> 32 << 32) | (id + 1));
+    put_slot(c, at, hash, hash << 32 | (id + 1));
 }
 
 static uint64_t text_bytes(uint64_t len) {

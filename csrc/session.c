@@ -188,9 +188,8 @@ static int fits(uint64_t at, uint64_t count, uint64_t each, uint64_t size) {
 /* The offsets of a damaged header would lead anywhere. */
 static int is_sound(const struct monarch_catalog *c, uint64_t size) {
     return size >= sizeof *c && c->magic == MONARCH_MAGIC && c->bytes <= size && c->slots &&
-           !(c->slots & (c->slots - 1)) && fits(c->index_at, c->slots, 8, size) &&
-           fits(c->inodes_at, c->slots, 8, size) && fits(c->copies_at, c->slots, 8, size) &&
-           c->count <= c->capacity &&
+           fits(c->index_at, c->slots, 8, size) && fits(c->inodes_at, c->slots, 8, size) &&
+           fits(c->copies_at, c->slots, 8, size) && c->count <= c->capacity &&
            fits(c->entries_at, c->capacity, sizeof(struct monarch_entry), size) &&
            fits(c->pool_at, c->pool_bytes, 1, size);
 }
@@ -277,5 +276,6 @@ __attribute__((constructor)) static void load(void) {
             look_at_switches(s);
         __atomic_store_n(&monarch_current, s ? s : &waiting, __ATOMIC_RELEASE);
     }
+    monarch_pass_warning_on();
     errno = old_errno;
 }

@@ -9,8 +9,8 @@ struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
     const struct monarch_catalog *catalog; /* atomic; older ones stay mapped for their readers */
-    uint64_t roots; /* atomic: four bits a source, see monarch_root_is_ours */
-    uint32_t off;   /* atomic: a switch file exists */
+    uint64_t roots;         /* atomic: four bits a source, see monarch_root_is_ours */
+    uint32_t off;           /* atomic: a switch file exists */
     struct session *before; /* of a daemon that is gone; its copies may be open */
 };
 
@@ -61,5 +61,7 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 /* One line to standard error, at most once in a process, and only if descriptor 2 is still what it
  * was when we were loaded. */
 void monarch_warn(const char *what, const char *name, const char *mend);
+/* Only while one thread runs, which is in a constructor. */
+void monarch_pass_warning_on(void);
 
 #endif

@@ -1,11 +1,16 @@
 #define _GNU_SOURCE
+#include <stdlib.h>
 #include <string.h>
 
 #include "session.h"
 #include "sys.h"
 
+/* Set once the line was written, for what this process starts or becomes: after exec, nothing but
+ * the environment knows that it was said. */
+#define SAID "MONARCH_WARNED"
+
 static struct stat stderr_at_load;
-static int warned;
+static int warned, said;
 
 __attribute__((constructor(101))) static void remember_stderr(void) {
     if (sys_fstat(2, &stderr_at_load) != 0)
@@ -49,8 +54,8 @@ void monarch_warn(const char *what, const char *name, const char *mend) {
     char line[1200] = "monarch: ";
     const char *parts[] = {what, " ", name, "; reads go to the source (", mend, ")\n"};
     size_t n = strlen(line);
-    if (__atomic_exchange_n(&warned, 1, __ATOMIC_RELAXED) || !stderr_is_what_it_was() ||
-        parent_has_warned())
+    if (__atomic_exchange_n(&warned, 1, __ATOMIC_RELAXED) || secure_getenv(SAID) ||
+        !stderr_is_what_it_was() || parent_has_warned())
         return;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         size_t len = strlen(parts[i]);
@@ -60,4 +65,10 @@ void monarch_warn(const char *what, const char *name, const char *mend) {
         n += len;
     }
     sys_write(2, line, n);
+    said = 1;
+}
+
+void monarch_pass_warning_on(void) {
+    if (said)
+        setenv(SAID, "1", 0);
 }

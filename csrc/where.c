@@ -75,9 +75,8 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s,
     struct monarch_place place;
     place.path[0] = 0;
     if (*path != '/') {
-        if (dir == AT_FDCWD
-                ? sys_getcwd(place.path, sizeof place.path) <= 0 || place.path[0] != '/'
-                : !directory_path(s, dir, place.path))
+        if (dir == AT_FDCWD ? sys_getcwd(place.path, sizeof place.path) <= 0 || place.path[0] != '/'
+                            : !directory_path(s, dir, place.path))
             return MONARCH_OUTSIDE;
     }
     monarch_resolve(s->control, c, s->clients, place.path, path, follow, &place);
@@ -110,9 +109,9 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog *c, int d
     return locate_odd(s, c, dir, path, follow, tell);
 }
 
-/* The file system gives the number of a copy that is gone to anybody's new file. A copy has mode 0400
- * and its file's size; one that was dropped, and is open still, has no name any more, or its name
- * will go in a moment. */
+/* The file system gives the number of a copy that is gone to anybody's new file. A copy has mode
+ * 0400 and its file's size; one that was dropped, and is open still, has no name any more, or its
+ * name will go in a moment. */
 static int is_copy_of(const struct session *s, const struct monarch_entry *e,
                       const struct stat *st) {
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -127,9 +126,8 @@ static int is_copy_of(const struct session *s, const struct monarch_entry *e,
            now.st_ino == st->st_ino && now.st_dev == st->st_dev;
 }
 
-const struct monarch_entry *monarch_behind_copy(struct session **s,
-                                                const struct monarch_catalog **c,
-                                                const struct stat *st) {
+const struct monarch_entry *
+monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st) {
     for (int newest = 1; *s; *s = (*s)->before, newest = 0) {
         int t = monarch_tier_on(*s, st->st_dev, 0);
         if (t < 0)

@@ -14,9 +14,8 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog *c, int d
 
 /* The entry whose copy `st` describes, or NULL. *s : the newest session; on return the one that the
  * entry is in, like *c. Descriptors outlive the daemon that made their copies. */
-const struct monarch_entry *monarch_behind_copy(struct session **s,
-                                                const struct monarch_catalog **c,
-                                                const struct stat *st);
+const struct monarch_entry *
+monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st);
 
 /* Sends the daemon a path that it does not know. A hint: dropped when there is no room. */
 void monarch_mail_path(struct session *s, unsigned source, const char *path, size_t len);

@@ -147,9 +147,10 @@ class Catalog(CatalogReader):
 
     def fit(self) -> None:
         """Gives back what growth allocated ahead, but for a little."""
-        room = len(self) // 64 + 256
-        if self.c.capacity > len(self) + 2 * room:
-            self._resize(len(self) + room, int(self.c.pool_used) * 65 // 64 + 16384)
+        capacity = len(self) + len(self) // 64 + 256
+        pool_bytes = int(self.c.pool_used) * 65 // 64 + 16384
+        if self.c.bytes > lib.monarch_catalog_bytes(capacity, pool_bytes) * 1.03:
+            self._resize(capacity, pool_bytes)
 
     def set_words(self, ids: Ids, words: npt.NDArray[np.uint64] | np.uint64) -> None:
         words = np.ascontiguousarray(np.broadcast_to(words, ids.shape), dtype=np.uint64)

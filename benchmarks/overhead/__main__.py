@@ -35,8 +35,8 @@ QUOTA_BYTES = 16 << 30
 # What the daemon may take: a Python process with numpy, and a catalog entry with its indexes.
 DAEMON_BYTES, BYTES_A_FILE = 70 << 20, 192
 SCAN_LIMIT_S_PER_FILE = 2 / 100_000
-# A tiny file is copied in 20-500 us; a crowded machine may take ten times that.
-PATIENCE_S_PER_FILE = 0.005
+# A tiny file is copied in 20-150 us; a crowded machine may take ten times that.
+PATIENCE_S_PER_FILE = 0.0015
 
 
 def make_dataset(root: Path, files: int) -> tuple[Path, float]:

@@ -1,13 +1,13 @@
 /* Does one kind of operation n times and says how long that took. The benchmark runs it twice, with
- * and without the preload library, and lets the two take turns: only their ratio means anything on a
- * machine that others use too.
+ * and without the preload library, and lets the two take turns: only their ratio means anything on
+ * a machine that others use too.
  *
  *   probe LIST SEED [NAME=VALUE...]     LIST: paths, each ended by a NUL; what follows is added to
  *                                       the environment of what `spawn` starts
  *
- * One line on standard input, "OPERATION N", is one round; the answer is one line with the wall time
- * and the CPU time of this thread in ns, and the number of operations that failed. Operations on
- * `random` paths go on where the round before ended, through the same permutation of the list in
+ * One line on standard input, "OPERATION N", is one round; the answer is one line with the wall
+ * time and the CPU time of this thread in ns, and the number of operations that failed. Operations
+ * on `random` paths go on where the round before ended, through the same permutation of the list in
  * every process that has the same seed; all others take the list's first path.
  */
 #define _GNU_SOURCE
@@ -145,9 +145,14 @@ static const struct {
     void (*run)(struct round *);
     int needs_fd;
 } operations[] = {
-    {"open", open_one, 0},   {"open-random", open_random, 0}, {"open-write", open_to_write, 0},
-    {"stat", stat_one, 0},   {"stat-random", stat_random, 0}, {"fstat", fstat_one, 1},
-    {"pread", pread_one, 1}, {"spawn", spawn, 0},
+    {"open", open_one, 0},
+    {"open-random", open_random, 0},
+    {"open-write", open_to_write, 0},
+    {"stat", stat_one, 0},
+    {"stat-random", stat_random, 0},
+    {"fstat", fstat_one, 1},
+    {"pread", pread_one, 1},
+    {"spawn", spawn, 0},
 };
 
 static uint64_t nanoseconds(clockid_t clock) {

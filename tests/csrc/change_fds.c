@@ -66,7 +66,6 @@ BY_FD(empty_path_flag_with_another,
 
 BY_PROC(proc_chmod, "/proc/self/fd/%d", chmod(path, 0600))
 BY_PROC(proc_chown, "/proc/self/fd/%d", chown(path, 12345, -1))
-BY_PROC(proc_truncate, "/proc/self/fd/%d", truncate(path, 10))
 BY_PROC(proc_utimensat, "/proc/self/fd/%d", utimensat(AT_FDCWD, path, some_times, 0))
 BY_PROC(proc_setxattr, "/dev/fd/%d", setxattr(path, "user.b", "new", 3, 0))
 BY_PROC(proc_linkat, "/proc/self/fd/%d",
@@ -111,13 +110,18 @@ static void op_proc_fopen_r_plus(void) {
     SAY(fclose(f));
 }
 
-/* --- the descriptor of a file that has another name by now, or none --- */
+/* The descriptor keeps the bytes that it had: close-to-open. */
+static void op_proc_truncate(void) {
+    SAY(truncate(name_of(reading("f"), "/proc/self/fd/%d"), 10));
+}
+
+/* --- the descriptor of a file that has another name by now, or none: nobody else's is changed --- */
 
 static void op_fchmod_moved(void) {
     int fd = reading("g");
     SAY(rename(in("g"), in("h")));
     SAY(rename(in("f"), in("g")));
-    fchmod(fd, 0600); /* h, if it can be found; g in no case */
+    fchmod(fd, 0600);
 }
 
 static void op_futimens_replaced(void) {

@@ -4,8 +4,7 @@ ends later. The copies themselves never change."""
 
 from __future__ import annotations
 
-import os
-import subprocess
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +25,9 @@ def _operations() -> list[str]:
 
 
 OPERATIONS = _operations()
-# What this kernel, file system or user may refuse: then both trees must say so, no more.
-ROOT_ONLY = {"chown_other", "fchown", "fchownat", "fchownat_empty", "proc_chown"}
+# A copy's descriptor whose file has been renamed or replaced: its attributes cannot be changed any
+# more (ESTALE), where the kernel still would. What must not happen is a change of another file.
+LOST = {"fchmod_moved": "h", "futimens_replaced": "hard"}
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,13 @@ def stage(
 def test_at_once(stage: Stage, operation: str) -> None:
     outcome = stage.do(operation)
     expected = stage.expected[operation]
-    assert outcome.printed == expected.printed
     assert outcome.with_library == outcome.without_library
-    assert normalised(outcome.without_library) == normalised(expected.without_library)
+    seen, there = normalised(outcome.without_library), normalised(expected.without_library)
+    if stage.state == "present" and operation in LOST:
+        assert seen["source"].pop(LOST[operation]) != there["source"].pop(LOST[operation])
+    else:
+        assert outcome.printed == expected.printed
+    assert seen == there
 
 
 def test_copies_are_what_they_were(stage: Stage) -> None:
@@ -81,9 +85,8 @@ def test_copies_that_are_left_are_what_they_were(stage: Stage) -> None:
         assert [left[name] for name in old] == [stage.copies[name] for name in old]
     # Every copy that is left is of some file that is there now, byte for byte.
     digests = {
-        subprocess.run(["sha256sum", path], capture_output=True, text=True).stdout.split()[0].lstrip("\\")
+        hashlib.sha256(path.read_bytes()).hexdigest()
         for path in stage.root.rglob("*")
         if path.is_file() and not path.is_symlink()
     }
     assert {digest for digest, *_ in left.values()} <= digests
-    assert os.geteuid() != 0 or ROOT_ONLY <= {*OPERATIONS, "all"}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import mmap
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.files import Files, check_all, digest, random_bytes, read_all
+from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
@@ -220,3 +224,41 @@ def test_a_file_that_a_program_holds_open_for_writing_is_left_to_the_source(
         files.digests["f00001"] = digest(files.path("f00001").read_bytes())
         check_all(session, files)
         assert session.status()["sources"][0]["bypass"] == {"changed": 1}
+
+
+def mapped(path: Path) -> Any:
+    """The first page of the file, writable; Python's own mmap would keep a descriptor, which the
+    daemon sees."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    with path.open("r+b") as file:
+        both = mmap.PROT_READ | mmap.PROT_WRITE
+        at = libc.mmap(None, mmap.PAGESIZE, both, mmap.MAP_SHARED, file.fileno(), 0)
+    assert at != ctypes.c_void_p(-1).value
+    return (ctypes.c_uint8 * mmap.PAGESIZE).from_address(at)
+
+
+def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    """Through a mapping whose page is writable already, a store changes nothing but the bytes. What
+    was changed just before its fill is therefore compared once more before it is kept."""
+    files = Files(mounts.tmpfs("source", 16 * MIB))
+    path = files.add("mapped", 50_000)
+    files.add("other", 50_000)
+    view = mapped(path)
+    view[0] ^= 1
+    times = (path.stat().st_mtime_ns, path.stat().st_ctime_ns)
+    (tmp_path / "tier").mkdir()
+    tier = {"mount_point": tmp_path / "tier", "max_storage_quota": 16 * MIB, "persistent": True}
+    session = session_factory(files.root, tiers=[tier]).start()
+    session.wait_all_present()
+    assert session.status()["sources"][0]["present"] == 2
+    view[1] ^= 1
+    assert (path.stat().st_mtime_ns, path.stat().st_ctime_ns) == times
+    files.digests["mapped"] = digest(path.read_bytes())
+    wait_until(
+        lambda: session.status()["sources"][0]["bypass"] == {"changed": 1}, what="the second look"
+    )
+    check_all(session, files)

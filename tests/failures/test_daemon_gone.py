@@ -1,5 +1,5 @@
-"""The daemon is killed, or stops, at any moment: readers go on with the right bytes, and a daemon that
-starts afterwards serves them again, also those that were running all the time."""
+"""The daemon is killed, or stops, at any moment: readers go on with the right bytes, and a daemon
+that starts afterwards serves them again, also those that were running all the time."""
 
 from __future__ import annotations
 

@@ -125,11 +125,9 @@ def test_version_2(machine: Machine) -> None:
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_the_tightest_ancestor_decides(machine: Machine, version: str) -> None:
-    kind, make, member = (
-        ("cgroup", group_v1, "5:memory:/a/b/c") if version == "v1" else ("cgroup2", group_v2, "0::/a/b/c")
-    )
-    root = machine.mount(kind, version, "rw,memory")
-    machine.member(member)
+    make = group_v1 if version == "v1" else group_v2
+    root = machine.mount("cgroup" if version == "v1" else "cgroup2", version, "rw,memory")
+    machine.member("5:memory:/a/b/c" if version == "v1" else "0::/a/b/c")
     make(root / "a", 20 * GIB, 18 * GIB)
     make(root / "a/b", 6 * GIB, GIB)
     make(root / "a/b/c", "max" if version == "v2" else NO_LIMIT_V1, GIB)

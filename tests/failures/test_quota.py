@@ -1,4 +1,4 @@
-"""A tier never takes more than its quota, not even for a moment: copies, directories and manifest."""
+"""A tier never takes more than its quota, not even for a moment: copies, names and manifest."""
 
 from __future__ import annotations
 

@@ -173,6 +173,7 @@ def test_a_pipeline_ends_with_its_command(session: Session, tmp_path: Path) -> N
         capture_output=True,
         text=True,
         timeout=30,
+        check=False,
     )
     assert (done.stdout, out.read_text()) == ("hello\n", "hello\n")
     assert_nothing_left(session)
@@ -188,6 +189,7 @@ def test_a_daemon_that_was_started_holds_no_pipe_and_outlives_its_shell(
         capture_output=True,
         text=True,
         timeout=30,
+        check=False,
         start_new_session=True,
     )
     try:
@@ -246,6 +248,7 @@ def test_libraries_of_others_stay_preloaded(session: Session, tmp_path: Path) ->
         capture_output=True,
         text=True,
         timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     preload, _, maps = done.stdout.partition("\n")

@@ -1,4 +1,4 @@
-"""A /dev/shm that is too small, or becomes full: as in containers, where it has 64 MiB for everybody."""
+"""A /dev/shm that is too small, or becomes full: as in containers, where all share 64 MiB."""
 
 from __future__ import annotations
 

@@ -181,8 +181,8 @@ for i in range(count):
 def test_a_file_that_gets_the_number_of_a_copy_that_is_gone_is_itself(
     session_factory: Callable[..., Session], files: Files, mounts: Mounts
 ) -> None:
-    """File systems give an inode's number again; a program's own file then looked like the dataset's,
-    and its changes went to the source."""
+    """File systems give an inode's number again: a program's own file must not look like the
+    dataset's then, nor its changes go to the source."""
     # So small that its few inodes lie together and are given again at once.
     point = mounts.ext4("first", 8 * MIB, inodes=88)
     tier = level(point) | {"max_storage_quota": 5 * MIB}

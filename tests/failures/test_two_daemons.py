@@ -97,7 +97,8 @@ def test_another_configuration_goes_without_a_tier_that_is_held(
     try:
         assert done.returncode == 0
         assert first.daemon is not None
-        why = f"tier {tmp_path / 'shared'} is held by process {first.daemon.pid}; it goes unused here"
+        holder = f"process {first.daemon.pid}"
+        why = f"tier {tmp_path / 'shared'} is held by {holder}; it goes unused here"
         assert done.stderr == f"monarch: {why}\n"
         tiers = other.status()["tiers"]
         assert [tier["usable"] for tier in tiers] == [False, True]

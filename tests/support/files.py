@@ -80,7 +80,9 @@ def check_all(session: Session, files: Files, root: Path | None = None) -> dict[
     return found
 
 
-def same_without(session: Session, argv: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+def same_without(
+    session: Session, argv: list[str], **more: Any
+) -> subprocess.CompletedProcess[str]:
     """Runs a program with and without the library; status, output and errors must be the same."""
     with_it = session.run(argv, **more)
     without = session.run(argv, preload=False, **more)

@@ -6,9 +6,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from support.session import Session, wait_until
-
 from monarch_py.tiers import tier_root
+from support.session import Session, wait_until
 
 
 def manifest_of(session: Session, tier: int = 0) -> Path:

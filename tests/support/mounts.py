@@ -31,7 +31,9 @@ def _tool(name: str) -> str:
 
 
 def _run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, check=False
+    )
 
 
 class Mounts:

@@ -8,13 +8,18 @@ import hashlib
 import json
 import os
 import sys
+from typing import Any
 
 
-def look(path):
+def code_of(error: OSError) -> str:
+    return errno.errorcode[error.errno or 0]
+
+
+def look(path: str) -> dict[str, Any]:
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError as error:
-        return {"open": errno.errorcode[error.errno]}
+        return {"open": code_of(error)}
     total, size = hashlib.sha256(), 0
     try:
         before = os.fstat(fd)
@@ -23,7 +28,7 @@ def look(path):
             size += len(part)
         by_path = os.stat(path)
     except OSError as error:
-        return {"read": errno.errorcode[error.errno]}
+        return {"read": code_of(error)}
     finally:
         os.close(fd)
     names = ("st_dev", "st_ino", "st_mode", "st_nlink", "st_uid", "st_size", "st_mtime_ns")
@@ -35,7 +40,7 @@ def look(path):
     }
 
 
-def main():
+def main() -> None:
     root = sys.argv[1]
     found = {}
     for folder, _, names in os.walk(root):

@@ -13,9 +13,10 @@ import os
 import select
 import sys
 import time
+from typing import Any
 
 
-def plainly(path):
+def plainly(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY)
     try:
         parts = []
@@ -26,7 +27,7 @@ def plainly(path):
         os.close(fd)
 
 
-def with_offsets(path):
+def with_offsets(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size
@@ -35,7 +36,7 @@ def with_offsets(path):
         os.close(fd)
 
 
-def mapped(path):
+def mapped(path: str) -> bytes:
     with open(path, "rb", buffering=0) as file:
         if not os.fstat(file.fileno()).st_size:
             return b""
@@ -43,7 +44,7 @@ def mapped(path):
             return view[:]
 
 
-def buffered(path):
+def buffered(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
 
@@ -51,7 +52,7 @@ def buffered(path):
 WAYS = (plainly, with_offsets, mapped, buffered)
 
 
-def one_pass(root, expected, number):
+def one_pass(root: str, expected: dict[str, str], number: int) -> dict[str, Any]:
     wrong, longest = [], 0.0
     for i, (name, digest) in enumerate(expected.items()):
         started = time.monotonic()
@@ -66,7 +67,7 @@ def one_pass(root, expected, number):
     return {"pass": number, "wrong": wrong, "longest_s": longest}
 
 
-def main():
+def main() -> None:
     root = sys.argv[1]
     with open(sys.argv[2]) as file:
         expected = json.load(file)

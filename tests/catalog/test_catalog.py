@@ -1,0 +1,219 @@
+"""The catalog against a dict: whatever is added, in whatever batches, over whatever growth."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.session import wait_until
+
+from monarch_py.catalog import Catalog, CatalogReader
+from monarch_py.native import ENTRY, Kind, State, copy_of, ffi, make_word, state_of, tier_of
+from monarch_py.session import SessionDir
+
+# Names as file systems have them: any bytes but NUL and the slash.
+names = st.binary(min_size=1, max_size=40).map(
+    lambda raw: raw.replace(b"\0", b"x").replace(b"/", b"y")
+)
+paths = st.lists(names, min_size=1, max_size=4).map(b"/".join)
+files = st.lists(
+    st.tuples(st.integers(0, 2), paths, st.integers(1, 2**63)),
+    max_size=60,
+    unique_by=lambda row: (row[0], row[1]),
+)
+
+
+def batch(rows: list[tuple[int, bytes, int]], kind: Kind = Kind.FILE) -> tuple[Any, Any]:
+    """Entries and their pool, as a scan hands them over. rows : (source, path, inode)."""
+    entries = np.zeros(len(rows), dtype=ENTRY)
+    text = b""
+    for entry, (source, path, inode) in zip(entries, rows, strict=True):
+        entry["source"], entry["path"], entry["path_len"] = source, len(text), len(path)
+        entry["ino"], entry["kind"], entry["size"] = inode, kind, inode % 1000
+        text += path + b"\0"
+        entry["copy_ino"] = len(text)
+        text += b"target of " + path + b"\0" if kind == Kind.LINK else b""
+    return entries, ffi.new("char[]", text or b"\0")
+
+
+def make(directory: Path) -> Catalog:
+    session = SessionDir(directory)
+    return Catalog(session, lambda generation: None)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    yield make(tmp_path)
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches=st.lists(files, min_size=1, max_size=5))
+def test_what_is_added_is_found_and_nothing_else(
+    batches: list[list[tuple[int, bytes, int]]],
+) -> None:
+    with TemporaryDirectory() as directory:
+        catalog, known = make(Path(directory)), {}
+        for rows in batches:
+            ids, added = catalog.add(*batch(rows))
+            fresh = 0
+            for (source, path, inode), entry in zip(rows, ids.tolist(), strict=True):
+                fresh += (source, path) not in known
+                assert known.setdefault((source, path), (entry, inode))[0] == entry
+            assert added == fresh
+        assert len(catalog) == len(known)
+        for (source, path), (entry, inode) in known.items():
+            assert catalog.find(source, os.fsdecode(path)) == entry
+            assert os.fsencode(catalog.path(entry)) == path
+            found = catalog.find_inode(source, inode)
+            assert catalog.entries["ino"][found] == inode
+            assert catalog.find(source + 3, os.fsdecode(path)) == -1
+            assert catalog.find(source, os.fsdecode(path + b"?")) in (
+                -1,
+                known.get((source, path + b"?"), (-1, 0))[0],
+            )
+
+
+def many(count: int, start: int = 0) -> list[tuple[int, bytes, int]]:
+    return [(0, b"directory%d/file%d" % (i % 7, i), i + 1) for i in range(start, start + count)]
+
+
+def test_growth_keeps_everything_and_fit_gives_back(catalog: Catalog) -> None:
+    for start in range(0, 50_000, 10_000):
+        catalog.add(*batch(many(10_000, start)))
+    assert catalog.c.generation > 1
+    large = catalog.c.bytes
+    catalog.fit()
+    assert catalog.c.bytes < large
+    rows = many(50_000)
+    for source, path, inode in rows[::97]:
+        entry = catalog.find(source, path.decode())
+        assert catalog.entries["ino"][entry] == inode
+    # The one generation that there is can be opened, and says the same.
+    (segment,) = catalog.session.path.glob("catalog.*")
+    reader = CatalogReader.open(catalog.session, int(segment.suffix[1:]))
+    assert len(reader) == 50_000
+    catalog.add(*batch(many(5, 50_000)))
+    assert catalog.find(0, many(1, 50_004)[0][1].decode()) == 50_004
+
+
+def test_a_catalog_stays_within_192_bytes_and_the_path_of_a_file(catalog: Catalog) -> None:
+    rows = many(100_000)
+    catalog.add(*batch(rows))
+    catalog.fit()
+    text = sum(len(path) for _, path, _ in rows)
+    assert catalog.c.bytes <= 192 * len(rows) + text + 64 * 1024
+
+
+def publish(
+    catalog: Catalog, ids: list[int], tier: int, copies: list[int], inodes: list[int]
+) -> None:
+    words = make_word(State.PRESENT, 0, tier, np.array(copies, dtype=np.uint64))
+    columns = [np.array(column, dtype=np.uint64) for column in (ids, inodes, copies)]
+    catalog.publish(columns[0], words, columns[1], columns[2])
+
+
+def test_published_copies_are_found_by_their_inode(catalog: Catalog) -> None:
+    catalog.add(*batch(many(1000)))
+    ids = list(range(0, 1000, 3))
+    publish(catalog, ids, 1, [10**12 + i for i in ids], [77 + i for i in ids])
+    for entry in ids:
+        assert catalog.find_copy(1, 77 + entry) == entry
+        assert catalog.find_copy(0, 77 + entry) == -1
+    words = catalog.words[np.array(ids)]
+    assert (state_of(words) == State.PRESENT).all()
+    assert (tier_of(words) == 1).all()
+    assert copy_of(words).tolist() == [10**12 + i for i in ids]
+
+
+def test_an_inode_that_the_tier_gives_again_leads_to_its_new_file(catalog: Catalog) -> None:
+    catalog.add(*batch(many(10)))
+    publish(catalog, [3], 0, [1], [4711])
+    catalog.set_words(np.array([3], dtype=np.uint64), make_word(State.ABSENT, 0, 0, 1))
+    assert catalog.find_copy(0, 4711) in (3, -1)
+    publish(catalog, [8], 0, [2], [4711])
+    assert catalog.find_copy(0, 4711) == 8
+
+
+def test_copies_published_again_and_again_outgrow_no_index(catalog: Catalog) -> None:
+    catalog.add(*batch(many(100)))
+    ids = list(range(100))
+    for round_number in range(200):
+        inodes = [1 + round_number * 100 + i for i in ids]
+        publish(catalog, ids, 0, [1 + round_number] * 100, inodes)
+    assert [catalog.find_copy(0, inode) for inode in inodes] == ids
+
+
+def test_links_keep_their_targets_over_growth(catalog: Catalog) -> None:
+    catalog.add(*batch([(0, b"a/link", 5), (0, b"b", 6)], Kind.LINK))
+    catalog.add(*batch(many(20_000)))
+    entry = catalog.find(0, "a/link")
+    at = int(catalog.c.pool_at + catalog.entries["copy_ino"][entry])
+    assert catalog.segment.memory[at : at + 17] == b"target of a/link\0"
+
+
+def test_files_with_one_inode_are_two_entries(catalog: Catalog) -> None:
+    ids, added = catalog.add(*batch([(0, b"one", 9), (0, b"other", 9)]))
+    assert added == 2
+    assert catalog.find_inode(0, 9) in ids.tolist()
+
+
+def test_the_longest_paths_fit(catalog: Catalog) -> None:
+    long = b"/".join([b"d" * 255] * 15)
+    rows = [(0, long + b"/%d" % i, i + 1) for i in range(300)]
+    catalog.add(*batch(rows))
+    assert [catalog.find(0, path.decode()) for _, path, _ in rows] == list(range(300))
+
+
+READER = """
+import sys
+from pathlib import Path
+from monarch_py.catalog import CatalogReader
+from monarch_py.session import SessionDir
+directory, done = Path(sys.argv[1]), Path(sys.argv[2])
+looks = 0
+while not done.exists() or not looks:
+    for path in directory.glob("catalog.*"):
+        try:
+            reader = CatalogReader.open(SessionDir(directory), int(path.suffix[1:]))
+        except FileNotFoundError:
+            continue
+        count = len(reader)
+        for entry in {0, count // 2, count - 1} if count else ():
+            name = reader.path(entry)
+            assert name.startswith("directory") and name.endswith(f"file{entry}"), (entry, name)
+            assert reader.find(0, name) == entry, (entry, name)
+        looks += 1
+print(looks)
+"""
+
+
+def test_readers_in_other_processes_see_only_right_answers_while_it_grows(tmp_path: Path) -> None:
+    directory, done = tmp_path / "session", tmp_path / "done"
+    directory.mkdir()
+    catalog = make(directory)
+    words = [sys.executable, "-c", READER, str(directory), str(done)]
+    readers = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        for start in range(0, 60_000, 500):
+            catalog.add(*batch(many(500, start)))
+        done.touch()
+        for reader in readers:
+            wait_until(lambda reader=reader: reader.poll() is not None, what="the reader's end")
+            assert reader.returncode == 0
+            assert reader.stdout is not None
+            assert int(reader.stdout.read()) > 0
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+            if reader.stdout is not None:
+                reader.stdout.close()
