@@ -93,9 +93,11 @@ static int is_set(const uint64_t *bits, uint64_t bit) {
 
 /* The coarse bit is set last and read first: whoever finds it unset has come before the mark. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
-    uint64_t bit = monarch_filter_bit(dev, ino), coarse = bit / MONARCH_FILTER_COARSE;
-    if (is_set(m->changed, bit) && is_set(m->changed_coarse, coarse))
+    uint64_t bit = monarch_filter_bit(dev, ino), second = monarch_filter_second(dev, ino);
+    uint64_t coarse = bit / MONARCH_FILTER_COARSE;
+    if (monarch_is_changed(m, dev, ino))
         return;
+    __atomic_fetch_or(&m->changed[second / 64], mask_of(second), __ATOMIC_SEQ_CST);
     __atomic_fetch_or(&m->changed[bit / 64], mask_of(bit), __ATOMIC_SEQ_CST);
     __atomic_fetch_or(&m->changed_coarse[coarse / 64], mask_of(coarse), __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&m->changes, 1, __ATOMIC_SEQ_CST);
@@ -103,5 +105,6 @@ void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino)
 
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     uint64_t bit = monarch_filter_bit(dev, ino);
-    return is_set(m->changed_coarse, bit / MONARCH_FILTER_COARSE) && is_set(m->changed, bit);
+    return is_set(m->changed_coarse, bit / MONARCH_FILTER_COARSE) && is_set(m->changed, bit) &&
+           is_set(m->changed, monarch_filter_second(dev, ino));
 }

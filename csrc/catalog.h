@@ -17,7 +17,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 2
+#define MONARCH_VERSION 3
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -29,8 +29,8 @@
 /* What a slot of the index can name: entries of all kinds, and bytes of the pool. */
 #define MONARCH_MAX_ENTRIES 33554431
 #define MONARCH_MAX_POOL 34359738368
-/* Bits of the changed filter. 100,000 changed files make 0.6 % of the others look changed too,
- * which costs them their copies and nothing else. */
+/* Bits of the changed filter, of which a file has two. 100,000 changed files make one in 7,000 of
+ * the others look changed too, which costs it its copy and nothing else. */
 #define MONARCH_FILTER_BITS 16777216
 /* A bit of the coarse filter stands for this many of the filter. It is small enough (64 KiB) to
  * stay in a core's cache, so that a file that nobody changed costs no miss in the large one. */
@@ -172,8 +172,12 @@ static inline uint64_t monarch_mix(uint64_t v) {
     return v ^ (v >> 32);
 }
 
+/* The two bits of a file in the changed filter. */
 static inline uint64_t monarch_filter_bit(uint64_t dev, uint64_t ino) {
     return monarch_mix(ino ^ monarch_mix(dev)) % MONARCH_FILTER_BITS;
+}
+static inline uint64_t monarch_filter_second(uint64_t dev, uint64_t ino) {
+    return monarch_mix(ino ^ monarch_mix(dev)) / MONARCH_FILTER_BITS % MONARCH_FILTER_BITS;
 }
 
 /* Where a hash's probing starts: its upper bits choose, so that an index can have any length. */

@@ -19,7 +19,7 @@ struct pool {
     pthread_mutex_t lock;
     pthread_cond_t work;
     struct queue urgent, normal, done;
-    uint64_t pending; /* queued or running */
+    uint64_t pending; /* queued, running, or done and not yet told */
     uint32_t *doorbell;
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
     int threads;
@@ -62,7 +62,6 @@ static void *work(void *arg) {
         pthread_mutex_lock(&p->lock);
         int was_empty = !p->done.first;
         push(&p->done, job);
-        p->pending--;
         pthread_mutex_unlock(&p->lock);
         if (was_empty) /* a daemon that has been rung for one takes all */
             monarch_doorbell_ring(p->doorbell);
@@ -174,6 +173,7 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
     pthread_mutex_lock(&p->lock);
     for (struct job *job; n < max && (job = pop(&p->done)); free(job))
         out[n++] = job->result;
+    p->pending -= n;
     pthread_mutex_unlock(&p->lock);
     return n;
 }

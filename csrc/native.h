@@ -101,7 +101,7 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint32_t *tiers,
                         const uint64_t *copies, const uint64_t *sizes);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
-uint64_t monarch_engine_pending(struct monarch_engine *e); /* queued or running */
+uint64_t monarch_engine_pending(struct monarch_engine *e); /* orders without a result yet */
 uint64_t monarch_engine_bytes(struct monarch_engine *e);   /* read from sources so far */
 void monarch_engine_stop(struct monarch_engine *e);        /* abandons what runs; joins and frees */
 void monarch_free(void *p);

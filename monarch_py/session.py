@@ -6,9 +6,11 @@ library computes the same name.
 """
 
 import errno
+import fcntl
 import mmap
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 from monarch_py.errors import SessionError
 from monarch_py.native import ffi, lib
 
-__all__ = ["Segment", "SessionDir", "private_directory", "shm_root"]
+__all__ = ["Segment", "SessionDir", "hold", "private_directory", "shm_root"]
 
 
 def shm_root() -> Path:
@@ -41,6 +43,30 @@ def private_directory(path: Path) -> None:
             f"{path} is not a directory of this user alone (mode 0700); "
             "remove it or set MONARCH_SHM"
         )
+
+
+def hold(path: Path) -> int:
+    """Takes a lock file for as long as the descriptor that is returned is open.
+
+    SessionError, with the holder's name as its text, when another process has it; OSError when it
+    cannot be made.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(fd, 100, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise SessionError(holder or "another daemon") from error
+        # Holders remove the file at their end: one that has no name any more locks nobody out.
+        if os.fstat(fd).st_nlink:
+            break
+        os.close(fd)
+    with suppress(OSError):  # a full disk: the lock itself holds
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()}\n".encode(), 0)
+    return fd
 
 
 class Segment:

@@ -4,7 +4,6 @@ Layout below the mount point: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite 
 and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>.
 """
 
-import fcntl
 import logging
 import os
 import shutil
@@ -18,10 +17,10 @@ import numpy.typing as npt
 
 from monarch_py import memory
 from monarch_py.config import TierConfig
-from monarch_py.errors import MonarchError, TierError
+from monarch_py.errors import MonarchError, SessionError, TierError
 from monarch_py.native import lib
 from monarch_py.placement import TierRoom
-from monarch_py.session import private_directory
+from monarch_py.session import hold, private_directory
 
 __all__ = ["Tier", "copy_name", "copy_number", "tier_root"]
 
@@ -85,18 +84,12 @@ class Tier:
         self.block_bytes = max(os.fstatvfs(self.fd).f_frsize, 512)
 
     def _hold(self) -> int:
-        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(fd, 100, 0).decode(errors="replace").strip() or "another daemon"
-            os.close(fd)
+            return hold(self.root / "lock")
+        except SessionError as error:
             raise TierError(
-                f"tier {self.config.mount_point} is held by {holder}; it goes unused here"
+                f"tier {self.config.mount_point} is held by {error}; it goes unused here"
             ) from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()}\n".encode(), 0)
-        return fd
 
     # --- content at start -------------------------------------------------------------------
 

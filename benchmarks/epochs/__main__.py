@@ -3,8 +3,8 @@
 The dataset is read without the library, then under it: epoch 1 from the source while the daemon
 copies, the later ones from the copies, each next to one that reads the copies without the library.
 Needs FUSE; what reaches the source is counted there. The copies lie in the page cache and no thread
-waits, so epochs are compared by their CPU times, in which the machine's other users do not count; the
-wall times stand beside them.
+waits, so epochs are compared by their CPU times, in which the machine's other users do not count;
+the wall times stand beside them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Starting a daemon so that nobody has to wait for it, and the process itself."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -16,7 +15,7 @@ from monarch_py.config import load_config
 from monarch_py.daemon.server import Daemon
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.native import lib
-from monarch_py.session import SessionDir
+from monarch_py.session import SessionDir, hold
 
 __all__ = ["serve", "spawn"]
 
@@ -28,18 +27,12 @@ START_LIMIT_S = 60.0
 def _session_lock(session: SessionDir) -> Iterator[None]:
     """One daemon a session; SessionError when another holds it."""
     session.make()
-    fd = os.open(session.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.pread(fd, 100, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise SessionError(f"a daemon serves this configuration already ({holder})") from error
+        fd = hold(session.lock)
+    except SessionError as error:
+        raise SessionError(f"a daemon serves this configuration already ({error})") from error
     if session.log.exists():
         os.truncate(session.log, 0)  # only now: it may have been a running daemon's
-    with contextlib.suppress(OSError):  # a full disk: the lock itself holds
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()}\n".encode(), 0)
     try:
         yield
     finally:

@@ -56,7 +56,19 @@ def cc(*words: str | Path, compiler_words: Sequence[str] = ()) -> None:
 
 def build_program(out: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
     """A test's own program, from files beside this one."""
-    cc("-O1", "-g", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}", *flags, "-o", out, *sources)
+    cc(
+        "-O1",
+        "-g",
+        "-D_GNU_SOURCE",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{CSRC}",
+        *flags,
+        "-o",
+        out,
+        *sources,
+    )
     return out
 
 

@@ -3,8 +3,8 @@
  *     change --list
  *     change OPERATION HERE OUTSIDE
  *
- * HERE holds f, g, hard (a link to f), to_f -> f, d/x, d/y, e/x; OUTSIDE holds new and into -> HERE/f.
- * Prints what each call returned; all of it must be the same with and without the library.
+ * HERE holds f, g, hard (a link to f), to_f -> f, d/x, d/y, e/x; OUTSIDE holds new and into ->
+ * HERE/f. Prints what each call returned; all of it must be the same with and without the library.
  */
 #include "change.h"
 

@@ -160,7 +160,8 @@ static void op_spawn_addopen(void) {
     SAY(status);
 }
 
-#define ROW(name) {#name, op_##name}
+#define ROW(name) \
+    { #name, op_##name }
 const struct operation by_name[] = {
     ROW(wronly),          ROW(rdwr),         ROW(append),
     ROW(trunc),           ROW(creat_flag),   ROW(creat_trunc),

@@ -51,17 +51,16 @@ BY_FD(ftruncate_fails, ftruncate(fd, 1))
 
 /* The flag says that an empty path is the descriptor; a path that is not empty is itself. */
 BY_FD(empty_path_flag_with_a_path, fchownat(fd, in("g"), 12345, -1, AT_EMPTY_PATH))
-BY_FD(empty_path_flag_with_another,
-      utimensat(fd, in("g"), some_times, AT_EMPTY_PATH))
+BY_FD(empty_path_flag_with_another, utimensat(fd, in("g"), some_times, AT_EMPTY_PATH))
 
 /* --- the descriptor's name in /proc --- */
 
-#define BY_PROC(name, form, call)            \
-    static void op_##name(void) {            \
-        int fd = reading("f");               \
+#define BY_PROC(name, form, call)             \
+    static void op_##name(void) {             \
+        int fd = reading("f");                \
         const char *path = name_of(fd, form); \
-        SAY(call);                           \
-        look_at(fd);                         \
+        SAY(call);                            \
+        look_at(fd);                          \
     }
 
 BY_PROC(proc_chmod, "/proc/self/fd/%d", chmod(path, 0600))
@@ -72,14 +71,14 @@ BY_PROC(proc_linkat, "/proc/self/fd/%d",
         linkat(AT_FDCWD, path, AT_FDCWD, in("h"), AT_SYMLINK_FOLLOW))
 BY_PROC(odd_proc_chmod, "/proc/../proc//self/fd/%d", chmod(path, 0600))
 
-#define OPEN_PROC(name, form, call)          \
-    static void op_##name(void) {            \
-        int fd = reading("f");               \
+#define OPEN_PROC(name, form, call)           \
+    static void op_##name(void) {             \
+        int fd = reading("f");                \
         const char *path = name_of(fd, form); \
-        int again = (int)SAY(call);          \
-        SAY(write(again, "again", 5));       \
-        SAY(close(again));                   \
-        SAY(close(fd));                      \
+        int again = (int)SAY(call);           \
+        SAY(write(again, "again", 5));        \
+        SAY(close(again));                    \
+        SAY(close(fd));                       \
     }
 
 OPEN_PROC(proc_open, "/proc/self/fd/%d", open(path, O_RDWR))
@@ -111,11 +110,10 @@ static void op_proc_fopen_r_plus(void) {
 }
 
 /* The descriptor keeps the bytes that it had: close-to-open. */
-static void op_proc_truncate(void) {
-    SAY(truncate(name_of(reading("f"), "/proc/self/fd/%d"), 10));
-}
+static void op_proc_truncate(void) { SAY(truncate(name_of(reading("f"), "/proc/self/fd/%d"), 10)); }
 
-/* --- the descriptor of a file that has another name by now, or none: nobody else's is changed --- */
+/* --- the descriptor of a file that has another name by now, or none: nobody else's is changed ---
+ */
 
 static void op_fchmod_moved(void) {
     int fd = reading("g");
@@ -142,7 +140,8 @@ static void op_fgetxattr(void) {
     printf("%s\n", names);
 }
 
-#define ROW(name) {#name, op_##name}
+#define ROW(name) \
+    { #name, op_##name }
 const struct operation by_descriptor[] = {
     ROW(fchmod),
     ROW(fchown),

@@ -178,7 +178,8 @@ static void op_removexattr(void) {
     SAY(lremovexattr(in("g"), "user.a"));
 }
 
-#define ROW(name) {#name, op_##name}
+#define ROW(name) \
+    { #name, op_##name }
 const struct operation of_names[] = {
     ROW(rename_away),
     ROW(rename_over),

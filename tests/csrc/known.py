@@ -66,9 +66,7 @@ class Known:
 
     def _add(self, batch: Any) -> None:
         ids, added = ffi.new("uint64_t[]", int(batch.count)), ffi.new("uint64_t *")
-        taken = lib.monarch_catalog_add(
-            self.c, batch.entries, batch.count, batch.pool, ids, added
-        )
+        taken = lib.monarch_catalog_add(self.c, batch.entries, batch.count, batch.pool, ids, added)
         assert taken == added[0] == batch.count
 
     def find(self, path: bytes, source: int = 0) -> int:

@@ -27,6 +27,12 @@ LOOK = [sys.executable, "-I", "-S", str(HERE / "look.py")]
 # Old enough that no time of a file is the one that an operation gives it.
 OLD_NS = 1_400_000_000_123_456_789
 Seen = dict[str, Any]
+# One of each kind for the slow source, on which everything takes ten times as long.
+SOME = """wronly trunc rdonly_trunc openat relative through_symlink through_hard_link from_outside
+    fopen_a fopen_w freopen copy_file_range mmap ftruncate truncate forked shell rename_away
+    rename_over rename_in rename_directory rename_directory_out exchange exchange_directories mkstemp
+    link unlink recreate file_becomes_link other_target chmod fchmod chown futimens utimensat
+    fsetxattr removexattr proc_open_trunc""".split()
 
 
 def build_change(directory: Path) -> Path:
@@ -73,7 +79,7 @@ class Stage:
 
     def __init__(self, top: Path, state: str, program: Path, slowsource: Path) -> None:
         self.state, self.program, self.top = state, program, top
-        self.operations = operations(program)
+        self.operations = SOME if state == "filling" else operations(program)
         self.outcomes: dict[str, Outcome] = {}
         self.thawed = False
         self._stack = ExitStack()
@@ -146,7 +152,9 @@ class Stage:
         daemon.send_signal(number)
         wanted = "T" if number == signal.SIGSTOP else "SR"
         stat = Path(f"/proc/{daemon.pid}/stat")
-        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] in wanted, what="the stop")
+        wait_until(
+            lambda: stat.read_text().rpartition(")")[2].split()[0] in wanted, what="the stop"
+        )
 
     # --- copies ---------------------------------------------------------------------------------
 

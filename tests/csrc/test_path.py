@@ -126,7 +126,9 @@ component = st.one_of(
 @st.composite
 def any_path(draw: st.DrawFn) -> tuple[str, str]:
     """(where it starts: a kind of prefix or a relative path's base, the rest)"""
-    start = draw(st.sampled_from(["root", "alias", "top", "slash", "by_link", "relative", "relative"]))
+    start = draw(
+        st.sampled_from(["root", "alias", "top", "slash", "by_link", "relative", "relative"])
+    )
     parts = draw(st.lists(component, min_size=1, max_size=7))
     return start, "/".join(parts) + draw(st.sampled_from(["", "", "", "/", "/.", "//", "/.."]))
 
@@ -209,7 +211,15 @@ def test_links_inside_lead_to_their_file(tree: Tree, path: str, name: str) -> No
 @pytest.mark.parametrize(
     "path",
     [
-        *("loop1", "self_loop", "dangling", "dangling_directory", "through_a_file", "a/f/", "a/f/."),
+        *(
+            "loop1",
+            "self_loop",
+            "dangling",
+            "dangling_directory",
+            "through_a_file",
+            "a/f/",
+            "a/f/.",
+        ),
         *("file_with_slash", "a/f/..", "a/nothing/../f", "to_file/", "to_file/../f", "chain40"),
         *("out", "out_directory/o", "out_and_back", "not_the_source", "a/f/b"),
         # These the source serves: `..` behind a link is not worth seeing through.
@@ -272,7 +282,9 @@ def test_odd_paths_are_seen(path: str) -> None:
 
 
 @given(
-    st.sampled_from(["/", "/s", "/s/", "/s/a", "/sa", "/t/u", "/t/uv", "/al", "/al/x", "/alias", "s"]),
+    st.sampled_from(
+        ["/", "/s", "/s/", "/s/a", "/sa", "/t/u", "/t/uv", "/al", "/al/x", "/alias", "s"]
+    ),
     st.text(alphabet="/.sual", max_size=6),
 )
 def test_prefix_is_a_whole_component(start: str, rest: str) -> None:

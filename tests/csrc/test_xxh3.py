@@ -54,7 +54,9 @@ def test_any_length_alignment_and_piece(start: int, length: int, piece: int) -> 
     memory = ffi.from_buffer(DATA) + start
     expected = xxhash.xxh3_64_intdigest(DATA[start : start + length])
     assert int(lib.monarch_xxh3_of(memory, length)) == expected
-    assert int(lib.monarch_xxh3_in_pieces(memory, length, max(piece, length // 1000 + 1))) == expected
+    assert (
+        int(lib.monarch_xxh3_in_pieces(memory, length, max(piece, length // 1000 + 1))) == expected
+    )
 
 
 def test_one_mebibyte() -> None:
