@@ -143,7 +143,7 @@ def _daemon(config: Config) -> Iterator[Finding]:
 
 
 def _environment() -> Iterator[Finding]:
-    preload = os.environ.get("LD_PRELOAD", "")
+    preload = os.environ.get("MONARCH_LEFT") or os.environ.get("LD_PRELOAD", "")
     for path in filter(None, preload.replace(":", " ").split()):
         if Path(path).name == LIBRARY.name and Path(path) != LIBRARY:
             mend = "use the library and the monarch command of one installation"

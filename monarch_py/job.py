@@ -1,6 +1,7 @@
 """`monarch run`: a command with the library before it, and a daemon for as long as it runs."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -10,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from monarch_py.client import Client
 from monarch_py.daemon.lifecycle import spawn
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.native import LIBRARY
 from monarch_py.session import SessionDir
 
-__all__ = ["Outcome", "job_environment", "run_job", "stop_daemon"]
+__all__ = ["Outcome", "job_environment", "keep_daemon", "run_job"]
 
 # The shell's statuses for a command that is not there or cannot be run.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
@@ -35,6 +38,7 @@ class Outcome:
 
 def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str]:
     """The variables that put a program under the library; other preloads stay, behind ours."""
+    base = {name: value for name, value in base.items() if name != "MONARCH_LEFT"}
     others = [p for p in base.get("LD_PRELOAD", "").split(":") if p and p != str(LIBRARY)]
     return {
         **base,
@@ -84,43 +88,98 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def stop_daemon(client: Client, process: "subprocess.Popen[bytes]") -> None:
-    """Ends a daemon that we started: asked, then told, then killed."""
+def _end_daemon(client: Client, pid: int) -> None:
+    """Ends a daemon: asked, then told, then killed."""
     with contextlib.suppress(SessionError):
         client.ask("stop")
-    try:
-        process.wait(timeout=60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        daemon = psutil.Process(pid)
+        try:
+            daemon.wait(timeout=60)
+        except psutil.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+
+class _Share:
+    """Of a daemon that runs start and share: the last of them ends it.
+
+    Each run holds a shared lock on `users`, whose content is the number of the daemon's process;
+    `turn` is held by whoever starts or ends it. A daemon of `monarch start` is nobody's to end.
+    """
+
+    def __init__(self, config_file: Path) -> None:
+        self.config_file = config_file
+        self.session = SessionDir.of(config_file)
+        self.client = Client(self.session)
+        self.session.make()
+        self._users = self._open("users")
+        self._turn = self._open("turn")
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def _open(self, name: str) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(self.session.path / name, flags, 0o600)
+
+    def begin(self) -> None:
+        """A daemon serves, and does so until `end`; MonarchError when none can be started."""
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        try:
+            if not self.client.runs():
+                self._child = spawn(self.config_file, detach=False)
+                os.ftruncate(self._users, 0)
+                os.pwrite(self._users, str(self._child.pid).encode(), 0)
+            fcntl.flock(self._users, fcntl.LOCK_SH)
+        finally:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def end(self) -> None:
+        fcntl.flock(self._users, fcntl.LOCK_UN)
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass  # others go on with it
+        else:
+            pid = os.pread(self._users, 20, 0).decode()
+            os.ftruncate(self._users, 0)
+            if pid:
+                _end_daemon(self.client, int(pid))
+        finally:
+            os.close(self._users)
+            os.close(self._turn)
+        if self._child is not None:
+            self._child.returncode = 0  # waited for above, or somebody else's by now
+
+
+def keep_daemon(session: SessionDir) -> None:
+    """`monarch start` on a daemon that a run has started: it stays when the run ends."""
+    with contextlib.suppress(FileNotFoundError):
+        os.truncate(session.path / "users", 0)
 
 
 def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
     """Runs the command under the library. A daemon that serves the configuration is used and left
-    running; otherwise one is started and ended with the command. If none can be started the command
-    runs all the same, on the source. A signal before the command runs ends us (SystemExit), and the
-    daemon that we started."""
+    running; otherwise one is started, and ended with the last run that uses it. If none can be
+    started the command runs all the same, on the source. A signal before the command runs ends us
+    (SystemExit), and the daemon that we started."""
     with _on_signals([signal.SIGTERM, signal.SIGHUP], _end):
         return _run_job(config_file, command)
 
 
 def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
-    client = Client(SessionDir.of(config_file))
-    process, problem = None, ""
-    if not client.runs():
+    share, problem, report = _Share(config_file), "", None
+    try:
         try:
-            process = spawn(config_file, detach=False)
+            share.begin()
         except MonarchError as error:
             problem = str(error)
             sys.stderr.write(f"monarch: {problem}; the command reads from the source\n")
-    environment = dict(os.environ) if problem else job_environment(config_file, os.environ)
-    report = None
-    try:
+        environment = dict(os.environ) if problem else job_environment(config_file, os.environ)
         status = _run(command, environment)
         with contextlib.suppress(SessionError):
-            report = client.ask("status")
+            report = share.client.ask("status")
     finally:
-        if process is not None:
-            with _on_signals([*FORWARDED, signal.SIGINT], lambda *_: None):
-                stop_daemon(client, process)
+        with _on_signals([*FORWARDED, signal.SIGINT], lambda *_: None):
+            share.end()
     return Outcome(status, report, problem)

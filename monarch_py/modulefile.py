@@ -29,10 +29,10 @@ prepend-path LD_PRELOAD {library}
 
 def modulefile(config_file: Path | None) -> str:
     """Text of the modulefile; with a configuration, users need none of their own."""
-    config = f"setenv MONARCH_CONFIG {config_file.resolve()}\n" if config_file else ""
+    config = f"setenv MONARCH_CONFIG {{{config_file.resolve()}}}\n" if config_file else ""
     return TEMPLATE.format(
         version=__version__,
-        commands=Path(sys.executable).parent,
-        library=LIBRARY,
+        commands=f"{{{Path(sys.executable).parent}}}",  # Tcl's braces: nothing in them is special
+        library=f"{{{LIBRARY}}}",
         config=config,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+pytest_plugins = ["ci_plugin"]
 
 from support.dataset import make_dataset
 from support.session import Session

@@ -36,6 +36,7 @@ def _leave_the_library() -> None:
     others = [path for path in preloads if Path(path).name != LIBRARY.name]
     if others != preloads:
         environment = {**os.environ, "LD_PRELOAD": ":".join(others)}
+        environment["MONARCH_LEFT"] = os.environ["LD_PRELOAD"]  # for doctor
         if not any(others):
             del environment["LD_PRELOAD"]
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606

@@ -12,7 +12,7 @@ from monarch_py.client import Client
 from monarch_py.daemon.lifecycle import serve as serve_here
 from monarch_py.daemon.lifecycle import spawn
 from monarch_py.errors import MonarchError
-from monarch_py.job import Outcome, run_job
+from monarch_py.job import Outcome, keep_daemon, run_job
 from monarch_py.session import SessionDir
 from monarch_py.units import format_size
 
@@ -72,6 +72,7 @@ def start(config_file: Path) -> None:
     config = checked(config_file)
     client = Client(SessionDir.of(config.file))
     if client.runs():
+        keep_daemon(client.session)
         click.echo(f"a daemon serves this configuration already (process {_pid(client)})")
         return
     process = spawn(config.file, detach=True)

@@ -1,5 +1,6 @@
 """env, demo: getting a job under the library."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -31,9 +32,10 @@ def env(config_file: Path | None, library: bool, as_module: bool) -> None:
     elif as_module:
         click.echo(modulefile(config_file), nl=False)
     else:
-        click.echo(f'export LD_PRELOAD="{LIBRARY}${{LD_PRELOAD:+:$LD_PRELOAD}}"')
+        quoted = shlex.quote(str(LIBRARY))
+        click.echo(f'export LD_PRELOAD={quoted}"${{LD_PRELOAD:+:$LD_PRELOAD}}"')
         if config_file is not None:
-            click.echo(f'export MONARCH_CONFIG="{config_file.resolve()}"')
+            click.echo(f"export MONARCH_CONFIG={shlex.quote(str(config_file.resolve()))}")
 
 
 @click.command()

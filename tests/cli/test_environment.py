@@ -45,7 +45,7 @@ def test_the_librarys_path(monarch: Monarch) -> None:
 
 def test_without_a_configuration_only_the_library_is_exported(monarch: Monarch) -> None:
     lines = monarch("env").stdout.splitlines()
-    assert lines == [f'export LD_PRELOAD="{LIBRARY}${{LD_PRELOAD:+:$LD_PRELOAD}}"']
+    assert lines == [f'export LD_PRELOAD={LIBRARY}"${{LD_PRELOAD:+:$LD_PRELOAD}}"']
 
 
 def test_the_lines_put_a_shells_programs_under_the_library(served: Session) -> None:

@@ -277,3 +277,37 @@ def test_a_daemon_that_dies_under_its_job_is_no_harm(session: Session, files: Fi
         assert run.stderr.read() == ""
     wait_until(lambda: not daemons(session), what="the daemon's end")
     check_all(session, files)
+
+
+def test_runs_at_the_same_time_share_a_daemon_and_the_last_one_ends_it(
+    session_factory: Callable[..., Session], tree: Path, tmp_path: Path
+) -> None:
+    session = session_factory(tree)
+    script = f"touch $0.here; until [ -e $0 ]; do sleep 0.02; done; md5sum {tree}/large"
+    jobs = []
+    for i in range(4):
+        words = session.command("run", "-q", "--json", str(tmp_path / f"{i}.json"), "--")
+        with (tmp_path / f"{i}.out").open("wb") as out:
+            job = subprocess.Popen(
+                [*words, "bash", "-c", script, str(tmp_path / f"gate{i}")],
+                env=session.env(preload=False),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        jobs.append(job)
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("gate*.here"))) == 4, what="all four jobs")
+        daemon = session.status()["pid"]
+        for i, job in enumerate(jobs):
+            (tmp_path / f"gate{i}").touch()
+            assert job.wait(timeout=60) == 0
+    finally:
+        for job in jobs:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGTERM)
+                job.wait()
+    assert len({(tmp_path / f"{i}.out").read_bytes() for i in range(4)}) == 1
+    reports = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(4)]
+    assert {report["pid"] for report in reports} == {daemon}
+    wait_until(lambda: not Path(f"/proc/{daemon}").exists(), what="the daemon's end")
