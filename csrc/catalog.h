@@ -17,7 +17,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 3
+#define MONARCH_VERSION 4
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -32,9 +32,11 @@
 /* Bits of the changed filter, of which a file has two. 100,000 changed files make one in 7,000 of
  * the others look changed too, which costs it its copy and nothing else. */
 #define MONARCH_FILTER_BITS 16777216
-/* A bit of the coarse filter stands for this many of the filter. It is small enough (64 KiB) to
- * stay in a core's cache, so that a file that nobody changed costs no miss in the large one. */
-#define MONARCH_FILTER_COARSE 32
+/* A bit of the coarse filter stands for this many of the filter. It is small enough (8 KiB) to stay
+ * in a core's first cache, so that a file that nobody changed costs no miss in the large one. */
+#define MONARCH_FILTER_COARSE 256
+/* Catalogs are mapped at multiples of this, so that their pages may be huge ones [bytes]. */
+#define MONARCH_HUGE_PAGE 2097152
 #define MONARCH_MAIL_SLOTS 64
 #define MONARCH_MAIL_PATH 1004
 #define MONARCH_STAT_SLOTS 64

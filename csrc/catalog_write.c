@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "native.h"
+#include "sys.h"
 
 /* Of an index, at most two thirds are in use: a probe then ends in one cache line, mostly. */
 #define FULL(slots) ((slots) / 3 * 2)
@@ -128,6 +129,28 @@ int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_cata
     }
     to->count = from->count;
     return 0;
+}
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
+
+void monarch_collapse(const char *path) {
+    struct stat st;
+    int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &st) == 0 && st.st_size >= MONARCH_HUGE_PAGE) {
+        uint64_t bytes = (uint64_t)st.st_size, huge = bytes / MONARCH_HUGE_PAGE * MONARCH_HUGE_PAGE;
+        char *map = sys_map_aligned(fd, bytes, PROT_READ | PROT_WRITE, MONARCH_HUGE_PAGE);
+        /* One huge page at a time: when memory is short, those that were had remain. */
+        for (uint64_t at = 0; map && at < huge; at += MONARCH_HUGE_PAGE)
+            if (madvise(map + at, MONARCH_HUGE_PAGE, MADV_COLLAPSE) != 0)
+                break;
+        if (map)
+            munmap(map, bytes);
+    }
+    close(fd);
 }
 
 void monarch_set_words(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,

@@ -72,7 +72,9 @@ static const void *map_segment(const char *name, int writable, uint64_t *size) {
     if (sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && !(st.st_mode & 077) &&
         st.st_uid == (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) && st.st_size > 0) {
         *size = (uint64_t)st.st_size;
-        map = sys_map(fd, *size, PROT_READ | (writable ? PROT_WRITE : 0));
+        map = *size < MONARCH_HUGE_PAGE || writable
+                  ? sys_map(fd, *size, PROT_READ | (writable ? PROT_WRITE : 0))
+                  : sys_map_aligned(fd, *size, PROT_READ, MONARCH_HUGE_PAGE);
     }
     sys_close(fd);
     return map;

@@ -55,6 +55,26 @@ static inline void *sys_map(int fd, unsigned long n, int prot) {
     long p = sys6(SYS_mmap, 0, (long)n, prot, MAP_SHARED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
+/* The same at a multiple of `align` (a power of two): reserved first, so that nobody's mapping is
+ * hit. */
+static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned long align) {
+    unsigned long room = n + align;
+    long p = sys6(SYS_mmap, 0, (long)room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                  -1, 0);
+    if (p < 0 && p > -4096)
+        return sys_map(fd, n, prot);
+    unsigned long at = ((unsigned long)p + align - 1) & ~(align - 1);
+    unsigned long end = (at + n + 4095) & ~4095UL, limit = ((unsigned long)p + room) & ~4095UL;
+    long r = sys6(SYS_mmap, (long)at, (long)n, prot, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (at > (unsigned long)p)
+        sys6(SYS_munmap, p, (long)(at - (unsigned long)p), 0, 0, 0, 0);
+    if (limit > end)
+        sys6(SYS_munmap, (long)end, (long)(limit - end), 0, 0, 0, 0);
+    if (r >= 0 || r <= -4096)
+        return (void *)at;
+    sys6(SYS_munmap, (long)at, (long)(end - at), 0, 0, 0, 0);
+    return 0;
+}
 static inline void sys_unmap(const void *p, unsigned long n) {
     sys6(SYS_munmap, (long)p, (long)n, 0, 0, 0, 0);
 }

@@ -146,11 +146,12 @@ class Catalog(CatalogReader):
             )
 
     def fit(self) -> None:
-        """Gives back what growth allocated ahead, but for a little."""
+        """Gives back what growth allocated ahead, but for a little; then huge pages, if any."""
         capacity = len(self) + len(self) // 64 + 256
         pool_bytes = int(self.c.pool_used) * 65 // 64 + 16384
         if self.c.bytes > lib.monarch_catalog_bytes(capacity, pool_bytes) * 1.03:
             self._resize(capacity, pool_bytes)
+        lib.monarch_collapse(os.fsencode(self.segment.path))
 
     def set_words(self, ids: Ids, words: npt.NDArray[np.uint64] | np.uint64) -> None:
         words = np.ascontiguousarray(np.broadcast_to(words, ids.shape), dtype=np.uint64)

@@ -27,18 +27,28 @@ def _processes() -> Iterator[Path]:
                 continue
 
 
-def _descriptors(process: Path) -> Iterator[tuple[int, os.stat_result]]:
+def _numbers(process: Path) -> list[int]:
     try:
-        found = list((process / "fd").iterdir())
+        return [int(link.name) for link in (process / "fd").iterdir()]
     except OSError:
-        return
-    for link in found:
-        try:
-            status = link.stat()
-        except OSError:
-            continue
-        if stat.S_ISREG(status.st_mode):
-            yield int(link.name), status
+        return []
+
+
+def _regular_file(process: Path, fd: int) -> os.stat_result | None:
+    try:
+        status = (process / "fd" / str(fd)).stat()
+    except OSError:
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
+
+
+def _may_write(process: Path, fd: int) -> bool:
+    try:
+        info = (process / "fdinfo" / str(fd)).read_text()
+    except OSError:
+        return False
+    flags = next((x.split()[1] for x in info.splitlines() if x.startswith("flags:")), "0")
+    return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _mappings(process: Path) -> Iterator[tuple[int, int]]:
@@ -98,8 +108,9 @@ def open_files(shared: Shared) -> list[dict[str, Any]]:
         except OSError:
             continue
         about = {"pid": int(process.name), "command": command}
-        for fd, status in _descriptors(process):
-            found = finder.find(status.st_dev, status.st_ino)
+        for fd in _numbers(process):
+            status = _regular_file(process, fd)
+            found = finder.find(status.st_dev, status.st_ino) if status else None
             if found:
                 rows.append({**about, "fd": fd, **found})
         for device, inode in _mappings(process):
@@ -115,13 +126,9 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     What is written through a descriptor older than the session is seen by nobody else.
     """
     for process in _processes():
-        for fd, status in _descriptors(process):
-            if status.st_dev not in devices:
-                continue
-            try:
-                info = (process / "fdinfo" / str(fd)).read_text()
-            except OSError:
-                continue
-            flags = next((x.split()[1] for x in info.splitlines() if x.startswith("flags:")), "0")
-            if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
-                yield status.st_dev, status.st_ino
+        for fd in _numbers(process):
+            # Asked first, because it asks no file system: one of a hung server would keep us here.
+            if _may_write(process, fd):
+                status = _regular_file(process, fd)
+                if status is not None and status.st_dev in devices:
+                    yield status.st_dev, status.st_ino

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.session import wait_until
 
 from monarch_py.catalog import Catalog, CatalogReader
 from monarch_py.native import ENTRY, Kind, State, copy_of, ffi, make_word, state_of, tier_of
@@ -61,7 +60,8 @@ def test_what_is_added_is_found_and_nothing_else(
     batches: list[list[tuple[int, bytes, int]]],
 ) -> None:
     with TemporaryDirectory() as directory:
-        catalog, known = make(Path(directory)), {}
+        catalog = make(Path(directory))
+        known: dict[tuple[int, bytes], tuple[int, int]] = {}
         for rows in batches:
             ids, added = catalog.add(*batch(rows))
             fresh = 0
@@ -207,8 +207,7 @@ def test_readers_in_other_processes_see_only_right_answers_while_it_grows(tmp_pa
             catalog.add(*batch(many(500, start)))
         done.touch()
         for reader in readers:
-            wait_until(lambda reader=reader: reader.poll() is not None, what="the reader's end")
-            assert reader.returncode == 0
+            assert reader.wait(timeout=60) == 0
             assert reader.stdout is not None
             assert int(reader.stdout.read()) > 0
     finally:

@@ -9,9 +9,11 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 
-def attributes(look, path):
+def attributes(look: Callable[[str], os.stat_result], path: str) -> Any:
     try:
         st = look(path)
     except OSError as error:
@@ -20,7 +22,7 @@ def attributes(look, path):
     return [st.st_mode, st.st_nlink, st.st_uid, st.st_gid, st.st_size, st.st_ino, st.st_dev, *times]
 
 
-def content(path):
+def content(path: str) -> Any:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -35,7 +37,7 @@ def content(path):
         os.close(fd)
 
 
-def xattrs(path):
+def xattrs(path: str) -> Any:
     try:
         names = sorted(os.listxattr(path, follow_symlinks=False))
         return {n: os.getxattr(path, n, follow_symlinks=False).hex() for n in names}
@@ -43,7 +45,7 @@ def xattrs(path):
         return error.errno
 
 
-def look_at(path):
+def look_at(path: str) -> dict[str, Any]:
     return {
         "lstat": attributes(os.lstat, path),
         "stat": attributes(os.stat, path),
@@ -53,7 +55,7 @@ def look_at(path):
     }
 
 
-def look_below(top):
+def look_below(top: str) -> dict[str, Any]:
     found = {}
     for folder, directories, files in os.walk(top):
         for name in sorted(directories + files):

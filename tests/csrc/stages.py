@@ -28,11 +28,46 @@ LOOK = [sys.executable, "-I", "-S", str(HERE / "look.py")]
 OLD_NS = 1_400_000_000_123_456_789
 Seen = dict[str, Any]
 # One of each kind for the slow source, on which everything takes ten times as long.
-SOME = """wronly trunc rdonly_trunc openat relative through_symlink through_hard_link from_outside
-    fopen_a fopen_w freopen copy_file_range mmap ftruncate truncate forked shell rename_away
-    rename_over rename_in rename_directory rename_directory_out exchange exchange_directories mkstemp
-    link unlink recreate file_becomes_link other_target chmod fchmod chown futimens utimensat
-    fsetxattr removexattr proc_open_trunc""".split()
+SOME = [
+    "wronly",
+    "trunc",
+    "rdonly_trunc",
+    "openat",
+    "relative",
+    "through_symlink",
+    "through_hard_link",
+    "from_outside",
+    "fopen_a",
+    "fopen_w",
+    "freopen",
+    "copy_file_range",
+    "mmap",
+    "ftruncate",
+    "truncate",
+    "forked",
+    "shell",
+    "rename_away",
+    "rename_over",
+    "rename_in",
+    "rename_directory",
+    "rename_directory_out",
+    "exchange",
+    "exchange_directories",
+    "mkstemp",
+    "link",
+    "unlink",
+    "recreate",
+    "file_becomes_link",
+    "other_target",
+    "chmod",
+    "fchmod",
+    "chown",
+    "futimens",
+    "utimensat",
+    "fsetxattr",
+    "removexattr",
+    "proc_open_trunc",
+]
 
 
 def build_change(directory: Path) -> Path:
@@ -59,7 +94,8 @@ def plant(here: Path, outside: Path) -> None:
     (here / "to_f").symlink_to("f")
     (outside / "into").symlink_to(Path("../..") / here.parent.name / here.name / "f")
     for path in (*here.rglob("*"), *outside.rglob("*")):
-        path.is_symlink() or path.chmod(0o755 if path.is_dir() else 0o644)
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else 0o644)
         os.utime(path, ns=(OLD_NS, OLD_NS), follow_symlinks=False)
 
 
@@ -110,7 +146,7 @@ class Stage:
         self._stack.close()
 
     def _freeze(self) -> None:
-        settings = {"scan_rate": 1} if self.state == "unscanned" else {}
+        settings: dict[str, Any] = {"scan_rate": 1} if self.state == "unscanned" else {}
         self.session = self._stack.enter_context(
             Session(self.top, self.root / "source", shared_tpool_size=48, **settings)
         )
@@ -185,7 +221,12 @@ class Stage:
         }
 
     def _perform(self, operation: str, top: Path, *, preload: bool) -> str:
-        words = [self.program, operation, top / "source" / operation, top / "outside" / operation]
+        words: list[str | Path] = [
+            self.program,
+            operation,
+            top / "source" / operation,
+            top / "outside" / operation,
+        ]
         done = self.session.run(words, preload=preload)
         assert (done.returncode, done.stderr) == (0, ""), done
         return done.stdout.replace(str(top), "")

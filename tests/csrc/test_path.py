@@ -293,12 +293,12 @@ def test_prefix_is_a_whole_component(start: str, rest: str) -> None:
         slot = known.control.source[i]
         slot.path, slot.path_len, slot.alias, slot.alias_len = path, len(path), alias, len(alias)
     known.control.sources = 2
-    path = start + rest
+    whole = start + rest
     expected: tuple[int, bytes | None] = (-1, None)
-    for root, source in (("/t/u", 1), ("/al", 0), ("/s", 0)):
-        if path == root or path.startswith(root + "/"):
-            expected = (source, path[len(root) + 1 :].encode())
-    assert known.prefix(path.encode()) == expected
+    for prefix, number in (("/t/u", 1), ("/al", 0), ("/s", 0)):
+        if whole == prefix or whole.startswith(prefix + "/"):
+            expected = (number, whole[len(prefix) + 1 :].encode())
+    assert known.prefix(whole.encode()) == expected
 
 
 def test_entries_have_the_kinds_of_the_tree(tree: Tree) -> None:
