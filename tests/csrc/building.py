@@ -1,7 +1,8 @@
-"""The C parts built in other ways than the package does: file by file, with sanitizers, into programs.
+"""The C parts built in other ways than the package does: file by file, with sanitizers, into
+programs.
 
-What is compiled, and with which flags, is asked from setup.py and build_native.py, so that a file or
-flag added there counts here.
+What is compiled, and with which flags, is asked from setup.py and build_native.py, so that a file
+or flag added there counts here.
 """
 
 from __future__ import annotations

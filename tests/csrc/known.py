@@ -1,5 +1,5 @@
-"""A catalog in this process's memory: what a scan of a real directory finds, and the segments beside
-it, so that look-ups can be asked without a daemon."""
+"""A catalog in this process's memory: what a scan of a real directory finds, and the segments
+beside it, so that look-ups can be asked without a daemon."""
 
 from __future__ import annotations
 

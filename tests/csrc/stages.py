@@ -1,4 +1,4 @@
-"""A source with a directory for every operation of change.c, in one of three states of its copies."""
+"""A source with a directory for every operation of change.c, in one of three states of copies."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class Outcome:
 
 class Stage:
     """`state`: 'present' (everything has its copy), 'filling' (every copy is being written and has
-    old bytes in it) or 'unscanned' (the daemon knows no file). The daemon stands still, so that what
-    is seen after an operation is the library's own work, until `thaw`."""
+    old bytes in it) or 'unscanned' (the daemon knows no file). The daemon stands still, so that
+    what is seen after an operation is the library's own work, until `thaw`."""
 
     def __init__(self, top: Path, state: str, program: Path, slowsource: Path) -> None:
         self.state, self.program, self.top = state, program, top
@@ -167,7 +167,7 @@ class Stage:
         self.session.wait_scanned()
         self._slow.latency(read=3600)
         self._slow.reset()
-        # Not `hard`: an open of it would wait in the kernel for the pages of f that are on their way.
+        # Not `hard`: its open would wait in the kernel for the pages of f that are on their way.
         names = ("f", "g", "d/x", "d/y", "e/x")
         wanted = [self.root / "source" / op / name for name in names for op in self.operations]
         script = "import os,sys\nfor path in sys.argv[1:]: os.close(os.open(path, 0))"
@@ -268,7 +268,7 @@ class Stage:
 
 
 def normalised(seen: Seen) -> Seen:
-    """What must be equal in two trees: numbers of files and the times of changes are each tree's."""
+    """What must be equal in two trees: numbers of files and times of changes are each tree's."""
 
     def attributes(found: Any) -> Any:
         if not isinstance(found, list) or len(found) < 9:

@@ -1,6 +1,6 @@
-"""Changes, by whatever name, descriptor, mapping or call: each does exactly at the source what it does
-without the library, and from its return on nobody is given the old copy, not even one whose fill
-ends later. The copies themselves never change."""
+"""Changes, by whatever name, descriptor, mapping or call: each does exactly at the source what it
+does without the library, and from its return on nobody is given the old copy, not even one whose
+fill ends later. The copies themselves never change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from csrc.stages import SOME, Stage, build_change, normalised, operations, stage
 
 
 def _operations() -> list[str]:
-    """The table of change.c is the list of tests; without a compiler there is one, which says so."""
+    """The table of change.c is the list of tests; without a compiler one says what is missing."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as directory:

@@ -1,5 +1,5 @@
-"""Path resolution against the kernel: whatever entry it names is the file that the kernel would open,
-and what the kernel finds on a way that we can see through, it finds too."""
+"""Path resolution against the kernel: whatever entry it names is the file that the kernel would
+open, and what the kernel finds on a way that we can see through, it finds too."""
 
 from __future__ import annotations
 
