@@ -129,7 +129,10 @@ class Stage:
             self.root = top / "mount"
             self.root.mkdir()
             self._slow = self._stack.enter_context(
-                SlowSource(backing, self.root, binary=slowsource, attr_timeout_s=0.0)
+                # keep_pages: else an open waits in the kernel for the pages that a fill is reading.
+                SlowSource(
+                    backing, self.root, binary=slowsource, attr_timeout_s=0.0, keep_pages=True
+                )
             )
 
     def __enter__(self) -> Stage:
@@ -167,7 +170,6 @@ class Stage:
         self.session.wait_scanned()
         self._slow.latency(read=3600)
         self._slow.reset()
-        # Not `hard`: its open would wait in the kernel for the pages of f that are on their way.
         names = ("f", "g", "d/x", "d/y", "e/x")
         wanted = [self.root / "source" / op / name for name in names for op in self.operations]
         script = "import os,sys\nfor path in sys.argv[1:]: os.close(os.open(path, 0))"
