@@ -7,6 +7,7 @@
 #ifndef MONARCH_CALLS_H
 #define MONARCH_CALLS_H
 
+#include <spawn.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -28,6 +29,8 @@ struct statx;
     X(mkostemp, int, (char *template, int flags))                                                  \
     X(mkstemps, int, (char *template, int suffix))                                                 \
     X(mkostemps, int, (char *template, int suffix, int flags))                                     \
+    X(posix_spawn_file_actions_addopen, int,                                                       \
+      (posix_spawn_file_actions_t * actions, int fd, const char *path, int flags, mode_t mode))    \
     /* attributes: stat.c */                                                                       \
     X(stat, int, (const char *path, struct stat *st))                                              \
     X(lstat, int, (const char *path, struct stat *st))                                             \
@@ -51,6 +54,7 @@ struct statx;
     /* content and attributes by name or descriptor: change.c */                                   \
     X(truncate, int, (const char *path, off_t length))                                             \
     X(chmod, int, (const char *path, mode_t mode))                                                 \
+    X(lchmod, int, (const char *path, mode_t mode))                                                \
     X(fchmod, int, (int fd, mode_t mode))                                                          \
     X(fchmodat, int, (int dir, const char *path, mode_t mode, int flags))                          \
     X(chown, int, (const char *path, uid_t uid, gid_t gid))                                        \
@@ -71,7 +75,11 @@ struct statx;
     X(removexattr, int, (const char *path, const char *name))                                      \
     X(lremovexattr, int, (const char *path, const char *name))                                     \
     X(fremovexattr, int, (int fd, const char *name))                                               \
-    /* where we are: space.c */                                                                    \
+    X(fgetxattr, ssize_t, (int fd, const char *name, void *value, size_t n))                       \
+    X(flistxattr, ssize_t, (int fd, char *list, size_t n))                                         \
+    X(getxattr, ssize_t, (const char *path, const char *name, void *value, size_t n))              \
+    X(listxattr, ssize_t, (const char *path, char *list, size_t n))                                \
+    /* where we are: where.c */                                                                    \
     X(chdir, int, (const char *path))                                                              \
     X(fchdir, int, (int fd))                                                                       \
     X(chroot, int, (const char *path))                                                             \

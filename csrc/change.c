@@ -10,6 +10,11 @@
 #include "serve.h"
 #include "sys.h"
 
+/* With the flag, an empty path is the descriptor itself. */
+static int means_descriptor(const char *path, int flags) {
+    return path && !*path && (flags & AT_EMPTY_PATH);
+}
+
 /* --- names ---------------------------------------------------------------------------------- */
 
 static void before_rename(int fromdir, const char *from, int todir, const char *to) {
@@ -62,8 +67,16 @@ PUBLIC int link(const char *from, const char *to) {
 }
 
 PUBLIC int linkat(int fromdir, const char *from, int todir, const char *to, int flags) {
-    monarch_changed_path(fromdir, from, flags & AT_SYMLINK_FOLLOW);
-    return REAL(linkat)(fromdir, from, todir, to, flags);
+    char real[MONARCH_PATH_MAX];
+    const char *source = NULL;
+    if (means_descriptor(from, flags))
+        source = monarch_fd_to_change(fromdir, real);
+    else
+        from = monarch_path_to_change(fromdir, from, flags & AT_SYMLINK_FOLLOW, real);
+    if (source)
+        return REAL(linkat)(AT_FDCWD, source, todir, to, 0);
+    /* What `real` names is the file itself. */
+    return REAL(linkat)(fromdir, from, todir, to, from == real ? 0 : flags);
 }
 
 PUBLIC int unlink(const char *path) {
@@ -89,23 +102,26 @@ PUBLIC int rmdir(const char *path) {
 /* --- content and attributes by path ---------------------------------------------------------- */
 
 PUBLIC int truncate(const char *path, off_t length) {
-    monarch_changed_path(AT_FDCWD, path, 1);
-    return REAL(truncate)(path, length);
+    char real[MONARCH_PATH_MAX];
+    return REAL(truncate)(monarch_path_to_change(AT_FDCWD, path, 1, real), length);
 }
 
 PUBLIC int chmod(const char *path, mode_t mode) {
-    monarch_changed_path(AT_FDCWD, path, 1);
-    return REAL(chmod)(path, mode);
+    char real[MONARCH_PATH_MAX];
+    return REAL(chmod)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode);
 }
 
-PUBLIC int fchmodat(int dir, const char *path, mode_t mode, int flags) {
-    monarch_changed_path(dir, path, !(flags & AT_SYMLINK_NOFOLLOW));
-    return REAL(fchmodat)(dir, path, mode, flags);
+/* glibc before 2.32 has no such function behind us, and could not do it either. */
+PUBLIC int lchmod(const char *path, mode_t mode) {
+    monarch_changed_path(AT_FDCWD, path, 0);
+    if (REAL(lchmod))
+        return REAL(lchmod)(path, mode);
+    return REAL(fchmodat)(AT_FDCWD, path, mode, AT_SYMLINK_NOFOLLOW);
 }
 
 PUBLIC int chown(const char *path, uid_t uid, gid_t gid) {
-    monarch_changed_path(AT_FDCWD, path, 1);
-    return REAL(chown)(path, uid, gid);
+    char real[MONARCH_PATH_MAX];
+    return REAL(chown)(monarch_path_to_change(AT_FDCWD, path, 1, real), uid, gid);
 }
 
 PUBLIC int lchown(const char *path, uid_t uid, gid_t gid) {
@@ -114,13 +130,13 @@ PUBLIC int lchown(const char *path, uid_t uid, gid_t gid) {
 }
 
 PUBLIC int utime(const char *path, const struct utimbuf *times) {
-    monarch_changed_path(AT_FDCWD, path, 1);
-    return REAL(utime)(path, times);
+    char real[MONARCH_PATH_MAX];
+    return REAL(utime)(monarch_path_to_change(AT_FDCWD, path, 1, real), times);
 }
 
 PUBLIC int utimes(const char *path, const struct timeval times[2]) {
-    monarch_changed_path(AT_FDCWD, path, 1);
-    return REAL(utimes)(path, times);
+    char real[MONARCH_PATH_MAX];
+    return REAL(utimes)(monarch_path_to_change(AT_FDCWD, path, 1, real), times);
 }
 
 PUBLIC int lutimes(const char *path, const struct timeval times[2]) {
@@ -129,8 +145,8 @@ PUBLIC int lutimes(const char *path, const struct timeval times[2]) {
 }
 
 PUBLIC int setxattr(const char *path, const char *name, const void *value, size_t n, int flags) {
-    monarch_changed_path(AT_FDCWD, path, 1);
-    return REAL(setxattr)(path, name, value, n, flags);
+    char real[MONARCH_PATH_MAX];
+    return REAL(setxattr)(monarch_path_to_change(AT_FDCWD, path, 1, real), name, value, n, flags);
 }
 
 PUBLIC int lsetxattr(const char *path, const char *name, const void *value, size_t n, int flags) {
@@ -139,8 +155,8 @@ PUBLIC int lsetxattr(const char *path, const char *name, const void *value, size
 }
 
 PUBLIC int removexattr(const char *path, const char *name) {
-    monarch_changed_path(AT_FDCWD, path, 1);
-    return REAL(removexattr)(path, name);
+    char real[MONARCH_PATH_MAX];
+    return REAL(removexattr)(monarch_path_to_change(AT_FDCWD, path, 1, real), name);
 }
 
 PUBLIC int lremovexattr(const char *path, const char *name) {
@@ -151,75 +167,100 @@ PUBLIC int lremovexattr(const char *path, const char *name) {
 /* --- attributes by descriptor ----------------------------------------------------------------
  * A descriptor of a copy stands for its source file, which is then changed by its path. */
 
-static int is_of_copy(int fd, char *path) {
-    if (fd < 0 || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
-        return 0;
-    if (monarch_source_path_of(fd, path)) {
-        monarch_changed_path(AT_FDCWD, path, 1);
-        return 1;
-    }
-    monarch_changed_fd(fd);
-    return 0;
-}
-
 PUBLIC int fchmod(int fd, mode_t mode) {
-    char path[MONARCH_PATH_MAX];
-    return is_of_copy(fd, path) ? REAL(chmod)(path, mode) : REAL(fchmod)(fd, mode);
+    char real[MONARCH_PATH_MAX];
+    const char *path = monarch_fd_to_change(fd, real);
+    return path ? REAL(chmod)(path, mode) : REAL(fchmod)(fd, mode);
 }
 
 PUBLIC int fchown(int fd, uid_t uid, gid_t gid) {
-    char path[MONARCH_PATH_MAX];
-    return is_of_copy(fd, path) ? REAL(chown)(path, uid, gid) : REAL(fchown)(fd, uid, gid);
-}
-
-/* An empty path with AT_EMPTY_PATH is the descriptor itself. */
-PUBLIC int fchownat(int dir, const char *path, uid_t uid, gid_t gid, int flags) {
     char real[MONARCH_PATH_MAX];
-    if ((flags & AT_EMPTY_PATH) && is_of_copy(dir, real))
-        return REAL(chown)(real, uid, gid);
-    monarch_changed_path(dir, path, !(flags & AT_SYMLINK_NOFOLLOW));
-    return REAL(fchownat)(dir, path, uid, gid, flags);
+    const char *path = monarch_fd_to_change(fd, real);
+    return path ? REAL(chown)(path, uid, gid) : REAL(fchown)(fd, uid, gid);
 }
 
 PUBLIC int futimes(int fd, const struct timeval times[2]) {
-    char path[MONARCH_PATH_MAX];
-    return is_of_copy(fd, path) ? REAL(utimes)(path, times) : REAL(futimes)(fd, times);
+    char real[MONARCH_PATH_MAX];
+    const char *path = monarch_fd_to_change(fd, real);
+    return path ? REAL(utimes)(path, times) : REAL(futimes)(fd, times);
 }
 
 PUBLIC int futimens(int fd, const struct timespec times[2]) {
-    char path[MONARCH_PATH_MAX];
-    return is_of_copy(fd, path) ? REAL(utimensat)(AT_FDCWD, path, times, 0)
-                                : REAL(futimens)(fd, times);
+    char real[MONARCH_PATH_MAX];
+    const char *path = monarch_fd_to_change(fd, real);
+    return path ? REAL(utimensat)(AT_FDCWD, path, times, 0) : REAL(futimens)(fd, times);
 }
 
-/* futimesat and utimensat mean the descriptor itself when there is no path. */
-static int names_descriptor(const char *path) { return !path; }
+PUBLIC int fsetxattr(int fd, const char *name, const void *value, size_t n, int flags) {
+    char real[MONARCH_PATH_MAX];
+    const char *path = monarch_fd_to_change(fd, real);
+    return path ? REAL(setxattr)(path, name, value, n, flags)
+                : REAL(fsetxattr)(fd, name, value, n, flags);
+}
+
+PUBLIC int fremovexattr(int fd, const char *name) {
+    char real[MONARCH_PATH_MAX];
+    const char *path = monarch_fd_to_change(fd, real);
+    return path ? REAL(removexattr)(path, name) : REAL(fremovexattr)(fd, name);
+}
+
+/* --- attributes by directory and path ---------------------------------------------------------
+ * Without a path, futimesat means the descriptor itself. */
+
+static const char *to_change(int dir, const char *path, int flags, char *real) {
+    if (!means_descriptor(path, flags))
+        return monarch_path_to_change(dir, path, !(flags & AT_SYMLINK_NOFOLLOW), real);
+    const char *source = monarch_fd_to_change(dir, real);
+    return source ? source : path;
+}
+
+PUBLIC int fchmodat(int dir, const char *path, mode_t mode, int flags) {
+    char real[MONARCH_PATH_MAX];
+    path = monarch_path_to_change(dir, path, !(flags & AT_SYMLINK_NOFOLLOW), real);
+    return REAL(fchmodat)(dir, path, mode, flags);
+}
+
+PUBLIC int fchownat(int dir, const char *path, uid_t uid, gid_t gid, int flags) {
+    char real[MONARCH_PATH_MAX];
+    path = to_change(dir, path, flags, real);
+    return REAL(fchownat)(dir, path, uid, gid, path == real ? flags & ~AT_EMPTY_PATH : flags);
+}
 
 PUBLIC int futimesat(int dir, const char *path, const struct timeval times[2]) {
     char real[MONARCH_PATH_MAX];
-    if (names_descriptor(path) && is_of_copy(dir, real))
-        return REAL(utimes)(real, times);
-    monarch_changed_path(dir, path, 1);
-    return REAL(futimesat)(dir, path, times);
+    const char *source = path ? NULL : monarch_fd_to_change(dir, real);
+    return REAL(futimesat)(dir, source ? source : to_change(dir, path, 0, real), times);
 }
 
 PUBLIC int utimensat(int dir, const char *path, const struct timespec times[2], int flags) {
     char real[MONARCH_PATH_MAX];
-    if ((names_descriptor(path) || (flags & AT_EMPTY_PATH)) && is_of_copy(dir, real))
-        return REAL(utimensat)(AT_FDCWD, real, times, 0);
-    monarch_changed_path(dir, path, !(flags & AT_SYMLINK_NOFOLLOW));
-    return REAL(utimensat)(dir, path, times, flags);
+    path = to_change(dir, path, flags, real);
+    return REAL(utimensat)(dir, path, times, path == real ? flags & ~AT_EMPTY_PATH : flags);
 }
 
-PUBLIC int fsetxattr(int fd, const char *name, const void *value, size_t n, int flags) {
-    char path[MONARCH_PATH_MAX];
-    return is_of_copy(fd, path) ? REAL(setxattr)(path, name, value, n, flags)
-                                : REAL(fsetxattr)(fd, name, value, n, flags);
+/* --- asking a copy's name for what the copy does not have ---------------------------------------
+ */
+
+PUBLIC ssize_t fgetxattr(int fd, const char *name, void *value, size_t n) {
+    char real[MONARCH_PATH_MAX];
+    return monarch_is_copy(fd, real) ? REAL(getxattr)(real, name, value, n)
+                                     : REAL(fgetxattr)(fd, name, value, n);
 }
 
-PUBLIC int fremovexattr(int fd, const char *name) {
-    char path[MONARCH_PATH_MAX];
-    return is_of_copy(fd, path) ? REAL(removexattr)(path, name) : REAL(fremovexattr)(fd, name);
+PUBLIC ssize_t flistxattr(int fd, char *list, size_t n) {
+    char real[MONARCH_PATH_MAX];
+    return monarch_is_copy(fd, real) ? REAL(listxattr)(real, list, n)
+                                     : REAL(flistxattr)(fd, list, n);
+}
+
+PUBLIC ssize_t getxattr(const char *path, const char *name, void *value, size_t n) {
+    char real[MONARCH_PATH_MAX];
+    return REAL(getxattr)(monarch_names_copy(path, real) ? real : path, name, value, n);
+}
+
+PUBLIC ssize_t listxattr(const char *path, char *list, size_t n) {
+    char real[MONARCH_PATH_MAX];
+    return REAL(listxattr)(monarch_names_copy(path, real) ? real : path, list, n);
 }
 
 TWINS_OF_CHANGE(TWIN)

@@ -16,83 +16,87 @@ static int may_change(int flags) {
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || needs_mode(flags);
 }
 
-static int open_copy(int dir, const char *path, int flags) {
-    struct session *s = session_for_reading();
-    char copy[MONARCH_COPY_PATH];
-    if (!s)
-        return -1;
-    const struct monarch_entry *e = monarch_copy_for(s, dir, path, flags, copy);
-    if (!e)
-        return -1;
-    int old_errno = errno;
-    int fd = REAL(open)(copy, flags);
-    monarch_count(s, e, fd >= 0);
-    if (fd < 0)
-        errno = old_errno; /* no such copy any more, no O_DIRECT on the tier, ...: the source */
-    return fd;
-}
-
-/* A descriptor of a copy can be opened again by its name in /proc: for writing it must lead to the
- * source. Returns whether `real` holds that path. */
-static int leads_to_copy(int dir, const char *path, char *real) {
-    if (!path || (strncmp(path, "/proc/", 6) != 0 && strncmp(path, "/dev/fd/", 8) != 0 &&
-                  strncmp(path, "/dev/std", 8) != 0))
-        return 0;
-    int fd = sys_openat(dir, path, O_PATH | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    int found = monarch_source_path_of(fd, real);
-    sys_close(fd);
-    return found;
-}
-
 __attribute__((noinline)) static int open_for_change(int dir, const char *path, int flags,
                                                      mode_t mode, int plain) {
     char real[MONARCH_PATH_MAX];
-    if (leads_to_copy(dir, path, real))
-        path = real;
+    int follow = !(flags & O_NOFOLLOW), old_errno = errno;
     /* Truncation happens inside the call: whoever is killed right after it has recorded it. */
     if (flags & O_TRUNC)
-        monarch_changed_path(dir, path, !(flags & O_NOFOLLOW));
+        path = monarch_path_to_change(dir, path, follow, real);
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
     /* O_RDONLY | O_CREAT changes no file that there is. */
-    if (fd >= 0 && ((flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC)))
-        monarch_changed_fd(fd);
+    if ((flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC))
+        return fd;
+    /* A copy's descriptor opened again by its name in /proc: who writes, writes to the source. */
+    if (fd >= 0 && monarch_fd_to_change(fd, real)) {
+        sys_close(fd);
+        return REAL(open)(real, flags & ~O_CREAT);
+    }
+    if (fd < 0 && errno == EACCES && monarch_path_to_change(dir, path, follow, real) == real) {
+        errno = old_errno;
+        return REAL(open)(real, flags & ~O_CREAT);
+    }
     return fd;
 }
 
-PUBLIC int open(const char *path, int flags, ...) {
-    if (may_change(flags)) {
-        mode_t mode = 0;
-        if (needs_mode(flags)) {
-            va_list args;
-            va_start(args, flags);
-            mode = va_arg(args, mode_t);
-            va_end(args);
+static int open_for_reading(int dir, const char *path, int flags, int plain) {
+    struct session *s = session_for_reading();
+    struct monarch_opening o;
+    if (!s)
+        return plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
+    monarch_look_up(s, dir, path, flags, &o);
+    if (o.served) {
+        int old_errno = errno;
+        int fd = REAL(open)(o.copy, flags);
+        if (fd >= 0) {
+            monarch_opened_copy(s, &o);
+            return fd;
         }
-        return __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)
-                   ? open_for_change(AT_FDCWD, path, flags, mode, 1)
-                   : REAL(open)(path, flags, mode);
+        errno = old_errno; /* no such copy any more, no O_DIRECT on the tier, ...: the source */
     }
-    int fd = open_copy(AT_FDCWD, path, flags);
-    return fd >= 0 ? fd : REAL(open)(path, flags);
+    int fd = plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
+    if (fd >= 0 && o.id != MONARCH_OUTSIDE)
+        monarch_opened_source(s, &o, fd);
+    return fd;
+}
+
+/* The name in /proc of a copy's descriptor is its file's, as it is now. */
+__attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
+    char real[MONARCH_PATH_MAX];
+    if (monarch_names_copy(path, real) && real[0])
+        path = real;
+    return open_for_reading(dir, path, flags, plain);
+}
+
+static int open_any(int dir, const char *path, int flags, mode_t mode, int plain) {
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
+        return plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
+    if (may_change(flags))
+        return open_for_change(dir, path, flags, mode, plain);
+    if (path && path[0] == '/' && (path[1] == 'p' || path[1] == 'd'))
+        return open_again(dir, path, flags, plain);
+    return open_for_reading(dir, path, flags, plain);
+}
+
+/* `mode` is read only when the flags say that it was passed. */
+static mode_t mode_of(int flags, va_list args) {
+    return needs_mode(flags) ? va_arg(args, mode_t) : 0;
+}
+
+PUBLIC int open(const char *path, int flags, ...) {
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = mode_of(flags, args);
+    va_end(args);
+    return open_any(AT_FDCWD, path, flags, mode, 1);
 }
 
 PUBLIC int openat(int dir, const char *path, int flags, ...) {
-    if (may_change(flags)) {
-        mode_t mode = 0;
-        if (needs_mode(flags)) {
-            va_list args;
-            va_start(args, flags);
-            mode = va_arg(args, mode_t);
-            va_end(args);
-        }
-        return __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)
-                   ? open_for_change(dir, path, flags, mode, 0)
-                   : REAL(openat)(dir, path, flags, mode);
-    }
-    int fd = open_copy(dir, path, flags);
-    return fd >= 0 ? fd : REAL(openat)(dir, path, flags);
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = mode_of(flags, args);
+    va_end(args);
+    return open_any(dir, path, flags, mode, 0);
 }
 
 /* The fortified names take no mode; libc itself deals with callers that should have passed one. */
@@ -119,6 +123,15 @@ static int made(int fd) {
     if (fd >= 0)
         monarch_changed_fd(fd);
     return fd;
+}
+
+/* The child opens it inside libc. */
+PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
+                                            const char *path, int flags, mode_t mode) {
+    char real[MONARCH_PATH_MAX];
+    if (may_change(flags))
+        path = monarch_path_to_change(AT_FDCWD, path, !(flags & O_NOFOLLOW), real);
+    return REAL(posix_spawn_file_actions_addopen)(actions, fd, path, flags, mode);
 }
 
 PUBLIC int mkstemp(char *name) { return made(REAL(mkstemp)(name)); }

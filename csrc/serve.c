@@ -20,42 +20,61 @@ static void want(struct session *s, uint64_t id) {
         monarch_ring(s);
 }
 
-void monarch_count(struct session *s, const struct monarch_entry *e, int from_copy) {
+static void count(struct session *s, int from_copy, uint64_t size) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(&n->opens, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(from_copy ? &n->hits : &n->misses, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(from_copy ? &n->bytes_from_tier : &n->bytes_from_source, e->size,
+    __atomic_fetch_add(from_copy ? &n->bytes_from_tier : &n->bytes_from_source, size,
                        __ATOMIC_RELAXED);
 }
 
-const struct monarch_entry *monarch_copy_for(struct session *s, int dir, const char *path,
-                                             int flags, char *copy) {
+void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
+    count(s, 1, o->entry->size);
+}
+
+void monarch_opened_source(struct session *s, const struct monarch_opening *o, int fd) {
+    struct stat st;
+    if (o->entry)
+        count(s, 0, o->entry->size);
+    else if (sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+        count(s, 0, (uint64_t)st.st_size);
+}
+
+void monarch_look_up(struct session *s, int dir, const char *path, int flags,
+                     struct monarch_opening *o) {
+    o->entry = NULL;
+    o->id = MONARCH_OUTSIDE;
+    o->served = 0;
     if (!path || flags & (O_PATH | O_DIRECTORY)) /* these open no file */
-        return NULL;
+        return;
     const struct monarch_catalog *c = monarch_catalog_of(s);
     if (!c)
-        return NULL;
+        return;
     int64_t id = monarch_locate(s, c, dir, path, !(flags & O_NOFOLLOW), 1);
-    if (id < 0 || monarch_entries(c)[id].kind != MONARCH_FILE)
-        return NULL;
-    monarch_tick(s);
+    if (id < 0) {
+        o->id = id;
+        return;
+    }
     const struct monarch_entry *e = &monarch_entries(c)[id];
+    if (e->kind != MONARCH_FILE)
+        return;
+    monarch_tick(s);
+    o->id = id;
+    o->entry = e;
     /* Who does not own the file may not ask for it; every copy is our own. */
     if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
-        return NULL;
+        return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !s->off &&
         !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino)) {
         /* The number of a copy is never given again: if it is dropped before the open, the open
          * fails and the source answers. */
         monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
-                          copy);
-        return e;
-    }
-    if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT)
+                          o->copy);
+        o->served = 1;
+    } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT) {
         want(s, (uint64_t)id);
-    monarch_count(s, e, 0);
-    return NULL;
+    }
 }
 
 /* --- changes -------------------------------------------------------------------------------- */
@@ -114,20 +133,69 @@ void monarch_changed_tree(int dir, const char *path) {
     }
 }
 
-int monarch_source_path_of(int fd, char *path) {
-    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
-    const struct monarch_catalog *c;
-    struct stat st;
-    if (!s || sys_fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
-        return 0;
-    const struct monarch_entry *e = monarch_behind_copy(&s, &c, &st);
-    if (!e)
-        return 0;
+int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
+                        const struct monarch_entry *e, char *real) {
     const struct monarch_source *source = &s->control->source[e->source];
     if (source->path_len + 1u + e->path_len >= MONARCH_PATH_MAX)
         return 0;
-    memcpy(path, source->path, source->path_len);
-    path[source->path_len] = '/';
-    memcpy(path + source->path_len + 1, monarch_pool(c, e->path), e->path_len + 1u);
+    memcpy(real, source->path, source->path_len);
+    real[source->path_len] = '/';
+    memcpy(real + source->path_len + 1, monarch_pool(c, e->path), e->path_len + 1u);
     return 1;
+}
+
+/* Descriptors of copies outlive the daemon: this asks for none. */
+static int describes_copy(const struct stat *st, char *real) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    const struct monarch_catalog *c;
+    const struct monarch_entry *e =
+        s && S_ISREG(st->st_mode) ? monarch_behind_copy(&s, &c, st) : NULL;
+    struct stat now;
+    if (!e)
+        return 0;
+    if (!monarch_source_path(s, c, e, real) ||
+        sys_fstatat(AT_FDCWD, real, &now, AT_SYMLINK_NOFOLLOW) != 0 || now.st_ino != e->ino ||
+        now.st_dev != s->control->source[e->source].dev)
+        real[0] = 0;
+    return 1;
+}
+
+int monarch_is_copy(int fd, char *real) {
+    struct stat st;
+    return __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) && sys_fstat(fd, &st) == 0 &&
+           describes_copy(&st, real);
+}
+
+int monarch_names_copy(const char *path, char *real) {
+    struct stat st;
+    if (!path || (strncmp(path, "/proc/", 6) != 0 && strncmp(path, "/dev/fd/", 8) != 0 &&
+                  strncmp(path, "/dev/std", 8) != 0))
+        return 0;
+    return __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) &&
+           sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
+}
+
+/* `st` is of what is to change; whether it was a copy, and its source file is instead. */
+static int record(struct stat *st, char *real) {
+    struct session *s = session_for_change();
+    int is_copy = describes_copy(st, real);
+    if (s && (!is_copy || sys_fstatat(AT_FDCWD, real, st, AT_SYMLINK_NOFOLLOW) == 0))
+        mark(s, st);
+    return is_copy;
+}
+
+const char *monarch_path_to_change(int dir, const char *path, int follow, char *real) {
+    struct stat st;
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) ||
+        sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) != 0)
+        return path;
+    return record(&st, real) ? real : path;
+}
+
+const char *monarch_fd_to_change(int fd, char *real) {
+    struct stat st;
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0 ||
+        !S_ISREG(st.st_mode))
+        return NULL;
+    return record(&st, real) ? real : NULL;
 }

@@ -7,15 +7,25 @@
 /* Room for the path of a copy. */
 #define MONARCH_COPY_PATH (MONARCH_TIER_PATH + MONARCH_COPY_NAME)
 
-/* For open-like calls: writes the path of the copy that serves this reading open and returns its
- * catalog entry; NULL sends the call to the source, and the daemon hears that it is wanted. */
-const struct monarch_entry *monarch_copy_for(struct session *s, int dir, const char *path,
-                                             int flags, char *copy);
+/* What an open for reading leads to. */
+struct monarch_opening {
+    const struct monarch_entry *entry; /* NULL for a path that the catalog does not know */
+    int64_t id;                        /* MONARCH_OUTSIDE: nothing of ours */
+    int served;                        /* `copy` is the path to open instead */
+    char copy[MONARCH_COPY_PATH];
+};
 
+/* For open-like calls. A file that has no copy is wanted from here on: the daemon hears of it. */
+void monarch_look_up(struct session *s, int dir, const char *path, int flags,
+                     struct monarch_opening *out);
+/* After the open: `fd` is of the source's file. */
+void monarch_opened_source(struct session *s, const struct monarch_opening *o, int fd);
+void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
+
+/* The entry's path at the source (MONARCH_PATH_MAX bytes); 0 if it is longer. */
+int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
+                        const struct monarch_entry *e, char *path);
 void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *out);
-
-/* Counts an open that was served (from its copy or not). */
-void monarch_count(struct session *s, const struct monarch_entry *e, int from_copy);
 
 /* Records that a file is no longer what its copy is. Each returns at once when the path or the
  * descriptor lies on no source's device. `monarch_changed_tree` is for renamed directories. */
@@ -23,7 +33,17 @@ void monarch_changed_path(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
 void monarch_changed_tree(int dir, const char *path);
 
-/* If the descriptor is one of a copy: writes the path of its source file and returns 1. */
-int monarch_source_path_of(int fd, char *path);
+/* For a call that changes what `path` leads to: records it, and returns the path that the call is
+ * to be given. That is `path`, unless it leads to a copy (/proc/self/fd/N and the like): then the
+ * source file's, in `real` (MONARCH_PATH_MAX bytes), which is empty if that name leads to another
+ * file by now: the call fails (ENOENT), and nobody else's file is changed. */
+const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
+/* The same for a descriptor; NULL if it is none of a copy, and so is what the call is to be given.
+ */
+const char *monarch_fd_to_change(int fd, char *real);
+/* Whether the descriptor is one of a copy / the path is the name in /proc or /dev of one: then
+ * `real` is as above, and nothing is recorded. */
+int monarch_is_copy(int fd, char *real);
+int monarch_names_copy(const char *path, char *real);
 
 #endif

@@ -59,17 +59,33 @@ static int answer_path(int dir, const char *path, struct stat *st, int follow) {
 }
 
 /* Descriptors of copies stay what they are while everything is switched off. */
-static const struct monarch_entry *behind(struct session **s, const struct stat *st) {
-    const struct monarch_catalog *c;
+static const struct monarch_entry *behind(struct session **s, const struct monarch_catalog **c,
+                                          const struct stat *st) {
     *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
-    return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, &c, st) : NULL;
+    return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
 }
 
-static void correct(struct stat *st) {
+/* What a descriptor of a copy says of its file: the version that was opened, but when the file was
+ * changed and has that content still, its owner, mode and links as they are now. */
+static const struct monarch_entry *correct(struct stat *st) {
     struct session *s;
-    const struct monarch_entry *e = behind(&s, st);
-    if (e)
-        fill(s, e, st);
+    const struct monarch_catalog *c;
+    const struct monarch_entry *e = behind(&s, &c, st);
+    char path[MONARCH_PATH_MAX];
+    struct stat now;
+    if (!e)
+        return NULL;
+    fill(s, e, st);
+    if (monarch_is_changed(s->clients, st->st_dev, e->ino) && monarch_source_path(s, c, e, path) &&
+        sys_fstatat(AT_FDCWD, path, &now, AT_SYMLINK_NOFOLLOW) == 0 && now.st_ino == e->ino &&
+        now.st_dev == st->st_dev && now.st_size == st->st_size) {
+        st->st_mode = now.st_mode;
+        st->st_uid = now.st_uid;
+        st->st_gid = now.st_gid;
+        st->st_nlink = now.st_nlink;
+        st->st_ctim = now.st_ctim;
+    }
+    return e;
 }
 
 static int result(int r) {
@@ -138,8 +154,7 @@ PUBLIC int __fxstatat(int version, int dir, const char *path, struct stat *st, i
                                                  : REAL(__fxstatat)(version, dir, path, st, flags);
 }
 
-static struct statx_timestamp statx_time_of(int64_t ns) {
-    struct timespec t = time_of(ns);
+static struct statx_timestamp statx_time_of(struct timespec t) {
     return (struct statx_timestamp){.tv_sec = t.tv_sec, .tv_nsec = (uint32_t)t.tv_nsec};
 }
 
@@ -148,25 +163,23 @@ static void correct_statx(struct statx *x) {
     st.st_mode = x->stx_mode;
     st.st_nlink = x->stx_nlink;
     st.st_size = (off_t)x->stx_size;
-    struct session *s;
-    const struct monarch_entry *e = behind(&s, &st);
+    const struct monarch_entry *e = correct(&st);
     if (!e)
         return;
-    uint64_t dev = s->control->source[e->source].dev;
-    x->stx_dev_major = major(dev);
-    x->stx_dev_minor = minor(dev);
-    x->stx_ino = e->ino;
-    x->stx_mode = (uint16_t)e->mode;
-    x->stx_nlink = e->nlink;
-    x->stx_uid = e->uid;
-    x->stx_gid = e->gid;
-    x->stx_size = e->size;
-    x->stx_blksize = e->blksize;
-    x->stx_blocks = e->blocks;
-    x->stx_atime = statx_time_of(e->atime_ns);
-    x->stx_mtime = statx_time_of(e->mtime_ns);
-    x->stx_ctime = statx_time_of(e->ctime_ns);
-    x->stx_btime = statx_time_of(e->btime_ns);
+    x->stx_dev_major = major(st.st_dev);
+    x->stx_dev_minor = minor(st.st_dev);
+    x->stx_ino = st.st_ino;
+    x->stx_mode = (uint16_t)st.st_mode;
+    x->stx_nlink = (uint32_t)st.st_nlink;
+    x->stx_uid = st.st_uid;
+    x->stx_gid = st.st_gid;
+    x->stx_size = (uint64_t)st.st_size;
+    x->stx_blksize = (uint32_t)st.st_blksize;
+    x->stx_blocks = (uint64_t)st.st_blocks;
+    x->stx_atime = statx_time_of(st.st_atim);
+    x->stx_mtime = statx_time_of(st.st_mtim);
+    x->stx_ctime = statx_time_of(st.st_ctim);
+    x->stx_btime = statx_time_of(time_of(e->btime_ns));
     if (!e->btime_ns)
         x->stx_mask &= ~STATX_BTIME;
 }

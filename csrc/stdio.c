@@ -20,58 +20,79 @@ static FILE *changed(FILE *f) {
 }
 
 PUBLIC FILE *fopen(const char *path, const char *mode) {
-    struct session *s = session_for_reading();
-    char copy[MONARCH_COPY_PATH];
+    char real[MONARCH_PATH_MAX];
+    struct monarch_opening o;
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return REAL(fopen)(path, mode);
-    if (!only_reads(mode)) {
-        if (mode[0] == 'w')
-            monarch_changed_path(AT_FDCWD, path, 1);
-        return changed(REAL(fopen)(path, mode));
-    }
-    const struct monarch_entry *e = s ? monarch_copy_for(s, AT_FDCWD, path, O_RDONLY, copy) : NULL;
-    if (e) {
+    if (!only_reads(mode))
+        return changed(REAL(fopen)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode));
+    struct session *s = session_for_reading();
+    if (!s)
+        return REAL(fopen)(path, mode);
+    if (monarch_names_copy(path, real) && real[0])
+        path = real;
+    monarch_look_up(s, AT_FDCWD, path, O_RDONLY, &o);
+    if (o.served) {
         int old_errno = errno;
-        FILE *f = REAL(fopen)(copy, mode);
-        monarch_count(s, e, f != NULL);
-        if (f)
+        FILE *f = REAL(fopen)(o.copy, mode);
+        if (f) {
+            monarch_opened_copy(s, &o);
             return f;
+        }
         errno = old_errno;
     }
-    return REAL(fopen)(path, mode);
+    FILE *f = REAL(fopen)(path, mode);
+    if (f && o.id != MONARCH_OUTSIDE)
+        monarch_opened_source(s, &o, fileno(f));
+    return f;
 }
 
 /* freopen closes the stream even when it fails, so the copy is opened first and reached by its
  * descriptor's name: it cannot go away in between. */
-static FILE *reopen_copy(struct session *s, const char *path, const char *mode, FILE *stream) {
-    char copy[MONARCH_COPY_PATH], name[32];
-    const struct monarch_entry *e = monarch_copy_for(s, AT_FDCWD, path, O_RDONLY, copy);
-    if (!e)
-        return NULL;
-    int fd = sys_openat(AT_FDCWD, copy, O_RDONLY | O_CLOEXEC);
+static FILE *reopen_copy(const struct monarch_opening *o, const char *mode, FILE *stream) {
+    char name[32];
+    struct stat st;
+    FILE *f = NULL;
+    int fd = o->served ? sys_openat(AT_FDCWD, o->copy, O_RDONLY | O_CLOEXEC) : -1;
     if (fd < 0)
         return NULL;
-    FILE *f = NULL;
-    struct stat st;
     snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
     if (sys_fstatat(AT_FDCWD, name, &st, 0) == 0)
         f = REAL(freopen)(name, mode, stream);
     sys_close(fd);
-    monarch_count(s, e, f != NULL);
     return f;
 }
 
 PUBLIC FILE *freopen(const char *path, const char *mode, FILE *stream) {
-    struct session *s = session_for_reading();
-    if (!path || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
+    char real[MONARCH_PATH_MAX];
+    struct monarch_opening o;
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return REAL(freopen)(path, mode, stream);
+    /* Without a path it opens its own file again: a copy's stream, its source file. */
+    if (!path && monarch_is_copy(fileno(stream), real) && real[0])
+        path = real;
     if (!only_reads(mode)) {
-        if (mode[0] == 'w')
-            monarch_changed_path(AT_FDCWD, path, 1);
+        if (path)
+            path = monarch_path_to_change(AT_FDCWD, path, 1, real);
+        else
+            monarch_changed_fd(fileno(stream));
         return changed(REAL(freopen)(path, mode, stream));
     }
-    FILE *f = s ? reopen_copy(s, path, mode, stream) : NULL;
-    return f ? f : REAL(freopen)(path, mode, stream);
+    struct session *s = session_for_reading();
+    if (!s || !path)
+        return REAL(freopen)(path, mode, stream);
+    if (monarch_names_copy(path, real) && real[0])
+        path = real;
+    monarch_look_up(s, AT_FDCWD, path, O_RDONLY, &o);
+    FILE *f = reopen_copy(&o, mode, stream);
+    if (f) {
+        monarch_opened_copy(s, &o);
+        return f;
+    }
+    f = REAL(freopen)(path, mode, stream);
+    if (f && o.id != MONARCH_OUTSIDE)
+        monarch_opened_source(s, &o, fileno(f));
+    return f;
 }
 
 TWINS_OF_STDIO(TWIN)

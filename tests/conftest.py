@@ -23,10 +23,6 @@ from monarch_py.demo.slowsource import (
     why_unavailable,
 )
 
-# Not run yet. Some two dozen of its operations still fail (copies opened again through
-# /proc or freopen(NULL), attributes through them), and its stage of slow fills can block in the
-# kernel. Both are to be mended, and then this line goes.
-collect_ignore = ["csrc/test_changes.py"]
 # In CI a test that is left out because something is missing is a failure.
 pytest_plugins = ["ci_plugin"]
 

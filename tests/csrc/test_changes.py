@@ -36,28 +36,23 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_change(tmp_path_factory.mktemp("program"))
 
 
-CASES = [
-    (state, operation)
-    for state in ("present", "filling", "unscanned")
-    for operation in OPERATIONS
-    if state != "filling" or operation in {*SOME, "all"}
-]
+def make(request: pytest.FixtureRequest, state: str) -> Iterator[Stage]:
+    slow = request.getfixturevalue("slowsource_binary") if state == "filling" else Path()
+    top = request.getfixturevalue("tmp_path_factory").mktemp(state)
+    yield from stages(top, state, request.getfixturevalue("program"), slow)
+
+
+@pytest.fixture(scope="module", params=["present", "unscanned"])
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    yield from make(request, request.param)
 
 
 @pytest.fixture(scope="module")
-def stage(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    program: Path,
-) -> Iterator[Stage]:
-    slow = Path()
-    if request.param == "filling":
-        slow = request.getfixturevalue("slowsource_binary")
-    yield from stages(tmp_path_factory.mktemp(request.param), request.param, program, slow)
+def filling(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    yield from make(request, "filling")
 
 
-@pytest.mark.parametrize(("stage", "operation"), CASES, indirect=["stage"])
-def test_at_once(stage: Stage, operation: str) -> None:
+def check_at_once(stage: Stage, operation: str) -> None:
     outcome = stage.do(operation)
     expected = stage.expected[operation]
     assert outcome.with_library == outcome.without_library
@@ -69,32 +64,59 @@ def test_at_once(stage: Stage, operation: str) -> None:
     assert seen == there
 
 
-@pytest.mark.parametrize("stage", ["present"], indirect=True)
-def test_copies_are_what_they_were(stage: Stage) -> None:
-    for operation in OPERATIONS:
-        stage.do(operation)
-    assert stage.read_copies() == stage.copies
-
-
-@pytest.mark.parametrize(("stage", "operation"), CASES, indirect=["stage"])
-def test_later(stage: Stage, operation: str) -> None:
+def check_later(stage: Stage, operation: str) -> None:
     stage.thaw()
     assert stage.later[operation] == stage.truth[operation]
     assert stage.later[operation] == stage.do(operation).without_library
 
 
-@pytest.mark.parametrize("stage", ["present", "filling", "unscanned"], indirect=True)
-def test_copies_that_are_left_are_what_they_were(stage: Stage) -> None:
+def check_copies_left(stage: Stage) -> None:
+    """Each is of some file that is there now, byte for byte."""
     stage.thaw()
     left = stage.read_copies()
     assert all(mode == 0o100400 and links == 1 for _, mode, links, _ in left.values())
-    if stage.state == "present":
-        old = [name for name in left if name in stage.copies]
-        assert [left[name] for name in old] == [stage.copies[name] for name in old]
-    # Every copy that is left is of some file that is there now, byte for byte.
     digests = {
         hashlib.sha256(path.read_bytes()).hexdigest()
         for path in stage.root.rglob("*")
         if path.is_file() and not path.is_symlink()
     }
     assert {digest for digest, *_ in left.values()} <= digests
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_at_once(stage: Stage, operation: str) -> None:
+    check_at_once(stage, operation)
+
+
+def test_copies_are_what_they_were(stage: Stage) -> None:
+    for operation in stage.operations:
+        stage.do(operation)
+    before = stage.read_copies()
+    assert before == (stage.copies if stage.state == "present" else {})
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_later(stage: Stage, operation: str) -> None:
+    check_later(stage, operation)
+
+
+def test_copies_that_are_left(stage: Stage) -> None:
+    check_copies_left(stage)
+    if stage.state == "present":
+        left = stage.read_copies()
+        old = [name for name in left if name in stage.copies]
+        assert [left[name] for name in old] == [stage.copies[name] for name in old]
+
+
+@pytest.mark.parametrize("operation", SOME)
+def test_at_once_while_it_is_filled(filling: Stage, operation: str) -> None:
+    check_at_once(filling, operation)
+
+
+@pytest.mark.parametrize("operation", SOME)
+def test_later_when_the_fill_has_ended(filling: Stage, operation: str) -> None:
+    check_later(filling, operation)
+
+
+def test_copies_that_are_left_of_fills(filling: Stage) -> None:
+    check_copies_left(filling)
