@@ -15,17 +15,28 @@ SOURCES = [
     "path.c",
     "catalog_write.c",
     "scan.c",
+    "fill.c",
     "job.c",
     "engine.c",
     "testing.c",
 ]
-DEFINES = ("MONARCH_MAX_", "MONARCH_FILTER", "MONARCH_MAIL_", "MONARCH_STAT_", "MONARCH_COPY_")
+DEFINES = (
+    "MONARCH_MAX_",
+    "MONARCH_FILTER",
+    "MONARCH_MAIL_",
+    "MONARCH_STAT_",
+    "MONARCH_COPY_",
+    "MONARCH_FILL_",
+)
 MORE_DEFINES = (
     "MONARCH_MAGIC",
     "MONARCH_VERSION",
     "MONARCH_SOURCE_PATH",
     "MONARCH_TIER_PATH",
     "MONARCH_TEXT_UNIT",
+    "MONARCH_UNIT",
+    "MONARCH_DEMANDS",
+    "MONARCH_SHARES",
 )
 
 

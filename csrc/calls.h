@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <utime.h>
 
 struct statx;
@@ -31,6 +32,29 @@ struct statx;
     X(mkostemps, int, (char *template, int suffix, int flags))                                     \
     X(posix_spawn_file_actions_addopen, int,                                                       \
       (posix_spawn_file_actions_t * actions, int fd, const char *path, int flags, mode_t mode))    \
+    /* reading: read.c */                                                                          \
+    X(read, ssize_t, (int fd, void *buf, size_t n))                                                \
+    X(pread, ssize_t, (int fd, void *buf, size_t n, off_t at))                                     \
+    X(readv, ssize_t, (int fd, const struct iovec *parts, int count))                              \
+    X(preadv, ssize_t, (int fd, const struct iovec *parts, int count, off_t at))                   \
+    X(preadv2, ssize_t, (int fd, const struct iovec *parts, int count, off_t at, int flags))       \
+    X(__read_chk, ssize_t, (int fd, void *buf, size_t n, size_t room))                             \
+    X(__pread_chk, ssize_t, (int fd, void *buf, size_t n, off_t at, size_t room))                  \
+    X(mmap, void *, (void *at, size_t n, int prot, int flags, int fd, off_t offset))               \
+    /* descriptors: descriptors.c */                                                               \
+    X(close, int, (int fd))                                                                        \
+    X(close_range, int, (unsigned first, unsigned last, int flags))                                \
+    X(closefrom, void, (int first))                                                                \
+    X(fclose, int, (FILE * stream))                                                                \
+    X(fcloseall, int, (void))                                                                      \
+    X(dup, int, (int fd))                                                                          \
+    X(dup2, int, (int fd, int fresh))                                                              \
+    X(dup3, int, (int fd, int fresh, int flags))                                                   \
+    X(fcntl, int, (int fd, int command, ...))                                                      \
+    X(flock, int, (int fd, int operation))                                                         \
+    X(lockf, int, (int fd, int command, off_t length))                                             \
+    X(lseek, off_t, (int fd, off_t offset, int whence))                                            \
+    X(fork, pid_t, (void))                                                                         \
     /* attributes: stat.c */                                                                       \
     X(stat, int, (const char *path, struct stat *st))                                              \
     X(lstat, int, (const char *path, struct stat *st))                                             \
@@ -100,6 +124,16 @@ struct statx;
     TWIN(mkostemp64, mkostemp)     \
     TWIN(mkstemps64, mkstemps)     \
     TWIN(mkostemps64, mkostemps)
+#define TWINS_OF_READ(TWIN)          \
+    TWIN(pread64, pread)             \
+    TWIN(preadv64, preadv)           \
+    TWIN(preadv64v2, preadv2)        \
+    TWIN(__pread64_chk, __pread_chk) \
+    TWIN(mmap64, mmap)
+#define TWINS_OF_DESCRIPTORS(TWIN) \
+    TWIN(fcntl64, fcntl)           \
+    TWIN(lockf64, lockf)           \
+    TWIN(lseek64, lseek)
 #define TWINS_OF_STDIO(TWIN) \
     TWIN(fopen64, fopen)     \
     TWIN(freopen64, freopen)
@@ -130,6 +164,9 @@ void monarch_real_init(void);
          ? (void)0                                                               \
          : monarch_real_init(),                                                  \
      monarch_real.name)
+
+/* The headers declare pointers that cannot be null, and the compiler would drop our checks. */
+#define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
 
 #define PUBLIC __attribute__((visibility("default")))
 

@@ -28,8 +28,11 @@ int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const cha
             return -1;
         if (slot >> 56 != (hash & 255))
             continue;
-        const char *text = monarch_pool(c, monarch_slot_text(slot));
-        const struct monarch_entry *e = &entries[monarch_slot_id(slot)];
+        uint64_t id = monarch_slot_id(slot), at = monarch_slot_text(slot);
+        if (id >= c->capacity || at + len >= c->pool_bytes) /* damaged */
+            continue;
+        const char *text = monarch_pool(c, at);
+        const struct monarch_entry *e = &entries[id];
         __builtin_prefetch(text);
         if (e->hash == hash && e->source == source && e->path_len == len &&
             memcmp(text, path, len) == 0)
@@ -46,7 +49,10 @@ int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uin
         uint64_t slot = __atomic_load_n(&inodes[i], __ATOMIC_ACQUIRE);
         if (!slot)
             return -1;
-        const struct monarch_entry *e = &entries[(slot & 0xFFFFFFFFU) - 1];
+        uint64_t id = (slot & 0xFFFFFFFFU) - 1;
+        if (id >= c->capacity) /* damaged */
+            continue;
+        const struct monarch_entry *e = &entries[id];
         if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->ino == ino && e->source == source)
             return e - entries;
     }
@@ -61,7 +67,10 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
         uint64_t slot = __atomic_load_n(&copies[i], __ATOMIC_ACQUIRE);
         if (!slot)
             return -1;
-        const struct monarch_entry *e = &entries[(slot & 0xFFFFFFFFU) - 1];
+        uint64_t id = (slot & 0xFFFFFFFFU) - 1;
+        if (id >= c->capacity) /* damaged */
+            continue;
+        const struct monarch_entry *e = &entries[id];
         /* A slot outlives its copy (clear, refill): the entry itself says what holds. */
         if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->kind == MONARCH_FILE &&
             __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
@@ -79,7 +88,7 @@ int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uin
         uint64_t slot = __atomic_load_n(&copies[i], __ATOMIC_ACQUIRE);
         if (!slot)
             break;
-        if (slot >> 32 == (hash & 0xFFFFFFFFU))
+        if (slot >> 32 == (hash & 0xFFFFFFFFU) && (slot & 0xFFFFFFFFU) - 1 < c->capacity)
             last = (int64_t)(slot & 0xFFFFFFFFU) - 1;
     }
     return last;

@@ -1,8 +1,9 @@
 /* What the daemon and the preload library share, laid out once: Python reads this header too.
  *
- * Three kinds of segment lie in a session's directory (DIR = <shm>/monarch-<uid>/<key>):
+ * Four kinds of segment lie in a session's directory (DIR = <shm>/monarch-<uid>/<key>):
  *   DIR/control     written by the daemon: who serves, which sources and tiers there are
  *   DIR/catalog.N   written by the daemon: every known file; growth publishes N + 1
+ *   DIR/fills       written by the daemon: which parts of unfinished copies can be read
  *   DIR/clients     written by the clients: what they want, what they changed, what they counted
  * All of them are allocated in full before they are published: a hole of a tmpfs mapping is a
  * SIGBUS in the reader's process once /dev/shm is full.
@@ -17,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 4
+#define MONARCH_VERSION 5
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -40,6 +41,14 @@
 #define MONARCH_MAIL_SLOTS 64
 #define MONARCH_MAIL_PATH 1004
 #define MONARCH_STAT_SLOTS 64
+
+/* A copy that is being filled can be read in units of this: small enough that a reader has its
+ * first bytes soon, large enough that the source's latency is paid for [bytes]. */
+#define MONARCH_UNIT 262144
+#define MONARCH_FILL_SLOTS 256   /* copies that are being filled at a time */
+#define MONARCH_FILL_UNITS 65536 /* in the map of one; a larger file has larger units */
+#define MONARCH_DEMANDS 256      /* readers that wait at a time; others read the source */
+#define MONARCH_SHARES 10000     /* `fill_after` counts in parts of this */
 
 enum monarch_session_state { MONARCH_STARTING, MONARCH_SERVING, MONARCH_CLOSED };
 enum monarch_kind { MONARCH_FILE, MONARCH_DIR, MONARCH_LINK };
@@ -86,6 +95,10 @@ struct monarch_control {
     uint32_t scanned;    /* every source has been scanned once */
     uint32_t sources, tiers;
     uint32_t owner; /* user id */
+    uint64_t block_bytes;
+    uint64_t mounts;       /* inode of the daemon's mount name space; 0: unknown */
+    uint32_t fill_on_open; /* who opens a file wants its copy */
+    uint32_t fill_after;   /* once this share of it was asked for, of MONARCH_SHARES */
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
     char switch_file[2][MONARCH_TIER_PATH];
@@ -133,10 +146,29 @@ struct monarch_mail {
     uint32_t unused;
 };
 
+/* A copy that is being filled. `done` has a bit for every unit that can be read from the copy; it
+ * belongs to the copy that the slot's word names before and after it was read. */
+struct monarch_fill {
+    uint64_t unit_bytes;
+    uint64_t failed; /* atomic: no more units will come */
+    uint64_t done[MONARCH_FILL_UNITS / 64];
+};
+
+struct monarch_fills {
+    uint64_t magic;
+    uint64_t units;                    /* atomic: filled so far; a sign of life */
+    uint64_t word[MONARCH_FILL_SLOTS]; /* atomic: the entry's, while it is FILLING; 0: free */
+    struct monarch_fill fill[MONARCH_FILL_SLOTS];
+};
+
 struct monarch_stats {
     uint64_t opens, hits, misses;
     uint64_t bytes_from_tier, bytes_from_source; /* sizes of the files opened */
-    uint64_t unused[11];                         /* to two cache lines */
+    uint64_t waits, wait_ns;                     /* reads that waited for a fill, and how long */
+    uint64_t fallbacks;                          /* of those, reads that the source answered */
+    uint64_t promotions;                         /* descriptors and mappings moved to the copy */
+    uint64_t bytes_while_filling;                /* read from copies that were not complete */
+    uint64_t unused[6];                          /* to two cache lines */
 };
 
 struct monarch_clients {
@@ -146,7 +178,13 @@ struct monarch_clients {
     uint64_t changes;  /* marks made in the filter, counted after each */
     uint64_t renames;  /* renames of directories */
     uint64_t mails;
-    uint64_t unused[3];
+    uint32_t engine_doorbell; /* futex: rung when a unit is demanded */
+    uint32_t engine_sleeping; /* copying threads wait on it */
+    uint64_t unused[2];
+    /* Units that readers wait for: entry + 1 in the upper half, unit and a tag in the lower, which
+     * is a futex. The daemon sets it to 0 when the answer is there. A hint, like the mail: the
+     * bitmaps are the truth, and nobody waits for a client that was killed. */
+    uint64_t demand[MONARCH_DEMANDS];
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_mail mail[MONARCH_MAIL_SLOTS];
     uint64_t wanted[MONARCH_MAX_FILES / 64];
@@ -174,6 +212,22 @@ static inline uint64_t monarch_mix(uint64_t v) {
     return v ^ (v >> 32);
 }
 
+/* The units of a file: the largest are blocks. A file that has more of them than a map has bits is
+ * not read before it is complete. */
+static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
+    uint64_t unit = block % MONARCH_UNIT ? block : MONARCH_UNIT;
+    while (unit < block && (size + unit - 1) / unit > MONARCH_FILL_UNITS)
+        unit = block % (unit * 2) ? block : unit * 2;
+    return unit;
+}
+
+/* A demand: the tag makes one differ from an earlier one for the same unit. Never 0. */
+static inline uint64_t monarch_demand(uint64_t entry, uint64_t unit, uint32_t tag) {
+    return (entry + 1) << 32 | unit << 12 | (tag & 0xFFF) | 1;
+}
+static inline uint64_t monarch_demand_entry(uint64_t demand) { return (demand >> 32) - 1; }
+static inline uint64_t monarch_demand_unit(uint64_t demand) { return demand >> 12 & 0xFFFFF; }
+
 /* The two bits of a file in the changed filter. */
 static inline uint64_t monarch_filter_bit(uint64_t dev, uint64_t ino) {
     return monarch_mix(ino ^ monarch_mix(dev)) % MONARCH_FILTER_BITS;
@@ -197,6 +251,22 @@ static inline uint64_t monarch_index_slot(uint64_t hash, uint64_t text, uint64_t
 static inline uint64_t monarch_slot_id(uint64_t slot) { return (slot & 0x1FFFFFF) - 1; }
 static inline uint64_t monarch_slot_text(uint64_t slot) {
     return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
+}
+
+static inline uint64_t monarch_aligned(uint64_t n) { return (n + 127) / 128 * 128; }
+
+/* Where everything lies in a catalog of this size: the one layout that there is. */
+static inline void monarch_lay_out(struct monarch_catalog *c, uint64_t capacity,
+                                   uint64_t pool_bytes) {
+    c->capacity = capacity;
+    c->pool_bytes = pool_bytes;
+    c->slots = capacity / 2 * 3 + 64;
+    c->index_at = monarch_aligned(sizeof *c);
+    c->inodes_at = c->index_at + 8 * c->slots;
+    c->copies_at = c->inodes_at + 8 * c->slots;
+    c->entries_at = c->copies_at + 8 * c->slots;
+    c->pool_at = c->entries_at + capacity * sizeof(struct monarch_entry);
+    c->bytes = c->pool_at + monarch_aligned(pool_bytes);
 }
 
 static inline const struct monarch_entry *monarch_entries(const struct monarch_catalog *c) {

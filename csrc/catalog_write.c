@@ -13,13 +13,10 @@
 /* Of an index, at most two thirds are in use: a probe then ends in one cache line, mostly. */
 #define FULL(slots) ((slots) / 3 * 2)
 
-static uint64_t slots_for(uint64_t capacity) { return capacity / 2 * 3 + 64; }
-
-static uint64_t aligned(uint64_t n) { return (n + 127) / 128 * 128; }
-
 uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes) {
-    return aligned(sizeof(struct monarch_catalog)) + 3 * 8 * slots_for(capacity) +
-           capacity * sizeof(struct monarch_entry) + aligned(pool_bytes);
+    struct monarch_catalog c;
+    monarch_lay_out(&c, capacity, pool_bytes);
+    return c.bytes;
 }
 
 void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes) {
@@ -27,15 +24,7 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
     memset(c, 0, sizeof *c);
     c->magic = MONARCH_MAGIC;
     c->generation = generation;
-    c->bytes = monarch_catalog_bytes(capacity, pool_bytes);
-    c->capacity = capacity;
-    c->slots = slots_for(capacity);
-    c->pool_bytes = pool_bytes;
-    c->index_at = aligned(sizeof *c);
-    c->inodes_at = c->index_at + 8 * c->slots;
-    c->copies_at = c->inodes_at + 8 * c->slots;
-    c->entries_at = c->copies_at + 8 * c->slots;
-    c->pool_at = c->entries_at + capacity * sizeof(struct monarch_entry);
+    monarch_lay_out(c, capacity, pool_bytes);
 }
 
 static void put_slot(struct monarch_catalog *c, uint64_t at, uint64_t hash, uint64_t slot) {
@@ -105,6 +94,7 @@ void monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
     next.path = e->path;
     next.path_len = e->path_len;
     next.source = e->source;
+    next.kind = e->kind; /* readers look at it at any time */
     next.word = e->word;
     next.copy_ino = 0;
     *e = next;

@@ -12,7 +12,8 @@
 
 /* With the flag, an empty path is the descriptor itself. */
 static int means_descriptor(const char *path, int flags) {
-    return path && !*path && (flags & AT_EMPTY_PATH);
+    MAYBE_NULL(path);
+    return (flags & AT_EMPTY_PATH) && path && !*path;
 }
 
 /* --- names ---------------------------------------------------------------------------------- */
@@ -228,6 +229,7 @@ PUBLIC int fchownat(int dir, const char *path, uid_t uid, gid_t gid, int flags) 
 
 PUBLIC int futimesat(int dir, const char *path, const struct timeval times[2]) {
     char real[MONARCH_PATH_MAX];
+    MAYBE_NULL(path);
     const char *source = path ? NULL : monarch_fd_to_change(dir, real);
     return REAL(futimesat)(dir, source ? source : to_change(dir, path, 0, real), times);
 }

@@ -1,86 +1,406 @@
-/* The threads that copy, and their queues. */
+/* The threads that copy, and what each does next: first what a reader waits for, then removals,
+ * then files in use, then all others. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "doorbell.h"
 #include "engine.h"
 
+/* Orders of the queues are found by entry in buckets: a reader may wait for one far behind. */
+#define BUCKETS 1024
+/* A reader has waited for a unit of the file within this time: it is moved in units [ns]. */
+#define ASKED_NS 500000000ULL
+
 struct queue {
     struct job *first, *last;
+    uint64_t length;
 };
 
 struct pool {
-    struct monarch_engine shared; /* first: job.c sees only this */
+    struct monarch_engine shared; /* first: fill.c and job.c see only this */
     pthread_mutex_t lock;
-    pthread_cond_t work;
-    struct queue urgent, normal, done;
-    uint64_t pending; /* queued, running, or done and not yet told */
-    uint32_t *doorbell;
+    struct queue urgent, in_use, normal, done, told;
+    struct job *bucket[BUCKETS];
+    struct fill *fills;              /* begun and not over, in the order in which they go on */
+    uint64_t pending[2];             /* queued, running, or done and not yet told: normal, in use */
+    uint64_t taken[MONARCH_DEMANDS]; /* demands that a thread works on */
+    unsigned next_demand, free_slots;
+    int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */
+    uint32_t width;               /* futex: how many threads may work */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
     int threads;
-    pthread_t thread[];
+    struct worker {
+        struct pool *pool;
+        uint32_t number;
+        pthread_t thread;
+    } worker[];
 };
+
+/* --- queues ------------------------------------------------------------------------------------
+ */
 
 static void push(struct queue *q, struct job *job) {
     job->next = NULL;
-    if (q->last)
-        q->last->next = job;
-    else
-        q->first = job;
+    job->before = q->last;
+    job->queue = q;
+    *(q->last ? &q->last->next : &q->first) = job;
     q->last = job;
+    q->length++;
+}
+
+static void take_out(struct job *job) {
+    struct queue *q = job->queue;
+    *(job->before ? &job->before->next : &q->first) = job->next;
+    *(job->next ? &job->next->before : &q->last) = job->before;
+    job->queue = NULL;
+    q->length--;
 }
 
 static struct job *pop(struct queue *q) {
     struct job *job = q->first;
-    if (job) {
-        q->first = job->next;
-        if (!q->first)
-            q->last = NULL;
+    if (job)
+        take_out(job);
+    return job;
+}
+
+/* Only orders that have not begun and that a reader may wait for are in the buckets. */
+static int is_awaited(const struct job *job) {
+    return job->result.kind == MONARCH_FILL || job->result.kind == MONARCH_CHECK;
+}
+
+static struct job **bucket_of(struct pool *p, uint64_t id) { return &p->bucket[id % BUCKETS]; }
+
+static void remember(struct pool *p, struct job *job) {
+    struct job **b = bucket_of(p, job->result.id);
+    job->same = *b;
+    *b = job;
+}
+
+static void forget(struct pool *p, const struct job *job) {
+    for (struct job **at = bucket_of(p, job->result.id); *at; at = &(*at)->same)
+        if (*at == job) {
+            *at = job->same;
+            return;
+        }
+}
+
+/* --- fills under way ----------------------------------------------------------------------------
+ */
+
+static int is_claimed(const struct fill *f, uint64_t unit) {
+    return f->claimed[unit / 64] >> (unit % 64) & 1;
+}
+
+static void claim(struct fill *f, uint64_t unit) { f->claimed[unit / 64] |= 1ULL << (unit % 64); }
+
+static struct fill *fill_of(struct pool *p, uint64_t id) {
+    struct fill *f = p->fills;
+    while (f && f->job->result.id != id)
+        f = f->next;
+    return f;
+}
+
+static void add_fill(struct pool *p, struct fill *f) {
+    struct fill **at = &p->fills;
+    while (*at)
+        at = &(*at)->next;
+    f->next = NULL;
+    *at = f;
+}
+
+static void remove_fill(struct pool *p, const struct fill *f) {
+    struct fill **at = &p->fills;
+    while (*at && *at != f)
+        at = &(*at)->next;
+    if (*at)
+        *at = f->next;
+}
+
+/* --- what to do next ----------------------------------------------------------------------------
+ */
+
+struct work {
+    struct job *job;   /* to begin or to do, or */
+    struct fill *fill; /* a unit or a block of it */
+    uint64_t unit, block;
+    int is_unit;
+};
+
+static void begins(struct pool *p, struct job *job, struct work *w) {
+    take_out(job);
+    if (is_awaited(job))
+        forget(p, job);
+    if (job->result.kind == MONARCH_FILL)
+        job->slot = p->slot[--p->free_slots];
+    *w = (struct work){.job = job};
+}
+
+static int find_queued(struct pool *p, uint64_t id, struct work *w) {
+    struct job *job = p->free_slots ? *bucket_of(p, id) : NULL;
+    while (job && job->result.id != id)
+        job = job->same;
+    if (!job)
+        return 0;
+    p->pending[job->result.in_use]--;
+    p->pending[job->result.in_use = 1]++;
+    begins(p, job, w);
+    return 1;
+}
+
+static int find_unit(struct pool *p, struct fill *f, uint64_t unit, struct work *w) {
+    f->asked_ns = monarch_now_ns();
+    if (unit < f->units && !is_claimed(f, unit) && !monarch_fill_is_over(f)) {
+        claim(f, unit);
+        f->users++;
+        *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
+        return 1;
     }
-    return job;
+    /* Whoever moves it answers, unless that was before the demand. */
+    if (unit >= f->units || f->map->done[unit / 64] >> (unit % 64) & 1)
+        monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
+    return 0;
 }
 
-static struct job *next_job(struct pool *p) {
-    struct job *job = NULL;
+/* Readers take turns: the search goes on behind the demand that was found last. */
+static int find_demand(struct pool *p, struct work *w) {
+    for (unsigned n = 0; n < MONARCH_DEMANDS; n++) {
+        unsigned i = (p->next_demand + n) % MONARCH_DEMANDS;
+        uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
+        if (!d || d == p->taken[i])
+            continue;
+        struct fill *f = fill_of(p, monarch_demand_entry(d));
+        if (f)
+            p->taken[i] = d;
+        if (f ? find_unit(p, f, monarch_demand_unit(d), w)
+              : find_queued(p, monarch_demand_entry(d), w)) {
+            p->next_demand = i + 1;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Files that readers wait for take turns, block by block; the others are finished one by one. */
+enum use { ASKED, IN_USE, OTHERS };
+
+static enum use use_of(const struct fill *f) {
+    return f->asked_ns ? ASKED : f->job->result.in_use ? IN_USE : OTHERS;
+}
+
+static int find_block(struct pool *p, enum use use, struct work *w) {
+    struct fill *f = p->fills;
+    while (f && (f->next_block >= f->blocks || use_of(f) != use || monarch_fill_is_over(f)))
+        f = f->next;
+    if (!f)
+        return 0;
+    *w = (struct work){.fill = f, .block = f->next_block++};
+    f->users++;
+    if (use == ASKED) {
+        remove_fill(p, f);
+        add_fill(p, f);
+    }
+    return 1;
+}
+
+static int find_job(struct pool *p, struct queue *q, struct work *w) {
+    if (!q->first || (q->first->result.kind == MONARCH_FILL && !p->free_slots))
+        return 0;
+    begins(p, q->first, w);
+    return 1;
+}
+
+static int find_work(struct pool *p, struct work *w) {
+    return find_demand(p, w) || find_job(p, &p->urgent, w) || find_block(p, ASKED, w) ||
+           find_block(p, IN_USE, w) || find_job(p, &p->in_use, w) || find_block(p, OTHERS, w) ||
+           find_job(p, &p->normal, w);
+}
+
+/* --- doing it -----------------------------------------------------------------------------------
+ */
+
+static void finish(struct pool *p, struct job *job) {
     pthread_mutex_lock(&p->lock);
-    while (!(job = pop(&p->urgent)) && !(job = pop(&p->normal)) && !p->shared.stopping)
-        pthread_cond_wait(&p->work, &p->lock);
+    int was_empty = !p->done.first;
+    push(&p->done, job);
     pthread_mutex_unlock(&p->lock);
-    return job;
+    if (was_empty) /* a daemon that has been rung for one takes all */
+        monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
-static void *work(void *arg) {
-    struct pool *p = arg;
-    char *buffer = malloc(MONARCH_CHUNK);
-    for (struct job *job; buffer && (job = next_job(p));) {
-        monarch_do_job(&p->shared, job, buffer);
+/* Whoever leaves a fill last ends it. */
+static void leave(struct pool *p, struct fill *f) {
+    pthread_mutex_lock(&p->lock);
+    int last = --f->users == 0 && monarch_fill_is_over(f);
+    if (last)
+        remove_fill(p, f);
+    pthread_mutex_unlock(&p->lock);
+    if (last) {
+        struct job *job = f->job;
+        monarch_fill_end(&p->shared, f);
+        finish(p, job);
+    }
+}
+
+static void begin(struct pool *p, struct job *job, char *buffer, int depth);
+
+/* Between two parts of something else. A file that is begun here begins no other in its middle. */
+static void serve_demands(struct pool *p, char *buffer, int depth) {
+    struct work w;
+    while (depth < 2) {
         pthread_mutex_lock(&p->lock);
-        int was_empty = !p->done.first;
-        push(&p->done, job);
+        int found = find_demand(p, &w);
         pthread_mutex_unlock(&p->lock);
-        if (was_empty) /* a daemon that has been rung for one takes all */
-            monarch_doorbell_ring(p->doorbell);
+        if (!found)
+            return;
+        if (w.job) {
+            begin(p, w.job, buffer, depth + 1);
+        } else {
+            monarch_fill_move(&p->shared, w.fill, w.unit, 1, buffer, NULL);
+            leave(p, w.fill);
+        }
+    }
+}
+
+/* The next units of a block that nobody has taken up, as one run from *unit on; whole is set to 0
+ * when others have come before. */
+static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
+                          int *whole) {
+    uint64_t n = 0, most = 1;
+    pthread_mutex_lock(&p->lock);
+    if (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS)
+        most = MONARCH_CHUNK / f->unit_bytes ? MONARCH_CHUNK / f->unit_bytes : 1;
+    for (; *unit < end && is_claimed(f, *unit); ++*unit)
+        *whole = 0;
+    for (; n < most && *unit + n < end && !is_claimed(f, *unit + n); n++)
+        claim(f, *unit + n);
+    pthread_mutex_unlock(&p->lock);
+    return n;
+}
+
+static void move_block(struct pool *p, struct fill *f, uint64_t block, char *buffer, int depth) {
+    uint64_t per_block = f->block_bytes / f->unit_bytes, unit = block * per_block;
+    uint64_t end = unit + per_block < f->units ? unit + per_block : f->units;
+    struct xxh3_stream stream;
+    int whole = 1;
+    monarch_xxh3_begin(&stream);
+    for (uint64_t n; (n = claim_run(p, f, &unit, end, &whole)) > 0; unit += n) {
+        monarch_fill_move(&p->shared, f, unit, n, buffer, whole ? &stream : NULL);
+        if (unit + n < end)
+            serve_demands(p, buffer, depth);
+    }
+}
+
+static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    job->result.started_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
+    job->result.status = MONARCH_ABANDONED;
+    if (__atomic_load_n(&p->shared.stopping, __ATOMIC_RELAXED)) {
+        finish(p, job);
+    } else if (job->result.kind != MONARCH_FILL) {
+        monarch_do_job(&p->shared, job, buffer);
+        finish(p, job);
+    } else {
+        struct fill *f = monarch_fill_begin(&p->shared, job);
+        if (!f) {
+            monarch_answer(p->shared.clients, job->result.id, 0, MONARCH_FILL_UNITS);
+            finish(p, job);
+            return;
+        }
+        pthread_mutex_lock(&p->lock);
+        f->users = 1;
+        int has_work = f->blocks > 0;
+        if (has_work)
+            f->next_block = 1;
+        add_fill(p, f);
+        pthread_mutex_unlock(&p->lock);
+        if (f->blocks > 1) /* for the others */
+            monarch_doorbell_ring(&p->shared.clients->engine_doorbell);
+        /* What a reader waits for may be elsewhere in it. */
+        if (f->units > 1)
+            serve_demands(p, buffer, depth);
+        if (has_work)
+            move_block(p, f, 0, buffer, depth);
+        leave(p, f);
+    }
+}
+
+static void do_work(struct pool *p, const struct work *w, char *buffer) {
+    if (w->job) {
+        begin(p, w->job, buffer, 0);
+        return;
+    }
+    if (w->is_unit)
+        monarch_fill_move(&p->shared, w->fill, w->unit, 1, buffer, NULL);
+    else
+        move_block(p, w->fill, w->block, buffer, 0);
+    leave(p, w->fill);
+}
+
+static void sleep_on(uint32_t *word, uint32_t seen) {
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, NULL, NULL, 0);
+}
+
+/* Threads beyond the width wait for it to grow, the others for work. Both words are clients' as
+ * well: a wrong ring only wakes. */
+static void *work(void *arg) {
+    struct worker *me = arg;
+    struct pool *p = me->pool;
+    struct monarch_clients *m = p->shared.clients;
+    char *buffer = malloc(MONARCH_CHUNK);
+    while (buffer && !__atomic_load_n(&p->shared.stopping, __ATOMIC_ACQUIRE)) {
+        struct work w;
+        uint32_t width = __atomic_load_n(&p->width, __ATOMIC_ACQUIRE);
+        if (me->number >= width) {
+            sleep_on(&p->width, width);
+            continue;
+        }
+        uint32_t seen = __atomic_load_n(&m->engine_doorbell, __ATOMIC_SEQ_CST);
+        pthread_mutex_lock(&p->lock);
+        int found = find_work(p, &w);
+        pthread_mutex_unlock(&p->lock);
+        if (found) {
+            do_work(p, &w, buffer);
+            continue;
+        }
+        __atomic_fetch_add(&m->engine_sleeping, 1, __ATOMIC_SEQ_CST);
+        if (!__atomic_load_n(&p->shared.stopping, __ATOMIC_SEQ_CST))
+            sleep_on(&m->engine_doorbell, seen);
+        __atomic_fetch_sub(&m->engine_sleeping, 1, __ATOMIC_SEQ_CST);
     }
     free(buffer);
     return NULL;
 }
 
-struct monarch_engine *monarch_engine_start(int threads, uint64_t block_bytes, uint32_t *doorbell) {
-    struct pool *p = calloc(1, sizeof *p + (size_t)threads * sizeof(pthread_t));
+/* --- from Python ---------------------------------------------------------------------------------
+ */
+
+struct monarch_engine *monarch_engine_start(int threads, int width, uint64_t block_bytes,
+                                            struct monarch_clients *clients,
+                                            struct monarch_fills *fills) {
+    struct pool *p = calloc(1, sizeof *p + (size_t)threads * sizeof(struct worker));
     if (!p)
         return NULL;
     p->shared.block_bytes = block_bytes;
-    p->doorbell = doorbell;
+    p->shared.clients = clients;
+    p->shared.fills = fills;
+    p->width = (uint32_t)width;
+    for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
+        p->slot[p->free_slots++] = MONARCH_FILL_SLOTS - 1 - i;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->work, NULL);
-    for (; p->threads < threads; p->threads++)
-        if (pthread_create(&p->thread[p->threads], NULL, work, p) != 0)
+    for (; p->threads < threads; p->threads++) {
+        struct worker *w = &p->worker[p->threads];
+        w->pool = p;
+        w->number = (uint32_t)p->threads;
+        if (pthread_create(&w->thread, NULL, work, w) != 0)
             break;
+    }
     if (p->threads)
         return &p->shared;
     free(p);
@@ -95,12 +415,24 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies) {
     ((struct pool *)e)->copies[tier] = copies;
 }
 
+void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s) {
+    __atomic_store_n(&e->bytes_per_s, bytes_per_s, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->ops_per_s, ops_per_s, __ATOMIC_RELAXED);
+}
+
+void monarch_engine_width(struct monarch_engine *e, int width) {
+    struct pool *p = (struct pool *)e;
+    __atomic_store_n(&p->width, (uint32_t)width, __ATOMIC_SEQ_CST);
+    monarch_futex_wake(&p->width);
+}
+
 static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int kind, uint64_t id,
                            uint32_t tier, uint64_t copy, uint64_t sum) {
     const struct monarch_entry *entry = &monarch_entries(c)[id];
     struct job *job = calloc(1, sizeof *job + entry->path_len + 1u);
     if (!job)
         return NULL;
+    job->slot = -1;
     job->result.id = id;
     job->result.kind = (uint32_t)kind;
     job->result.tier = tier;
@@ -115,55 +447,53 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
     return job;
 }
 
-/* Takes `made` orders that nobody else sees yet into the queue. */
-static int enqueue(struct pool *p, struct queue *to, struct queue q, uint64_t made) {
+/* Takes orders that nobody else sees yet into a queue. */
+static int enqueue(struct pool *p, struct queue *to, struct queue *fresh) {
+    int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
-    if (q.first) {
-        if (to->last)
-            to->last->next = q.first;
-        else
-            to->first = q.first;
-        to->last = q.last;
+    for (struct job *job; (job = pop(fresh));) {
+        job->result.in_use = to != &p->normal;
+        p->pending[job->result.in_use]++;
+        push(to, job);
+        if (is_awaited(job))
+            remember(p, job);
     }
-    p->pending += made;
-    pthread_cond_broadcast(&p->work);
     pthread_mutex_unlock(&p->lock);
-    return (int)made;
+    monarch_doorbell_ring(&p->shared.clients->engine_doorbell);
+    return made;
 }
 
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
-                          int urgent, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
+                          int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums) {
     struct pool *p = (struct pool *)e;
-    struct queue q = {NULL, NULL};
-    uint64_t made = 0;
-    for (; made < n; made++) {
-        struct job *job =
-            new_job(p, c, kind, ids[made], tiers[made], copies[made], sums ? sums[made] : 0);
+    struct queue fresh = {NULL, NULL, 0};
+    for (uint64_t i = 0; i < n; i++) {
+        struct job *job = new_job(p, c, kind, ids[i], tiers[i], copies[i], sums ? sums[i] : 0);
         if (!job)
             break;
-        push(&q, job);
+        push(&fresh, job);
     }
-    return enqueue(p, urgent ? &p->urgent : &p->normal, q, made);
+    return enqueue(p, in_use ? &p->in_use : &p->normal, &fresh);
 }
 
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint32_t *tiers,
                         const uint64_t *copies, const uint64_t *sizes) {
     struct pool *p = (struct pool *)e;
-    struct queue q = {NULL, NULL};
-    uint64_t made = 0;
-    for (; made < n; made++) {
+    struct queue fresh = {NULL, NULL, 0};
+    for (uint64_t i = 0; i < n; i++) {
         struct job *job = calloc(1, sizeof *job + 1);
         if (!job)
             break;
+        job->slot = -1;
         job->result.kind = MONARCH_DROP;
-        job->result.tier = tiers[made];
-        job->result.copy = copies[made];
-        job->result.bytes = sizes[made];
-        job->copies = p->copies[tiers[made]];
-        push(&q, job);
+        job->result.tier = tiers[i];
+        job->result.copy = copies[i];
+        job->result.bytes = sizes[i];
+        job->copies = p->copies[tiers[i]];
+        push(&fresh, job);
     }
-    return enqueue(p, &p->urgent, q, made);
+    return enqueue(p, &p->urgent, &fresh);
 }
 
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out,
@@ -171,17 +501,35 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
     struct pool *p = (struct pool *)e;
     uint64_t n = 0;
     pthread_mutex_lock(&p->lock);
-    for (struct job *job; n < max && (job = pop(&p->done)); free(job))
+    for (struct job *job; n < max && (job = pop(&p->done));) {
+        p->pending[job->result.in_use]--;
         out[n++] = job->result;
-    p->pending -= n;
+        push(&p->told, job);
+    }
     pthread_mutex_unlock(&p->lock);
     return n;
 }
 
-uint64_t monarch_engine_pending(struct monarch_engine *e) {
+void monarch_engine_settle(struct monarch_engine *e) {
+    struct pool *p = (struct pool *)e;
+    int freed = 0;
+    pthread_mutex_lock(&p->lock);
+    for (struct job *job; (job = pop(&p->told)); free(job))
+        if (job->slot >= 0) {
+            __atomic_store_n(&e->fills->word[job->slot], 0, __ATOMIC_SEQ_CST);
+            p->slot[p->free_slots++] = job->slot;
+            freed++;
+        }
+    int waited_for = freed && (int)p->free_slots == freed;
+    pthread_mutex_unlock(&p->lock);
+    if (waited_for)
+        monarch_doorbell_ring(&e->clients->engine_doorbell);
+}
+
+uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use) {
     struct pool *p = (struct pool *)e;
     pthread_mutex_lock(&p->lock);
-    uint64_t n = p->pending;
+    uint64_t n = p->pending[in_use != 0];
     pthread_mutex_unlock(&p->lock);
     return n;
 }
@@ -190,18 +538,32 @@ uint64_t monarch_engine_bytes(struct monarch_engine *e) {
     return __atomic_load_n(&e->bytes, __ATOMIC_RELAXED);
 }
 
+/* Unfinished fills that no thread works on any more. */
+static void abandon_fills(struct pool *p) {
+    for (struct fill *f; (f = p->fills);) {
+        p->fills = f->next;
+        struct job *job = f->job;
+        f->failed = 1;
+        monarch_fill_end(&p->shared, f);
+        push(&p->done, job);
+    }
+}
+
 void monarch_engine_stop(struct monarch_engine *e) {
     struct pool *p = (struct pool *)e;
-    pthread_mutex_lock(&p->lock);
-    __atomic_store_n(&e->stopping, 1, __ATOMIC_RELAXED);
-    pthread_cond_broadcast(&p->work);
-    pthread_mutex_unlock(&p->lock);
+    __atomic_store_n(&e->stopping, 1, __ATOMIC_SEQ_CST);
+    monarch_engine_width(e, p->threads);
+    monarch_doorbell_ring(&e->clients->engine_doorbell);
     for (int i = 0; i < p->threads; i++)
-        pthread_join(p->thread[i], NULL);
-    struct queue *all[] = {&p->urgent, &p->normal, &p->done};
-    for (int i = 0; i < 3; i++)
-        for (struct job *job; (job = pop(all[i])); free(job))
-            free(job->result.block_sums);
+        pthread_join(p->worker[i].thread, NULL);
+    abandon_fills(p);
+    for (struct job *job; (job = pop(&p->done)); free(job))
+        free(job->result.block_sums);
+    struct queue *rest[] = {&p->urgent, &p->in_use, &p->normal, &p->told};
+    for (int i = 0; i < 4; i++)
+        for (struct job *job; (job = pop(rest[i])); free(job))
+            ;
+    pthread_mutex_destroy(&p->lock);
     free(p);
 }
 

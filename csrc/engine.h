@@ -1,29 +1,93 @@
-/* Between the engine's threads (engine.c) and what one job does (job.c). */
+/* Between the copying threads (engine.c), the fill of one file (fill.c) and the other orders
+ * (job.c). */
 #ifndef MONARCH_ENGINE_H
 #define MONARCH_ENGINE_H
 
-#include "native.h"
+#include <sys/stat.h>
+#include <sys/types.h>
 
-/* One read and one write move this much: long enough that a system call costs nothing, short
- * enough that the bytes are still in the second-level cache when they are hashed and written. */
+#include "native.h"
+#include "xxh3.h"
+
+/* One read and one write move this much at most: long enough that a system call costs nothing,
+ * short enough that the bytes are still in the second-level cache when they are hashed and
+ * written. */
 #define MONARCH_CHUNK (1024 * 1024)
 
 struct job {
-    struct job *next;
+    struct job *next, *before; /* in its queue */
+    struct job *same;          /* the next one of its bucket, see engine.c */
+    struct queue *queue;
     struct monarch_result result;
+    int slot;                /* of the fills segment, -1 for none */
     int source_root, copies; /* descriptors of the directories */
     uint64_t expected_sum;
     struct monarch_entry entry; /* as it was when the order was given */
     char path[];
 };
 
+/* What all threads share and that is no queue. */
 struct monarch_engine {
     uint64_t block_bytes;
     uint64_t bytes; /* atomic: read from sources */
     int stopping;   /* atomic */
+    /* At most this much from the sources each second; 0: no limit. The times are atomic: when the
+     * next operation, the next byte may be asked for [ns]. */
+    uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
+    struct monarch_clients *clients;
+    struct monarch_fills *fills;
 };
 
-/* Does the job and leaves its answer in job->result; `buffer` has MONARCH_CHUNK bytes. */
+/* --- job.c ----------------------------------------------------------------------------------- */
+
+/* Does an order that is no fill and leaves its answer in job->result; `buffer` has MONARCH_CHUNK
+ * bytes. */
 void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer);
+
+int monarch_fail(struct job *job, int status, int error); /* always -1 */
+int monarch_tier_status(int error);
+void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]);
+int monarch_open_source(struct monarch_engine *e, struct job *job);
+/* The same file, unchanged, before the first byte and after the last: only then do the bytes
+ * between belong together. */
+int monarch_source_is_unchanged(struct job *job, int fd);
+/* Reads up to `n` bytes at `at`; fewer only at the end of the file; -errno. */
+ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at);
+int monarch_write_fully(int fd, const char *buf, size_t n, off_t at);
+/* Waits until the sources may be asked for `n` more bytes. */
+void monarch_wait_turn(struct monarch_engine *e, uint64_t n);
+uint64_t monarch_now_ns(void);
+
+/* --- fill.c ---------------------------------------------------------------------------------- */
+
+/* A copy in the making. What is marked so is the engine's, under its lock. */
+struct fill {
+    struct fill *next;   /* engine's */
+    unsigned users;      /* engine's: threads at work on it */
+    uint64_t next_block; /* engine's: nobody has begun this one or those behind it */
+    uint64_t asked_ns;   /* engine's: when a reader last waited for a unit */
+    uint64_t *claimed;   /* engine's: a bit for every unit that somebody has taken up */
+    struct job *job;
+    struct monarch_fill *map;
+    int from, to, failed; /* failed: atomic */
+    uint64_t units, unit_bytes, blocks, block_bytes;
+    uint64_t blocks_left; /* atomic: without a checksum yet */
+    uint64_t written[2];  /* atomic: blocks + 1 whose write-back was begun last, and before that */
+    uint64_t *sums;       /* of the blocks */
+    uint32_t *left;       /* atomic, of every block: units that are not written yet */
+};
+
+/* Opens both files and makes the copy known to readers. NULL: the job has its answer. */
+struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
+/* Moves `count` units, of one block, that the caller has claimed. `stream` is the checksum of the
+ * block's bytes so far when they come in order, else NULL. */
+void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
+                       char *buffer, struct xxh3_stream *stream);
+int monarch_fill_is_over(const struct fill *f); /* complete, or failed */
+/* Once it is over and nobody else uses it: the answer; frees it. */
+void monarch_fill_end(struct monarch_engine *e, struct fill *f);
+
+/* Tells the readers that wait for units [first, first + count) of an entry to look again. */
+void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count);
 
 #endif

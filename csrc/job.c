@@ -1,19 +1,17 @@
-/* One order: fill a copy, check one, compare one with its source, drop one. */
+/* One order that is no fill: check a copy, compare one with its source, drop one; and what they
+ * have in common with fills. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "engine.h"
-#include "xxh3.h"
 
-/* Reads up to `n` bytes at `at`; fewer only at the end of the file. */
-static ssize_t read_fully(int fd, char *buf, size_t n, off_t at) {
+ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
     size_t done = 0;
     while (done < n) {
         ssize_t r = pread(fd, buf + done, n - done, at + (off_t)done);
@@ -28,7 +26,7 @@ static ssize_t read_fully(int fd, char *buf, size_t n, off_t at) {
     return (ssize_t)done;
 }
 
-static int write_fully(int fd, const char *buf, size_t n, off_t at) {
+int monarch_write_fully(int fd, const char *buf, size_t n, off_t at) {
     for (size_t done = 0; done < n;) {
         ssize_t r = pwrite(fd, buf + done, n - done, at + (off_t)done);
         if (r < 0 && errno == EINTR)
@@ -40,64 +38,61 @@ static int write_fully(int fd, const char *buf, size_t n, off_t at) {
     return 0;
 }
 
-static int fail(struct job *job, int status, int error) {
+int monarch_fail(struct job *job, int status, int error) {
     job->result.status = (uint32_t)status;
     job->result.error = error;
     return -1;
 }
 
-static int tier_status(int error) {
+int monarch_tier_status(int error) {
     return error == ENOSPC || error == EDQUOT || error == ENOMEM ? MONARCH_TIER_FULL
                                                                  : MONARCH_TIER_ERROR;
 }
 
-/* --- checksums: XXH3-64 of every block, and of the block sums -------------------------------- */
+void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]) {
+    snprintf(name, MONARCH_COPY_NAME + 4, "%0*llx", MONARCH_COPY_NAME,
+             (unsigned long long)job->result.copy);
+}
 
-struct sums {
-    struct xxh3_stream stream;
-    uint64_t block_bytes, in_block, count, room;
-    uint64_t *of_block;
-};
+/* --- limits ------------------------------------------------------------------------------------
+ */
 
-static int end_block(struct sums *s) {
-    if (s->count == s->room) {
-        uint64_t room = s->room ? s->room * 2 : 4;
-        uint64_t *more = realloc(s->of_block, room * sizeof *more);
-        if (!more)
-            return -1;
-        s->of_block = more;
-        s->room = room;
+uint64_t monarch_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* Takes the next free span of a second that is shared out evenly; returns when it begins. What was
+ * not used in the past is lost, but for a little: threads do not wake to the microsecond. */
+static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
+    const uint64_t slack_ns = 20000000;
+    uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
+    uint64_t next = __atomic_load_n(next_ns, __ATOMIC_RELAXED), begin;
+    do
+        begin = next + slack_ns < now ? now - slack_ns : next;
+    while (!__atomic_compare_exchange_n(next_ns, &next, begin + span, 0, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED));
+    return begin;
+}
+
+/* In steps, so that an engine that stops is not kept by a low rate. */
+static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
+    for (uint64_t now;
+         !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {
+        uint64_t ns = when_ns - now < 50000000 ? when_ns - now : 50000000;
+        struct timespec t = {0, (long)ns};
+        nanosleep(&t, NULL);
     }
-    s->of_block[s->count++] = monarch_xxh3_end(&s->stream);
-    monarch_xxh3_begin(&s->stream);
-    s->in_block = 0;
-    return 0;
 }
 
-static int add_bytes(struct sums *s, const char *data, size_t n) {
-    while (n) {
-        size_t part = s->block_bytes - s->in_block < n ? s->block_bytes - s->in_block : n;
-        monarch_xxh3_add(&s->stream, data, part);
-        s->in_block += part;
-        data += part;
-        n -= part;
-        if (s->in_block == s->block_bytes && end_block(s) != 0)
-            return -1;
-    }
-    return 0;
-}
-
-static int end_sums(struct sums *s, uint64_t *sum) {
-    if (s->in_block && end_block(s) != 0)
-        return -1;
-    *sum = monarch_xxh3(s->of_block, s->count * sizeof *s->of_block);
-    return 0;
-}
-
-static void begin_sums(struct sums *s, uint64_t block_bytes) {
-    memset(s, 0, sizeof *s);
-    s->block_bytes = block_bytes;
-    monarch_xxh3_begin(&s->stream);
+void monarch_wait_turn(struct monarch_engine *e, uint64_t n) {
+    uint64_t ops = __atomic_load_n(&e->ops_per_s, __ATOMIC_RELAXED);
+    uint64_t bytes = __atomic_load_n(&e->bytes_per_s, __ATOMIC_RELAXED);
+    if (ops)
+        sleep_until(e, take_span(&e->next_op_ns, 1, ops));
+    if (bytes && n)
+        sleep_until(e, take_span(&e->next_byte_ns, n, bytes));
 }
 
 /* --- the source file -------------------------------------------------------------------------- */
@@ -109,168 +104,90 @@ static int is_as_catalogued(const struct monarch_entry *e, const struct stat *st
            ns(st->st_mtim) == e->mtime_ns && ns(st->st_ctim) == e->ctime_ns;
 }
 
-static int open_source(struct job *job) {
+int monarch_open_source(struct monarch_engine *e, struct job *job) {
     struct stat st;
+    monarch_wait_turn(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
     /* Reading changes nothing at the source, its access time included, where we may say so. */
     int fd = openat(job->source_root, job->path, flags | O_NOATIME);
     if (fd < 0 && errno == EPERM)
         fd = openat(job->source_root, job->path, flags);
     if (fd < 0)
-        return fail(
+        return monarch_fail(
             job, errno == ENOENT || errno == ELOOP ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR,
             errno);
     if (fstat(fd, &st) != 0 || !is_as_catalogued(&job->entry, &st)) {
         close(fd);
-        return fail(job, MONARCH_SOURCE_CHANGED, 0);
+        return monarch_fail(job, MONARCH_SOURCE_CHANGED, 0);
     }
-    if (job->entry.size > MONARCH_CHUNK)
-        posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    /* What we read is what the source gives: a read ahead of a unit that somebody has read already
+     * would ask for its bytes a second time. */
+    if (job->entry.size > MONARCH_UNIT)
+        posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     return fd;
 }
 
-/* --- the copy --------------------------------------------------------------------------------- */
-
-static void copy_name(const struct job *job, char *name) {
-    snprintf(name, MONARCH_COPY_NAME + 4, "%0*llx", MONARCH_COPY_NAME,
-             (unsigned long long)job->result.copy);
-}
-
-/* Blocks are reserved before the first is written: a full tier is seen here, not half way. What is
- * written in one go needs no reservation, which would cost more than the write. */
-static int create_copy(struct job *job, const char *name) {
-    int fd = openat(job->copies, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0400);
-    if (fd < 0)
-        return fail(job, tier_status(errno), errno);
-    if (job->entry.size > MONARCH_CHUNK && fallocate(fd, 0, 0, (off_t)job->entry.size) != 0 &&
-        errno != EOPNOTSUPP && errno != ENOSYS) {
-        int error = errno;
-        close(fd);
-        return fail(job, tier_status(error), error);
-    }
-    return fd;
-}
-
-/* Write-back of a block starts when it is written and is awaited one block later: dirty pages
- * never pile up beyond two blocks a thread. */
-static void start_write_back(int fd, uint64_t done, uint64_t block) {
-    if (done % block || !done)
-        return;
-    sync_file_range(fd, (off_t)(done - block), (off_t)block, SYNC_FILE_RANGE_WRITE);
-    if (done >= 2 * block)
-        sync_file_range(fd, (off_t)(done - 2 * block), (off_t)block,
-                        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
-                            SYNC_FILE_RANGE_WAIT_AFTER);
-}
-
-static int move_bytes(struct monarch_engine *e, struct job *job, int from, int to, char *buffer,
-                      struct sums *sums) {
-    uint64_t size = job->entry.size, done = 0;
-    while (done < size) {
-        uint64_t left_of_block = e->block_bytes - done % e->block_bytes;
-        uint64_t n = size - done < MONARCH_CHUNK ? size - done : MONARCH_CHUNK;
-        n = n < left_of_block ? n : left_of_block;
-        ssize_t got = read_fully(from, buffer, n, (off_t)done);
-        if (got < 0)
-            return fail(job, MONARCH_SOURCE_ERROR, (int)-got);
-        if ((uint64_t)got < n)
-            return fail(job, MONARCH_SOURCE_CHANGED, 0); /* it has shrunk */
-        if (job->result.kind != MONARCH_CHECK)
-            __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
-        int error = to < 0 ? 0 : write_fully(to, buffer, n, (off_t)done);
-        if (error)
-            return fail(job, tier_status(-error), -error);
-        if (add_bytes(sums, buffer, n) != 0)
-            return fail(job, MONARCH_TIER_ERROR, ENOMEM);
-        done += n;
-        if (to >= 0)
-            start_write_back(to, done, e->block_bytes);
-        if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
-            return fail(job, MONARCH_ABANDONED, 0);
-    }
-    job->result.bytes = done;
-    return 0;
-}
-
-/* The same file, unchanged, before the first byte and after the last: only then do the bytes
- * between belong together. */
-static int source_is_unchanged(struct job *job, int fd) {
+int monarch_source_is_unchanged(struct job *job, int fd) {
     struct stat st;
     if (fstat(fd, &st) != 0 || !is_as_catalogued(&job->entry, &st))
-        return fail(job, MONARCH_SOURCE_CHANGED, 0);
+        return monarch_fail(job, MONARCH_SOURCE_CHANGED, 0);
     return 0;
 }
 
-static int close_copy(struct job *job, int fd) {
-    struct stat st;
-    int error = fstat(fd, &st) != 0 ? errno : 0;
-    if (close(fd) != 0 && !error)
-        error = errno;
-    if (error)
-        return fail(job, tier_status(error), error);
-    job->result.copy_ino = st.st_ino;
-    job->result.copy_bytes = (uint64_t)st.st_blocks * 512;
-    return 0;
-}
+/* --- looking through a file --------------------------------------------------------------------
+ */
 
-static void fill(struct monarch_engine *e, struct job *job, char *buffer) {
-    char name[MONARCH_COPY_NAME + 4];
-    struct sums sums;
-    int from = open_source(job);
-    if (from < 0)
-        return;
-    copy_name(job, name);
-    int to = create_copy(job, name);
-    begin_sums(&sums, e->block_bytes);
-    if (to >= 0) {
-        int r = move_bytes(e, job, from, to, buffer, &sums);
-        if (r == 0)
-            r = source_is_unchanged(job, from);
-        if (r == 0 && end_sums(&sums, &job->result.sum) != 0)
-            r = fail(job, MONARCH_TIER_ERROR, ENOMEM);
-        if (r == 0)
-            r = close_copy(job, to);
-        else
-            close(to);
-        if (r == 0)
-            job->result.status = MONARCH_DONE;
-    }
-    /* Nobody else holds the number, so that what has its name can only be our unfinished file. */
-    if (job->result.status != MONARCH_DONE && to >= 0)
-        unlinkat(job->copies, name, 0);
-    /* The kernel drains every core's page lists for this, which a small file does not repay. */
-    if (job->entry.size > MONARCH_CHUNK)
-        posix_fadvise(from, 0, 0, POSIX_FADV_DONTNEED);
-    close(from);
-    job->result.block_sums = sums.of_block;
-    job->result.blocks = sums.count;
-}
-
-/* Reads a file through its checksum. */
+/* XXH3-64 of every block, and of the block sums: what a fill recorded. */
 static int sum_of(struct monarch_engine *e, struct job *job, int fd, char *buffer, uint64_t *sum) {
-    struct sums sums;
-    begin_sums(&sums, e->block_bytes);
-    int r = move_bytes(e, job, fd, -1, buffer, &sums);
-    if (r == 0 && end_sums(&sums, sum) != 0)
-        r = fail(job, MONARCH_TIER_ERROR, ENOMEM);
-    free(sums.of_block);
+    uint64_t size = job->entry.size, block = e->block_bytes, blocks = (size + block - 1) / block;
+    int of_source = job->result.kind == MONARCH_COMPARE;
+    uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
+    int r = sums ? 0 : monarch_fail(job, MONARCH_TIER_ERROR, ENOMEM);
+    for (uint64_t b = 0, at = 0; r == 0 && b < blocks; b++) {
+        struct xxh3_stream stream;
+        uint64_t end = size - at < block ? size : at + block;
+        monarch_xxh3_begin(&stream);
+        for (; r == 0 && at < end;) {
+            uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
+            if (of_source)
+                monarch_wait_turn(e, n);
+            ssize_t got = monarch_read_fully(fd, buffer, n, (off_t)at);
+            if (got < 0)
+                r = monarch_fail(job, MONARCH_SOURCE_ERROR, (int)-got);
+            else if ((uint64_t)got < n)
+                r = monarch_fail(job, MONARCH_SOURCE_CHANGED, 0); /* it has shrunk */
+            else if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
+                r = monarch_fail(job, MONARCH_ABANDONED, 0);
+            else
+                monarch_xxh3_add(&stream, buffer, n);
+            if (r == 0 && of_source)
+                __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
+            at += n;
+        }
+        sums[b] = monarch_xxh3_end(&stream);
+    }
+    if (r == 0) {
+        *sum = monarch_xxh3((const char *)sums, blocks * sizeof *sums);
+        job->result.bytes = size;
+    }
+    free(sums);
     return r;
 }
 
 static void check(struct monarch_engine *e, struct job *job, char *buffer) {
     char name[MONARCH_COPY_NAME + 4];
     struct stat st;
-    copy_name(job, name);
+    monarch_copy_name(job, name);
     int fd = openat(job->copies, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &st) != 0) {
-        fail(job, errno == ENOENT ? MONARCH_DAMAGED : MONARCH_TIER_ERROR, errno);
+        monarch_fail(job, errno == ENOENT ? MONARCH_DAMAGED : MONARCH_TIER_ERROR, errno);
     } else if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != job->entry.size) {
-        fail(job, MONARCH_DAMAGED, 0);
+        monarch_fail(job, MONARCH_DAMAGED, 0);
     } else if (sum_of(e, job, fd, buffer, &job->result.sum) != 0) {
         if (job->result.status != MONARCH_ABANDONED)
             job->result.status = MONARCH_DAMAGED; /* a copy that cannot be read is none */
     } else if (job->result.sum != job->expected_sum) {
-        fail(job, MONARCH_DAMAGED, 0);
+        monarch_fail(job, MONARCH_DAMAGED, 0);
     } else {
         job->result.status = MONARCH_DONE;
         job->result.copy_ino = st.st_ino;
@@ -281,37 +198,30 @@ static void check(struct monarch_engine *e, struct job *job, char *buffer) {
 }
 
 static void compare(struct monarch_engine *e, struct job *job, char *buffer) {
-    int fd = open_source(job);
+    int fd = monarch_open_source(e, job);
     if (fd < 0)
         return;
-    if (sum_of(e, job, fd, buffer, &job->result.sum) == 0 && source_is_unchanged(job, fd) == 0) {
+    if (sum_of(e, job, fd, buffer, &job->result.sum) == 0 &&
+        monarch_source_is_unchanged(job, fd) == 0) {
         if (job->result.sum == job->expected_sum)
             job->result.status = MONARCH_DONE;
         else
-            fail(job, MONARCH_DAMAGED, 0);
+            monarch_fail(job, MONARCH_DAMAGED, 0);
     }
     close(fd);
 }
 
 static void drop(struct job *job) {
     char name[MONARCH_COPY_NAME + 4];
-    copy_name(job, name);
+    monarch_copy_name(job, name);
     if (unlinkat(job->copies, name, 0) != 0 && errno != ENOENT)
-        fail(job, MONARCH_TIER_ERROR, errno);
+        monarch_fail(job, MONARCH_TIER_ERROR, errno);
     else
         job->result.status = MONARCH_DONE;
 }
 
 void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    job->result.started_ns = ns(now);
-    job->result.status = MONARCH_ABANDONED;
-    if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
-        return;
-    if (job->result.kind == MONARCH_FILL)
-        fill(e, job, buffer);
-    else if (job->result.kind == MONARCH_CHECK)
+    if (job->result.kind == MONARCH_CHECK)
         check(e, job, buffer);
     else if (job->result.kind == MONARCH_COMPARE)
         compare(e, job, buffer);

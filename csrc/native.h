@@ -86,27 +86,43 @@ struct monarch_result {
     uint64_t blocks;
     int64_t mtime_ns, ctime_ns; /* of the source */
     int64_t started_ns;         /* when the work on it began, on the wall clock */
-    uint32_t kind, status, tier;
+    uint32_t kind, status, tier, in_use;
     int32_t error;
+    uint32_t unused;
 };
 
 struct monarch_engine;
 
-struct monarch_engine *monarch_engine_start(int threads, uint64_t block_bytes, uint32_t *doorbell);
+/* Copies with up to `threads` threads, `width` of them at a time at first; blocks are those of the
+ * checksums. The segments are those of the session. */
+struct monarch_engine *monarch_engine_start(int threads, int width, uint64_t block_bytes,
+                                            struct monarch_clients *clients,
+                                            struct monarch_fills *fills);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
-/* Orders in bulk, done in this order; `urgent` ones before all others. The catalog is read only
- * during the call. sums: what a CHECK or COMPARE expects. */
+/* The most that the sources are asked for, each second; 0: no limit. */
+void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
+/* How many threads may copy. */
+void monarch_engine_width(struct monarch_engine *e, int width);
+/* Orders in bulk, done in this order; those for files in use before all others. The catalog is read
+ * only during the call. sums: what a CHECK or COMPARE expects. */
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
-                          int urgent, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
+                          int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums);
 /* Removes copies, before all other orders. sizes: of their files, given back as `bytes`. */
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint32_t *tiers,
                         const uint64_t *copies, const uint64_t *sizes);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
-uint64_t monarch_engine_pending(struct monarch_engine *e); /* orders without a result yet */
-uint64_t monarch_engine_bytes(struct monarch_engine *e);   /* read from sources so far */
-void monarch_engine_stop(struct monarch_engine *e);        /* abandons what runs; joins and frees */
+/* The catalog says by now what the results so far have told: readers no longer need the maps of
+ * these fills. */
+void monarch_engine_settle(struct monarch_engine *e);
+/* Orders without a result yet: for files in use, or for all others. */
+uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use);
+uint64_t monarch_engine_bytes(struct monarch_engine *e); /* read from sources so far */
+void monarch_engine_stop(struct monarch_engine *e);      /* abandons what runs; joins and frees */
+/* Readers whose file will not be filled any more, or is complete, are told to look again. Returns
+ * how many others wait. */
+uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);
 void monarch_free(void *p);
 /* XXH3-64 of the block sums of one file, for those who have only its path; 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);

@@ -56,7 +56,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     }
     int fd = plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
     if (fd >= 0 && o.id != MONARCH_OUTSIDE)
-        monarch_opened_source(s, &o, fd);
+        monarch_opened_source(s, &o, flags, fd);
     return fd;
 }
 
@@ -69,11 +69,12 @@ __attribute__((noinline)) static int open_again(int dir, const char *path, int f
 }
 
 static int open_any(int dir, const char *path, int flags, mode_t mode, int plain) {
+    MAYBE_NULL(path);
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
     if (may_change(flags))
         return open_for_change(dir, path, flags, mode, plain);
-    if (path && path[0] == '/' && (path[1] == 'p' || path[1] == 'd'))
+    if (monarch_names_copy(path, NULL))
         return open_again(dir, path, flags, plain);
     return open_for_reading(dir, path, flags, plain);
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "sys.h"
+#include "track.h"
 
 void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *out) {
     memcpy(out, tier->path, tier->path_len);
@@ -12,7 +13,7 @@ void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *o
     out[tier->path_len + MONARCH_COPY_NAME] = 0;
 }
 
-static void want(struct session *s, uint64_t id) {
+void monarch_want(struct session *s, uint64_t id) {
     uint64_t *word = &s->clients->wanted[id / 64], bit = 1ULL << (id % 64);
     if (id >= MONARCH_MAX_FILES || __atomic_load_n(word, __ATOMIC_RELAXED) & bit)
         return;
@@ -32,11 +33,16 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     count(s, 1, o->entry->size);
 }
 
-void monarch_opened_source(struct session *s, const struct monarch_opening *o, int fd) {
+void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags, int fd) {
     struct stat st;
-    if (o->entry)
+    if (o->entry) {
         count(s, 0, o->entry->size);
-    else if (sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+        uint64_t word = __atomic_load_n(&o->entry->word, __ATOMIC_ACQUIRE);
+        if (MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size &&
+            !(flags & ~(O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | O_LARGEFILE)))
+            monarch_track(s, fd, (uint64_t)o->id);
+    }
+    if (!o->entry && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
         count(s, 0, (uint64_t)st.st_size);
 }
 
@@ -65,15 +71,17 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
     if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
-    if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !s->off &&
+    if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino)) {
         /* The number of a copy is never given again: if it is dropped before the open, the open
          * fails and the source answers. */
         monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
                           o->copy);
         o->served = 1;
-    } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT) {
-        want(s, (uint64_t)id);
+    } else if ((MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
+                MONARCH_WORD_STATE(word) == MONARCH_WANTED) &&
+               s->control->fill_on_open) {
+        monarch_want(s, (uint64_t)id); /* one that is to be filled some time is now in use */
     }
 }
 
@@ -111,26 +119,34 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     }
 }
 
-/* A directory's new name gives every file below it another path: the whole catalog is looked
- * through, which a training job does not do in a loop. What the daemon's scan finds meanwhile it
- * asks for again, because the count has moved. */
-void monarch_changed_tree(int dir, const char *path) {
-    struct session *s = session_for_change();
-    struct stat st;
-    if (!s || sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
-        return;
-    mark(s, &st);
-    if (!S_ISDIR(st.st_mode) || monarch_source_on(s, st.st_dev, 0) < 0)
-        return;
+/* What happens to a directory happens to every file below it: a new name gives them all other
+ * paths, and other rights may close them. The whole catalog is looked through, which a training job
+ * does not do in a loop. What the daemon's scan finds meanwhile it asks for again, because the
+ * count has moved. */
+static void mark_below_directory(struct session *s, const struct stat *st) {
     __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
     const struct monarch_catalog *c = monarch_catalog_of(s);
     uint64_t count = c ? __atomic_load_n(&c->count, __ATOMIC_ACQUIRE) : 0;
     for (uint64_t i = 0; i < count; i++) {
         const struct monarch_entry *e = &monarch_entries(c)[i];
-        if (e->kind == MONARCH_DIR && e->ino == st.st_ino &&
-            s->control->source[e->source].dev == st.st_dev)
+        if (e->kind == MONARCH_DIR && e->ino == st->st_ino &&
+            s->control->source[e->source].dev == st->st_dev)
             mark_below(s, c, e, count);
     }
+}
+
+static void mark_all(struct session *s, const struct stat *st) {
+    mark(s, st);
+    if (S_ISDIR(st->st_mode) && monarch_source_on(s, st->st_dev, 0) >= 0)
+        mark_below_directory(s, st);
+}
+
+void monarch_changed_tree(int dir, const char *path) {
+    struct session *s = session_for_change();
+    struct stat st;
+    if (!s || sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return;
+    mark_all(s, &st);
 }
 
 int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
@@ -151,8 +167,8 @@ static int describes_copy(const struct stat *st, char *real) {
     const struct monarch_entry *e =
         s && S_ISREG(st->st_mode) ? monarch_behind_copy(&s, &c, st) : NULL;
     struct stat now;
-    if (!e)
-        return 0;
+    if (!e || !real)
+        return e != NULL;
     if (!monarch_source_path(s, c, e, real) ||
         sys_fstatat(AT_FDCWD, real, &now, AT_SYMLINK_NOFOLLOW) != 0 || now.st_ino != e->ino ||
         now.st_dev != s->control->source[e->source].dev)
@@ -168,8 +184,9 @@ int monarch_is_copy(int fd, char *real) {
 
 int monarch_names_copy(const char *path, char *real) {
     struct stat st;
-    if (!path || (strncmp(path, "/proc/", 6) != 0 && strncmp(path, "/dev/fd/", 8) != 0 &&
-                  strncmp(path, "/dev/std", 8) != 0))
+    if (!path || path[0] != '/' || (path[1] != 'p' && path[1] != 'd') ||
+        (strncmp(path, "/proc/", 6) != 0 && strncmp(path, "/dev/fd/", 8) != 0 &&
+         strncmp(path, "/dev/std", 8) != 0))
         return 0;
     return __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) &&
            sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
@@ -180,7 +197,7 @@ static int record(struct stat *st, char *real) {
     struct session *s = session_for_change();
     int is_copy = describes_copy(st, real);
     if (s && (!is_copy || sys_fstatat(AT_FDCWD, real, st, AT_SYMLINK_NOFOLLOW) == 0))
-        mark(s, st);
+        mark_all(s, st);
     return is_copy;
 }
 
@@ -194,8 +211,7 @@ const char *monarch_path_to_change(int dir, const char *path, int follow, char *
 
 const char *monarch_fd_to_change(int fd, char *real) {
     struct stat st;
-    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0 ||
-        !S_ISREG(st.st_mode))
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0)
         return NULL;
     return record(&st, real) ? real : NULL;
 }

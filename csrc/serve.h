@@ -18,13 +18,16 @@ struct monarch_opening {
 /* For open-like calls. A file that has no copy is wanted from here on: the daemon hears of it. */
 void monarch_look_up(struct session *s, int dir, const char *path, int flags,
                      struct monarch_opening *out);
-/* After the open: `fd` is of the source's file. */
-void monarch_opened_source(struct session *s, const struct monarch_opening *o, int fd);
+/* After the open with `flags`: `fd` is of the source's file. */
+void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags, int fd);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 
 /* The entry's path at the source (MONARCH_PATH_MAX bytes); 0 if it is longer. */
 int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
                         const struct monarch_entry *e, char *path);
+/* Whoever has it open waits for nobody: the daemon hears that this entry's copy is wanted. */
+void monarch_want(struct session *s, uint64_t id);
+
 void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *out);
 
 /* Records that a file is no longer what its copy is. Each returns at once when the path or the

@@ -20,6 +20,7 @@ static char session_dir[DIR_MAX];
 static uint64_t last_tick; /* [s] */
 static __thread unsigned my_slot;
 static uint32_t next_slot;
+static uint32_t foreign; /* atomic: we are in a mount name space of our own making */
 
 /* What `monarch_current` is while a configuration is named but no daemon has answered yet. */
 static const struct monarch_control nobody = {.state = MONARCH_CLOSED};
@@ -115,8 +116,11 @@ static struct session *attach(void) {
         if (m && clients_size >= sizeof *m && m->magic == MONARCH_MAGIC)
             i = __atomic_fetch_add(&pool_used, 1, __ATOMIC_RELAXED);
         if (i < POOL) {
+            uint64_t fills_size = 0;
+            const struct monarch_fills *fills = map_segment("fills", 0, &fills_size);
             pool[i].clients = m;
             pool[i].control = k;
+            pool[i].fills = fills && fills_size >= sizeof *fills ? fills : NULL;
             return &pool[i];
         }
         if (m)
@@ -124,6 +128,11 @@ static struct session *attach(void) {
     }
     sys_unmap(k, control_size);
     return NULL;
+}
+
+unsigned monarch_session_number(const struct session *s) { return (unsigned)(s - pool); }
+struct session *monarch_session_at(unsigned number) {
+    return &pool[number];
 }
 
 static struct session *attach_again(struct session *old) {
@@ -178,22 +187,22 @@ struct session *monarch_session_slow(int for_change) {
     if (for_change)
         return s;
     monarch_tick(s);
-    return s->control->off || s->off ? NULL : s;
+    return s->control->off || monarch_is_off(s) ? NULL : s;
 }
 
 /* --- the catalog ---------------------------------------------------------------------------- */
 
-static int fits(uint64_t at, uint64_t count, uint64_t each, uint64_t size) {
-    return at <= size && count <= (size - at) / each;
-}
-
 /* The offsets of a damaged header would lead anywhere. */
 static int is_sound(const struct monarch_catalog *c, uint64_t size) {
-    return size >= sizeof *c && c->magic == MONARCH_MAGIC && c->bytes <= size && c->slots &&
-           fits(c->index_at, c->slots, 8, size) && fits(c->inodes_at, c->slots, 8, size) &&
-           fits(c->copies_at, c->slots, 8, size) && c->count <= c->capacity &&
-           fits(c->entries_at, c->capacity, sizeof(struct monarch_entry), size) &&
-           fits(c->pool_at, c->pool_bytes, 1, size);
+    struct monarch_catalog right;
+    if (size < sizeof *c || c->magic != MONARCH_MAGIC || c->capacity > MONARCH_MAX_ENTRIES ||
+        c->pool_bytes > MONARCH_MAX_POOL || c->count > c->capacity)
+        return 0;
+    monarch_lay_out(&right, c->capacity, c->pool_bytes);
+    return c->bytes == right.bytes && c->bytes <= size && c->slots == right.slots &&
+           c->index_at == right.index_at && c->inodes_at == right.inodes_at &&
+           c->copies_at == right.copies_at && c->entries_at == right.entries_at &&
+           c->pool_at == right.pool_at;
 }
 
 static const struct monarch_catalog *map_catalog(struct session *s, uint64_t generation,
@@ -221,7 +230,46 @@ const struct monarch_catalog *monarch_catalog_of(struct session *s) {
 
 /* --- what belongs to whom --------------------------------------------------------------------- */
 
+/* In another mount name space than the daemon's (a container): what is mounted below a source there
+ * is not what was scanned. Returns whether a mount point lies below `path`; 1 in doubt. */
+static int is_mounted_upon(const char *path, uint32_t path_len) {
+    char buf[4096];
+    size_t kept = 0;
+    int found = 0;
+    int fd = sys_openat(AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 1;
+    for (long n; !found && (n = sys_read(fd, buf + kept, sizeof buf - 1 - kept)) > 0;) {
+        char *line = buf, *end;
+        buf[kept += (size_t)n] = 0;
+        for (; !found && (end = strchr(line, '\n')); line = end + 1) {
+            const char *at = line;
+            *end = 0;
+            for (int field = 0; at && field < 4; field++) /* the fifth is the mount point */
+                at = strchr(at, ' ') ? strchr(at, ' ') + 1 : NULL;
+            /* Blanks in it are written as \\040: then the comparison ends there, in doubt. */
+            size_t same = 0;
+            while (at && same < path_len && at[same] == path[same])
+                same++;
+            found = !at || (same == path_len ? at[same] == '/' : at[same] == '\\');
+        }
+        kept = strlen(line);
+        memmove(buf, line, kept);
+        found |= kept >= sizeof buf - 1;
+    }
+    sys_close(fd);
+    return found;
+}
+
+static int is_our_name_space(const struct monarch_control *k) {
+    struct stat st;
+    return !k->mounts ||
+           (sys_fstatat(AT_FDCWD, "/proc/self/ns/mnt", &st, 0) == 0 && st.st_ino == k->mounts);
+}
+
 int monarch_root_is_ours(struct session *s, unsigned source, int by_alias) {
+    if (__builtin_expect(__atomic_load_n(&foreign, __ATOMIC_RELAXED), 0))
+        return 0;
     unsigned shift = source * 4 + (by_alias ? 2 : 0);
     uint64_t known = __atomic_load_n(&s->roots, __ATOMIC_ACQUIRE) >> shift & 3;
     if (__builtin_expect(known, 1))
@@ -229,7 +277,10 @@ int monarch_root_is_ours(struct session *s, unsigned source, int by_alias) {
     const struct monarch_source *root = &s->control->source[source];
     struct stat st;
     uint64_t same = sys_fstatat(AT_FDCWD, by_alias ? root->alias : root->path, &st, 0) == 0 &&
-                    st.st_dev == root->dev && st.st_ino == root->ino;
+                    st.st_dev == root->dev && st.st_ino == root->ino &&
+                    (is_our_name_space(s->control) ||
+                     !is_mounted_upon(by_alias ? root->alias : root->path,
+                                      by_alias ? root->alias_len : root->path_len));
     __atomic_fetch_or(&s->roots, (same ? 1ULL : 2ULL) << shift, __ATOMIC_RELEASE);
     return (int)same;
 }
@@ -239,6 +290,8 @@ void monarch_roots_may_differ(void) {
     if (s)
         __atomic_store_n(&s->roots, 0, __ATOMIC_RELEASE);
 }
+
+void monarch_roots_are_foreign(void) { __atomic_store_n(&foreign, 1, __ATOMIC_RELAXED); }
 
 struct monarch_stats *monarch_my_stats(struct session *s) {
     if (__builtin_expect(!my_slot, 0))

@@ -8,6 +8,7 @@
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
+    const struct monarch_fills *fills;     /* NULL: unfinished copies are not read */
     const struct monarch_catalog *catalog; /* atomic; older ones stay mapped for their readers */
     uint64_t roots;         /* atomic: four bits a source, see monarch_root_is_ours */
     uint32_t off;           /* atomic: a switch file exists */
@@ -23,12 +24,16 @@ static inline int monarch_is_serving(const struct session *s) {
     return __atomic_load_n(&s->control->state, __ATOMIC_ACQUIRE) == MONARCH_SERVING;
 }
 
+static inline int monarch_is_off(const struct session *s) {
+    return (int)__atomic_load_n(&s->off, __ATOMIC_RELAXED);
+}
+
 /* For a read or a look-up: NULL sends it to the source. */
 static inline struct session *session_for_reading(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     if (__builtin_expect(!s, 1))
         return s;
-    if (__builtin_expect(monarch_is_serving(s) && !s->control->off && !s->off, 1))
+    if (__builtin_expect(monarch_is_serving(s) && !s->control->off && !monarch_is_off(s), 1))
         return s;
     return monarch_session_slow(0);
 }
@@ -42,6 +47,10 @@ static inline struct session *session_for_change(void) {
     return monarch_session_slow(1);
 }
 
+/* A session's number, by which it is found again; at most 5 bits. */
+unsigned monarch_session_number(const struct session *s);
+struct session *monarch_session_at(unsigned number);
+
 /* The newest catalog that can be had; NULL before there is one. */
 const struct monarch_catalog *monarch_catalog_of(struct session *s);
 
@@ -50,7 +59,8 @@ void monarch_tick(struct session *s);
 
 /* Whether the source's root, in this process's name space, is the directory that was scanned. */
 int monarch_root_is_ours(struct session *s, unsigned source, int by_alias);
-void monarch_roots_may_differ(void); /* after chroot, unshare, setns */
+void monarch_roots_may_differ(void);  /* after chroot */
+void monarch_roots_are_foreign(void); /* in another mount name space, for good */
 
 struct monarch_stats *monarch_my_stats(struct session *s);
 

@@ -37,14 +37,19 @@ static void fill(const struct session *s, const struct monarch_entry *e, struct 
 /* A file whose copy is served is one version in all its calls; any other is the source's. */
 static const struct monarch_entry *served(struct session *s, int dir, const char *path,
                                           int follow) {
+    MAYBE_NULL(path);
     const struct monarch_catalog *c = s && path ? monarch_catalog_of(s) : NULL;
+    /* Another user may not see what ours may. */
+    if (c && s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
+        return NULL;
     int64_t id = c ? monarch_locate(s, c, dir, path, follow, 0) : -1;
     if (id < 0)
         return NULL;
     const struct monarch_entry *e = &monarch_entries(c)[id];
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     monarch_tick(s);
-    return e->kind == MONARCH_FILE && MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !s->off &&
+    return e->kind == MONARCH_FILE && MONARCH_WORD_STATE(word) == MONARCH_PRESENT &&
+                   !monarch_is_off(s) &&
                    !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino)
                ? e
                : NULL;
@@ -52,6 +57,9 @@ static const struct monarch_entry *served(struct session *s, int dir, const char
 
 static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     struct session *s = session_for_reading();
+    MAYBE_NULL(st);
+    if (!st)
+        return 0; /* the kernel says what is wrong */
     const struct monarch_entry *e = served(s, dir, path, follow);
     if (e)
         fill(s, e, st);
@@ -65,18 +73,14 @@ static const struct monarch_entry *behind(struct session **s, const struct monar
     return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
 }
 
-/* What a descriptor of a copy says of its file: the version that was opened, but when the file was
- * changed and has that content still, its owner, mode and links as they are now. */
-static const struct monarch_entry *correct(struct stat *st) {
-    struct session *s;
-    const struct monarch_catalog *c;
-    const struct monarch_entry *e = behind(&s, &c, st);
+/* Of a file that was changed and has the content still that was opened: owner, mode and links are
+ * those of now. Apart, because few calls need the room for a path. */
+__attribute__((noinline)) static void refresh(const struct session *s,
+                                              const struct monarch_catalog *c,
+                                              const struct monarch_entry *e, struct stat *st) {
     char path[MONARCH_PATH_MAX];
     struct stat now;
-    if (!e)
-        return NULL;
-    fill(s, e, st);
-    if (monarch_is_changed(s->clients, st->st_dev, e->ino) && monarch_source_path(s, c, e, path) &&
+    if (monarch_source_path(s, c, e, path) &&
         sys_fstatat(AT_FDCWD, path, &now, AT_SYMLINK_NOFOLLOW) == 0 && now.st_ino == e->ino &&
         now.st_dev == st->st_dev && now.st_size == st->st_size) {
         st->st_mode = now.st_mode;
@@ -85,6 +89,18 @@ static const struct monarch_entry *correct(struct stat *st) {
         st->st_nlink = now.st_nlink;
         st->st_ctim = now.st_ctim;
     }
+}
+
+/* What a descriptor of a copy says of its file: the version that was opened. */
+static const struct monarch_entry *correct(struct stat *st) {
+    struct session *s;
+    const struct monarch_catalog *c;
+    const struct monarch_entry *e = behind(&s, &c, st);
+    if (!e)
+        return NULL;
+    fill(s, e, st);
+    if (monarch_is_changed(s->clients, st->st_dev, e->ino))
+        refresh(s, c, e, st);
     return e;
 }
 
@@ -204,7 +220,10 @@ static int statx_of_copy(const struct session *s, const struct monarch_entry *e,
     return x->stx_ino == e->ino;
 }
 
-static int names_a_path(const char *path) { return path && *path; }
+static int names_a_path(const char *path) {
+    MAYBE_NULL(path);
+    return path && *path;
+}
 
 PUBLIC int statx(int dir, const char *path, int flags, unsigned mask, struct statx *x) {
     /* More than the basic fields and birth time is the source's to say. */

@@ -6,6 +6,7 @@
 #include "calls.h"
 #include "serve.h"
 #include "sys.h"
+#include "track.h"
 
 /* "r" with any of glibc's letters but '+'; what follows a comma is a character set. */
 static int only_reads(const char *mode) {
@@ -19,18 +20,11 @@ static FILE *changed(FILE *f) {
     return f;
 }
 
-PUBLIC FILE *fopen(const char *path, const char *mode) {
-    char real[MONARCH_PATH_MAX];
+static FILE *open_for_reading(const char *path, const char *mode) {
     struct monarch_opening o;
-    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
-        return REAL(fopen)(path, mode);
-    if (!only_reads(mode))
-        return changed(REAL(fopen)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode));
     struct session *s = session_for_reading();
     if (!s)
         return REAL(fopen)(path, mode);
-    if (monarch_names_copy(path, real) && real[0])
-        path = real;
     monarch_look_up(s, AT_FDCWD, path, O_RDONLY, &o);
     if (o.served) {
         int old_errno = errno;
@@ -43,8 +37,28 @@ PUBLIC FILE *fopen(const char *path, const char *mode) {
     }
     FILE *f = REAL(fopen)(path, mode);
     if (f && o.id != MONARCH_OUTSIDE)
-        monarch_opened_source(s, &o, fileno(f));
+        monarch_opened_source(s, &o, O_RDONLY, fileno(f));
     return f;
+}
+
+/* Only these have room for a path on their stack: programs read files from small ones. */
+__attribute__((noinline)) static FILE *open_again(const char *path, const char *mode) {
+    char real[MONARCH_PATH_MAX];
+    return open_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode);
+}
+
+__attribute__((noinline)) static FILE *open_for_change(const char *path, const char *mode) {
+    char real[MONARCH_PATH_MAX];
+    return changed(REAL(fopen)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode));
+}
+
+PUBLIC FILE *fopen(const char *path, const char *mode) {
+    MAYBE_NULL(path);
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
+        return REAL(fopen)(path, mode);
+    if (!only_reads(mode))
+        return open_for_change(path, mode);
+    return monarch_names_copy(path, NULL) ? open_again(path, mode) : open_for_reading(path, mode);
 }
 
 /* freopen closes the stream even when it fails, so the copy is opened first and reached by its
@@ -63,26 +77,11 @@ static FILE *reopen_copy(const struct monarch_opening *o, const char *mode, FILE
     return f;
 }
 
-PUBLIC FILE *freopen(const char *path, const char *mode, FILE *stream) {
-    char real[MONARCH_PATH_MAX];
+static FILE *reopen_for_reading(const char *path, const char *mode, FILE *stream) {
     struct monarch_opening o;
-    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
-        return REAL(freopen)(path, mode, stream);
-    /* Without a path it opens its own file again: a copy's stream, its source file. */
-    if (!path && monarch_is_copy(fileno(stream), real) && real[0])
-        path = real;
-    if (!only_reads(mode)) {
-        if (path)
-            path = monarch_path_to_change(AT_FDCWD, path, 1, real);
-        else
-            monarch_changed_fd(fileno(stream));
-        return changed(REAL(freopen)(path, mode, stream));
-    }
     struct session *s = session_for_reading();
     if (!s || !path)
         return REAL(freopen)(path, mode, stream);
-    if (monarch_names_copy(path, real) && real[0])
-        path = real;
     monarch_look_up(s, AT_FDCWD, path, O_RDONLY, &o);
     FILE *f = reopen_copy(&o, mode, stream);
     if (f) {
@@ -91,8 +90,34 @@ PUBLIC FILE *freopen(const char *path, const char *mode, FILE *stream) {
     }
     f = REAL(freopen)(path, mode, stream);
     if (f && o.id != MONARCH_OUTSIDE)
-        monarch_opened_source(s, &o, fileno(f));
+        monarch_opened_source(s, &o, O_RDONLY, fileno(f));
     return f;
+}
+
+/* Without a path, a stream opens its own file again: a copy's stream, its source file. */
+__attribute__((noinline)) static FILE *reopen_special(const char *path, const char *mode,
+                                                      FILE *stream) {
+    char real[MONARCH_PATH_MAX];
+    if (!path && monarch_is_copy(fileno(stream), real) && real[0])
+        path = real;
+    if (only_reads(mode))
+        return reopen_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode,
+                                  stream);
+    if (path)
+        path = monarch_path_to_change(AT_FDCWD, path, 1, real);
+    else
+        monarch_changed_fd(fileno(stream));
+    return changed(REAL(freopen)(path, mode, stream));
+}
+
+PUBLIC FILE *freopen(const char *path, const char *mode, FILE *stream) {
+    MAYBE_NULL(path);
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
+        return REAL(freopen)(path, mode, stream);
+    monarch_untrack_stream(stream);
+    if (!path || !only_reads(mode) || monarch_names_copy(path, NULL))
+        return reopen_special(path, mode, stream);
+    return reopen_for_reading(path, mode, stream);
 }
 
 TWINS_OF_STDIO(TWIN)

@@ -84,6 +84,26 @@ static inline long sys_write(int fd, const void *buf, unsigned long n) {
 static inline long sys_read(int fd, void *buf, unsigned long n) {
     return sys6(SYS_read, fd, (long)buf, (long)n, 0, 0, 0);
 }
+static inline long sys_pread(int fd, void *buf, unsigned long n, long at) {
+    return sys6(SYS_pread64, fd, (long)buf, (long)n, at, 0, 0);
+}
+static inline long sys_lseek(int fd, long offset, int whence) {
+    return sys6(SYS_lseek, fd, offset, whence, 0, 0, 0);
+}
+static inline int sys_fcntl(int fd, int command, long arg) {
+    return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
+}
+static inline int sys_getpid(void) { return (int)sys6(SYS_getpid, 0, 0, 0, 0, 0, 0); }
+static inline uint64_t sys_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+/* Sleeps while *word is `seen`, at most `ns` (below a second). */
+static inline void sys_futex_wait(const uint32_t *word, uint32_t seen, long ns) {
+    struct timespec limit = {0, ns};
+    sys6(SYS_futex, (long)word, 0 /* FUTEX_WAIT */, seen, (long)&limit, 0, 0);
+}
 static inline void sys_futex_wake(uint32_t *word) {
     sys6(SYS_futex, (long)word, 1 /* FUTEX_WAKE */, 1, 0, 0, 0);
 }

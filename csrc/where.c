@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "serve.h"
 
+#include <sched.h>
 #include <string.h>
 
 #include "calls.h"
@@ -194,14 +195,17 @@ PUBLIC int chroot(const char *path) {
     return r;
 }
 
+/* What is mounted from here on is for this process alone, and we do not hear of it. */
 PUBLIC int unshare(int flags) {
     int r = REAL(unshare)(flags);
-    monarch_roots_may_differ();
+    if (r == 0 && (flags & CLONE_NEWNS))
+        monarch_roots_are_foreign();
     return r;
 }
 
 PUBLIC int setns(int fd, int type) {
     int r = REAL(setns)(fd, type);
-    monarch_roots_may_differ();
+    if (r == 0)
+        monarch_roots_are_foreign();
     return r;
 }

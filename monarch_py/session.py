@@ -144,6 +144,10 @@ class SessionDir:
         return self.path / "clients"
 
     @property
+    def fills(self) -> Path:
+        return self.path / "fills"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 

@@ -11,9 +11,11 @@ from monarch_py.config.schema import (
     DEFAULT_BLOCK_SIZE_BYTES,
     DEFAULT_COPY_THREADS,
     DEFAULT_PLACEMENT,
+    DEFAULT_PREFETCH,
     DEFAULT_SCAN_THREADS,
     MAX_THREADS,
     PLACEMENTS,
+    PREFETCHES,
     SYSTEM_SWITCH_FILE,
 )
 
@@ -86,6 +88,20 @@ def _level(node: yaml.Node, spot: Spot) -> Section:
     return read_mapping(node, spot, LEVEL)
 
 
+LIMITS = Table(
+    keys={
+        "bandwidth": Key(values.size, "size", "bytes per second", default_text="no limit"),
+        "operations": Key(
+            values.integer(1), "number", "opens and reads per second", default_text="no limit"
+        ),
+    }
+)
+
+
+def _source_limits(node: yaml.Node, spot: Spot) -> Section:
+    return read_mapping(node, spot, LIMITS)
+
+
 SETTINGS = Table(
     keys={
         "sources": Key(
@@ -133,6 +149,34 @@ SETTINGS = Table(
             "the rule that says which tier a file goes to",
             DEFAULT_PLACEMENT,
             default_text=f"`{DEFAULT_PLACEMENT}`",
+        ),
+        "prefetch": Key(
+            values.choice({name: name for name in PREFETCHES}),
+            " or ".join(f"`{name}`" for name in PREFETCHES),
+            "what is filled: files that are read; all, in the order of the scan, behind those;"
+            " only what `monarch warm` names",
+            DEFAULT_PREFETCH,
+            default_text=f"`{DEFAULT_PREFETCH}`",
+        ),
+        "fill_after": Key(
+            values.share,
+            "0 to 1, or percent",
+            "the share of a file that a program must have read before it is filled",
+            0.0,
+            default_text="0",
+        ),
+        "source_limits": Key(
+            _source_limits,
+            "mapping",
+            "the most that this node asks of the sources, see below",
+            default_text="no limit",
+        ),
+        "min_reads": Key(
+            values.integer(1, MAX_THREADS),
+            "reads",
+            "the fewest reads in flight at the sources; shared_tpool_size is the most",
+            1,
+            default_text="1",
         ),
         "switch_file": Key(
             values.path,

@@ -19,7 +19,7 @@ from monarch_py.config.patterns import glob_to_regex
 from monarch_py.config.schema import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, PAGE_BYTES
 from monarch_py.units import parse_size
 
-__all__ = ["block_size", "choice", "flag", "glob", "integer", "path", "size"]
+__all__ = ["block_size", "choice", "flag", "glob", "integer", "path", "share", "size"]
 
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?", re.ASCII)
@@ -63,6 +63,19 @@ def integer(least: int, most: int | None = None) -> Parser:
         return number
 
     return parse
+
+
+def share(node: yaml.Node, spot: Spot) -> float:
+    """A part of the whole, from 0 to 1: `0.25`, or `25%`."""
+    mend = "write a number from 0 to 1, or a percentage such as 25%"
+    text = _text(node, spot, "a share", mend)
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%?)", text)
+    if found is None:
+        raise spot.wrong_type(node, "a share", mend)
+    part = float(found[1]) / (100 if found[2] else 1)
+    if part > 1:
+        raise spot.error(f"{text!r} is more than the whole", mend)
+    return part
 
 
 def flag(node: yaml.Node, spot: Spot) -> bool:

@@ -22,6 +22,7 @@ from monarch_py.config.schema import (
     MAX_TIERS,
     Config,
     SourceConfig,
+    SourceLimits,
     TierConfig,
 )
 from monarch_py.units import format_size
@@ -54,9 +55,30 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         scan_threads=settings["scan_threads"],
         scan_ops_per_s=settings["scan_rate"],
         placement=settings["placement"],
+        prefetch=settings["prefetch"],
+        fill_after=settings["fill_after"],
+        source_limits=_limits(settings["source_limits"]),
+        min_reads=_min_reads(settings),
         switch_file=settings["switch_file"],
         warnings=tuple(spot.document.warnings),
     )
+
+
+def _limits(section: Section | None) -> SourceLimits:
+    if section is None:
+        return SourceLimits()
+    if section["bandwidth"] == 0:
+        mend = "write how many bytes a second, or remove it for no limit"
+        raise section.spot_of("bandwidth").error("nothing could be read", mend)
+    return SourceLimits(bytes_per_s=section["bandwidth"], ops_per_s=section["operations"])
+
+
+def _min_reads(settings: Section) -> int:
+    least, most = int(settings["min_reads"]), int(settings["shared_tpool_size"])
+    if least > most:
+        mend = f"write {most} or less, or raise shared_tpool_size"
+        raise settings.spot_of("min_reads").error(f"{least} is more than shared_tpool_size", mend)
+    return least
 
 
 def _settings(document: Section) -> Section:

@@ -15,6 +15,7 @@ __all__ = [
     "DEFAULT_BLOCK_SIZE_BYTES",
     "DEFAULT_COPY_THREADS",
     "DEFAULT_PLACEMENT",
+    "DEFAULT_PREFETCH",
     "DEFAULT_SCAN_THREADS",
     "MAX_BLOCK_SIZE_BYTES",
     "MAX_SOURCES",
@@ -24,9 +25,11 @@ __all__ = [
     "MIN_BLOCK_SIZE_BYTES",
     "PAGE_BYTES",
     "PLACEMENTS",
+    "PREFETCHES",
     "SYSTEM_SWITCH_FILE",
     "Config",
     "SourceConfig",
+    "SourceLimits",
     "TierConfig",
 ]
 
@@ -48,6 +51,10 @@ MAX_TIER_PATH_BYTES = 180
 PLACEMENTS = ("first_fit",)
 DEFAULT_PLACEMENT = "first_fit"
 
+# What fills a copy: a first read, that or the daemon of its own accord, only `monarch warm`.
+PREFETCHES = ("on_demand", "eager", "none")
+DEFAULT_PREFETCH = "on_demand"
+
 # While this file exists everything is off on the node, whatever a user's configuration says.
 SYSTEM_SWITCH_FILE = Path("/etc/monarch/disabled")
 
@@ -67,6 +74,14 @@ class SourceConfig:
     exclude: tuple[str, ...] = ()
     min_size_bytes: int = 0
     max_size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLimits:
+    """The most that this node asks of all sources together; None = no limit."""
+
+    bytes_per_s: int | None = None
+    ops_per_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +106,8 @@ class Config:
 
     file : absolute path of the file it was read from;  tiers : fastest first
     scan_ops_per_s : None = no limit
+    fill_after : share of a file that must have been asked for before it is filled, 0 to 1
+    min_reads, copy_threads : bounds on the reads in flight at the sources
     switch_file : looked at besides SYSTEM_SWITCH_FILE;  everything is off while one of them exists
     warnings : one sentence each, for the user: what was read but has no effect, or not the
         effect one might expect
@@ -104,5 +121,9 @@ class Config:
     scan_threads: int = DEFAULT_SCAN_THREADS
     scan_ops_per_s: int | None = None
     placement: str = DEFAULT_PLACEMENT
+    prefetch: str = DEFAULT_PREFETCH
+    fill_after: float = 0.0
+    source_limits: SourceLimits = SourceLimits()
+    min_reads: int = 1
     switch_file: Path | None = None
     warnings: tuple[str, ...] = ()

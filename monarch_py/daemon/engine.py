@@ -35,11 +35,15 @@ class Engine:
     ) -> None:
         self._engine: Any = lib.monarch_engine_start(
             config.copy_threads,
+            config.copy_threads,
             config.block_size_bytes,
-            ffi.addressof(shared.clients, "doorbell"),
+            shared.clients,
+            shared.fills,
         )
         if self._engine == ffi.NULL:
             raise MemoryError("no thread could be started for the copy engine")
+        limits = config.source_limits
+        lib.monarch_engine_limit(self._engine, limits.bytes_per_s or 0, limits.ops_per_s or 0)
         for source in sources:
             lib.monarch_engine_source(self._engine, source.number, source.fd)
         for number, tier in enumerate(tiers):
@@ -47,10 +51,13 @@ class Engine:
                 lib.monarch_engine_tier(self._engine, number, tier.fd)
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
 
+    def pending(self, *, in_use: bool) -> int:
+        """Orders queued or running: those for files in use, or all others."""
+        return int(lib.monarch_engine_pending(self._engine, in_use))
+
     @property
-    def pending(self) -> int:
-        """Orders queued or running."""
-        return int(lib.monarch_engine_pending(self._engine))
+    def idle(self) -> bool:
+        return not (self.pending(in_use=True) or self.pending(in_use=False))
 
     @property
     def bytes_from_source(self) -> int:
@@ -64,9 +71,13 @@ class Engine:
         tiers: npt.NDArray[Any],
         copies: npt.NDArray[Any],
         *,
+        in_use: bool = False,
         sums: npt.NDArray[Any] | None = None,
     ) -> None:
-        """Orders for (n,) entries, done in this order. sums : what a CHECK or COMPARE expects."""
+        """Orders for (n,) entries, done in this order; those for files in use before the others.
+
+        sums : (n,) what a CHECK or COMPARE expects
+        """
         entries = np.ascontiguousarray(ids, dtype=np.uint64)
         numbers = np.ascontiguousarray(copies, dtype=np.uint64)
         places = np.ascontiguousarray(tiers, dtype=np.uint32)
@@ -77,7 +88,7 @@ class Engine:
             self._engine,
             catalog.c,
             kind,
-            0,
+            in_use,
             len(entries),
             pointer(entries, "uint64_t *"),
             pointer(places, "uint32_t *"),
@@ -110,6 +121,10 @@ class Engine:
                 yield batch
             for address in batch["block_sums"][batch["block_sums"] != 0].tolist():
                 lib.monarch_free(ffi.cast("void *", address))
+
+    def settle(self) -> None:
+        """The catalog says by now what the results so far have told."""
+        lib.monarch_engine_settle(self._engine)
 
     def stop(self) -> None:
         """Abandons what runs and ends the threads."""

@@ -54,9 +54,13 @@ class Filler:
         self.policy: Policy = make_policy(config.placement)
         self.engine = Engine(config, self.shared, scanner.sources, self.tiers)
         self.copies = Copies(scanner, self.engine)
-        self._wanted: deque[Ids] = deque()
+        # What programs have opened, and what is to be there before they do.
+        self._in_use: deque[Ids] = deque()
+        self._ahead: deque[Ids] = deque()
         self._to_check: deque[Ids] = deque()
         self._no_room_yet: list[Ids] = []
+        self._refused: list[Ids] = []
+        self._gave_back = False
         self._tries: dict[int, int] = {}
         self._next_copy = max([Tier.first_number(), *self._numbers_in_use()])
         self.failures = 0
@@ -71,8 +75,9 @@ class Filler:
     @property
     def pending(self) -> int:
         """Orders given, wanted files, and copies to check or to look at again."""
-        waiting = sum(len(ids) for ids in (*self._wanted, *self._to_check, *self._no_room_yet))
-        return waiting + self.engine.pending + self.copies.unsettled
+        queues = (*self._in_use, *self._ahead, *self._to_check, *self._no_room_yet)
+        running = self.engine.pending(in_use=True) + self.engine.pending(in_use=False)
+        return sum(len(ids) for ids in queues) + running + self.copies.unsettled
 
     # --- what is wanted ----------------------------------------------------------------------
 
@@ -84,14 +89,27 @@ class Filler:
         self.want(ids[:count])
 
     def want(self, ids: Ids) -> None:
-        """Files to fill, in this order. What is no file, or has a state, stays as it is."""
-        if not len(ids):
-            return
-        rows = self.shared.catalog.entries[ids]
-        ids = ids[(rows["kind"] == Kind.FILE) & (state_of(rows["word"]) == State.ABSENT)]
+        """Files that programs use, to be filled in this order. What is no file, or has a copy or
+        none for a reason, stays as it is."""
+        ids = self._unfilled(ids, State.ABSENT, State.WANTED)
         if len(ids):
             self.shared.catalog.set_state(ids, State.WANTED)
-            self._wanted.append(ids)
+            self._in_use.append(ids)
+
+    def fill_ahead(self, ids: Ids) -> int:
+        """The same for files that nobody uses yet. Returns how many of them are to be filled."""
+        ids = self._unfilled(ids, State.ABSENT)
+        if len(ids):
+            self.shared.catalog.set_state(ids, State.WANTED)
+            self._ahead.append(ids)
+        return len(ids)
+
+    def _unfilled(self, ids: Ids, *states: State) -> Ids:
+        if not len(ids):
+            return ids
+        rows = self.shared.catalog.entries[ids]
+        fits: Ids = ids[(rows["kind"] == Kind.FILE) & np.isin(state_of(rows["word"]), states)]
+        return fits
 
     def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
         """Copies of an earlier session that match their sources: (n,) entries, manifest rows. They
@@ -108,9 +126,10 @@ class Filler:
 
     def feed(self) -> None:
         """Hands the engine as much as it can take."""
-        room = ORDERS - self.engine.pending
-        while room > 0 and self._wanted:
-            room -= self._order_fills(self._next(self._wanted, room))
+        room = ORDERS - self.engine.pending(in_use=True)
+        while room > 0 and self._in_use:
+            room -= self._order_fills(self._next(self._in_use, room), in_use=True)
+        room = ORDERS - self.engine.pending(in_use=False)
         while room > 0 and self._to_check:
             ids = self._next(self._to_check, room)
             words = self.shared.catalog.words[ids]
@@ -119,6 +138,8 @@ class Filler:
                 self.shared.catalog, JobKind.CHECK, ids, tier_of(words), copy_of(words), sums=sums
             )
             room -= len(ids)
+        while room > 0 and self._ahead:
+            room -= self._order_fills(self._next(self._ahead, room), in_use=False)
 
     @staticmethod
     def _next(queue: deque[Ids], most: int) -> Ids:
@@ -127,7 +148,7 @@ class Filler:
             queue.appendleft(ids[most:])
         return ids[:most]
 
-    def _order_fills(self, ids: Ids) -> int:
+    def _order_fills(self, ids: Ids, *, in_use: bool) -> int:
         catalog = self.shared.catalog
         ids = ids[state_of(catalog.words[ids]) == State.WANTED]
         sizes = catalog.entries["size"][ids]
@@ -144,16 +165,17 @@ class Filler:
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
         catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
-        self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies)
+        self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use)
         return len(ids)
 
     def _nowhere(self, ids: Ids) -> None:
-        """No room now. Copies of other datasets go first; then what runs may still give some back;
-        only then the source keeps these files."""
-        if self.copies.drop_foreign() or self.copies.dropping or self.engine.pending:
+        """No room now. Copies of other datasets go first; else the source serves these files, at
+        once: readers wait. A fill that fails later gives its room to those who are opened then."""
+        if self.copies.drop_foreign() or self.copies.dropping:
             self._no_room_yet.append(ids)
         else:
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
+            self._refused.append(ids)
 
     # --- results -----------------------------------------------------------------------------
 
@@ -172,9 +194,23 @@ class Filler:
                     self._check_failed(result)
                 else:
                     self._fill_failed(result)
-        if self._no_room_yet and not self.engine.pending and not self.copies.dropping:
-            self._wanted.extend(self._no_room_yet)
+        self.engine.settle()
+        if self._no_room_yet and not self.copies.dropping:
+            self._in_use.extend(self._no_room_yet)
             self._no_room_yet = []
+        if self._refused and self.engine.idle:
+            if self._gave_back:
+                self._let_in_again(np.concatenate(self._refused))
+            self._refused, self._gave_back = [], False
+
+    def _let_in_again(self, ids: Ids) -> None:
+        words = self.shared.catalog.words[ids]
+        still = (state_of(words) == State.BYPASS) & (reason_of(words) == Reason.NO_ROOM)
+        self.shared.catalog.set_state(ids[still], State.ABSENT)
+
+    def answer(self) -> None:
+        """Readers whose files have got a copy, or will not get one, wait no longer."""
+        lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
 
     def _check_failed(self, result: Any) -> None:
         entry = int(result["id"])
@@ -190,6 +226,7 @@ class Filler:
         error = os.strerror(int(result["error"]))
         tier = self.copies.tier(int(result["tier"]))
         tier.settle(int(catalog.entries["size"][entry]), None)
+        self._gave_back = True
         if status == JobStatus.TIER_FULL:
             tier.note_full()
             self._again(entry)
@@ -208,7 +245,7 @@ class Filler:
 
     def _again(self, entry: int) -> None:
         self.shared.catalog.set_state(one(entry), State.WANTED)
-        self._wanted.append(one(entry))
+        self._in_use.append(one(entry))
 
     def _source_changed(self, entry: int) -> None:
         """The source's file is not what the scan saw: look again, a few times."""
@@ -230,8 +267,7 @@ class Filler:
         """Drops every copy; files are filled again when they are read. Returns how many went."""
         dropped = self.copies.clear()
         words = self.shared.catalog.words
-        no_room = (state_of(words) == State.BYPASS) & (reason_of(words) == Reason.NO_ROOM)
-        self.shared.catalog.set_state(np.flatnonzero(no_room).astype(np.uint64), State.ABSENT)
+        self._let_in_again(np.arange(len(words), dtype=np.uint64))
         for tier in self.tiers:
             if tier is not None:
                 tier.cap_bytes = None

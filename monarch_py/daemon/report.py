@@ -77,13 +77,11 @@ def status(
     started: float,
 ) -> dict[str, Any]:
     """tiers : (mount point, quota [bytes], the tier or None, why it goes unused)."""
+    counted = shared.totals()
     totals: dict[str, Any] = {
-        **shared.totals(),
-        "waits": 0,
-        "wait_seconds": 0.0,
-        "fallbacks": 0,
+        "wait_seconds": round(counted.pop("wait_ns") / 1e9, 6),
+        **counted,
         "bytes_from_peers": 0,
-        "promotions": 0,
         "fills": filler.copies.fills,
         "filled_bytes": filler.copies.filled_bytes,
         "fill_failures": filler.failures,

@@ -112,6 +112,7 @@ class Daemon:
         self.filler.collect()
         if not self.shared.control.off:
             self.filler.feed()
+        self.filler.answer()
         return self.scanner.has_more
 
     def _switched_off(self) -> bool:

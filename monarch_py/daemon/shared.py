@@ -1,5 +1,6 @@
 """The segments that clients attach to: control, clients and catalog of a session."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,8 @@ def close_old_session(session: SessionDir) -> None:
     else:
         if len(old.memory) >= ffi.sizeof("struct monarch_control"):
             old.as_struct("struct monarch_control").state = SessionState.CLOSED
-    for path in (session.control, session.clients, *session.path.glob("catalog.*")):
+    segments = (session.control, session.clients, session.fills)
+    for path in (*segments, *session.path.glob("catalog.*")):
         path.unlink(missing_ok=True)
     for path in session.path.glob(".*.*"):
         path.unlink(missing_ok=True)
@@ -42,10 +44,13 @@ class Shared:
         close_old_session(session)
         self._control = Segment.create(session.control, ffi.sizeof("struct monarch_control"))
         self._clients = Segment.create(session.clients, ffi.sizeof("struct monarch_clients"))
+        self._fills = Segment.create(session.fills, ffi.sizeof("struct monarch_fills"))
         self.control: Any = self._control.as_struct("struct monarch_control")
         self.clients: Any = self._clients.as_struct("struct monarch_clients")
+        self.fills: Any = self._fills.as_struct("struct monarch_fills")
         self._fill_control(config)
-        self.clients.magic = lib.MONARCH_MAGIC
+        self.clients.magic = self.fills.magic = lib.MONARCH_MAGIC
+        self._fills.publish()
         self._clients.publish()
         self._control.publish()
         self.catalog = Catalog(session, self._publish_generation)
@@ -60,6 +65,11 @@ class Shared:
         control.state = SessionState.STARTING
         control.pid = os.getpid()
         control.owner = os.geteuid()
+        with contextlib.suppress(OSError):  # no /proc
+            control.mounts = os.stat("/proc/self/ns/mnt").st_ino
+        control.block_bytes = config.block_size_bytes
+        control.fill_on_open = config.prefetch != "none"
+        control.fill_after = round(config.fill_after * lib.MONARCH_SHARES)
         for slot, source in zip(control.source, config.sources, strict=False):
             found = source.real_path.stat()
             slot.dev, slot.ino = found.st_dev, found.st_ino
@@ -93,14 +103,25 @@ class Shared:
 
     def close(self) -> None:
         self.control.state = SessionState.CLOSED
-        for path in (self.session.control, self.session.clients):
+        for path in (self.session.control, self.session.clients, self.session.fills):
             path.unlink(missing_ok=True)
         for path in self.session.path.glob("catalog.*"):
             path.unlink(missing_ok=True)
 
     def totals(self) -> dict[str, int]:
         """The clients' counters, summed over all their slots."""
-        names = ("opens", "hits", "misses", "bytes_from_tier", "bytes_from_source")
+        names = (
+            "opens",
+            "hits",
+            "misses",
+            "bytes_from_tier",
+            "bytes_from_source",
+            "bytes_while_filling",
+            "waits",
+            "wait_ns",
+            "fallbacks",
+            "promotions",
+        )
         slots = [self.clients.stats[i] for i in range(lib.MONARCH_STAT_SLOTS)]
         return {name: sum(int(getattr(slot, name)) for slot in slots) for name in names}
 

@@ -32,11 +32,13 @@ def moment_before_scan_ends(session: Session) -> None:
 
 
 def moment_in_a_fill(session: Session) -> None:
-    def filling() -> bool:
-        return any(path.stat().st_size for path in copies_of(session))
+    """The large file's: the others are complete as soon as they are seen."""
 
-    wait_until(filling, what="a fill that has begun")
-    assert session.status()["sources"][0]["filling"]
+    def filling() -> bool:
+        begun = any(path.stat().st_size > MIB for path in copies_of(session))
+        return begun and session.status()["sources"][0]["filling"] > 0
+
+    wait_until(filling, what="a fill that has begun", every=0.001)
 
 
 def moment_present(session: Session) -> None:

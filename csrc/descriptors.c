@@ -1,0 +1,117 @@
+/* Calls that give descriptors other numbers, take them away, or hang something on them: for what
+ * track.h knows of them. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+
+#include "calls.h"
+#include "promote.h"
+#include "sys.h"
+#include "track.h"
+
+PUBLIC int close(int fd) {
+    monarch_untrack(fd);
+    return REAL(close)(fd);
+}
+
+/* libc closes the stream's descriptor inside. */
+PUBLIC int fclose(FILE *stream) {
+    monarch_untrack_stream(stream);
+    return REAL(fclose)(stream);
+}
+
+#ifndef CLOSE_RANGE_CLOEXEC
+#define CLOSE_RANGE_CLOEXEC 4
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+
+/* glibc before 2.34 has neither behind us. */
+PUBLIC int close_range(unsigned first, unsigned last, int flags) {
+    if (!(flags & CLOSE_RANGE_CLOEXEC))
+        monarch_untrack_range(first, last);
+    if (REAL(close_range))
+        return REAL(close_range)(first, last, flags);
+    long r = sys6(SYS_close_range, first, last, flags, 0, 0, 0);
+    if (r >= 0)
+        return 0;
+    errno = (int)-r;
+    return -1;
+}
+
+PUBLIC void closefrom(int first) {
+    unsigned from = first < 0 ? 0 : (unsigned)first;
+    monarch_untrack_range(from, UINT_MAX);
+    if (REAL(closefrom))
+        REAL(closefrom)(first);
+    else
+        sys6(SYS_close_range, from, UINT_MAX, 0, 0, 0, 0);
+}
+
+PUBLIC int fcloseall(void) {
+    monarch_untrack_range(0, UINT_MAX);
+    return REAL(fcloseall)();
+}
+
+static int duplicated(int fd, int fresh) {
+    if (__builtin_expect(monarch_tracked(fd) != 0, 0) && fresh >= 0 && fresh != fd)
+        monarch_track_again(fd, fresh);
+    return fresh;
+}
+
+PUBLIC int dup(int fd) { return duplicated(fd, REAL(dup)(fd)); }
+
+PUBLIC int dup2(int fd, int fresh) {
+    if (fd != fresh)
+        monarch_untrack(fresh);
+    return duplicated(fd, REAL(dup2)(fd, fresh));
+}
+
+PUBLIC int dup3(int fd, int fresh, int flags) {
+    if (fd != fresh)
+        monarch_untrack(fresh);
+    return duplicated(fd, REAL(dup3)(fd, fresh, flags));
+}
+
+static int hangs_on_file(int command) {
+    return command == F_SETLK || command == F_SETLKW || command == F_OFD_SETLK ||
+           command == F_OFD_SETLKW || command == F_SETLEASE || command == F_SETFL ||
+           command == F_SETSIG || command == F_SETOWN || command == F_NOTIFY;
+}
+
+PUBLIC int fcntl(int fd, int command, ...) {
+    va_list args;
+    va_start(args, command);
+    void *arg = va_arg(args, void *); /* a register, passed on as it is */
+    va_end(args);
+    if (hangs_on_file(command))
+        monarch_keep_locks(fd);
+    int r = REAL(fcntl)(fd, command, arg);
+    return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
+}
+
+PUBLIC int flock(int fd, int operation) {
+    monarch_keep_locks(fd);
+    return REAL(flock)(fd, operation);
+}
+
+PUBLIC int lockf(int fd, int command, off_t length) {
+    monarch_keep_locks(fd);
+    return REAL(lockf)(fd, command, length);
+}
+
+/* Who sets or asks the offset relies on it. */
+PUBLIC off_t lseek(int fd, off_t offset, int whence) {
+    if (__builtin_expect(monarch_tracked(fd) != 0, 0))
+        monarch_track_flag(fd, TRACK_OFFSET);
+    return REAL(lseek)(fd, offset, whence);
+}
+
+PUBLIC pid_t fork(void) {
+    monarch_track_share_all();
+    return REAL(fork)();
+}
+
+TWINS_OF_DESCRIPTORS(TWIN)

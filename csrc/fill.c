@@ -1,0 +1,291 @@
+/* The fill of one copy. Its units may come in any order and from several threads; readers are let
+ * at each as soon as it is written. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "doorbell.h"
+#include "engine.h"
+
+/* --- readers -----------------------------------------------------------------------------------
+ */
+
+/* The lower half of a demand is the word that its reader sleeps on. */
+static uint32_t *futex_of(uint64_t *demand) { return (uint32_t *)demand; }
+
+void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count) {
+    for (int i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t d = __atomic_load_n(&m->demand[i], __ATOMIC_ACQUIRE);
+        if (d && monarch_demand_entry(d) == entry && monarch_demand_unit(d) - first < count &&
+            __atomic_compare_exchange_n(&m->demand[i], &d, 0, 0, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_RELAXED))
+            monarch_futex_wake(futex_of(&m->demand[i]));
+    }
+}
+
+uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
+    uint64_t waiting = 0;
+    for (int i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t d = __atomic_load_n(&m->demand[i], __ATOMIC_ACQUIRE);
+        if (!d)
+            continue;
+        uint64_t id = monarch_demand_entry(d);
+        uint64_t word = id < c->count
+                            ? __atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE)
+                            : MONARCH_BYPASS;
+        if (MONARCH_WORD_STATE(word) == MONARCH_WANTED ||
+            MONARCH_WORD_STATE(word) == MONARCH_FILLING)
+            waiting++;
+        else if (__atomic_compare_exchange_n(&m->demand[i], &d, 0, 0, __ATOMIC_SEQ_CST,
+                                             __ATOMIC_RELAXED))
+            monarch_futex_wake(futex_of(&m->demand[i]));
+    }
+    return waiting;
+}
+
+/* --- beginning ---------------------------------------------------------------------------------
+ */
+
+static uint64_t words_for(uint64_t bits) { return (bits + 63) / 64; }
+
+static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
+    uint64_t size = job->entry.size, block = e->block_bytes, unit = monarch_unit_of(size, block);
+    uint64_t units = (size + unit - 1) / unit, blocks = (size + block - 1) / block;
+    struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
+    uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
+    if (!f || !sums) {
+        free(f);
+        free(sums);
+        return NULL;
+    }
+    f->job = job;
+    f->units = units;
+    f->unit_bytes = unit;
+    f->blocks = f->blocks_left = blocks;
+    f->block_bytes = block;
+    f->sums = sums;
+    f->claimed = (uint64_t *)(f + 1);
+    f->left = (uint32_t *)(f->claimed + words_for(units));
+    for (uint64_t b = 0; b < blocks; b++) {
+        uint64_t end = (b + 1) * (block / unit);
+        f->left[b] = (uint32_t)((end < units ? end : units) - b * (block / unit));
+    }
+    f->map = &e->fills->fill[job->slot];
+    return f;
+}
+
+/* Blocks are reserved before the first is written: a full tier is seen here, not half way. What is
+ * written in one go needs no reservation, which would cost more than the write; and tmpfs would
+ * clear all its pages first, while the readers wait. */
+static int reserve(int fd, uint64_t size) {
+    struct statfs fs;
+    if (size <= MONARCH_CHUNK)
+        return 0;
+    if (fstatfs(fd, &fs) != 0 || fs.f_type != TMPFS_MAGIC) {
+        if (fallocate(fd, 0, 0, (off_t)size) == 0)
+            return 0;
+        if (errno != EOPNOTSUPP && errno != ENOSYS)
+            return -1;
+    }
+    return ftruncate(fd, (off_t)size);
+}
+
+static int create_copy(struct job *job) {
+    char name[MONARCH_COPY_NAME + 4];
+    monarch_copy_name(job, name);
+    int fd = openat(job->copies, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0400);
+    if (fd < 0)
+        return monarch_fail(job, monarch_tier_status(errno), errno);
+    if (reserve(fd, job->entry.size) != 0) {
+        monarch_fail(job, monarch_tier_status(errno), errno);
+        close(fd);
+        unlinkat(job->copies, name, 0); /* ours alone: nobody else holds the number */
+        return -1;
+    }
+    return fd;
+}
+
+/* The bits first, then the word that they belong to. */
+static void show(struct monarch_engine *e, struct fill *f) {
+    const struct job *job = f->job;
+    int has_map = f->units <= MONARCH_FILL_UNITS;
+    __atomic_store_n(&f->map->unit_bytes, has_map ? f->unit_bytes : 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&f->map->failed, 0, __ATOMIC_RELAXED);
+    for (uint64_t w = 0; has_map && w < words_for(f->units); w++)
+        __atomic_store_n(&f->map->done[w], 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->fills->word[job->slot],
+                     monarch_word(MONARCH_FILLING, 0, job->result.tier, job->result.copy),
+                     __ATOMIC_SEQ_CST);
+}
+
+struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
+    int from = monarch_open_source(e, job);
+    if (from < 0)
+        return NULL;
+    int to = create_copy(job);
+    struct fill *f = to < 0 ? NULL : new_fill(e, job);
+    if (f) {
+        f->from = from;
+        f->to = to;
+        show(e, f);
+        return f;
+    }
+    if (to >= 0) {
+        char name[MONARCH_COPY_NAME + 4];
+        monarch_copy_name(job, name);
+        monarch_fail(job, MONARCH_TIER_ERROR, ENOMEM);
+        close(to);
+        unlinkat(job->copies, name, 0);
+    }
+    close(from);
+    return NULL;
+}
+
+/* --- moving ------------------------------------------------------------------------------------
+ */
+
+static void give_up(struct fill *f, int status, int error) {
+    if (!__atomic_exchange_n(&f->failed, 1, __ATOMIC_ACQ_REL))
+        monarch_fail(f->job, status, error);
+}
+
+static uint64_t end_of_block(const struct fill *f, uint64_t block) {
+    uint64_t end = (block + 1) * f->block_bytes, size = f->job->entry.size;
+    return end < size ? end : size;
+}
+
+static int sum_from_copy(struct fill *f, uint64_t block, char *buffer, uint64_t *sum) {
+    struct xxh3_stream stream;
+    uint64_t end = end_of_block(f, block);
+    monarch_xxh3_begin(&stream);
+    for (uint64_t at = block * f->block_bytes; at < end;) {
+        uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
+        ssize_t got = monarch_read_fully(f->to, buffer, n, (off_t)at);
+        if (got != (ssize_t)n) {
+            give_up(f, MONARCH_TIER_ERROR, got < 0 ? (int)-got : EIO);
+            return -1;
+        }
+        monarch_xxh3_add(&stream, buffer, n);
+        at += n;
+    }
+    *sum = monarch_xxh3_end(&stream);
+    return 0;
+}
+
+static void wait_for_write_back(struct fill *f, uint64_t block) {
+    sync_file_range(f->to, (off_t)(block * f->block_bytes), (off_t)f->block_bytes,
+                    SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+                        SYNC_FILE_RANGE_WAIT_AFTER);
+}
+
+/* Write-back of a block starts when it is complete and is awaited two blocks later: dirty pages
+ * never pile up. The source's pages are not read again by us; those that a program maps or reads
+ * through at this moment stay. */
+static void end_block(struct fill *f, uint64_t block, char *buffer, struct xxh3_stream *stream) {
+    if (stream)
+        f->sums[block] = monarch_xxh3_end(stream);
+    else if (sum_from_copy(f, block, buffer, &f->sums[block]) != 0)
+        return;
+    if (f->job->entry.size > MONARCH_CHUNK) {
+        uint64_t at = block * f->block_bytes;
+        posix_fadvise(f->from, (off_t)at, (off_t)f->block_bytes, POSIX_FADV_DONTNEED);
+        sync_file_range(f->to, (off_t)at, (off_t)f->block_bytes, SYNC_FILE_RANGE_WRITE);
+        uint64_t last = __atomic_exchange_n(&f->written[0], block + 1, __ATOMIC_ACQ_REL);
+        uint64_t before = __atomic_exchange_n(&f->written[1], last, __ATOMIC_ACQ_REL);
+        if (before)
+            wait_for_write_back(f, before - 1);
+    }
+    __atomic_sub_fetch(&f->blocks_left, 1, __ATOMIC_ACQ_REL);
+}
+
+static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count) {
+    for (uint64_t u = unit; u < unit + count && f->units <= MONARCH_FILL_UNITS; u++)
+        __atomic_fetch_or(&f->map->done[u / 64], 1ULL << (u % 64), __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&e->fills->units, count, __ATOMIC_RELAXED);
+    monarch_answer(e->clients, f->job->result.id, unit, count);
+}
+
+void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
+                       char *buffer, struct xxh3_stream *stream) {
+    uint64_t size = f->job->entry.size, at = unit * f->unit_bytes;
+    uint64_t end = (unit + count) * f->unit_bytes, block = at / f->block_bytes;
+    end = end < size ? end : size;
+    while (at < end) {
+        uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
+        if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
+            give_up(f, MONARCH_ABANDONED, 0);
+        if (__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
+            return;
+        monarch_wait_turn(e, n);
+        ssize_t got = monarch_read_fully(f->from, buffer, n, (off_t)at);
+        if (got < 0)
+            give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
+        else if ((uint64_t)got < n)
+            give_up(f, MONARCH_SOURCE_CHANGED, 0); /* it has shrunk */
+        if (got != (ssize_t)n)
+            return;
+        __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
+        int error = monarch_write_fully(f->to, buffer, n, (off_t)at);
+        if (error) {
+            give_up(f, monarch_tier_status(-error), -error);
+            return;
+        }
+        if (stream)
+            monarch_xxh3_add(stream, buffer, n);
+        at += n;
+    }
+    mark_done(e, f, unit, count);
+    if (__atomic_sub_fetch(&f->left[block], (uint32_t)count, __ATOMIC_ACQ_REL) == 0)
+        end_block(f, block, buffer, stream);
+}
+
+/* --- ending ------------------------------------------------------------------------------------
+ */
+
+int monarch_fill_is_over(const struct fill *f) {
+    return __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE) ||
+           __atomic_load_n(&f->blocks_left, __ATOMIC_ACQUIRE) == 0;
+}
+
+static int close_copy(struct job *job, int fd) {
+    struct stat st;
+    int error = fstat(fd, &st) != 0 ? errno : 0;
+    if (close(fd) != 0 && !error)
+        error = errno;
+    if (error)
+        return monarch_fail(job, monarch_tier_status(error), error);
+    job->result.copy_ino = st.st_ino;
+    job->result.copy_bytes = (uint64_t)st.st_blocks * 512;
+    return 0;
+}
+
+void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
+    struct job *job = f->job;
+    int r = f->failed ? -1 : monarch_source_is_unchanged(job, f->from);
+    if (r == 0) {
+        job->result.sum = monarch_xxh3((const char *)f->sums, f->blocks * sizeof *f->sums);
+        job->result.bytes = job->entry.size;
+        r = close_copy(job, f->to);
+    } else {
+        close(f->to);
+    }
+    close(f->from);
+    if (r == 0) {
+        job->result.status = MONARCH_DONE;
+        job->result.block_sums = f->sums;
+        job->result.blocks = f->blocks;
+    } else {
+        char name[MONARCH_COPY_NAME + 4];
+        __atomic_store_n(&f->map->failed, 1, __ATOMIC_SEQ_CST);
+        monarch_answer(e->clients, job->result.id, 0, MONARCH_FILL_UNITS);
+        monarch_copy_name(job, name);
+        unlinkat(job->copies, name, 0);
+        free(f->sums);
+    }
+    free(f);
+}

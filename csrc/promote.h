@@ -1,0 +1,15 @@
+/* Promotion: a complete copy takes the place of its source file on an open descriptor. */
+#ifndef MONARCH_PROMOTE_H
+#define MONARCH_PROMOTE_H
+
+#include "demand.h"
+
+/* Whether the descriptor is the copy's now; `tracked` is its word in the table. */
+int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w);
+
+/* Locks were taken, or asynchronous signals asked for, on the file behind this descriptor: closing
+ * any descriptor of it would drop them, so that none of its descriptors is replaced from here on.
+ */
+void monarch_keep_locks(int fd);
+
+#endif

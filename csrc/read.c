@@ -1,0 +1,342 @@
+/* Reads on descriptors of source files whose copies are being filled, or were filled since: what
+ * the copy has comes from the copy, what is on its way is waited for, and in any doubt the source
+ * answers. A read that uses the descriptor's own offset takes its range with one lseek, which the
+ * kernel makes atomic for all who share the offset, and then reads that range. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+
+#include "calls.h"
+#include "demand.h"
+#include "promote.h"
+#include "serve.h"
+#include "sys.h"
+#include "track.h"
+
+/* The kernel moves no more in one call. */
+#define MOST 0x7ffff000UL
+/* A call that cannot be served in parts waits this long for the whole file [ns]. */
+#define WHOLE_NS 1000000000ULL
+
+/* --- which file ---------------------------------------------------------------------------------
+ */
+
+/* Whether the descriptor is still of the file that was opened. No word with a server: the numbers
+ * are enough, and they do not change. */
+static int is_still(int fd, const struct session *s, const struct monarch_entry *e) {
+    struct statx x;
+    if (sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO,
+             (long)&x, 0) == 0)
+        return S_ISREG(x.stx_mode) && x.stx_ino == e->ino &&
+               makedev(x.stx_dev_major, x.stx_dev_minor) == s->control->source[e->source].dev;
+    struct stat st; /* before Linux 4.11 */
+    return sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_ino == e->ino &&
+           st.st_dev == s->control->source[e->source].dev;
+}
+
+/* The file behind a tracked descriptor; 0 if there is nothing to gain any more. */
+static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
+    struct session *s = session_for_reading();
+    w->id = monarch_track_entry(tracked);
+    if (s && s == monarch_track_session(tracked)) {
+        const struct monarch_catalog *c = monarch_catalog_of(s);
+        const struct monarch_entry *e = &monarch_entries(c)[w->id];
+        monarch_tick(s);
+        if (MONARCH_WORD_STATE(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) != MONARCH_BYPASS &&
+            !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino) &&
+            is_still(fd, s, e)) {
+            w->session = s;
+            w->entry = e;
+            w->since_ns = 0;
+            return 1;
+        }
+    } else if (s && !monarch_is_off(s) && !s->control->off) {
+        ; /* another daemon's by now: it has other numbers */
+    } else {
+        return 0; /* switched off for a while, or between two daemons */
+    }
+    monarch_untrack(fd);
+    return 0;
+}
+
+/* --- from the copy -------------------------------------------------------------------------------
+ */
+
+/* No descriptor stays open across a wait, and none between calls. */
+static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uint64_t n,
+                          uint64_t at) {
+    char path[MONARCH_COPY_PATH];
+    uint64_t done = 0;
+    monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), path);
+    int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    for (long r; done < n && (r = sys_pread(fd, buf + done, n - done, (long)(at + done))) > 0;)
+        done += (uint64_t)r;
+    sys_close(fd);
+    return done;
+}
+
+/* Whether somebody fills it, or will when told. */
+static int is_coming(const struct monarch_wanted *w, uint64_t word) {
+    const struct monarch_control *k = w->session->control;
+    if (MONARCH_WORD_STATE(word) != MONARCH_ABSENT)
+        return 1;
+    if (!k->fill_on_open)
+        return 0;
+    monarch_want(w->session, w->id);
+    return 1;
+}
+
+/* Reads [w->at, w->at + w->n), within the file; returns how much of it, from its beginning, the
+ * copy gave. The source gives the rest. */
+static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
+    uint64_t begin = w->at, filling = 0;
+    struct monarch_stats *stats = monarch_my_stats(w->session);
+    while (w->n) {
+        uint64_t word = monarch_word_of(w);
+        unsigned state = MONARCH_WORD_STATE(word);
+        int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
+        if (state == MONARCH_FILLING)
+            ready = monarch_ready(w, word);
+        if (state == MONARCH_BYPASS || ready < 0 || !is_coming(w, word))
+            break;
+        if (ready) {
+            uint64_t got = read_from(w->session, word, buf, (uint64_t)ready, w->at);
+            filling += state == MONARCH_FILLING ? got : 0;
+            w->since_ns = 0;
+            buf += got;
+            w->at += got;
+            w->n -= got;
+            if (got < (uint64_t)ready)
+                break;
+        } else if (!monarch_demand_and_wait(w)) {
+            __atomic_fetch_add(&stats->fallbacks, 1, __ATOMIC_RELAXED);
+            break;
+        }
+    }
+    if (filling)
+        __atomic_fetch_add(&stats->bytes_while_filling, filling, __ATOMIC_RELAXED);
+    return w->at - begin;
+}
+
+/* --- reads with an offset of their own -----------------------------------------------------------
+ */
+
+static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at) {
+    uint64_t size = w->entry->size;
+    if (at < 0 || (uint64_t)at >= size || !n)
+        return REAL(pread)(fd, buf, n, at);
+    n = n < MOST ? n : MOST;
+    w->at = (uint64_t)at;
+    w->n = n < size - w->at ? n : size - w->at;
+    size_t wanted = w->n, done = read_copy(w, buf);
+    if (done == wanted)
+        return (ssize_t)done;
+    int old_errno = errno;
+    ssize_t r = REAL(pread)(fd, (char *)buf + done, n - done, at + (off_t)done);
+    if (r >= 0 || !done)
+        return r < 0 ? r : r + (ssize_t)done;
+    errno = old_errno; /* what was read before an error counts */
+    return (ssize_t)done;
+}
+
+__attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag,
+                                            struct monarch_wanted *w) {
+    if (flag && !(tracked & flag))
+        monarch_track_flag(fd, flag);
+    if (!find_file(fd, tracked, w))
+        return 0;
+    return !monarch_promote(fd, monarch_tracked(fd), w);
+}
+
+PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
+    uint64_t tracked = monarch_tracked(fd);
+    struct monarch_wanted w;
+    if (__builtin_expect(tracked != 0, 0) && served(fd, tracked, 0, &w))
+        return read_at(fd, &w, buf, n, at);
+    return REAL(pread)(fd, buf, n, at);
+}
+
+/* --- reads at the descriptor's offset
+ * ------------------------------------------------------------- */
+
+static ssize_t read_next(int fd, struct monarch_wanted *w, void *buf, size_t n) {
+    uint64_t size = w->entry->size;
+    if (!n)
+        return REAL(read)(fd, buf, n);
+    n = n < MOST ? n : MOST;
+    long end = sys_lseek(fd, (long)n, SEEK_CUR);
+    if (end < 0) /* beyond the largest offset, or none can be set */
+        return REAL(read)(fd, buf, n);
+    w->at = (uint64_t)end - n;
+    if (w->at >= size) {
+        sys_lseek(fd, -(long)n, SEEK_CUR);
+        return REAL(read)(fd, buf, n); /* the end; or it has grown */
+    }
+    w->n = n < size - w->at ? n : size - w->at;
+    size_t wanted = w->n;
+    if (wanted < n)
+        sys_lseek(fd, (long)wanted - (long)n, SEEK_CUR);
+    off_t at = (off_t)w->at;
+    size_t done = read_copy(w, buf);
+    if (done == wanted)
+        return (ssize_t)done;
+    int old_errno = errno;
+    ssize_t r = REAL(pread)(fd, (char *)buf + done, wanted - done, at + (off_t)done);
+    size_t got = done + (r > 0 ? (size_t)r : 0);
+    if (got < wanted)
+        sys_lseek(fd, (long)got - (long)wanted, SEEK_CUR);
+    if (r < 0 && done)
+        errno = old_errno;
+    return r < 0 && !done ? r : (ssize_t)got;
+}
+
+PUBLIC ssize_t read(int fd, void *buf, size_t n) {
+    uint64_t tracked = monarch_tracked(fd);
+    struct monarch_wanted w;
+    if (__builtin_expect(tracked != 0, 0) && served(fd, tracked, TRACK_OFFSET, &w))
+        return read_next(fd, &w, buf, n);
+    return REAL(read)(fd, buf, n);
+}
+
+/* --- reads into several parts
+ * --------------------------------------------------------------------- */
+
+static int are_usable(const struct iovec *parts, int count, size_t *total) {
+    *total = 0;
+    if (count <= 0 || count > IOV_MAX)
+        return 0;
+    for (int i = 0; i < count; i++) {
+        if (parts[i].iov_len > MOST - *total)
+            return 0;
+        *total += parts[i].iov_len;
+    }
+    return *total > 0;
+}
+
+/* One after the other, each in full: a short one is the end, or an error after what was read. */
+static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
+                          off_t at) {
+    ssize_t done = 0;
+    int old_errno = errno;
+    for (int i = 0; i < count; i++) {
+        if (!parts[i].iov_len)
+            continue;
+        ssize_t r = read_at(fd, w, parts[i].iov_base, parts[i].iov_len, at + (off_t)done);
+        if (r < 0 && !done)
+            return r;
+        if (r < 0)
+            errno = old_errno;
+        done += r > 0 ? r : 0;
+        if (r < (ssize_t)parts[i].iov_len)
+            break;
+    }
+    return done;
+}
+
+PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
+    uint64_t tracked = monarch_tracked(fd);
+    struct monarch_wanted w;
+    size_t n;
+    if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
+        !served(fd, tracked, TRACK_OFFSET, &w))
+        return REAL(readv)(fd, parts, count);
+    long end = sys_lseek(fd, (long)n, SEEK_CUR);
+    if (end < 0)
+        return REAL(readv)(fd, parts, count);
+    ssize_t r = fill_parts(fd, &w, parts, count, end - (long)n);
+    if (r < (ssize_t)n)
+        sys_lseek(fd, (r > 0 ? r : 0) - (long)n, SEEK_CUR);
+    return r;
+}
+
+PUBLIC ssize_t preadv(int fd, const struct iovec *parts, int count, off_t at) {
+    uint64_t tracked = monarch_tracked(fd);
+    struct monarch_wanted w;
+    size_t n;
+    if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) || at < 0 ||
+        !served(fd, tracked, 0, &w))
+        return REAL(preadv)(fd, parts, count, at);
+    return fill_parts(fd, &w, parts, count, at);
+}
+
+static ssize_t real_preadv2(int fd, const struct iovec *parts, int count, off_t at, int flags) {
+    if (REAL(preadv2)) /* glibc 2.26 */
+        return REAL(preadv2)(fd, parts, count, at, flags);
+    long r = sys6(SYS_preadv2, fd, (long)parts, count, at, 0, flags);
+    if (r >= 0)
+        return r;
+    errno = (int)-r;
+    return -1;
+}
+
+PUBLIC ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t at, int flags) {
+    if (__builtin_expect(monarch_tracked(fd) == 0, 1) || flags)
+        return real_preadv2(fd, parts, count, at, flags);
+    return at == -1 ? readv(fd, parts, count) : preadv(fd, parts, count, at);
+}
+
+/* --- fortified names: who reads more than there is room for is libc's to end
+ * ----------------------- */
+
+ssize_t __read_chk(int fd, void *buf, size_t n, size_t room);
+ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room);
+
+PUBLIC ssize_t __read_chk(int fd, void *buf, size_t n, size_t room) {
+    return n > room ? REAL(__read_chk)(fd, buf, n, room) : read(fd, buf, n);
+}
+
+PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
+    return n > room ? REAL(__pread_chk)(fd, buf, n, at, room) : pread(fd, buf, n, at);
+}
+
+/* --- mappings
+ * --------------------------------------------------------------------------------------- */
+
+/* Raw, because open is a cancellation point and mmap is none. ThreadSanitizer counts descriptors
+ * that libc's functions are given, and must hear of this one. */
+#ifdef __SANITIZE_THREAD__
+#define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC)
+#define CLOSE(fd) REAL(close)(fd)
+#else
+#define OPEN(path) sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC)
+#define CLOSE(fd) sys_close(fd)
+#endif
+
+/* A descriptor of the complete copy, whose name may not be in the catalog yet; or -1. */
+static int open_whole(int fd, uint64_t tracked) {
+    char path[MONARCH_COPY_PATH];
+    struct monarch_wanted w;
+    if (!find_file(fd, tracked, &w))
+        return -1;
+    w.at = 0;
+    w.n = w.entry->size;
+    if (!is_coming(&w, monarch_word_of(&w)) || !monarch_wait_for_all(&w, WHOLE_NS))
+        return -1;
+    uint64_t word = monarch_word_of(&w);
+    if (MONARCH_WORD_STATE(word) != MONARCH_PRESENT && MONARCH_WORD_STATE(word) != MONARCH_FILLING)
+        return -1;
+    monarch_copy_path(&w.session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
+                      path);
+    return OPEN(path);
+}
+
+PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset) {
+    uint64_t tracked = flags & MAP_ANONYMOUS ? 0 : monarch_tracked(fd);
+    if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC)) {
+        int copy = open_whole(fd, tracked), old_errno = errno;
+        if (copy >= 0) {
+            void *r = REAL(mmap)(at, n, prot, flags, copy, offset);
+            CLOSE(copy);
+            if (r != MAP_FAILED)
+                return r;
+            errno = old_errno;
+        }
+    }
+    return REAL(mmap)(at, n, prot, flags, fd, offset);
+}
+
+TWINS_OF_READ(TWIN)

@@ -1,0 +1,46 @@
+/* Which of the process's descriptors are of source files whose copy was not there when they were
+ * opened. A hint that is looked at again at every use: descriptors are closed and given away by
+ * calls that we do not see. */
+#ifndef MONARCH_TRACK_H
+#define MONARCH_TRACK_H
+
+#include <stdio.h>
+
+#include "session.h"
+
+#define MONARCH_TRACKED 65536 /* descriptors; higher ones read the source */
+
+/* One word each: flags | session << 4 | low bits of the opener's process << 9 | entry + 1 << 32. */
+#define TRACK_OFFSET 1ULL    /* used with its own offset: never replaced */
+#define TRACK_SHARED 2ULL    /* duplicated, or locks may hang on it: never replaced */
+#define TRACK_PROMOTING 4ULL /* a thread is replacing it: close waits */
+
+extern uint64_t monarch_track_table[MONARCH_TRACKED];
+
+static inline uint64_t monarch_tracked(int fd) {
+    return (unsigned)fd < MONARCH_TRACKED
+               ? __atomic_load_n(&monarch_track_table[fd], __ATOMIC_ACQUIRE)
+               : 0;
+}
+static inline struct session *monarch_track_session(uint64_t w) {
+    return monarch_session_at(w >> 4 & 31);
+}
+static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32) - 1; }
+/* Whether this process opened it: a child shares its offset with its parent. */
+int monarch_track_is_own(uint64_t w);
+
+void monarch_track(struct session *s, int fd, uint64_t entry);
+void monarch_track_flag(int fd, uint64_t flag);
+void monarch_track_again(int fd, int fresh); /* `fresh` is a duplicate of `fd` */
+/* Before a close. Waits for a promotion of this descriptor in another thread, which ends soon. */
+void monarch_untrack_slow(int fd);
+static inline void monarch_untrack(int fd) {
+    if (__builtin_expect(monarch_tracked(fd) != 0, 0))
+        monarch_untrack_slow(fd);
+}
+void monarch_untrack_stream(FILE *stream);
+/* Before a fork: the child will share the offsets of all that is open. */
+void monarch_track_share_all(void);
+void monarch_untrack_range(unsigned first, unsigned last);
+
+#endif

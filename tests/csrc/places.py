@@ -1,0 +1,164 @@
+"""A session with a place of its own for every case of processes.c, and the same tree beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from support.session import Session, wait_until
+
+from monarch_py.native import LIBRARY
+
+NEEDS_ROOT = re.compile("chroot|mount|setns|user|without_r")
+# No case takes more than a second on a machine that does nothing else [s].
+LIMIT_S = 60.0
+
+Done = subprocess.CompletedProcess[str]
+
+
+def plant(here: Path, mark: str = "") -> None:
+    """The files of one case. mark : makes their content another."""
+    for name, mode in (("", 0o755), ("d", 0o755), ("closed", 0o700)):
+        (here / name).mkdir(parents=True)
+        (here / name).chmod(mode)
+    sizes = {"f": 6000, "g": 500, "m": 700, "x": 80, "d/x": 300, "closed/x": 30, "secret": 20}
+    for name, lines in {**sizes, "f.skip": 40}.items():
+        path = here / name
+        path.write_text("".join(f"{mark}{i} of {name}\n" for i in range(lines)))
+        path.chmod(0o600 if name == "secret" else 0o644)
+    for name, target in {"to_f": "f", "to_here": ".", "circle": "round", "round": "circle"}.items():
+        (here / name).symlink_to(target)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The directories of a case, below `top`."""
+
+    top: Path
+    case: str
+
+    @property
+    def here(self) -> Path:
+        return self.top / "source" / self.case
+
+    @property
+    def outside(self) -> Path:
+        return self.top / "outside" / self.case
+
+    def plant(self) -> None:
+        plant(self.here)
+        self.outside.mkdir(parents=True)
+        if self.case == "errno":
+            for i in range(100):
+                (self.here / f"cold{i}").write_text(f"cold {i}\n")
+        if NEEDS_ROOT.search(self.case):
+            # In another root at the same path; in a directory that is mounted over the source.
+            plant(self.outside / "root" / str(self.here)[1:], "other root ")
+            plant(self.outside / "other" / self.case, "other mount ")
+
+    def plant_late(self) -> None:
+        """What the scan has not seen."""
+        (self.here / "late").write_text("late\n")
+        if self.case == "lowest_while_it_grows":
+            (self.here / "new").mkdir()
+            for i in range(600):
+                (self.here / "new" / str(i)).write_bytes(b"n" * i)
+
+
+def finish(process: subprocess.Popen[str], said: str = "", line: str | None = None) -> Done:
+    """Waits for a program and all that it has started, none of which outlives a failure."""
+    try:
+        out, err = process.communicate(line, timeout=LIMIT_S)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return Done(process.args, process.returncode, said + out, err)
+
+
+def differences(expected: str, seen: str) -> list[str]:
+    """The lines that differ: what they are without the library, and with it."""
+    pairs = zip_longest(expected.splitlines(), seen.splitlines(), fillvalue="(nothing)")
+    return [f"{one} -> {other}" for one, other in pairs if one != other]
+
+
+class Stage:
+    """A session whose files all have copies, but for a few; and the same tree beside it, on which
+    the cases run without the library."""
+
+    def __init__(self, top: Path, program: Path, cases: Sequence[str]) -> None:
+        self.top, self.program, self.cases = top, program, cases
+        # The tree's library may be built anew under us.
+        self.library = top / "libmonarch.so"
+        shutil.copy(LIBRARY, self.library)
+
+    @contextmanager
+    def serving(self) -> Iterator[Stage]:
+        places = [Place(top, case) for top in (self.top, self.top / "plain") for case in self.cases]
+        for place in places:
+            place.plant()
+        source = {"path": str(self.top / "source"), "exclude": ["*.skip"]}
+        with Session(self.top, [source], preload=self.library) as self.session:
+            self.session.start().wait_scanned()
+            self._warm()
+            for place in places:
+                place.plant_late()
+            yield self
+
+    def _warm(self) -> None:
+        names = ("f", "g", "m", "x", "d/x", "closed/x", "secret")
+        files = [str(Place(self.top, case).here / name) for case in self.cases for name in names]
+        self.session.run(["cat", *files], check=True)
+
+        def present() -> bool:
+            return bool(self.session.status()["sources"][0]["present"] >= len(files))
+
+        wait_until(present, what="the copies")
+
+    def hits(self) -> int:
+        return int(self.session.totals()["hits"])
+
+    def start(
+        self, case: str, *more: str, preload: bool = True, env: Mapping[str, str] | None = None,
+        program: Path | None = None,
+    ) -> subprocess.Popen[str]:  # fmt: skip
+        place = Place(self.top if preload else self.top / "plain", case)
+        words = [program or self.program, case, place.here, place.outside, *more]
+        return self.popen([str(word) for word in words], preload=preload, env=env)
+
+    def popen(
+        self, words: Sequence[str], *, preload: bool, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            words,
+            env=self.session.env(preload, **(env or {})),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, case: str, **more: object) -> Done:
+        done = finish(self.start(case, **more))  # type: ignore[arg-type]
+        done.stdout = self.plain_names(done.stdout)
+        return done
+
+    def plain_names(self, text: str) -> str:
+        return text.replace(str(self.top / "plain"), "").replace(str(self.top), "")
+
+    def compare(self, case: str, seen: Done, **more: object) -> None:
+        """That it ended, said and printed what it does without the library."""
+        expected = self.run(case, preload=False, **more)
+        assert (expected.returncode, expected.stderr) == (0, ""), expected
+        assert expected.stdout
+        assert differences(expected.stdout, self.plain_names(seen.stdout)) == []
+        assert (seen.returncode, seen.stderr) == (0, "")

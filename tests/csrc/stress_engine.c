@@ -1,0 +1,467 @@
+/* The engine, the scanner and the writer of the catalog, as the daemon drives them, while other
+ * threads look files up and read their copies.
+ *
+ *   stress_engine SOURCE TIER    TIER: a file system with less room than the files take
+ *
+ * main() is the daemon's one thread; it alone writes the catalog. */
+#include <dirent.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "native.h"
+#include "stress.h"
+
+#define FILES 700
+#define LOOKERS 2
+#define ROUNDS 3
+#define BLOCK (64 * 1024)
+#define MOVING 8    /* files that change while they are copied */
+#define NO_SOURCE 1 /* numbers whose directories are none */
+#define NO_TIER 1
+#define CATALOGS 64
+
+static const char *root_path;
+static int root, copies, over, moving_over;
+static struct monarch_catalog *catalog; /* atomic, for the lookers; earlier ones stay */
+static struct monarch_catalog *all[CATALOGS];
+static struct monarch_control control;
+static struct monarch_clients *clients;
+static struct monarch_fills *fills;
+static struct monarch_engine *engine;
+static uint64_t next_copy = 1, found_present, seen_status[MONARCH_ABANDONED + 1];
+static int64_t damaged = -1; /* atomic: the entry whose copy main() spoils */
+
+/* --- the catalog ------------------------------------------------------------------------------ */
+
+static void publish_catalog(uint64_t capacity, uint64_t pool_bytes) {
+    uint64_t generation = catalog ? catalog->generation + 1 : 1;
+    struct monarch_catalog *fresh = calloc(1, monarch_catalog_bytes(capacity, pool_bytes));
+    CHECK(fresh && generation < CATALOGS);
+    monarch_catalog_init(fresh, generation, capacity, pool_bytes);
+    CHECK(!catalog || monarch_catalog_copy(catalog, fresh) == 0);
+    all[generation] = fresh;
+    __atomic_store_n(&catalog, fresh, __ATOMIC_RELEASE);
+}
+
+static void grow(void) { publish_catalog(catalog->capacity * 2, catalog->pool_bytes * 2); }
+
+static void add(const struct monarch_entry *entries, uint64_t n, const char *pool) {
+    uint64_t *ids = calloc(n, sizeof *ids), added = 0;
+    for (uint64_t done = 0; (done += monarch_catalog_add(catalog, entries + done, n - done, pool,
+                                                         ids + done, &added)) < n;)
+        grow();
+    for (uint64_t i = 0; i < n; i++)
+        CHECK(ids[i] < catalog->count);
+    free(ids);
+}
+
+static void set_word(uint64_t id, uint64_t word) { monarch_set_words(catalog, 1, &id, &word); }
+
+static const struct monarch_entry *entry(uint64_t id) { return &monarch_entries(catalog)[id]; }
+
+static int is_moving(const struct monarch_catalog *c, const struct monarch_entry *e) {
+    return strncmp(monarch_pool(c, e->path), "moving", 6) == 0;
+}
+
+/* --- scanning --------------------------------------------------------------------------------- */
+
+static void wait_for(uint32_t *seen) { *seen = monarch_wait_doorbell(clients, *seen, 200); }
+
+/* At most `batches`: what is left when the scan is stopped is the scan's to free. */
+static void scan(int threads, uint64_t ops_per_s, int batches) {
+    uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
+    struct monarch_scan *s = monarch_scan_start(root, 0, threads, ops_per_s, &clients->doorbell);
+    int finished = 0, error = 0;
+    CHECK(s);
+    while (!finished && batches) {
+        struct monarch_batch *b = monarch_scan_take(s, &finished);
+        if (b) {
+            add(b->entries, b->count, b->pool);
+            monarch_batch_free(b);
+            batches--;
+        } else if (!finished) {
+            wait_for(&seen);
+        }
+    }
+    CHECK(monarch_scan_errors(s, &error) == 0 && error == 0);
+    monarch_scan_stop(s);
+}
+
+/* More directories than the scan hands over before its threads wait to be relieved of them. */
+static void stop_a_waiting_scan(void) {
+    char path[PATH_BYTES], file[PATH_BYTES];
+    CHECK(snprintf(path, sizeof path, "%s.many", root_path) < PATH_BYTES);
+    CHECK(mkdir(path, 0700) == 0);
+    int top = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK(top >= 0 && mknodat(top, "file", S_IFREG | 0600, 0) == 0);
+    for (int d = 0; d < 12; d++) {
+        snprintf(path, sizeof path, "d%d", d);
+        CHECK(mkdirat(top, path, 0700) == 0);
+        for (int i = 0; i < 520; i++) {
+            snprintf(file, sizeof file, "d%d/%d", d, i);
+            CHECK(linkat(top, "file", top, file, 0) == 0);
+        }
+    }
+    for (int taken = 0; taken < 2; taken++) {
+        int finished = 0;
+        uint32_t bell = 0;
+        struct monarch_scan *s = monarch_scan_start(top, 0, 3, 0, &bell);
+        CHECK(s);
+        while (__atomic_load_n(&bell, __ATOMIC_SEQ_CST) < 8)
+            usleep(1000);
+        for (int i = 0; i < taken; i++)
+            monarch_batch_free(monarch_scan_take(s, &finished));
+        monarch_scan_stop(s);
+    }
+    close(top);
+}
+
+/* --- what other processes do ------------------------------------------------------------------ */
+
+static unsigned number_in(const char *path) { return (unsigned)atoi(path + 5); }
+
+/* A copy's number is never given again, so that its bytes are its file's or it is not there. */
+static void read_copy(const struct monarch_catalog *c, int64_t id, uint64_t word, unsigned k) {
+    char name[32], buffer[4096];
+    struct stat st;
+    snprintf(name, sizeof name, "%013llx", (unsigned long long)MONARCH_WORD_COPY(word));
+    int fd = openat(copies, name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        CHECK(errno == ENOENT);
+        return;
+    }
+    CHECK(fstat(fd, &st) == 0 && (uint64_t)st.st_size == size_of(k));
+    int64_t owner = monarch_find_copy(c, 0, st.st_ino);
+    uint64_t at = 0;
+    for (ssize_t n; (n = read(fd, buffer, sizeof buffer)) > 0; at += (uint64_t)n)
+        if (__atomic_load_n(&damaged, __ATOMIC_ACQUIRE) != id)
+            check_bytes(k, 0, at, buffer, (uint64_t)n);
+    CHECK(at == size_of(k) && close(fd) == 0);
+    /* The inode's number may be another copy's as soon as this one was dropped. */
+    if (__atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE) == word &&
+        c == __atomic_load_n(&catalog, __ATOMIC_ACQUIRE) && st.st_nlink)
+        CHECK(owner == id || owner < 0);
+    __atomic_fetch_add(&found_present, 1, __ATOMIC_RELAXED);
+}
+
+static void look_up(const struct monarch_catalog *c, uint64_t *rng) {
+    char path[PATH_BYTES], odd[PATH_BYTES * 3];
+    struct monarch_place place;
+    unsigned k = (unsigned)below(rng, FILES), d = k % DIRECTORIES;
+    uint64_t count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
+    name_of(k, path);
+    int64_t id = monarch_find(c, 0, path, strlen(path));
+    CHECK(id < (int64_t)c->capacity);
+    if (id < 0)
+        return;
+    const struct monarch_entry *e = &monarch_entries(c)[id];
+    CHECK(strcmp(monarch_pool(c, e->path), path) == 0 && number_in(path) == k);
+    CHECK(e->kind == MONARCH_FILE && e->size == size_of(k) && e->path_len == strlen(path));
+    CHECK(monarch_find_inode(c, 0, e->ino) == id || (uint64_t)id >= count);
+    snprintf(odd, sizeof odd, "%s/l%02u/..//./d%02u/f%05u", root_path, d, d, k);
+    monarch_resolve(&control, c, clients, "/", odd, 1, &place);
+    CHECK(place.entry == id || place.entry < 0);
+    uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
+    if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
+        read_copy(c, id, word, k);
+    else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT)
+        __atomic_fetch_or(&clients->wanted[id / 64], 1ULL << (id % 64), __ATOMIC_SEQ_CST);
+    /* Those that change are looked up too, but nobody knows what they are. */
+    snprintf(odd, sizeof odd, "%s/d%02u/../moving%u", root_path, d, k % MOVING);
+    monarch_resolve(&control, c, clients, "/", odd, 1, &place);
+    CHECK(place.entry != id);
+    CHECK(monarch_find(c, 0, "d00/nothing", 11) < 0);
+    if (below(rng, 50) == 0)
+        monarch_mark_changed(clients, 7, random_of(rng));
+}
+
+static void *look_things_up(void *number) {
+    uint64_t rng = (uintptr_t)number;
+    while (!__atomic_load_n(&over, __ATOMIC_RELAXED))
+        look_up(__atomic_load_n(&catalog, __ATOMIC_ACQUIRE), &rng);
+    return NULL;
+}
+
+static void moving_path(unsigned i, char *path) {
+    CHECK(snprintf(path, PATH_BYTES, "%s/moving%u", root_path, i) < PATH_BYTES);
+}
+
+static void *move_files(void *number) {
+    uint64_t rng = (uintptr_t)number;
+    char path[PATH_BYTES];
+    while (!__atomic_load_n(&moving_over, __ATOMIC_RELAXED)) {
+        moving_path((unsigned)below(&rng, MOVING), path);
+        switch (below(&rng, 3)) {
+        case 0:
+            CHECK(truncate(path, (off_t)below(&rng, 3 * BLOCK)) == 0);
+            break;
+        case 1:
+            unlink(path);
+            /* fall through */
+        default: {
+            int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
+            CHECK(fd >= 0 && write(fd, path, 20) == 20 && close(fd) == 0);
+        }
+        }
+        usleep(300);
+    }
+    return NULL;
+}
+
+/* --- orders and results ----------------------------------------------------------------------- */
+
+static void take_fill(const struct monarch_result *r) {
+    uint64_t word = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);
+    if (r->status == MONARCH_TIER_FULL) {
+        set_word(r->id, monarch_word(MONARCH_BYPASS, MONARCH_NO_ROOM, 0, 0));
+    } else if (r->status != MONARCH_DONE) {
+        set_word(r->id, monarch_word(MONARCH_BYPASS, MONARCH_FAILED, 0, 0));
+    } else if (monarch_publish(catalog, 1, &r->id, &word, &r->copy_ino, &r->sum) != 0) {
+        grow();
+        CHECK(monarch_publish(catalog, 1, &r->id, &word, &r->copy_ino, &r->sum) == 0);
+    }
+}
+
+/* A file that has changed gets its new attributes, as the daemon gives them. */
+static void take_changed(const struct monarch_result *r) {
+    struct monarch_entry fresh;
+    char target[MONARCH_PATH_MAX];
+    const char *path = monarch_pool(catalog, entry(r->id)->path);
+    if (monarch_stat_entry(root, 0, path, &fresh, target, sizeof target) == 0)
+        monarch_catalog_update(catalog, r->id, &fresh);
+}
+
+static void take(const struct monarch_result *r, int expected) {
+    CHECK(r->status <= MONARCH_ABANDONED);
+    seen_status[r->status]++;
+    if (r->kind == MONARCH_FILL)
+        take_fill(r);
+    if (r->kind != MONARCH_DROP && entry(r->id)->source == 0 && is_moving(catalog, entry(r->id))) {
+        if (r->status == MONARCH_SOURCE_CHANGED)
+            take_changed(r);
+    } else if (expected >= 0) {
+        CHECK((int)r->status == expected || r->status == MONARCH_TIER_FULL);
+    }
+    monarch_free(r->block_sums);
+}
+
+/* Until all orders have their results. expected : their status, -1 for any. */
+static void finish(int expected) {
+    struct monarch_result out[50];
+    uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
+    while (monarch_engine_pending(engine, 0) || monarch_engine_pending(engine, 1)) {
+        uint64_t n = monarch_engine_results(engine, out, 50);
+        for (uint64_t i = 0; i < n; i++)
+            take(&out[i], expected);
+        monarch_engine_settle(engine);
+        if (!n)
+            wait_for(&seen);
+    }
+}
+
+static void submit(int kind, uint64_t id, uint32_t tier, uint64_t copy) {
+    uint64_t sum = entry(id)->sum;
+    CHECK(monarch_engine_submit(engine, catalog, kind, (int)(copy % 2), 1, &id, &tier, &copy,
+                                &sum) == 1);
+}
+
+static int is_in(uint64_t id, unsigned state) {
+    return entry(id)->kind == MONARCH_FILE && MONARCH_WORD_STATE(entry(id)->word) == state;
+}
+
+/* Wanted or not: all that have no copy. */
+static void fill_all(void) {
+    uint64_t n = 0, count = catalog->count, *ids = calloc(count, sizeof *ids);
+    uint64_t *numbers = calloc(count, sizeof *numbers);
+    uint32_t *tiers = calloc(count, sizeof *tiers);
+    uint8_t *flags = calloc(count, 1);
+    monarch_take_wants(clients, count, ids, count + 64 < 512 ? count : 512);
+    for (uint64_t id = 0; id < count; id++)
+        if (entry(id)->kind == MONARCH_FILE && entry(id)->source == 0 &&
+            !is_in(id, MONARCH_PRESENT)) {
+            set_word(id, monarch_word(MONARCH_FILLING, 0, 0, 0));
+            ids[n] = id;
+            numbers[n++] = next_copy++;
+        }
+    CHECK(monarch_engine_submit(engine, catalog, MONARCH_FILL, 0, n, ids, tiers, numbers, NULL) ==
+          (int)n);
+    monarch_find_changed(clients, &control, catalog, n, ids, flags);
+    free(ids);
+    free(numbers);
+    free(tiers);
+    free(flags);
+}
+
+static void drop(uint64_t id) {
+    uint64_t word = entry(id)->word, size = entry(id)->size, copy = MONARCH_WORD_COPY(word);
+    uint32_t tier = MONARCH_WORD_TIER(word);
+    set_word(id, monarch_word(MONARCH_ABSENT, 0, tier, copy));
+    CHECK(monarch_engine_drop(engine, 1, &tier, &copy, &size) == 1);
+}
+
+static void ask_about_all(int kind) {
+    for (uint64_t id = 0; id < catalog->count; id++)
+        if (is_in(id, MONARCH_PRESENT))
+            submit(kind, id, 0, MONARCH_WORD_COPY(entry(id)->word));
+}
+
+/* A sum can be had of a path alone too; a large segment is put on huge pages where there are any.
+ */
+static void sum_and_collapse(void) {
+    char path[PATH_BYTES];
+    for (uint64_t id = 0; id < catalog->count; id += 20)
+        if (is_in(id, MONARCH_PRESENT) && !is_moving(catalog, entry(id))) {
+            uint64_t sum, bytes;
+            const char *name = monarch_pool(catalog, entry(id)->path);
+            CHECK(snprintf(path, sizeof path, "%s/%s", root_path, name) < PATH_BYTES);
+            CHECK(monarch_sum_file(path, BLOCK, &sum, &bytes) == 0);
+            CHECK(sum == entry(id)->sum && bytes == entry(id)->size);
+        }
+    CHECK(snprintf(path, sizeof path, "%s.segment", root_path) < PATH_BYTES);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(fd >= 0 && ftruncate(fd, 5 << 20) == 0 && close(fd) == 0);
+    monarch_collapse(path);
+    CHECK(monarch_syncfs(copies) == 0);
+}
+
+/* One byte of one copy is another, which nobody is served any more. */
+static void spoil_one(void) {
+    char name[32];
+    for (uint64_t id = 0; id < catalog->count; id++)
+        if (is_in(id, MONARCH_PRESENT) && entry(id)->size && !is_moving(catalog, entry(id))) {
+            uint64_t copy = MONARCH_WORD_COPY(entry(id)->word);
+            __atomic_store_n(&damaged, (int64_t)id, __ATOMIC_RELEASE);
+            snprintf(name, sizeof name, "%013llx", (unsigned long long)copy);
+            CHECK(fchmodat(copies, name, 0600, 0) == 0);
+            int fd = openat(copies, name, O_RDWR | O_CLOEXEC);
+            char byte;
+            CHECK(fd >= 0 && pread(fd, &byte, 1, 0) == 1);
+            byte ^= 1;
+            CHECK(pwrite(fd, &byte, 1, 0) == 1 && close(fd) == 0);
+            submit(MONARCH_CHECK, id, 0, copy);
+            finish(MONARCH_DAMAGED);
+            drop(id);
+            finish(MONARCH_DONE);
+            return;
+        }
+    die("there is no copy to spoil");
+}
+
+static void order_the_impossible(void) {
+    for (uint64_t id = 0; id < catalog->count; id++)
+        if (entry(id)->source == NO_SOURCE) {
+            submit(MONARCH_FILL, id, 0, next_copy++);
+            submit(MONARCH_COMPARE, id, 0, next_copy++);
+            finish(MONARCH_SOURCE_ERROR);
+        } else if (id < 20 && entry(id)->kind == MONARCH_FILE && !is_in(id, MONARCH_PRESENT)) {
+            submit(MONARCH_FILL, id, NO_TIER, next_copy++);
+            submit(MONARCH_CHECK, id, NO_TIER, next_copy++);
+            finish(-1);
+        }
+}
+
+static void start_engine(void) {
+    engine = monarch_engine_start(3, 3, BLOCK, clients, fills);
+    CHECK(engine);
+    monarch_engine_source(engine, 0, root);
+    monarch_engine_source(engine, NO_SOURCE, -1);
+    monarch_engine_tier(engine, 0, copies);
+    monarch_engine_tier(engine, NO_TIER, -1);
+}
+
+static void work_round(void) {
+    start_engine();
+    fill_all();
+    finish(MONARCH_DONE);
+    ask_about_all(MONARCH_CHECK);
+    ask_about_all(MONARCH_COMPARE);
+    finish(MONARCH_DONE);
+    sum_and_collapse();
+    spoil_one();
+    order_the_impossible();
+    for (uint64_t id = 0; id < catalog->count; id++)
+        if (is_in(id, MONARCH_PRESENT) && (id + next_copy) % 3 != 0)
+            drop(id);
+    fill_all();
+    ask_about_all(MONARCH_CHECK);
+    uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
+    wait_for(&seen);
+    monarch_engine_stop(engine); /* in the middle: what is done and not taken is abandoned too */
+    for (uint64_t id = 0; id < catalog->count; id++)
+        if (is_in(id, MONARCH_FILLING))
+            set_word(id, 0);
+}
+
+/* Copies that nobody knows: what an engine that was stopped had done. */
+static void remove_debris(void) {
+    DIR *d = fdopendir(dup(copies));
+    CHECK(d);
+    rewinddir(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        int is_known = e->d_name[0] == '.';
+        uint64_t number = strtoull(e->d_name, NULL, 16);
+        for (uint64_t id = 0; id < catalog->count && !is_known; id++)
+            is_known = is_in(id, MONARCH_PRESENT) && MONARCH_WORD_COPY(entry(id)->word) == number;
+        if (!is_known)
+            CHECK(unlinkat(copies, e->d_name, 0) == 0);
+    }
+    closedir(d);
+}
+
+static void prepare(void) {
+    char path[PATH_BYTES];
+    struct stat st;
+    struct monarch_entry nowhere = {.source = NO_SOURCE, .path_len = 7, .size = 5};
+    make_files(root_path, 0, FILES);
+    for (unsigned i = 0; i < MOVING; i++) {
+        moving_path(i, path);
+        int fd = open(path, O_WRONLY | O_CREAT, 0600);
+        CHECK(fd >= 0 && ftruncate(fd, 2 * BLOCK) == 0 && close(fd) == 0);
+    }
+    root = open(root_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK(root >= 0 && copies >= 0 && fstat(root, &st) == 0);
+    control.sources = 2;
+    control.source[0].dev = st.st_dev;
+    control.source[0].path_len = (uint32_t)strlen(root_path);
+    strcpy(control.source[0].path, root_path);
+    clients = calloc(1, sizeof *clients);
+    fills = calloc(1, sizeof *fills);
+    CHECK(fills);
+    CHECK(clients);
+    publish_catalog(8, 256);
+    add(&nowhere, 1, "nowhere");
+}
+
+int main(int argc, char **argv) {
+    pthread_t thread[LOOKERS + 1];
+    CHECK(argc == 3);
+    root_path = argv[1];
+    copies = open(argv[2], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    prepare();
+    for (uintptr_t i = 0; i < LOOKERS; i++)
+        CHECK(pthread_create(&thread[i], NULL, look_things_up, (void *)(i + 1)) == 0);
+    stop_a_waiting_scan();
+    scan(3, 3000, 1);
+    scan(2, 0, 0);
+    scan(3, 0, -1);
+    CHECK(catalog->count >= FILES + MOVING);
+    CHECK(pthread_create(&thread[LOOKERS], NULL, move_files, (void *)77) == 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        work_round();
+        remove_debris();
+    }
+    __atomic_store_n(&moving_over, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&over, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i <= LOOKERS; i++)
+        pthread_join(thread[i], NULL);
+    for (unsigned i = 0; i <= MONARCH_ABANDONED; i++)
+        printf("%llu ", (unsigned long long)seen_status[i]);
+    printf("%llu\n", (unsigned long long)found_present);
+    for (int i = 0; i < CATALOGS; i++)
+        free(all[i]);
+    free(fills);
+    free(clients);
+    close(root);
+    close(copies);
+    return 0;
+}

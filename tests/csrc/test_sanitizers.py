@@ -1,0 +1,319 @@
+"""The C parts under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
+
+The library's files are linked into the stress programs themselves: a preloaded library would come
+before the sanitizer's runtime, which refuses that. It works because an executable is searched for
+symbols first: the program's own open() is ours, and the sanitizer's runtime lies behind it like any
+other library, so that real.c finds the runtime's interceptors, and those find libc. What the
+library asks of libc is thereby checked too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from csrc.building import CSRC, HERE, NATIVE, PRELOAD, PRELOAD_FLAGS, build_program, cc
+from support.mounts import Mounts
+from support.session import MIB, Session, wait_until
+
+from monarch_py.native import JobStatus
+
+# What a sanitizer ends a program with that has a bug; no program here uses it itself.
+EXIT_CODE = 99
+OPTIONS = {
+    # symbolize=0: the names are put to addresses afterwards. A runtime that looks them up while it
+    # reports opens files, which is the library's open() in the program; that may be the next thing
+    # to report, and the runtime then waits for ever for its own lock.
+    "TSAN_OPTIONS": f"exitcode={EXIT_CODE} symbolize=0",
+    "ASAN_OPTIONS": f"exitcode={EXIT_CODE} detect_leaks=1 detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS": f"exitcode={EXIT_CODE} print_stacktrace=1",
+}
+REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitizer|Sanitizer:DEADLY")
+# A program that hangs is ended, and fails the test, well before the test's own limit [s].
+RUN_LIMIT_S = 60
+WARNINGS = ("-Wall", "-Wextra", "-Werror=implicit-function-declaration")
+SEED = 20220822
+# Which program needs which files of csrc besides its own.
+PROGRAMS: dict[str, Sequence[str]] = {
+    "planted": NATIVE,
+    "reader": PRELOAD,
+    "engine": NATIVE,
+    # It includes session.c, to reach the functions that judge a segment.
+    "segments": sorted({*PRELOAD, *NATIVE} - {"session.c"}),
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """The programs of one sanitizer. prefix : goes before every command line."""
+
+    sanitizer: str
+    directory: Path
+    prefix: tuple[str, ...] = ()
+
+    def program(self, name: str) -> Path:
+        return self.directory / name
+
+    def command(self, name: str, *words: object) -> list[str]:
+        return [*self.prefix, str(self.program(name)), *(str(word) for word in words)]
+
+    def run(self, name: str, *words: object) -> subprocess.CompletedProcess[str]:
+        """Runs it without any session."""
+        plain = {key: value for key, value in os.environ.items() if key != "MONARCH_CONFIG"}
+        return subprocess.run(
+            self.command(name, *words),
+            env={**plain, **OPTIONS},
+            capture_output=True,
+            text=True,
+            timeout=RUN_LIMIT_S,
+            check=False,
+        )
+
+    def check(self, name: str, *words: object) -> str:
+        """Runs it; it must end well, and no sanitizer may have said anything."""
+        done = self.run(name, *words)
+        assert_clean(done.returncode, done.stderr, self.program(name))
+        return done.stdout
+
+
+def with_names(report: str, program: Path, lines: int = 300) -> str:
+    """The report with functions and lines beside the program's bare addresses."""
+    report = "\n".join(report.splitlines()[:lines])
+    place = rf"\((?:\S*/)?{program.name}\+(0x[0-9a-f]+)\)"
+    addresses = sorted(set(re.findall(place, report)))
+    if not addresses:
+        return report
+    command = ["addr2line", "-f", "-s", "-e", str(program), *addresses]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = done.stdout.splitlines()
+    names = dict(
+        zip(addresses, map(" ".join, zip(said[::2], said[1::2], strict=False)), strict=False)
+    )
+    return re.sub(place, lambda found: names.get(found[1], found[0]), report)
+
+
+def assert_clean(status: int | None, stderr: str, program: Path) -> None:
+    good = status == 0 and not REPORT.search(stderr)
+    assert good, f"status {status}\n{with_names(stderr, program)}"
+
+
+def flags_of(sanitizer: str) -> list[str]:
+    return [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+
+
+def skip_without(sanitizer: str, directory: Path) -> tuple[str, ...]:
+    """What has to stand before a program so that this sanitizer works; skips if nothing helps."""
+    source, probe = directory / "probe.c", directory / "probe"
+    source.write_text("int main(void) { return 0; }\n")
+    try:
+        cc(*flags_of(sanitizer), "-o", probe, source)
+    except AssertionError as error:
+        pytest.skip(f"the compiler has no -fsanitize={sanitizer}: {error}")
+    said = ""
+    # A kernel that spreads mappings further than the runtime knows stops it before main().
+    for prefix in ((), ("setarch", "-R")):
+        if prefix and shutil.which(prefix[0]) is None:
+            continue
+        done = subprocess.run(
+            [*prefix, str(probe)],
+            env={**os.environ, **OPTIONS},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode == 0 and not done.stderr:
+            return prefix
+        said = said or done.stderr
+    pytest.skip(f"a program with -fsanitize={sanitizer} does not run here: {said.strip()}")
+
+
+def build_all(sanitizer: str, directory: Path) -> Built:
+    prefix = skip_without(sanitizer, directory)
+    flags = flags_of(sanitizer)
+    compiled = [flag for flag in PRELOAD_FLAGS if not flag.startswith("-Wl,")]
+
+    def compile_one(name: str) -> None:
+        out = directory / f"{Path(name).stem}.o"
+        cc("-O1", "-g", "-c", *WARNINGS, *compiled, *flags, "-o", out, CSRC / name)
+
+    def build_one(name: str) -> None:
+        objects = [directory / f"{Path(part).stem}.o" for part in PROGRAMS[name]]
+        sources = [HERE / f"stress_{name}.c", *objects]
+        # Which the files of csrc say for themselves.
+        own = ["-U_GNU_SOURCE"] if name == "segments" else []
+        build_program(directory / name, *sources, flags=[*flags, *own, "-pthread"])
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        list(pool.map(compile_one, sorted({*PRELOAD, *NATIVE})))
+        list(pool.map(build_one, PROGRAMS))
+    return Built(sanitizer, directory, prefix)
+
+
+SANITIZERS = {"address": "address,undefined", "thread": "thread"}
+
+
+@pytest.fixture(scope="module", params=SANITIZERS)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    name = request.param
+    return build_all(SANITIZERS[name], tmp_path_factory.mktemp(f"sanitizer_{name}"))
+
+
+# --- the sanitizers see bugs -----------------------------------------------------------------
+
+PLANTED = {
+    "address,undefined": {
+        "heap": "AddressSanitizer: heap-buffer-overflow",
+        "heap_in_csrc": r"heap-buffer-overflow .*/csrc/xxh3\.c",
+        "leak": "LeakSanitizer: detected memory leaks",
+        "undefined": r"stress_planted\.c.*runtime error: signed integer overflow",
+        "undefined_in_csrc": r"csrc/catalog\.[ch].*runtime error: .* misaligned address",
+    },
+    "thread": {
+        "race": r"ThreadSanitizer: data race .*stress_planted\.c",
+        "race_in_csrc": r"ThreadSanitizer: data race .*xxh3\.c",
+    },
+}
+
+
+def test_a_planted_bug_is_seen(built: Built) -> None:
+    for bug, expected in PLANTED[built.sanitizer].items():
+        done = built.run("planted", bug)
+        said = with_names(done.stderr, built.program("planted"))
+        assert re.search(expected, said), (bug, said)
+        with pytest.raises(AssertionError, match="status"):
+            assert_clean(done.returncode, done.stderr, built.program("planted"))
+        assert done.returncode != 0
+    built.check("planted", "none")
+
+
+# --- the library in a program that reads -----------------------------------------------------
+
+FILES, NEW_FILES = 5000, 400
+
+
+class Reader:
+    """`stress_reader loop` on a session; leaving the context ends it whatever happens."""
+
+    def __init__(self, built: Built, session: Session, directory: Path) -> None:
+        self._program = built.program("reader")
+        self._count, self._errors = directory / "count", directory / "errors"
+        env = session.env(preload=False, MONARCH_CONFIG=str(session.config), **OPTIONS)
+        with self._count.open("wb") as count, self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                built.command("reader", "loop", session.source, FILES, FILES + NEW_FILES),
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=count,
+                stderr=errors,
+            )
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Its children end with it.
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def said(self) -> str:
+        return with_names(self._errors.read_text(errors="replace"), self._program)
+
+    def files_read(self) -> int:
+        return int(self._count.read_text() or 0)
+
+    def wait(self, condition: Callable[[], object], what: str) -> None:
+        def met() -> object:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the reader ended: {self.said()}")
+            return condition()
+
+        wait_until(met, timeout=RUN_LIMIT_S, what=what, every=0.05)
+
+    def wait_files(self, count: int = 200) -> None:
+        """Until it has read so many more files."""
+        target = self.files_read() + count
+        self.wait(lambda: self.files_read() >= target, f"{count} more files")
+
+    def wait_hits(self, session: Session, count: int = 200) -> None:
+        target = session.totals()["hits"] + count
+        self.wait(lambda: session.totals()["hits"] >= target, f"{count} more hits")
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=RUN_LIMIT_S)
+        assert_clean(self.process.returncode, self.said(), self._program)
+
+
+def test_readers_while_everything_comes_and_goes(
+    built: Built, session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    source, switch = tmp_path / "source", tmp_path / "off"
+    source.mkdir()
+    built.check("reader", "make", source, 0, FILES)
+    # Slow enough that the first files are read before the scan has met them.
+    session = session_factory(source, scan_rate=1000, switch_file=str(switch)).start()
+    with Reader(built, session, tmp_path) as reader:
+        reader.wait_hits(session, 10)
+        assert not session.status()["scanned"], "the scan was over before anything was read"
+        reader.wait(lambda: session.status()["scanned"], "the scan")
+        known = session.status()["catalog_entries"]
+        built.check("reader", "make", source, FILES, NEW_FILES)
+        reader.wait(
+            lambda: session.status()["catalog_entries"] >= known + NEW_FILES // 2,
+            "files that readers told of",
+        )
+        for _ in range(3):
+            session.forget()
+            reader.wait_hits(session)
+        switch.touch()
+        reader.wait(lambda: session.status()["switched_off"], "the switch")
+        reader.wait_files()
+        switch.unlink()
+        reader.wait_hits(session)
+        for _ in range(2):
+            session.kill()
+            reader.wait_files()
+            session.start()
+            reader.wait_hits(session)
+        session.stop()
+        reader.wait_files()
+        reader.end()
+
+
+# --- the daemon's part -----------------------------------------------------------------------
+
+
+def test_engine_scanner_and_catalog(built: Built, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with Mounts(tmp_path) as mounts:
+        # The files take 5 MB.
+        tier = mounts.tmpfs("tier", 4 * MIB)
+        counts = [int(word) for word in built.check("engine", source, tier).split()]
+    statuses, present = dict(zip(JobStatus, counts, strict=False)), counts[-1]
+    never = {JobStatus.ABANDONED}  # such results are not told: whoever stops is not interested
+    assert [status for status, count in statuses.items() if not count] == list(never)
+    assert present > 100, "the lookers found hardly any copy"
+
+
+# --- paths and damaged segments --------------------------------------------------------------
+
+
+# One thread each: there is nothing for the other sanitizer to see.
+@pytest.mark.parametrize("built", ["address"], indirect=True)
+@pytest.mark.parametrize("what", ["paths", "hashes", "headers", "lookups"])
+def test_random_input(built: Built, what: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    assert int(built.check("segments", what, source, SEED)), "nothing was found"
