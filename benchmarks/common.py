@@ -82,11 +82,13 @@ class Daemon:
     """One configuration served by `monarch serve` while the context lasts.
 
     place : directory for the configuration and the log; source : the dataset; tier : an existing
-    directory for the copies; quota_bytes : their room. Shared memory of its own, so that no other
-    session of this user is touched.
+    directory for the copies; quota_bytes : their room; settings : more keys of the configuration.
+    Shared memory of its own, so that no other session of this user is touched.
     """
 
-    def __init__(self, place: Path, source: Path, tier: Path, quota_bytes: int) -> None:
+    def __init__(
+        self, place: Path, source: Path, tier: Path, quota_bytes: int, **settings: Any
+    ) -> None:
         self.source, self.tier = source, tier
         self.config = place / "tiers.yaml"
         self.log = place / "daemon.log"
@@ -95,6 +97,7 @@ class Daemon:
         document = {
             "sources": [str(source)],
             "hierarchy": [{"mount_point": str(tier), "max_storage_quota": quota_bytes}],
+            **settings,
         }
         self.config.write_text(yaml.safe_dump(document))
 

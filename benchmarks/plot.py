@@ -1,7 +1,7 @@
 """``python -m benchmarks.plot FILE... [--out DIRECTORY]``: pictures of the benchmarks' JSON.
 
-Each FILE is what benchmarks.overhead or benchmarks.epochs printed; the picture is
-DIRECTORY/overhead.png or DIRECTORY/epochs.png. Needs matplotlib.
+Each FILE is what benchmarks.overhead, benchmarks.epochs or benchmarks.first_epoch printed; the
+picture is DIRECTORY/<name of the benchmark>.png. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["draw_epochs", "draw_overhead"]
+__all__ = ["draw_epochs", "draw_first_epoch", "draw_overhead"]
 
 OURS, PLAIN, MISSED = "#2b6cb0", "#a0aec0", "#c53030"
 
@@ -56,6 +56,23 @@ def draw_epochs(document: dict[str, Any], axes: Any) -> None:
     axes.set_title(f"{size:,.0f} MB on a source of {speed:,.0f} MB/s")
 
 
+def draw_first_epoch(document: dict[str, Any], axes: Any) -> None:
+    """What the readers got in each moment of the first epoch, with the library and without."""
+    span = document["span_s"]
+    for (what, counts), colour in zip(document["curves"].items(), (OURS, PLAIN), strict=True):
+        # Four spans at a time: reads of 256 KiB make single ones ragged.
+        sums = [sum(counts[at : at + 4]) / 4 for at in range(len(counts))]
+        times = [(at + 2) * span for at in range(len(counts))]
+        axes.plot(times, [each / span / 1e6 for each in sums], color=colour, label=what)
+    speed = document["source_bytes_per_s"] / 1e6
+    axes.axhline(speed, color="black", linewidth=1, linestyle=":", label="the source's rate")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("seconds since the start")
+    axes.set_ylabel("MB/s")
+    axes.legend(loc="lower center")
+    axes.set_title(f"The first epoch: 8 readers, {document['bytes'] / 1e6:,.0f} MB")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
     parser.add_argument("file", type=Path, nargs="+", help="JSON of a benchmark")
@@ -65,7 +82,11 @@ def main() -> int:
         from matplotlib.figure import Figure
     except ImportError:
         sys.exit("benchmarks.plot: matplotlib is missing: install it to draw")
-    draw = {"overhead": draw_overhead, "epochs": draw_epochs}
+    draw = {
+        "overhead": draw_overhead,
+        "epochs": draw_epochs,
+        "first_epoch": draw_first_epoch,
+    }
     args.out.mkdir(parents=True, exist_ok=True)
     for file in args.file:
         document = json.loads(file.read_text())

@@ -54,6 +54,11 @@ struct statx;
     X(flock, int, (int fd, int operation))                                                         \
     X(lockf, int, (int fd, int command, off_t length))                                             \
     X(lseek, off_t, (int fd, off_t offset, int whence))                                            \
+    X(fdopen, FILE *, (int fd, const char *mode))                                                  \
+    X(sendfile, ssize_t, (int to, int from, off_t *at, size_t n))                                  \
+    X(splice, ssize_t, (int from, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags))  \
+    X(copy_file_range, ssize_t,                                                                    \
+      (int from, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags))                   \
     X(fork, pid_t, (void))                                                                         \
     /* attributes: stat.c */                                                                       \
     X(stat, int, (const char *path, struct stat *st))                                              \
@@ -132,6 +137,7 @@ struct statx;
     TWIN(mmap64, mmap)
 #define TWINS_OF_DESCRIPTORS(TWIN) \
     TWIN(fcntl64, fcntl)           \
+    TWIN(sendfile64, sendfile)     \
     TWIN(lockf64, lockf)           \
     TWIN(lseek64, lseek)
 #define TWINS_OF_STDIO(TWIN) \

@@ -2,15 +2,16 @@
 #include "demand.h"
 
 #include "sys.h"
+#include "where.h"
 
 /* Demands that one call has standing: what it needs first, and what comes next. */
 #define AHEAD 8
 /* Places that are tried for a demand. */
 #define TRIES 32
-/* A look at the daemon's signs of life, and how long it may show none: its loop beats four times a
- * second, and every unit counts [ns]. */
+/* A look at the daemon's signs of life, and how long it may show none: it is rung at every look,
+ * its loop beats then, and every unit counts [ns]. */
 #define SLICE_NS 50000000L
-#define SILENCE_NS 500000000ULL
+#define SILENCE_NS 250000000ULL
 /* A daemon that lives may have a slow source: the reader would not have it faster [ns]. */
 #define PATIENCE_NS 5000000000ULL
 /* Of one file until it is read from the source; of all until everything is, for a while. */
@@ -19,6 +20,12 @@
 #define PAUSE_NS 30000000000ULL
 /* What a process waits in vain in all its life [ns]. */
 #define WASTE_NS 60000000000ULL
+
+/* Who needs a whole file waits this long, if no more than so much of it is missing [ns, bytes]; and
+ * then for the daemon's word [ns]. */
+#define WHOLE_NS 1000000000ULL
+#define WHOLE_BYTES (64ULL << 20)
+#define WORD_NS 200000000ULL
 
 static uint8_t timeouts_of[1024]; /* by entry */
 static uint32_t timeouts;
@@ -120,7 +127,8 @@ static int is_settled(const struct monarch_wanted *w) {
 /* The demand is answered by a 0 in its place, and by a wake. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t start = sys_now_ns(), now = start, alive_ns = start, signs = signs_of_life(w->session);
-    int timed_out = w->since_ns && start - w->since_ns > PATIENCE_NS;
+    uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
+    int timed_out = w->since_ns && start - w->since_ns > patience_ns;
     /* Also of answers that bring nothing there is a bound. */
     if (!w->since_ns)
         w->since_ns = start;
@@ -130,8 +138,10 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
         now = sys_now_ns();
         if (seen != signs)
             alive_ns = now;
+        else
+            monarch_ring(w->session);
         signs = seen;
-        timed_out = now - alive_ns > SILENCE_NS || now - w->since_ns > PATIENCE_NS ||
+        timed_out = now - alive_ns > SILENCE_NS || now - w->since_ns > patience_ns ||
                     !monarch_is_serving(w->session);
     }
     __atomic_compare_exchange_n(at, &demand, 0, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
@@ -141,7 +151,7 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     __atomic_fetch_add(&n->wait_ns, now - start, __ATOMIC_RELAXED);
     if (timed_out && now - alive_ns > SILENCE_NS)
         __atomic_store_n(&silent_at, signs, __ATOMIC_RELAXED);
-    else if (timed_out)
+    else if (timed_out && !w->limit_ns)
         note_timeout(w, now - start);
     return !timed_out;
 }
@@ -171,9 +181,40 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     return wait_at(w, at, demand);
 }
 
-int monarch_wait_for_all(const struct monarch_wanted *wanted, uint64_t limit_ns) {
+/* After the last unit comes the daemon's word that the source has not changed meanwhile. */
+static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
+    struct timespec pause = {0, 200000};
+    for (uint64_t start = sys_now_ns(); sys_now_ns() - start < limit_ns;) {
+        unsigned state = MONARCH_WORD_STATE(monarch_word_of(w));
+        if (state != MONARCH_FILLING)
+            return state == MONARCH_PRESENT;
+        sys6(SYS_nanosleep, (long)&pause, 0, 0, 0, 0, 0);
+    }
+    return 0;
+}
+
+/* Bytes of the file that are not there yet, as far as it is known without waiting. */
+static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
+    unsigned slot;
+    const struct monarch_fill *f =
+        MONARCH_WORD_STATE(word) == MONARCH_FILLING ? map_of(w->session, word, &slot) : NULL;
+    uint64_t unit_bytes = f ? __atomic_load_n(&f->unit_bytes, __ATOMIC_ACQUIRE) : 0, done = 0;
+    if (!unit_bytes)
+        return w->entry->size;
+    uint64_t units = (w->entry->size + unit_bytes - 1) / unit_bytes;
+    for (uint64_t i = 0; i < (units + 63) / 64 && i < MONARCH_FILL_UNITS / 64; i++)
+        done += (uint64_t)__builtin_popcountll(__atomic_load_n(&f->done[i], __ATOMIC_ACQUIRE));
+    return done < units ? (units - done) * unit_bytes : 0;
+}
+
+int monarch_wait_for_all(const struct monarch_wanted *wanted) {
     struct monarch_wanted w = *wanted;
-    uint64_t start = sys_now_ns();
+    w.at = 0;
+    w.n = w.entry->size;
+    w.since_ns = sys_now_ns();
+    w.limit_ns = WHOLE_NS;
+    if (!w.session->fills || missing(&w, monarch_word_of(&w)) > WHOLE_BYTES)
+        return 0;
     while (w.n) {
         uint64_t word = monarch_word_of(&w);
         if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
@@ -183,12 +224,10 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted, uint64_t limit_ns)
         int64_t ready = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_ready(&w, word) : 0;
         if (ready < 0)
             return 0;
-        if (ready)
-            w.since_ns = 0;
         w.at += (uint64_t)ready;
         w.n -= (uint64_t)ready;
-        if (!ready && (sys_now_ns() - start > limit_ns || !monarch_demand_and_wait(&w)))
+        if (!ready && !monarch_demand_and_wait(&w))
             return 0;
     }
-    return 1;
+    return wait_for_word(&w, WORD_NS);
 }

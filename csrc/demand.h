@@ -10,6 +10,7 @@ struct monarch_wanted {
     const struct monarch_entry *entry;
     uint64_t id, at, n;
     uint64_t since_ns; /* nothing has come since then; 0: nobody has waited yet */
+    uint64_t limit_ns; /* a wait that is worth no more than this; 0: as long as it helps */
 };
 
 /* The entry's word now. Not by `entry`: the daemon may have published a larger catalog meanwhile,
@@ -27,7 +28,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
  * answer. */
 int monarch_demand_and_wait(struct monarch_wanted *w);
 
-/* Waits for all of it, for `limit_ns` at most. Whether it is there. */
-int monarch_wait_for_all(const struct monarch_wanted *w, uint64_t limit_ns);
+/* For who cannot be served in parts: waits, if there is not much to wait for, until the copy of the
+ * whole file is complete. Whether it is. */
+int monarch_wait_for_all(const struct monarch_wanted *w);
 
 #endif

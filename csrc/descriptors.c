@@ -55,21 +55,28 @@ PUBLIC int fcloseall(void) {
     return REAL(fcloseall)();
 }
 
+static void will_share(int fd) { monarch_track_flag(fd, TRACK_SHARED); }
+
 static int duplicated(int fd, int fresh) {
     if (__builtin_expect(monarch_tracked(fd) != 0, 0) && fresh >= 0 && fresh != fd)
         monarch_track_again(fd, fresh);
     return fresh;
 }
 
-PUBLIC int dup(int fd) { return duplicated(fd, REAL(dup)(fd)); }
+PUBLIC int dup(int fd) {
+    will_share(fd);
+    return duplicated(fd, REAL(dup)(fd));
+}
 
 PUBLIC int dup2(int fd, int fresh) {
+    will_share(fd);
     if (fd != fresh)
         monarch_untrack(fresh);
     return duplicated(fd, REAL(dup2)(fd, fresh));
 }
 
 PUBLIC int dup3(int fd, int fresh, int flags) {
+    will_share(fd);
     if (fd != fresh)
         monarch_untrack(fresh);
     return duplicated(fd, REAL(dup3)(fd, fresh, flags));
@@ -86,8 +93,17 @@ PUBLIC int fcntl(int fd, int command, ...) {
     va_start(args, command);
     void *arg = va_arg(args, void *); /* a register, passed on as it is */
     va_end(args);
+    struct monarch_held held;
     if (hangs_on_file(command))
         monarch_keep_locks(fd);
+    if (command == F_DUPFD || command == F_DUPFD_CLOEXEC)
+        will_share(fd);
+    /* A promotion in the middle would carry the old flag over. */
+    if (command == F_SETFD && monarch_track_hold(fd, 0, &held)) {
+        int done = REAL(fcntl)(fd, command, arg);
+        monarch_track_release(fd, &held, held.word);
+        return done;
+    }
     int r = REAL(fcntl)(fd, command, arg);
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
@@ -102,16 +118,52 @@ PUBLIC int lockf(int fd, int command, off_t length) {
     return REAL(lockf)(fd, command, length);
 }
 
-/* Who sets or asks the offset relies on it. */
+/* Who sets or asks the offset relies on it: this descriptor keeps it. */
+static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
+
 PUBLIC off_t lseek(int fd, off_t offset, int whence) {
-    if (__builtin_expect(monarch_tracked(fd) != 0, 0))
-        monarch_track_flag(fd, TRACK_OFFSET);
+    uses_offset(fd);
     return REAL(lseek)(fd, offset, whence);
+}
+
+/* These move the offset inside libc or the kernel. */
+
+PUBLIC FILE *fdopen(int fd, const char *mode) {
+    uses_offset(fd);
+    return REAL(fdopen)(fd, mode);
+}
+
+PUBLIC ssize_t sendfile(int to, int from, off_t *at, size_t n) {
+    if (!at)
+        uses_offset(from);
+    return REAL(sendfile)(to, from, at, n);
+}
+
+PUBLIC ssize_t splice(int from, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
+    if (!at)
+        uses_offset(from);
+    return REAL(splice)(from, at, to, to_at, n, flags);
+}
+
+PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
+                               unsigned flags) {
+    if (!at)
+        uses_offset(from);
+    if (REAL(copy_file_range)) /* glibc 2.27 */
+        return REAL(copy_file_range)(from, at, to, to_at, n, flags);
+    long r = sys6(SYS_copy_file_range, from, (long)at, to, (long)to_at, (long)n, flags);
+    if (r >= 0)
+        return r;
+    errno = (int)-r;
+    return -1;
 }
 
 PUBLIC pid_t fork(void) {
     monarch_track_share_all();
-    return REAL(fork)();
+    pid_t child = REAL(fork)();
+    if (child == 0)
+        monarch_track_adopt();
+    return child;
 }
 
 TWINS_OF_DESCRIPTORS(TWIN)

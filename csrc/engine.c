@@ -16,6 +16,8 @@
 #define BUCKETS 1024
 /* A reader has waited for a unit of the file within this time: it is moved in units [ns]. */
 #define ASKED_NS 500000000ULL
+/* No unit is left to be taken up. */
+#define DONE UINT64_MAX
 
 struct queue {
     struct job *first, *last;
@@ -32,7 +34,7 @@ struct pool {
     uint64_t taken[MONARCH_DEMANDS]; /* demands that a thread works on */
     unsigned next_demand, free_slots;
     int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */
-    uint32_t width;               /* futex: how many threads may work */
+    uint32_t width;               /* atomic: threads that do what nobody waits for */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
     int threads;
     struct worker {
@@ -155,6 +157,7 @@ static int find_queued(struct pool *p, uint64_t id, struct work *w) {
 
 static int find_unit(struct pool *p, struct fill *f, uint64_t unit, struct work *w) {
     f->asked_ns = monarch_now_ns();
+    f->next_unit = unit + 1;
     if (unit < f->units && !is_claimed(f, unit) && !monarch_fill_is_over(f)) {
         claim(f, unit);
         f->users++;
@@ -186,25 +189,38 @@ static int find_demand(struct pool *p, struct work *w) {
     return 0;
 }
 
-/* Files that readers wait for take turns, block by block; the others are finished one by one. */
-enum use { ASKED, IN_USE, OTHERS };
-
-static enum use use_of(const struct fill *f) {
-    return f->asked_ns ? ASKED : f->job->result.in_use ? IN_USE : OTHERS;
+/* A reader that has waited for a unit wants the next ones soon. Files that readers wait for take
+ * turns, unit by unit; what lies behind the last demand goes first. */
+static int find_ahead(struct pool *p, struct work *w) {
+    for (struct fill *f = p->fills; f; f = f->next) {
+        if (!f->asked_ns || monarch_fill_is_over(f) || f->next_unit == DONE)
+            continue;
+        uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
+        for (; n < f->units && is_claimed(f, unit); n++)
+            unit = unit + 1 < f->units ? unit + 1 : 0;
+        f->next_unit = n < f->units ? unit + 1 : DONE;
+        if (n == f->units)
+            continue;
+        claim(f, unit);
+        f->users++;
+        *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
+        remove_fill(p, f);
+        add_fill(p, f);
+        return 1;
+    }
+    return 0;
 }
 
-static int find_block(struct pool *p, enum use use, struct work *w) {
+/* The others are finished one by one, in whole blocks. */
+static int find_block(struct pool *p, int in_use, struct work *w) {
     struct fill *f = p->fills;
-    while (f && (f->next_block >= f->blocks || use_of(f) != use || monarch_fill_is_over(f)))
+    while (f && (f->next_block >= f->blocks || f->asked_ns || monarch_fill_is_over(f) ||
+                 (int)f->job->result.in_use != in_use))
         f = f->next;
     if (!f)
         return 0;
     *w = (struct work){.fill = f, .block = f->next_block++};
     f->users++;
-    if (use == ASKED) {
-        remove_fill(p, f);
-        add_fill(p, f);
-    }
     return 1;
 }
 
@@ -215,10 +231,13 @@ static int find_job(struct pool *p, struct queue *q, struct work *w) {
     return 1;
 }
 
-static int find_work(struct pool *p, struct work *w) {
-    return find_demand(p, w) || find_job(p, &p->urgent, w) || find_block(p, ASKED, w) ||
-           find_block(p, IN_USE, w) || find_job(p, &p->in_use, w) || find_block(p, OTHERS, w) ||
-           find_job(p, &p->normal, w);
+/* What nobody waits for is done by as many threads as the width says. */
+static int find_work(struct pool *p, uint32_t number, struct work *w) {
+    if (find_demand(p, w) || find_job(p, &p->urgent, w))
+        return 1;
+    return number < __atomic_load_n(&p->width, __ATOMIC_RELAXED) &&
+           (find_ahead(p, w) || find_block(p, 1, w) || find_job(p, &p->in_use, w) ||
+            find_block(p, 0, w) || find_job(p, &p->normal, w));
 }
 
 /* --- doing it -----------------------------------------------------------------------------------
@@ -347,8 +366,7 @@ static void sleep_on(uint32_t *word, uint32_t seen) {
     syscall(SYS_futex, word, FUTEX_WAIT, seen, NULL, NULL, 0);
 }
 
-/* Threads beyond the width wait for it to grow, the others for work. Both words are clients' as
- * well: a wrong ring only wakes. */
+/* The word is the clients' as well: a wrong ring only wakes. */
 static void *work(void *arg) {
     struct worker *me = arg;
     struct pool *p = me->pool;
@@ -356,14 +374,9 @@ static void *work(void *arg) {
     char *buffer = malloc(MONARCH_CHUNK);
     while (buffer && !__atomic_load_n(&p->shared.stopping, __ATOMIC_ACQUIRE)) {
         struct work w;
-        uint32_t width = __atomic_load_n(&p->width, __ATOMIC_ACQUIRE);
-        if (me->number >= width) {
-            sleep_on(&p->width, width);
-            continue;
-        }
         uint32_t seen = __atomic_load_n(&m->engine_doorbell, __ATOMIC_SEQ_CST);
         pthread_mutex_lock(&p->lock);
-        int found = find_work(p, &w);
+        int found = find_work(p, me->number, &w);
         pthread_mutex_unlock(&p->lock);
         if (found) {
             do_work(p, &w, buffer);
@@ -423,7 +436,7 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
 void monarch_engine_width(struct monarch_engine *e, int width) {
     struct pool *p = (struct pool *)e;
     __atomic_store_n(&p->width, (uint32_t)width, __ATOMIC_SEQ_CST);
-    monarch_futex_wake(&p->width);
+    monarch_doorbell_ring(&p->shared.clients->engine_doorbell);
 }
 
 static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int kind, uint64_t id,
@@ -477,8 +490,8 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
     return enqueue(p, in_use ? &p->in_use : &p->normal, &fresh);
 }
 
-int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint32_t *tiers,
-                        const uint64_t *copies, const uint64_t *sizes) {
+int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
+                        const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
     for (uint64_t i = 0; i < n; i++) {
@@ -487,6 +500,7 @@ int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint32_t *ti
             break;
         job->slot = -1;
         job->result.kind = MONARCH_DROP;
+        job->result.id = ids[i];
         job->result.tier = tiers[i];
         job->result.copy = copies[i];
         job->result.bytes = sizes[i];

@@ -93,8 +93,8 @@ struct monarch_result {
 
 struct monarch_engine;
 
-/* Copies with up to `threads` threads, `width` of them at a time at first; blocks are those of the
- * checksums. The segments are those of the session. */
+/* `threads` threads do what readers wait for, at first `width` of them everything else; blocks are
+ * those of the checksums. The segments are those of the session. */
 struct monarch_engine *monarch_engine_start(int threads, int width, uint64_t block_bytes,
                                             struct monarch_clients *clients,
                                             struct monarch_fills *fills);
@@ -102,16 +102,17 @@ void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 /* The most that the sources are asked for, each second; 0: no limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
-/* How many threads may copy. */
+/* How many threads copy what no reader waits for. */
 void monarch_engine_width(struct monarch_engine *e, int width);
 /* Orders in bulk, done in this order; those for files in use before all others. The catalog is read
  * only during the call. sums: what a CHECK or COMPARE expects. */
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums);
-/* Removes copies, before all other orders. sizes: of their files, given back as `bytes`. */
-int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint32_t *tiers,
-                        const uint64_t *copies, const uint64_t *sizes);
+/* Removes copies, before all other orders. ids and sizes: of their files, given back as `id` and
+ * `bytes`. */
+int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
+                        const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
 /* The catalog says by now what the results so far have told: readers no longer need the maps of
  * these fills. */

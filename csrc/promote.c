@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include "promote.h"
 
-#include <signal.h>
+#include <sys/sysmacros.h>
 
 #include "serve.h"
 #include "sys.h"
@@ -18,7 +18,7 @@ static uint64_t bit_of(uint64_t dev, uint64_t ino, int which) {
 static int has_locks(uint64_t dev, uint64_t ino) {
     for (int i = 0; i < 2; i++) {
         uint64_t bit = bit_of(dev, ino, i);
-        if (!(__atomic_load_n(&locked[bit / 64], __ATOMIC_ACQUIRE) >> (bit % 64) & 1))
+        if (!(__atomic_load_n(&locked[bit / 64], __ATOMIC_SEQ_CST) >> (bit % 64) & 1))
             return 0;
     }
     return 1;
@@ -31,53 +31,53 @@ void monarch_keep_locks(int fd) {
         return;
     for (int i = 0; i < 2; i++) {
         uint64_t bit = bit_of(st.st_dev, st.st_ino, i);
-        __atomic_fetch_or(&locked[bit / 64], 1ULL << (bit % 64), __ATOMIC_ACQ_REL);
+        __atomic_fetch_or(&locked[bit / 64], 1ULL << (bit % 64), __ATOMIC_SEQ_CST);
     }
-    monarch_track_flag(fd, TRACK_SHARED);
+    monarch_track_wait_for_all();
 }
 
-static uint64_t signals(int how, uint64_t set) {
-    uint64_t old = 0;
-    sys6(SYS_rt_sigprocmask, how, (long)&set, (long)&old, sizeof set, 0, 0);
-    return old;
+int monarch_is_still(int fd, const struct session *s, const struct monarch_entry *e) {
+    uint64_t dev = s->control->source[e->source].dev;
+    struct statx x;
+    if (sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO,
+             (long)&x, 0) == 0)
+        return S_ISREG(x.stx_mode) && x.stx_ino == e->ino &&
+               makedev(x.stx_dev_major, x.stx_dev_minor) == dev;
+    struct stat st; /* before Linux 4.11 */
+    return sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_ino == e->ino &&
+           st.st_dev == dev;
 }
 
-/* The entry is ours from the exchange on: close, dup2 and the like wait, or were there before, and
- * then it fails. A signal handler that closed the descriptor in the middle would wait for itself.
- */
-static int replace(int fd, uint64_t tracked, const struct monarch_wanted *w, int copy) {
-    int done = 0;
-    uint64_t set = signals(SIG_BLOCK, ~0ULL);
-    if (__atomic_compare_exchange_n(&monarch_track_table[fd], &tracked, tracked | TRACK_PROMOTING,
-                                    0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
-        struct stat st;
-        int flags = sys_fcntl(fd, F_GETFD, 0);
-        if (flags >= 0 && sys_fstat(fd, &st) == 0 && st.st_ino == w->entry->ino &&
-            st.st_dev == w->session->control->source[w->entry->source].dev &&
-            !has_locks(st.st_dev, st.st_ino))
-            done = sys6(SYS_dup3, copy, fd, flags & FD_CLOEXEC ? O_CLOEXEC : 0, 0, 0, 0) == fd;
-        __atomic_store_n(&monarch_track_table[fd], done ? 0 : tracked | TRACK_SHARED,
-                         __ATOMIC_RELEASE);
-    }
-    signals(SIG_SETMASK, set);
-    return done;
+/* An offset that has moved was moved by a call that we do not see: it stays where it is. */
+static int may_be_replaced(int fd, const struct monarch_wanted *w) {
+    return monarch_is_still(fd, w->session, w->entry) &&
+           !has_locks(w->session->control->source[w->entry->source].dev, w->entry->ino) &&
+           sys_lseek(fd, 0, SEEK_CUR) == 0;
 }
 
 int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     char path[MONARCH_COPY_PATH];
-    if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PROMOTING) ||
+    struct monarch_held held;
+    if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_HELD) ||
         MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_own(tracked))
         return 0;
-    int flags = sys_fcntl(fd, F_GETFL, 0);
+    int flags = sys_fcntl(fd, F_GETFL, 0), done = 0;
     monarch_copy_path(&w->session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
                       path);
     int copy = flags < 0
                    ? -1
-                   : sys_openat(AT_FDCWD, path, (flags & (O_NONBLOCK | O_LARGEFILE)) | O_CLOEXEC);
+                   : sys_openat(AT_FDCWD, path,
+                                (flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW)) | O_CLOEXEC);
     if (copy < 0)
         return 0;
-    int done = replace(fd, tracked, w, copy);
+    /* close, dup2 and the like were there before, and this fails, or they wait. */
+    if (monarch_track_hold(fd, tracked, &held)) {
+        int fd_flags = sys_fcntl(fd, F_GETFD, 0);
+        done = fd_flags >= 0 && may_be_replaced(fd, w) &&
+               sys6(SYS_dup3, copy, fd, fd_flags & FD_CLOEXEC ? O_CLOEXEC : 0, 0, 0, 0) == fd;
+        monarch_track_release(fd, &held, done ? 0 : held.word | TRACK_SHARED);
+    }
     sys_close(copy);
     if (done)
         __atomic_fetch_add(&monarch_my_stats(w->session)->promotions, 1, __ATOMIC_RELAXED);

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
-#include <sys/sysmacros.h>
 
 #include "calls.h"
 #include "demand.h"
@@ -17,24 +16,9 @@
 
 /* The kernel moves no more in one call. */
 #define MOST 0x7ffff000UL
-/* A call that cannot be served in parts waits this long for the whole file [ns]. */
-#define WHOLE_NS 1000000000ULL
 
 /* --- which file ---------------------------------------------------------------------------------
  */
-
-/* Whether the descriptor is still of the file that was opened. No word with a server: the numbers
- * are enough, and they do not change. */
-static int is_still(int fd, const struct session *s, const struct monarch_entry *e) {
-    struct statx x;
-    if (sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO,
-             (long)&x, 0) == 0)
-        return S_ISREG(x.stx_mode) && x.stx_ino == e->ino &&
-               makedev(x.stx_dev_major, x.stx_dev_minor) == s->control->source[e->source].dev;
-    struct stat st; /* before Linux 4.11 */
-    return sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_ino == e->ino &&
-           st.st_dev == s->control->source[e->source].dev;
-}
 
 /* The file behind a tracked descriptor; 0 if there is nothing to gain any more. */
 static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
@@ -46,10 +30,10 @@ static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (MONARCH_WORD_STATE(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) != MONARCH_BYPASS &&
             !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino) &&
-            is_still(fd, s, e)) {
+            monarch_is_still(fd, s, e)) {
             w->session = s;
             w->entry = e;
-            w->since_ns = 0;
+            w->since_ns = w->limit_ns = 0;
             return 1;
         }
     } else if (s && !monarch_is_off(s) && !s->control->off) {
@@ -81,13 +65,8 @@ static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uin
 
 /* Whether somebody fills it, or will when told. */
 static int is_coming(const struct monarch_wanted *w, uint64_t word) {
-    const struct monarch_control *k = w->session->control;
-    if (MONARCH_WORD_STATE(word) != MONARCH_ABSENT)
-        return 1;
-    if (!k->fill_on_open)
-        return 0;
-    monarch_want(w->session, w->id);
-    return 1;
+    return MONARCH_WORD_STATE(word) != MONARCH_ABSENT ||
+           monarch_want(w->session, w->entry, w->id, w->n);
 }
 
 /* Reads [w->at, w->at + w->n), within the file; returns how much of it, from its beginning, the
@@ -207,7 +186,8 @@ PUBLIC ssize_t read(int fd, void *buf, size_t n) {
 
 static int are_usable(const struct iovec *parts, int count, size_t *total) {
     *total = 0;
-    if (count <= 0 || count > IOV_MAX)
+    MAYBE_NULL(parts);
+    if (!parts || count <= 0 || count > IOV_MAX)
         return 0;
     for (int i = 0; i < count; i++) {
         if (parts[i].iov_len > MOST - *total)
@@ -312,13 +292,9 @@ static int open_whole(int fd, uint64_t tracked) {
     struct monarch_wanted w;
     if (!find_file(fd, tracked, &w))
         return -1;
-    w.at = 0;
-    w.n = w.entry->size;
-    if (!is_coming(&w, monarch_word_of(&w)) || !monarch_wait_for_all(&w, WHOLE_NS))
+    if (!is_coming(&w, monarch_word_of(&w)) || !monarch_wait_for_all(&w))
         return -1;
     uint64_t word = monarch_word_of(&w);
-    if (MONARCH_WORD_STATE(word) != MONARCH_PRESENT && MONARCH_WORD_STATE(word) != MONARCH_FILLING)
-        return -1;
     monarch_copy_path(&w.session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
                       path);
     return OPEN(path);

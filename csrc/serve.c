@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "demand.h"
 #include "sys.h"
 #include "track.h"
 
@@ -13,12 +14,50 @@ void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *o
     out[tier->path_len + MONARCH_COPY_NAME] = 0;
 }
 
-void monarch_want(struct session *s, uint64_t id) {
+/* What was asked for of files that are not to be filled at once: entry << 32 | KiB. A file that
+ * shares its place with another begins again. */
+static uint64_t asked[1024];
+
+static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
+                     uint64_t n) {
+    uint64_t share = s->control->fill_after, *at = &asked[id % 1024];
+    if (!share)
+        return 1;
+    uint64_t old = __atomic_load_n(at, __ATOMIC_RELAXED), kib;
+    do {
+        kib = (old >> 32 == id ? old & 0xFFFFFFFF : 0) + (n + 1023) / 1024;
+        kib = kib < 0xFFFFFFFF ? kib : 0xFFFFFFFF;
+    } while (!__atomic_compare_exchange_n(at, &old, id << 32 | kib, 0, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    return kib * 1024 / 100 * MONARCH_SHARES >= e->size / 100 * share;
+}
+
+int monarch_want(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n) {
     uint64_t *word = &s->clients->wanted[id / 64], bit = 1ULL << (id % 64);
-    if (id >= MONARCH_MAX_FILES || __atomic_load_n(word, __ATOMIC_RELAXED) & bit)
-        return;
-    if (!(__atomic_fetch_or(word, bit, __ATOMIC_SEQ_CST) & bit))
+    if (!s->control->fill_on_open || id >= MONARCH_MAX_FILES || !is_enough(s, e, id, n))
+        return 0;
+    if (!(__atomic_load_n(word, __ATOMIC_RELAXED) & bit) &&
+        !(__atomic_fetch_or(word, bit, __ATOMIC_SEQ_CST) & bit))
         monarch_ring(s);
+    return 1;
+}
+
+int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
+    const struct monarch_entry *e = o->entry;
+    if (!e || o->served ||
+        monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino))
+        return 0;
+    struct monarch_wanted w = {.session = s, .entry = e, .id = (uint64_t)o->id};
+    unsigned state = MONARCH_WORD_STATE(monarch_word_of(&w));
+    if (state == MONARCH_BYPASS ||
+        (state == MONARCH_ABSENT && !monarch_want(s, e, w.id, e->size)) ||
+        !monarch_wait_for_all(&w))
+        return 0;
+    uint64_t word = monarch_word_of(&w);
+    if (MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
+        return 0;
+    monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), o->copy);
+    return 1;
 }
 
 static void count(struct session *s, int from_copy, uint64_t size) {
@@ -78,10 +117,9 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
                           o->copy);
         o->served = 1;
-    } else if ((MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
-                MONARCH_WORD_STATE(word) == MONARCH_WANTED) &&
-               s->control->fill_on_open) {
-        monarch_want(s, (uint64_t)id); /* one that is to be filled some time is now in use */
+    } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
+               MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
+        monarch_want(s, e, (uint64_t)id, 0); /* one that is filled ahead is in use from now on */
     }
 }
 

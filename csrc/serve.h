@@ -18,6 +18,10 @@ struct monarch_opening {
 /* For open-like calls. A file that has no copy is wanted from here on: the daemon hears of it. */
 void monarch_look_up(struct session *s, int dir, const char *path, int flags,
                      struct monarch_opening *out);
+/* For an open whose reads are not seen (streams): waits a little for a copy that is not there yet.
+ * Whether it is there now; then `copy` is the path to open. */
+int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
+
 /* After the open with `flags`: `fd` is of the source's file. */
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags, int fd);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
@@ -25,8 +29,9 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 /* The entry's path at the source (MONARCH_PATH_MAX bytes); 0 if it is longer. */
 int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
                         const struct monarch_entry *e, char *path);
-/* Whoever has it open waits for nobody: the daemon hears that this entry's copy is wanted. */
-void monarch_want(struct session *s, uint64_t id);
+/* `n` bytes of a file without a copy are asked for: whether that is reason enough, with what this
+ * process has asked for before, to fill it. Then the daemon hears of it. */
+int monarch_want(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
 
 void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *out);
 

@@ -214,8 +214,11 @@ static const struct monarch_catalog *map_catalog(struct session *s, uint64_t gen
     if (!c)
         return old;
     if (is_sound(c, size) && c->generation == generation &&
-        __atomic_compare_exchange_n(&s->catalog, &old, c, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        __atomic_compare_exchange_n(&s->catalog, &old, c, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        uint32_t n = __atomic_fetch_add(&s->older_used, 1, __ATOMIC_RELAXED);
+        __atomic_store_n(&s->older[n % MONARCH_OLDER], old, __ATOMIC_RELEASE);
         return c;
+    }
     sys_unmap(c, size);
     return old; /* also what another thread has put there meanwhile */
 }

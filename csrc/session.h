@@ -5,11 +5,18 @@
 
 #include "catalog.h"
 
+/* Catalogs that a process keeps in mind after they were replaced: a larger one does not know copies
+ * that were dropped before it was made, and descriptors of those may be open. */
+#define MONARCH_OLDER 8
+
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
     const struct monarch_fills *fills;     /* NULL: unfinished copies are not read */
-    const struct monarch_catalog *catalog; /* atomic; older ones stay mapped for their readers */
+    const struct monarch_catalog *catalog; /* atomic */
+    /* Atomic, the oldest may be missing; they stay mapped for their readers. */
+    const struct monarch_catalog *older[MONARCH_OLDER];
+    uint32_t older_used;    /* atomic */
     uint64_t roots;         /* atomic: four bits a source, see monarch_root_is_ours */
     uint32_t off;           /* atomic: a switch file exists */
     struct session *before; /* of a daemon that is gone; its copies may be open */

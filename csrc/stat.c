@@ -104,6 +104,12 @@ static const struct monarch_entry *correct(struct stat *st) {
     return e;
 }
 
+static int may_be_copy(const struct stat *st) {
+    const struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    return s && (st->st_mode & 07777) == 0400 && S_ISREG(st->st_mode) &&
+           monarch_tier_on(s, st->st_dev, 0) >= 0;
+}
+
 static int result(int r) {
     if (r >= 0)
         return 0;
@@ -134,7 +140,9 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : result(sys_fstat(fd, st));
-    if (r == 0)
+    /* A copy that is removed between the kernel's answer and our look has no link any more, and is
+     * then known by that. */
+    if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;
 }

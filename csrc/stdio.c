@@ -20,13 +20,22 @@ static FILE *changed(FILE *f) {
     return f;
 }
 
+/* A stream moves its descriptor's offset inside libc. */
+static FILE *opened_source(struct session *s, const struct monarch_opening *o, FILE *f) {
+    if (f && o->id != MONARCH_OUTSIDE) {
+        monarch_opened_source(s, o, O_RDONLY, fileno(f));
+        monarch_track_flag(fileno(f), TRACK_OFFSET);
+    }
+    return f;
+}
+
 static FILE *open_for_reading(const char *path, const char *mode) {
     struct monarch_opening o;
     struct session *s = session_for_reading();
     if (!s)
         return REAL(fopen)(path, mode);
     monarch_look_up(s, AT_FDCWD, path, O_RDONLY, &o);
-    if (o.served) {
+    if (o.served || monarch_wait_for_copy(s, &o)) {
         int old_errno = errno;
         FILE *f = REAL(fopen)(o.copy, mode);
         if (f) {
@@ -35,10 +44,7 @@ static FILE *open_for_reading(const char *path, const char *mode) {
         }
         errno = old_errno;
     }
-    FILE *f = REAL(fopen)(path, mode);
-    if (f && o.id != MONARCH_OUTSIDE)
-        monarch_opened_source(s, &o, O_RDONLY, fileno(f));
-    return f;
+    return opened_source(s, &o, REAL(fopen)(path, mode));
 }
 
 /* Only these have room for a path on their stack: programs read files from small ones. */
@@ -63,11 +69,14 @@ PUBLIC FILE *fopen(const char *path, const char *mode) {
 
 /* freopen closes the stream even when it fails, so the copy is opened first and reached by its
  * descriptor's name: it cannot go away in between. */
-static FILE *reopen_copy(const struct monarch_opening *o, const char *mode, FILE *stream) {
+static FILE *reopen_copy(struct session *s, struct monarch_opening *o, const char *mode,
+                         FILE *stream) {
     char name[32];
     struct stat st;
     FILE *f = NULL;
-    int fd = o->served ? sys_openat(AT_FDCWD, o->copy, O_RDONLY | O_CLOEXEC) : -1;
+    int fd = o->served || monarch_wait_for_copy(s, o)
+                 ? sys_openat(AT_FDCWD, o->copy, O_RDONLY | O_CLOEXEC)
+                 : -1;
     if (fd < 0)
         return NULL;
     snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
@@ -83,15 +92,12 @@ static FILE *reopen_for_reading(const char *path, const char *mode, FILE *stream
     if (!s || !path)
         return REAL(freopen)(path, mode, stream);
     monarch_look_up(s, AT_FDCWD, path, O_RDONLY, &o);
-    FILE *f = reopen_copy(&o, mode, stream);
+    FILE *f = reopen_copy(s, &o, mode, stream);
     if (f) {
         monarch_opened_copy(s, &o);
         return f;
     }
-    f = REAL(freopen)(path, mode, stream);
-    if (f && o.id != MONARCH_OUTSIDE)
-        monarch_opened_source(s, &o, O_RDONLY, fileno(f));
-    return f;
+    return opened_source(s, &o, REAL(freopen)(path, mode, stream));
 }
 
 /* Without a path, a stream opens its own file again: a copy's stream, its source file. */

@@ -11,9 +11,9 @@
 #define MONARCH_TRACKED 65536 /* descriptors; higher ones read the source */
 
 /* One word each: flags | session << 4 | low bits of the opener's process << 9 | entry + 1 << 32. */
-#define TRACK_OFFSET 1ULL    /* used with its own offset: never replaced */
-#define TRACK_SHARED 2ULL    /* duplicated, or locks may hang on it: never replaced */
-#define TRACK_PROMOTING 4ULL /* a thread is replacing it: close waits */
+#define TRACK_OFFSET 1ULL /* used with its own offset: never replaced */
+#define TRACK_SHARED 2ULL /* duplicated, or locks may hang on it: never replaced */
+#define TRACK_HELD 4ULL   /* a thread is replacing it: whoever uses the number otherwise waits */
 
 extern uint64_t monarch_track_table[MONARCH_TRACKED];
 
@@ -30,8 +30,25 @@ static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32) - 1; }
 int monarch_track_is_own(uint64_t w);
 
 void monarch_track(struct session *s, int fd, uint64_t entry);
-void monarch_track_flag(int fd, uint64_t flag);
 void monarch_track_again(int fd, int fresh); /* `fresh` is a duplicate of `fd` */
+/* Before what the flag stands for is done: waits for a promotion that is under way. */
+void monarch_track_flag_slow(int fd, uint64_t flag);
+static inline void monarch_track_flag(int fd, uint64_t flag) {
+    uint64_t w = monarch_tracked(fd);
+    if (__builtin_expect(w && (!(w & flag) || (w & TRACK_HELD)), 0))
+        monarch_track_flag_slow(fd, flag);
+}
+/* Nobody else changes what is known of the descriptor until it is released; signals are blocked, so
+ * that no handler waits for its own thread. 0: it is not tracked, not as `expected` if that is not
+ * 0, or not by this process. */
+struct monarch_held {
+    uint64_t word, signals;
+};
+int monarch_track_hold(int fd, uint64_t expected, struct monarch_held *held);
+void monarch_track_release(int fd, const struct monarch_held *held, uint64_t word);
+/* Waits until no descriptor is held that was when it was called. */
+void monarch_track_wait_for_all(void);
+
 /* Before a close. Waits for a promotion of this descriptor in another thread, which ends soon. */
 void monarch_untrack_slow(int fd);
 static inline void monarch_untrack(int fd) {
@@ -39,6 +56,8 @@ static inline void monarch_untrack(int fd) {
         monarch_untrack_slow(fd);
 }
 void monarch_untrack_stream(FILE *stream);
+/* In the child of a fork. */
+void monarch_track_adopt(void);
 /* Before a fork: the child will share the offsets of all that is open. */
 void monarch_track_share_all(void);
 void monarch_untrack_range(unsigned first, unsigned last);

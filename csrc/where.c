@@ -127,6 +127,13 @@ static int is_copy_of(const struct session *s, const struct monarch_entry *e,
            now.st_ino == st->st_ino && now.st_dev == st->st_dev;
 }
 
+static const struct monarch_entry *copy_in(const struct session *s, const struct monarch_catalog *c,
+                                           unsigned tier, const struct stat *st) {
+    int64_t id = st->st_nlink ? monarch_find_copy(c, tier, st->st_ino)
+                              : monarch_find_dropped(c, tier, st->st_ino);
+    return id >= 0 && is_copy_of(s, &monarch_entries(c)[id], st) ? &monarch_entries(c)[id] : NULL;
+}
+
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st) {
     for (int newest = 1; *s; *s = (*s)->before, newest = 0) {
@@ -136,10 +143,15 @@ monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const 
         /* What an old session has not mapped, a new daemon may have made under the same name. */
         *c = newest ? monarch_catalog_of(*s) : __atomic_load_n(&(*s)->catalog, __ATOMIC_ACQUIRE);
         for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {
-            int64_t id = st->st_nlink ? monarch_find_copy(*c, (unsigned)t, st->st_ino)
-                                      : monarch_find_dropped(*c, (unsigned)t, st->st_ino);
-            if (id >= 0 && is_copy_of(*s, &monarch_entries(*c)[id], st))
-                return &monarch_entries(*c)[id];
+            const struct monarch_entry *e = copy_in(*s, *c, (unsigned)t, st);
+            for (int i = 0; !e && !st->st_nlink && i < MONARCH_OLDER; i++) {
+                const struct monarch_catalog *older =
+                    __atomic_load_n(&(*s)->older[i], __ATOMIC_ACQUIRE);
+                if (older && (e = copy_in(*s, older, (unsigned)t, st)))
+                    *c = older;
+            }
+            if (e)
+                return e;
         }
     }
     return NULL;

@@ -60,6 +60,14 @@ class CatalogReader:
         at = int(self.c.pool_at + row["path"])
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
+    def beginnings(self, ids: Ids, length: int) -> npt.NDArray[Any]:
+        """The first `length` bytes, more than 0, of the paths of (n,) entries that have as many:
+        (n,) bytes."""
+        pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
+        at = self._table["path"][ids].astype(np.intp)
+        text: npt.NDArray[Any] = pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0]
+        return text
+
     def find(self, source: int, path: str) -> int:
         """Number of the entry, -1 when the catalog does not know the path."""
         raw = os.fsencode(path)
@@ -161,6 +169,12 @@ class Catalog(CatalogReader):
 
     def set_state(self, ids: Ids, state: State, reason: int = 0) -> None:
         self.set_words(ids, make_word(state, reason))
+
+    def want(self, ids: Ids) -> None:
+        """Makes entries (n,) WANTED. The number of a copy that is being removed stays: by it the
+        copy's descriptors are known until it is gone."""
+        number_and_tier = self.words[ids] & ~np.uint64(0xFF)
+        self.set_words(ids, number_and_tier | make_word(State.WANTED))
 
     def set_sums(self, ids: Ids, sums: npt.NDArray[np.uint64]) -> None:
         self._table["sum"][ids] = sums

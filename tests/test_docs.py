@@ -43,6 +43,15 @@ def test_transparency_lists_what_is_interposed() -> None:
     assert sorted(listed) == sorted(set(calls) | set(twins) - {"alias"})
 
 
+def test_the_tests_of_the_traps_exist() -> None:
+    page = (ROOT / "docs" / "contributing.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page.partition("### Traps")[2]))
+    files = (ROOT / "tests").rglob("test_*.py")
+    written = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    assert len(named) > 30
+    assert named <= written
+
+
 def test_the_changelog_begins_with_this_version() -> None:
     first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert first is not None

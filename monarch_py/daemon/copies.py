@@ -23,6 +23,7 @@ from monarch_py.native import (
     make_word,
     path_hash,
     pointer,
+    reason_of,
     state_of,
     tier_of,
 )
@@ -53,8 +54,8 @@ class Copies:
         self.block_size_bytes = scanner.config.block_size_bytes
         # Entries whose copies wait for a second look: (when, tier, row of the manifest).
         self._young: dict[int, tuple[float, int, Row]] = {}
-        # Copies to remove, as (tier, numbers, sizes of their files), and how many are under way.
-        self._drops: deque[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]] = deque()
+        # Copies to remove: (tier, entries, numbers, sizes of their files); how many are under way.
+        self._drops: deque[tuple[int, Ids, npt.NDArray[Any], npt.NDArray[Any]]] = deque()
         self._dropping = 0
         self._changes_seen = 0
         self.fills = self.filled_bytes = 0
@@ -67,7 +68,7 @@ class Copies:
     @property
     def dropping(self) -> int:
         """Copies whose files are still to be removed; then their room comes back."""
-        return self._dropping + sum(len(numbers) for _, numbers, _ in self._drops)
+        return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
 
     def tier(self, number: int) -> Tier:
         tier = self.tiers[number]
@@ -187,36 +188,47 @@ class Copies:
         catalog = self.shared.catalog
         words = catalog.words[ids]
         tiers, numbers = tier_of(words), copy_of(words)
-        # Tier and number stay: descriptors of a dropped copy are still the file's.
+        # Tier and number stay until the file is gone: it is its descriptors' way back to the entry,
+        # and the sign that no new copy can be made yet.
         catalog.set_words(ids, make_word(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)
         sizes = catalog.entries["size"][ids]
         for tier in np.unique(tiers).tolist():
             here = tiers == tier
-            self._drop(tier, numbers[here], sizes[here])
+            self._drop(tier, ids[here], numbers[here], sizes[here])
 
-    def _drop(self, tier: int, numbers: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> None:
+    def _drop(self, tier: int, ids: Ids, numbers: Any, sizes: Any) -> None:
         if tier in self.keepers:
             self.keepers[tier].remove(numbers.tolist())
         for at in range(0, len(numbers), DROPS):
-            self._drops.append((tier, numbers[at : at + DROPS], sizes[at : at + DROPS]))
+            part = slice(at, at + DROPS)
+            self._drops.append((tier, ids[part], numbers[part], sizes[part]))
+
+    def _drop_rows(self, tier: int, rows: npt.NDArray[Any]) -> None:
+        """Drops copies of the manifest's (n,) rows, which are no entry's."""
+        nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
+        self._drop(tier, nobody, rows["copy"], rows["size"])
 
     def feed_drops(self) -> None:
         """Hands the engine what is to be removed, a part at a time. The room is given back when the
         files are gone, so that no quota is exceeded meanwhile."""
         for tier, rows in self.scanner.stale.items():
-            self._drop(tier, rows["copy"], rows["size"])
+            self._drop_rows(tier, rows)
         self.scanner.stale = {}
         if self._drops and self._dropping < DROPS:
-            tier, numbers, sizes = self._drops.popleft()
-            self._dropping += len(numbers)
-            self.engine.drop(tier, numbers, sizes)
+            tier, ids, numbers, sizes = self._drops.popleft()
+            self._dropping += len(ids)
+            self.engine.drop(tier, ids, numbers, sizes)
 
     def dropped(self, result: Any) -> None:
         """The engine has removed a copy."""
         self._dropping -= 1
         self.tier(int(result["tier"])).release(int(result["bytes"]))
+        entry, catalog = int(result["id"]), self.shared.catalog
+        if entry < len(catalog) and copy_of(catalog.words[entry]) == result["copy"]:
+            word = catalog.words[entry]
+            catalog.set_state(one(entry), State(int(state_of(word))), int(reason_of(word)))
 
     def changed(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """(n,) whether a client has changed the file; now and then also when none has."""
@@ -250,7 +262,7 @@ class Copies:
         """Drops copies of datasets that are not configured; whether there were any."""
         found = any(len(rows) for rows in self.scanner.foreign.values())
         for number, rows in self.scanner.foreign.items():
-            self._drop(number, rows["copy"], rows["size"])
+            self._drop_rows(number, rows)
         self.scanner.foreign = {}
         return found
 

@@ -1,5 +1,6 @@
 """The copy engine as Python drives it: orders and results in bulk, as numpy arrays."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from monarch_py.catalog import Catalog
 from monarch_py.config import Config
 from monarch_py.daemon.scanner import Source
 from monarch_py.daemon.shared import Shared
+from monarch_py.daemon.width import ReadsInFlight
 from monarch_py.native import RESULT, JobKind, ffi, lib, pointer
 from monarch_py.tiers import Tier
 
@@ -33,9 +35,10 @@ class Engine:
     def __init__(
         self, config: Config, shared: Shared, sources: list[Source], tiers: list[Tier | None]
     ) -> None:
+        self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
         self._engine: Any = lib.monarch_engine_start(
             config.copy_threads,
-            config.copy_threads,
+            self._reads.width,
             config.block_size_bytes,
             shared.clients,
             shared.fills,
@@ -49,6 +52,7 @@ class Engine:
         for number, tier in enumerate(tiers):
             if tier is not None:
                 lib.monarch_engine_tier(self._engine, number, tier.fd)
+        self._bytes_seen = 0
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
 
     def pending(self, *, in_use: bool) -> int:
@@ -96,17 +100,19 @@ class Engine:
             pointer(expected, "uint64_t *"),
         )
 
-    def drop(self, tier: int, copies: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> None:
-        """Orders to remove (n,) copies of one tier, before all others; sizes : of their files."""
-        numbers = np.ascontiguousarray(copies, dtype=np.uint64)
-        given_back = np.ascontiguousarray(sizes, dtype=np.uint64)
-        places = np.full(len(numbers), tier, dtype=np.uint32)
+    def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
+        """Orders to remove (n,) copies of one tier, before all others; ids, sizes : of their
+        files."""
+        columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, copies, sizes)]
+        entries, numbers, given_back = (pointer(a, "uint64_t *") for a in columns)
+        places = np.full(len(columns[0]), tier, dtype=np.uint32)
         lib.monarch_engine_drop(
             self._engine,
-            len(numbers),
+            len(places),
+            entries,
             pointer(places, "uint32_t *"),
-            pointer(numbers, "uint64_t *"),
-            pointer(given_back, "uint64_t *"),
+            numbers,
+            given_back,
         )
 
     def results(self) -> Iterator[npt.NDArray[Any]]:
@@ -121,6 +127,15 @@ class Engine:
                 yield batch
             for address in batch["block_sums"][batch["block_sums"] != 0].tolist():
                 lib.monarch_free(ffi.cast("void *", address))
+
+    def adapt(self) -> None:
+        """Follows what the sources give with the number of reads in flight."""
+        before, seen = self._reads.width, self._bytes_seen
+        self._bytes_seen = self.bytes_from_source
+        busy = not self.idle or self._bytes_seen != seen
+        now = self._reads.step(time.monotonic(), self._bytes_seen, busy=busy)
+        if now != before:
+            lib.monarch_engine_width(self._engine, now)
 
     def settle(self) -> None:
         """The catalog says by now what the results so far have told."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from monarch_py.daemon.copies import Copies, Ids, one
 from monarch_py.daemon.engine import Engine
 from monarch_py.daemon.scanner import Scanner
+from monarch_py.daemon.wanted import Wanted
 from monarch_py.native import (
     ENTRY,
     JobKind,
@@ -23,7 +24,6 @@ from monarch_py.native import (
     ffi,
     lib,
     make_word,
-    pointer,
     reason_of,
     state_of,
     tier_of,
@@ -38,7 +38,10 @@ log = logging.getLogger("monarch.filler")
 # Orders in the engine at a time: enough that its threads never wait for Python, few enough that a
 # million wanted files take no memory (an order is some 500 bytes).
 ORDERS = 2048
-WANTS = 65536
+# Of what is filled ahead the engine has no more than this [bytes], but always some files, so that
+# its threads have work while one ends: what it has cannot be taken back, and its room is taken.
+AHEAD_BYTES = 256 << 20
+AHEAD_FILES = 4
 # A file that changes under its fill is tried again this often before the source keeps it.
 TRIES = 3
 NO_TIER_ROOM = TierRoom(0, 0, 512)
@@ -54,11 +57,9 @@ class Filler:
         self.policy: Policy = make_policy(config.placement)
         self.engine = Engine(config, self.shared, scanner.sources, self.tiers)
         self.copies = Copies(scanner, self.engine)
-        # What programs have opened, and what is to be there before they do.
-        self._in_use: deque[Ids] = deque()
-        self._ahead: deque[Ids] = deque()
+        self.wanted = Wanted(self.shared, eager=config.prefetch == "eager")
+        self._begun_ahead: Ids = np.zeros(0, dtype=np.uint64)
         self._to_check: deque[Ids] = deque()
-        self._no_room_yet: list[Ids] = []
         self._refused: list[Ids] = []
         self._gave_back = False
         self._tries: dict[int, int] = {}
@@ -75,41 +76,9 @@ class Filler:
     @property
     def pending(self) -> int:
         """Orders given, wanted files, and copies to check or to look at again."""
-        queues = (*self._in_use, *self._ahead, *self._to_check, *self._no_room_yet)
         running = self.engine.pending(in_use=True) + self.engine.pending(in_use=False)
-        return sum(len(ids) for ids in queues) + running + self.copies.unsettled
-
-    # --- what is wanted ----------------------------------------------------------------------
-
-    def take_wants(self) -> None:
-        ids = np.zeros(WANTS, dtype=np.uint64)
-        count = lib.monarch_take_wants(
-            self.shared.clients, len(self.shared.catalog), pointer(ids, "uint64_t *"), WANTS
-        )
-        self.want(ids[:count])
-
-    def want(self, ids: Ids) -> None:
-        """Files that programs use, to be filled in this order. What is no file, or has a copy or
-        none for a reason, stays as it is."""
-        ids = self._unfilled(ids, State.ABSENT, State.WANTED)
-        if len(ids):
-            self.shared.catalog.set_state(ids, State.WANTED)
-            self._in_use.append(ids)
-
-    def fill_ahead(self, ids: Ids) -> int:
-        """The same for files that nobody uses yet. Returns how many of them are to be filled."""
-        ids = self._unfilled(ids, State.ABSENT)
-        if len(ids):
-            self.shared.catalog.set_state(ids, State.WANTED)
-            self._ahead.append(ids)
-        return len(ids)
-
-    def _unfilled(self, ids: Ids, *states: State) -> Ids:
-        if not len(ids):
-            return ids
-        rows = self.shared.catalog.entries[ids]
-        fits: Ids = ids[(rows["kind"] == Kind.FILE) & np.isin(state_of(rows["word"]), states)]
-        return fits
+        to_check = sum(map(len, self._to_check))
+        return len(self.wanted) + to_check + running + self.copies.unsettled
 
     def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
         """Copies of an earlier session that match their sources: (n,) entries, manifest rows. They
@@ -124,39 +93,57 @@ class Filler:
 
     # --- orders ------------------------------------------------------------------------------
 
-    def feed(self) -> None:
-        """Hands the engine as much as it can take."""
+    def feed(self) -> bool:
+        """Hands the engine as much as it can take; of what is to be filled ahead one portion.
+        Returns whether it could take more at once."""
         room = ORDERS - self.engine.pending(in_use=True)
-        while room > 0 and self._in_use:
-            room -= self._order_fills(self._next(self._in_use, room), in_use=True)
+        while room > 0 and len(ids := self.wanted.next_in_use(room)):
+            room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         while room > 0 and self._to_check:
-            ids = self._next(self._to_check, room)
-            words = self.shared.catalog.words[ids]
-            sums = self.shared.catalog.entries["sum"][ids]
-            self.engine.submit(
-                self.shared.catalog, JobKind.CHECK, ids, tier_of(words), copy_of(words), sums=sums
-            )
-            room -= len(ids)
-        while room > 0 and self._ahead:
-            room -= self._order_fills(self._next(self._ahead, room), in_use=False)
+            room -= self._order_checks(room)
+        # What waits for room would be joined by all that is to be filled ahead.
+        return room > 0 and not self.wanted.has_put_off and self._order_ahead(room)
 
-    @staticmethod
-    def _next(queue: deque[Ids], most: int) -> Ids:
-        ids = queue.popleft()
+    def _order_ahead(self, room: int) -> bool:
+        """Of what is to be filled ahead a portion. Returns whether there is room left because no
+        tier had any for it: then there may be more of that kind."""
+        catalog, looked_at = self.shared.catalog, 0
+        sizes = catalog.entries["size"]
+        while room > 0 and looked_at < ORDERS:
+            begun = self._begun_ahead
+            begun = begun[state_of(catalog.words[begun]) == State.FILLING]
+            room_bytes = AHEAD_BYTES - float(sizes[begun].sum(dtype=np.float64))
+            ids = self.wanted.ahead.next(AHEAD_FILES - len(begun), room, sizes, room_bytes)
+            if not len(ids):
+                return False
+            self._begun_ahead = np.concatenate([begun, ids])
+            looked_at += len(ids)
+            room -= self._order_fills(ids, in_use=False)
+        return room > 0
+
+    def _order_checks(self, most: int) -> int:
+        ids = self._to_check.popleft()
         if len(ids) > most:
-            queue.appendleft(ids[most:])
-        return ids[:most]
+            self._to_check.appendleft(ids[most:])
+        ids, catalog = ids[:most], self.shared.catalog
+        words, sums = catalog.words[ids], catalog.entries["sum"][ids]
+        self.engine.submit(catalog, JobKind.CHECK, ids, tier_of(words), copy_of(words), sums=sums)
+        return len(ids)
 
     def _order_fills(self, ids: Ids, *, in_use: bool) -> int:
         catalog = self.shared.catalog
-        ids = ids[state_of(catalog.words[ids]) == State.WANTED]
+        words = catalog.words[ids]
+        wanted, leaving = state_of(words) == State.WANTED, copy_of(words) != 0
+        if (wanted & leaving).any():
+            self.wanted.put_off(ids[wanted & leaving], in_use=in_use)
+        ids = ids[wanted & ~leaving]
         sizes = catalog.entries["size"][ids]
         rooms = [tier.room() if tier is not None else NO_TIER_ROOM for tier in self.tiers]
         tiers = self.policy.place(sizes, rooms)
         nowhere = ids[tiers == NOWHERE]
         if len(nowhere):
-            self._nowhere(nowhere)
+            self._nowhere(nowhere, in_use=in_use)
         ids, sizes, tiers = ids[tiers != NOWHERE], sizes[tiers != NOWHERE], tiers[tiers != NOWHERE]
         if not len(ids):
             return 0
@@ -168,11 +155,11 @@ class Filler:
         self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use)
         return len(ids)
 
-    def _nowhere(self, ids: Ids) -> None:
+    def _nowhere(self, ids: Ids, *, in_use: bool) -> None:
         """No room now. Copies of other datasets go first; else the source serves these files, at
-        once: readers wait. A fill that fails later gives its room to those who are opened then."""
+        once: readers wait. When a fill fails later that had taken room, they are tried again."""
         if self.copies.drop_foreign() or self.copies.dropping:
-            self._no_room_yet.append(ids)
+            self.wanted.put_off(ids, in_use=in_use)
         else:
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
             self._refused.append(ids)
@@ -195,18 +182,20 @@ class Filler:
                 else:
                     self._fill_failed(result)
         self.engine.settle()
-        if self._no_room_yet and not self.copies.dropping:
-            self._in_use.extend(self._no_room_yet)
-            self._no_room_yet = []
+        if not self.copies.dropping:
+            self.wanted.let_in()
         if self._refused and self.engine.idle:
             if self._gave_back:
-                self._let_in_again(np.concatenate(self._refused))
+                refused = self._let_in_again(np.concatenate(self._refused))
+                self.wanted.again(refused, in_use=True)
             self._refused, self._gave_back = [], False
 
-    def _let_in_again(self, ids: Ids) -> None:
+    def _let_in_again(self, ids: Ids) -> Ids:
         words = self.shared.catalog.words[ids]
         still = (state_of(words) == State.BYPASS) & (reason_of(words) == Reason.NO_ROOM)
-        self.shared.catalog.set_state(ids[still], State.ABSENT)
+        again: Ids = ids[still]
+        self.shared.catalog.set_state(again, State.ABSENT)
+        return again
 
     def answer(self) -> None:
         """Readers whose files have got a copy, or will not get one, wait no longer."""
@@ -218,24 +207,25 @@ class Filler:
             self.keepers[int(result["tier"])].distrust()
             return
         path = self.shared.catalog.path(entry)
-        log.warning("a copy of %s is damaged; it is made anew when it is read", path)
+        log.warning("a copy of %s is damaged; it is made anew", path)
         self.copies.forget(one(entry), State.ABSENT)
+        self.wanted.make_anew(one(entry))
 
     def _fill_failed(self, result: Any) -> None:
         entry, status, catalog = int(result["id"]), int(result["status"]), self.shared.catalog
-        error = os.strerror(int(result["error"]))
+        error, in_use = os.strerror(int(result["error"])), bool(result["in_use"])
         tier = self.copies.tier(int(result["tier"]))
         tier.settle(int(catalog.entries["size"][entry]), None)
         self._gave_back = True
         if status == JobStatus.TIER_FULL:
             tier.note_full()
-            self._again(entry)
+            self.wanted.again(one(entry), in_use=in_use)
         elif status == JobStatus.TIER_ERROR:
             log.warning("tier %s goes unused: %s", tier.root, error)
             tier.usable = False
-            self._again(entry)
+            self.wanted.again(one(entry), in_use=in_use)
         elif status == JobStatus.SOURCE_CHANGED:
-            self._source_changed(entry)
+            self._source_changed(entry, in_use=in_use)
         elif status == JobStatus.SOURCE_ERROR:
             self.failures += 1
             log.info("%s: %s", catalog.path(entry), error)
@@ -243,11 +233,7 @@ class Filler:
         else:
             catalog.set_state(one(entry), State.ABSENT)
 
-    def _again(self, entry: int) -> None:
-        self.shared.catalog.set_state(one(entry), State.WANTED)
-        self._in_use.append(one(entry))
-
-    def _source_changed(self, entry: int) -> None:
+    def _source_changed(self, entry: int, *, in_use: bool) -> None:
         """The source's file is not what the scan saw: look again, a few times."""
         catalog = self.shared.catalog
         self._tries[entry] = self._tries.get(entry, 0) + 1
@@ -259,7 +245,7 @@ class Filler:
             return
         catalog.set_state(one(entry), State.ABSENT)
         catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
-        self._again(entry)
+        self.wanted.again(one(entry), in_use=in_use)
 
     # --- on request --------------------------------------------------------------------------
 

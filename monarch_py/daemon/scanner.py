@@ -49,6 +49,10 @@ class Source:
         return out
 
 
+# One file, looked at: its source, the entry (1,) and the pool of its path.
+Seen = tuple[Source, npt.NDArray[Any], Any]
+
+
 class Validator:
     """The rows of one tier's manifest, to be matched with the files that the scan finds."""
 
@@ -244,33 +248,44 @@ class Scanner:
         wanted: list[int] = []
         found = []
         for number, path in self.shared.mail(self._stuck):
-            if number >= len(self.sources) or not path or path.startswith("/"):
-                continue
-            source = self.sources[number]
-            entry = self.shared.catalog.find(number, path)
-            if entry < 0:
-                known = len(self.shared.catalog)
-                found += self._insert_one(source, path)
-                entry = known if len(self.shared.catalog) > known else -1
+            entry = self.find(number, path)
+            if entry < 0 and (seen := self.look(number, path)) is not None:
+                entry, adopted = self.meet(seen)
+                found += adopted
             if entry >= 0:
                 wanted.append(entry)
         return np.array(wanted, dtype=np.uint64), found
 
-    def _insert_one(
-        self, source: Source, path: str
-    ) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
+    def find(self, number: int, path: str) -> int:
+        return self.shared.catalog.find(number, path) if number < len(self.sources) else -1
+
+    def look(self, number: int, path: str) -> Seen | None:
+        """What the source says of one file, None if it is none. The one part that may take long:
+        nothing of the catalog is touched, so that the loop may turn meanwhile."""
+        if number >= len(self.sources) or not path or path.startswith("/"):
+            return None
+        source = self.sources[number]
         full = source.config.real_path / path
         # Only the name that the scan would give it: one through a link is found through the link.
         if os.path.realpath(full) != str(full):
-            return []
+            return None
         raw = os.fsencode(path)
         entries = np.zeros(1, dtype=ENTRY)
         pool = ffi.new("char[]", len(raw) + 1)
         ffi.memmove(pool, raw, len(raw))
         if self.stat_entry(source, raw, entries) != 0 or entries["kind"][0] != Kind.FILE:
-            return []
+            return None
         entries["path_len"] = len(raw)
-        return self._insert(source, entries, pool)
+        return source, entries, pool
+
+    def meet(
+        self, seen: Seen
+    ) -> tuple[int, list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
+        """Takes a file into the catalog that it does not know: the entry, -1 if it was not taken,
+        and copies of earlier sessions as `step` returns them."""
+        known = len(self.shared.catalog)
+        adopted = self._insert(*seen)
+        return (known if len(self.shared.catalog) > known else -1), adopted
 
     @staticmethod
     def stat_entry(source: Source, path: bytes, entry: npt.NDArray[Any]) -> int:

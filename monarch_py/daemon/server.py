@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.keeper import Keeper
@@ -29,6 +31,8 @@ log = logging.getLogger("monarch.daemon")
 # How long the loop sleeps when nobody rings: switch files, young files and the heartbeat are looked
 # at this often [ms].
 TURN_MS = 250
+# The same while copies are made: the number of reads in flight follows the source [ms].
+BUSY_TURN_MS = 50
 REQUEST_BYTES = 1 << 20
 
 
@@ -90,7 +94,7 @@ class Daemon:
             while not self._stopping.is_set():
                 with self._lock:
                     busy = self._turn()
-                wait_ms = 0 if busy else TURN_MS
+                wait_ms = 0 if busy else TURN_MS if self.filler.engine.idle else BUSY_TURN_MS
                 rung = int(lib.monarch_wait_doorbell(self.shared.clients, rung, wait_ms))
         finally:
             self._close()
@@ -104,16 +108,19 @@ class Daemon:
         wanted, adopted = self.scanner.take_mail()
         for ids, rows, tier in adopted:
             self.filler.adopt(ids, rows, tier)
-        self.filler.want(wanted)
-        self.filler.take_wants()
+        self.filler.wanted.want(wanted)
+        self.filler.wanted.take_wants()
+        self.filler.wanted.take_demands()
+        more = self.filler.wanted.fill_met()
         self.filler.copies.drop_changed()
         self.filler.copies.compare_young()
         self.filler.copies.feed_drops()
         self.filler.collect()
         if not self.shared.control.off:
-            self.filler.feed()
+            more |= self.filler.feed()
         self.filler.answer()
-        return self.scanner.has_more
+        self.filler.engine.adapt()
+        return more or self.scanner.has_more
 
     def _switched_off(self) -> bool:
         files = (SYSTEM_SWITCH_FILE, self.config.switch_file)
@@ -176,14 +183,15 @@ class Daemon:
         if uid not in (os.geteuid(), 0):
             return
         line = connection.makefile("rb").readline(REQUEST_BYTES)
+        if not line.endswith(b"\n"):
+            return  # whoever asked was ended in the middle of it
         request = json.loads(line)
         action = self._actions().get(request.get("do"))
         if action is None:
             answer: Any = {"error": f"the daemon does not know the command {request.get('do')!r}"}
         else:
             try:
-                with self._lock:
-                    answer = action(request)
+                answer = action(request)
             except MonarchError as error:
                 answer = {"error": str(error)}
         connection.sendall(json.dumps(answer).encode() + b"\n")
@@ -191,14 +199,51 @@ class Daemon:
             self.stop_soon()
 
     def _actions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        return {
+        actions: dict[str, Callable[[dict[str, Any]], Any]] = {
             "status": lambda _: self._status(),
             "open": lambda _: {"open": open_files(self.shared)},
             "stop": lambda _: {"pid": os.getpid()},
             "clear": lambda _: {"dropped": self.filler.clear()},
             "drop": self._drop,
-            "where": lambda _: {"generation": int(self.shared.control.generation)},
+            "where": lambda _: self._where(),
+            "warm": self._warm,
+            "take_back": lambda r: {"files": self.filler.wanted.take_back(str(r["ticket"]))},
         }
+        held = {name: self._between_turns(action) for name, action in actions.items()}
+        return {**held, "look": self._look}
+
+    def _between_turns(
+        self, action: Callable[[dict[str, Any]], Any]
+    ) -> Callable[[dict[str, Any]], Any]:
+        def held(request: dict[str, Any]) -> Any:
+            with self._lock:
+                return action(request)
+
+        return held
+
+    def _where(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "generation": int(self.shared.control.generation),
+            "scanned": self.scanner.scanned,
+            "switched_off": bool(self.shared.control.off),
+        }
+
+    def _warm(self, request: dict[str, Any]) -> dict[str, Any]:
+        entries = np.array(request["entries"], dtype=np.uint64)
+        entries = entries[entries < len(self.shared.catalog)]
+        return {"files": self.filler.wanted.warm(entries, str(request["ticket"]))}
+
+    def _look(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Files that the scan has not met. The loop turns while the source is asked."""
+        paths = [(int(number), str(path)) for number, path in request["paths"]]
+        met = [self.scanner.look(number, path) for number, path in paths]
+        with self._lock:
+            for (number, path), seen in zip(paths, met, strict=True):
+                if seen is not None and self.scanner.find(number, path) < 0:
+                    for ids, rows, tier in self.scanner.meet(seen)[1]:
+                        self.filler.adopt(ids, rows, tier)
+            return {"entries": [self.scanner.find(number, path) for number, path in paths]}
 
     def _drop(self, request: dict[str, Any]) -> dict[str, Any]:
         entries = [int(entry) for entry in request.get("entries", [])]

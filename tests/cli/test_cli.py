@@ -12,7 +12,21 @@ from support.session import MIB, Session, wait_until
 
 import monarch_py
 
-COMMANDS = ["clear", "demo", "doctor", "env", "run", "serve", "start", "status", "stop", "verify"]
+COMMANDS = [
+    *(
+        "clear",
+        "demo",
+        "doctor",
+        "env",
+        "run",
+        "serve",
+        "start",
+        "status",
+        "stop",
+        "verify",
+        "warm",
+    ),
+]
 NO_DAEMON = "monarch: no daemon serves this configuration; start one with `monarch start`\n"
 
 
@@ -76,7 +90,7 @@ def test_a_file_that_is_not_there_is_named(monarch: Monarch, tmp_path: Path, com
     assert str(missing) in done.stderr or done.stderr == NO_DAEMON
 
 
-@pytest.mark.parametrize("command", ["start", "stop", "status", "verify", "clear", "serve"])
+@pytest.mark.parametrize("command", ["start", "stop", "status", "verify", "clear", "serve", "warm"])
 def test_no_configuration_at_all_is_status_2(monarch: Monarch, command: str) -> None:
     done = monarch(command)
     assert done.returncode == 2

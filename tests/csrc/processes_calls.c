@@ -6,6 +6,7 @@
 #include <spawn.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
@@ -165,6 +166,24 @@ CALL(fcntl, fcntl(dir, F_DUPFD_CLOEXEC, 20))
 CALL(fcntl_flags, none(fcntl(dir, F_GETFL)))
 CALL(flock, flock(dir, LOCK_SH))
 CALL(lockf, lockf(dir, F_TEST, 0))
+static int null_device(void) { return (int)syscall(SYS_openat, AT_FDCWD, "/dev/null", O_WRONLY); }
+static long sent(long (*send)(int, int), int from) {
+    int to = null_device();
+    long r = none(send(to, from));
+    int error = errno;
+    syscall(SYS_close, to);
+    errno = error;
+    return r;
+}
+static long by_sendfile(int to, int from) { return sendfile(to, from, NULL, 10); }
+static long by_splice(int to, int from) { return splice(from, NULL, to, NULL, 10, 0); }
+static long by_range(int to, int from) { return copy_file_range(from, NULL, to, NULL, 10, 0); }
+
+CALL(sendfile, sent(by_sendfile, dir))
+CALL(splice, sent(by_splice, dir))
+CALL(copy_file_range, sent(by_range, dir))
+static long streamed(FILE *f) { return f ? fclose(f) : -1; }
+CALL(fdopen, streamed(fdopen(spare(dir), "r")))
 CALL(close, close(spare(dir)))
 CALL(close_range, closed_range(spare(dir)))
 CALL(closefrom, closed_from(spare(dir)))
@@ -272,6 +291,10 @@ const struct call calls[] = {
     {"fcntl F_GETFL", BY_FD, 0, call_fcntl_flags},
     {"flock", BY_FD, 0, call_flock},
     {"lockf", BY_FD, 0, call_lockf},
+    {"sendfile", BY_FD, 0, call_sendfile},
+    {"splice", BY_FD, 0, call_splice},
+    {"copy_file_range", BY_FD, 0, call_copy_file_range},
+    {"fdopen", BY_FD, 0, call_fdopen},
     {"close", BY_FD, 0, call_close},
     {"close_range", BY_FD, 0, call_close_range},
     {"closefrom", BY_FD, 0, call_closefrom},

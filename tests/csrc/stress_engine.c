@@ -296,7 +296,7 @@ static void drop(uint64_t id) {
     uint64_t word = entry(id)->word, size = entry(id)->size, copy = MONARCH_WORD_COPY(word);
     uint32_t tier = MONARCH_WORD_TIER(word);
     set_word(id, monarch_word(MONARCH_ABSENT, 0, tier, copy));
-    CHECK(monarch_engine_drop(engine, 1, &tier, &copy, &size) == 1);
+    CHECK(monarch_engine_drop(engine, 1, &id, &tier, &copy, &size) == 1);
 }
 
 static void ask_about_all(int kind) {

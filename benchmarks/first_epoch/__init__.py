@@ -1,0 +1,1 @@
+"""The first epoch: while the copies are made."""

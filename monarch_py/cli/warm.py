@@ -1,0 +1,215 @@
+"""warm."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from monarch_py.cli.options import as_json, config_option
+from monarch_py.errors import MonarchError
+from monarch_py.session import SessionDir
+from monarch_py.units import format_size
+from monarch_py.warm import Progress, Warm
+
+__all__ = ["COMMANDS"]
+
+# Where standard error is no terminal, a line comes this often [s].
+LINE_S = 5.0
+# The rate is that of this long a time: large files and pauses are smoothed [s].
+RATE_S = 20.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Ended(BaseException):
+    """A signal ends the command. Like KeyboardInterrupt: no handler of errors means it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@contextmanager
+def _signals_end() -> Iterator[None]:
+    """The first signal raises _Ended; another one ends us at once."""
+
+    def end(number: int, _frame: object) -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        raise _Ended(number)
+
+    old = {number: signal.signal(number, end) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
+
+
+# --- while it runs ------------------------------------------------------------------------------
+
+
+class _Meter:
+    """Says how far it is, how fast, and how long it will take."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def text(self, progress: Progress) -> str:
+        now = time.monotonic()
+        self._seen.append((now, progress.filled_bytes))
+        while self._seen[0][0] < now - RATE_S:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        rate = max(0, progress.filled_bytes - before) / (now - then) if now > then else 0.0
+        parts = [
+            f"{progress.filled_files} of {progress.filled_files + progress.left_files} files",
+            f"{format_size(progress.filled_bytes)} of {format_size(_to_fill(progress))}",
+            f"{format_size(round(rate))}/s",
+        ]
+        if not progress.complete:
+            parts.append("the scan goes on")
+        elif rate:
+            parts.append(f"{_duration((_to_fill(progress) - progress.filled_bytes) / rate)} left")
+        return ", ".join(parts)
+
+
+def _to_fill(progress: Progress) -> int:
+    """What has been filled and will be, if all goes well [bytes]."""
+    return max(0, progress.bytes - progress.there_bytes - progress.at_source_bytes)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+class _Display(Protocol):
+    def show(self, progress: Progress) -> None: ...
+
+
+class _BarDisplay:
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._meter = bar, _Meter()
+        self._task = bar.add_task("warm", total=None, text="")
+
+    def show(self, progress: Progress) -> None:
+        total, text = _to_fill(progress), self._meter.text(progress)
+        self._bar.update(self._task, total=total, completed=progress.filled_bytes, text=text)
+
+
+class _LineDisplay:
+    def __init__(self) -> None:
+        self._meter, self._next = _Meter(), time.monotonic() + LINE_S
+
+    def show(self, progress: Progress) -> None:
+        text = self._meter.text(progress)
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_S
+            sys.stderr.write(f"monarch: {text}\n")
+            sys.stderr.flush()
+
+
+@contextmanager
+def _display() -> Iterator[_Display]:
+    console = Console(stderr=True)
+    if console.is_terminal:
+        columns = (BarColumn(), TextColumn("{task.fields[text]}"))
+        with Bar(*columns, console=console, transient=True) as bar:
+            yield _BarDisplay(bar)
+    else:
+        yield _LineDisplay()
+
+
+# --- what is named ------------------------------------------------------------------------------
+
+
+def _listed(list_file: str, *, null: bool) -> list[str]:
+    try:
+        content = sys.stdin.buffer.read() if list_file == "-" else Path(list_file).read_bytes()
+    except OSError as error:
+        raise MonarchError(f"{list_file}: {error.strerror}; name a file with paths") from error
+    return [os.fsdecode(text) for text in content.split(b"\0" if null else b"\n") if text]
+
+
+# --- at its end ---------------------------------------------------------------------------------
+
+
+def _files(number: int) -> str:
+    return f"{number} file" if number == 1 else f"{number} files"
+
+
+def _summary(progress: Progress, *, wait: bool) -> str:
+    filled = f"{_files(progress.filled_files)} ({format_size(progress.filled_bytes)}) filled"
+    if not wait:
+        left = _to_fill(progress) - progress.filled_bytes
+        filled += f", {progress.left_files} ({format_size(max(0, left))}) ordered"
+    elif progress.left_files:
+        filled += f", {progress.left_files} not"
+    there = f"{progress.there_files} ({format_size(progress.there_bytes)}) already there"
+    stay = ""
+    if progress.at_source:
+        why = ", ".join(f"{n} {r.replace('_', ' ')}" for r, n in progress.at_source.items())
+        stay = f"; {sum(progress.at_source.values())} "
+        stay += f"({format_size(progress.at_source_bytes)}) stay at the source: {why}"
+    return f"{filled}, {there}{stay}"
+
+
+@click.command()
+@config_option
+@click.option("--from-file", "list_file", metavar="LIST", help="One path a line; - is stdin.")
+@click.option("-0", "--null", is_flag=True, help="The paths of LIST end with NUL, not newlines.")
+@click.option("--no-wait", is_flag=True, help="Return when everything is ordered.")
+@as_json
+@click.argument("paths", metavar="[PATH ...]", nargs=-1)
+def warm(
+    *,
+    config_file: Path,
+    list_file: str | None,
+    null: bool,
+    no_wait: bool,
+    as_json: bool,
+    paths: tuple[str, ...],
+) -> None:
+    """Copy files and directories ahead of a job; without PATH, everything.
+
+    Files that programs read meanwhile come first. Ctrl-C leaves what is copied; run it again to go
+    on. Exits with 1 if a PATH means nothing or the source would not let a file be copied.
+    """
+    listed = _listed(list_file, null=null) if list_file is not None else []
+    texts = [*paths, *listed] if paths or list_file is not None else None
+    run, status, ended = None, 0, ""
+    with _signals_end():
+        try:
+            run = Warm(SessionDir.of(config_file), texts)
+            with _display() as display:
+                run.run(display.show, wait=not no_wait)
+        except _Ended as signal_seen:
+            status = 128 + signal_seen.number
+            ended = "interrupted; run it again to go on: "
+    if run is None:  # nothing was ordered yet
+        sys.exit(status)
+    for path, why in run.problems:
+        sys.stderr.write(f"monarch: {path}: {why}\n")
+    if as_json:
+        click.echo(json.dumps(_report(run), indent=2))
+    else:
+        click.echo(ended + _summary(run.progress, wait=not no_wait))
+    sys.exit(status or int(bool(run.problems) or "failed" in run.progress.at_source))
+
+
+def _report(run: Warm) -> dict[str, Any]:
+    problems = [{"path": path, "problem": why} for path, why in run.problems]
+    return {**run.progress.as_dict(), "problems": problems}
+
+
+COMMANDS = [warm]

@@ -1,0 +1,173 @@
+"""What is to be filled, and in which order: what programs use, then what is filled ahead."""
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.ahead import Ahead
+from monarch_py.daemon.copies import Ids
+from monarch_py.daemon.shared import Shared
+from monarch_py.native import (
+    Kind,
+    Reason,
+    State,
+    copy_of,
+    ffi,
+    lib,
+    make_word,
+    pointer,
+    reason_of,
+    state_of,
+    tier_of,
+)
+
+__all__ = ["Wanted"]
+
+# Bits of wanted files that are taken in a turn of the daemon's loop.
+WANTS = 65536
+
+
+class Wanted:
+    """The queues of files that are WANTED in the catalog. Their owner looks at the state again when
+    their turn comes: a file may be in two of them, or be changed meanwhile.
+
+    eager : all files are wanted, behind those that programs use and those that `warm` names
+    """
+
+    def __init__(self, shared: Shared, *, eager: bool) -> None:
+        self.shared = shared
+        self.ahead = Ahead(eager=eager)
+        self._in_use: deque[Ids] = deque()
+        # What waits until copies are removed: (files, whether programs use them).
+        self._no_room_yet: list[tuple[Ids, bool]] = []
+        demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
+        self._demands: npt.NDArray[np.uint64] = np.frombuffer(demands, dtype=np.uint64)
+        self._demands_seen = self._demands.copy()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._others())) + len(self.ahead)
+
+    def _others(self) -> list[Ids]:
+        return [*self._in_use, *(ids for ids, _ in self._no_room_yet)]
+
+    # --- by programs -------------------------------------------------------------------------
+
+    def take_wants(self) -> None:
+        """What programs have opened since the last turn."""
+        ids = np.zeros(WANTS, dtype=np.uint64)
+        count = lib.monarch_take_wants(
+            self.shared.clients, len(self.shared.catalog), pointer(ids, "uint64_t *"), WANTS
+        )
+        self.want(ids[:count])
+
+    def take_demands(self) -> None:
+        """What is to be filled ahead and somebody waits for now: with `prefetch: none`, and after
+        an open that came before the order, no want tells of it."""
+        now = self._demands.copy()
+        fresh = now[(now != self._demands_seen) & (now != 0)]
+        self._demands_seen = now
+        if len(fresh):
+            ids = np.unique(fresh >> np.uint64(32)) - np.uint64(1)
+            words = self.shared.catalog.words
+            ids = ids[ids < len(words)]
+            self.want(ids[state_of(words[ids]) == State.WANTED])
+
+    def want(self, ids: Ids) -> None:
+        """Files that programs use, to be filled in this order. What is no file, or has a copy or
+        none for a reason, stays as it is."""
+        if not len(ids):
+            return
+        ids = ids[np.isin(state_of(self._words_of_files(ids)), (State.ABSENT, State.WANTED))]
+        if len(ids):
+            self.shared.catalog.want(ids)
+            self._in_use.append(ids)
+
+    def next_in_use(self, most: int) -> Ids:
+        """The (n,) files whose turn it is; none when nothing waits."""
+        if not self._in_use:
+            return np.zeros(0, dtype=np.uint64)
+        ids = self._in_use.popleft()
+        if len(ids) > most:
+            self._in_use.appendleft(ids[most:])
+        return ids[:most]
+
+    # --- ahead -------------------------------------------------------------------------------
+
+    def fill_met(self) -> bool:
+        """With `prefetch: eager`, fills ahead what the catalog has got since the last call, but for
+        adopted copies. Returns whether there is more."""
+        ids, more = self.ahead.meet(len(self.shared.catalog))
+        self._fill_ahead(ids[state_of(self._words_of_files(ids)) == State.ABSENT])
+        return more
+
+    def warm(self, ids: Ids, ticket: str) -> int:
+        """Files that a command names, to be filled in this order behind those that programs use;
+        also what had no room or failed before. Returns how many of them are to be filled."""
+        ids = ids[np.sort(np.unique(ids, return_index=True)[1])]
+        words = self._words_of_files(ids)
+        states, reasons = state_of(words), reason_of(words)
+        again = (states == State.BYPASS) & np.isin(reasons, (Reason.NO_ROOM, Reason.FAILED))
+        ids = ids[again | np.isin(states, (State.ABSENT, State.WANTED))]
+        self._fill_ahead(ids, ticket)
+        return len(ids)
+
+    def make_anew(self, ids: Ids) -> None:
+        """Files that have become ABSENT by themselves: with `prefetch: eager` they are filled
+        again, otherwise when they are read."""
+        if self.ahead.eager:
+            self._fill_ahead(ids)
+
+    def _fill_ahead(self, ids: Ids, ticket: str = "") -> None:
+        if len(ids):
+            self.shared.catalog.want(ids)
+            self.ahead.add(ids, ticket)
+
+    def take_back(self, ticket: str) -> int:
+        """What a command has asked for and is not begun stays at the source, unless somebody else
+        wants it too. Returns how many files that are."""
+        ids = self.ahead.take_back(ticket)
+        kept = np.zeros(len(self.shared.catalog), dtype=bool)
+        for wanted in (*self._others(), *self.ahead.waiting()):
+            kept[wanted] = True
+        words = self.shared.catalog.words[ids]
+        ids = np.unique(ids[(state_of(words) == State.WANTED) & ~kept[ids]])
+        words = self.shared.catalog.words[ids]
+        absent = make_word(State.ABSENT, 0, tier_of(words), copy_of(words))
+        self.shared.catalog.set_words(ids, absent)
+        return len(ids)
+
+    # --- once more ---------------------------------------------------------------------------
+
+    def again(self, ids: Ids, *, in_use: bool) -> None:
+        """Files whose fill is to be tried again."""
+        self.shared.catalog.set_state(ids, State.WANTED)
+        self._queue(ids, in_use=in_use)
+
+    def put_off(self, ids: Ids, *, in_use: bool) -> None:
+        """Files that get their turn again once copies that are being removed are gone."""
+        self._no_room_yet.append((ids, in_use))
+
+    @property
+    def has_put_off(self) -> bool:
+        return bool(self._no_room_yet)
+
+    def let_in(self) -> None:
+        """What was put off has its turn again."""
+        for ids, in_use in self._no_room_yet:
+            self._queue(ids, in_use=in_use)
+        self._no_room_yet = []
+
+    def _queue(self, ids: Ids, *, in_use: bool) -> None:
+        if in_use:
+            self._in_use.append(ids)
+        else:
+            self.ahead.add_first(ids)
+
+    def _words_of_files(self, ids: Ids) -> npt.NDArray[np.uint64]:
+        """(n,) the entries' words; those of what is no file say that nothing is to be done."""
+        catalog = self.shared.catalog
+        files = catalog.entries["kind"][ids] == Kind.FILE
+        nothing = make_word(State.BYPASS, Reason.UNSUPPORTED)
+        words: npt.NDArray[np.uint64] = np.where(files, catalog.words[ids], nothing)
+        return words

@@ -1,0 +1,232 @@
+"""`monarch warm` on a source that takes its time: interrupted, beside others and a job, watched."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cli.conftest import Factory
+from cli.warming import NO_DAEMON, present, warm
+from support.files import Files
+from support.session import MIB, Session, wait_until
+
+from monarch_py.catalog import CatalogReader
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import State, state_of
+
+MANY = 60
+
+
+@pytest.fixture
+def slow(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
+    """Sixty files of 10,000 bytes, one each 10 ms for every thread that reads."""
+    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
+    mountpoint.mkdir()
+    backing.mkdir()
+    Files(backing).add_many(MANY, 10_000)
+    with SlowSource(backing, mountpoint, binary=slowsource_binary) as mounted:
+        mounted.latency(open=0.01)
+        yield mounted
+
+
+@pytest.fixture
+def slow_session(session_factory: Factory, slow: SlowSource) -> Session:
+    session = session_factory(slow.mountpoint, prefetch="none", shared_tpool_size=1).start()
+    session.wait_scanned()
+    return session
+
+
+@contextmanager
+def started(session: Session, *words: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        session.command("warm", *words),
+        env=session.env(preload=False),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def is_present(catalog: CatalogReader, entry: int) -> bool:
+    return bool(state_of(catalog.words[entry]) == State.PRESENT)
+
+
+def wanted(session: Session) -> int:
+    source = session.status()["sources"][0]
+    return int(source["wanted"] + source["filling"])
+
+
+def test_an_interrupt_takes_back_what_is_not_begun(
+    session_factory: Factory, slow: SlowSource
+) -> None:
+    # More files than the engine is given at a time.
+    Files(slow.backing).add_many(2500, 10)
+    slow.latency(open=0.005)
+    session = session_factory(slow.mountpoint, prefetch="none", shared_tpool_size=1).start()
+    session.wait_scanned()
+    with started(session) as process:
+        wait_until(lambda: present(session) > 5, what="the first copies")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+    assert out.startswith("interrupted; run it again to go on: ")
+    slow.latency(open=0)
+    wait_until(lambda: not wanted(session), what="the end of what was begun")
+    before = session.status()["sources"][0]
+    assert 5 < before["present"] < before["files"]
+    done = warm(session)
+    assert done.returncode == 0
+    assert f" filled, {before['present']} (" in done.stdout
+    assert present(session) == before["files"]
+    assert session.totals()["fills"] == before["files"]
+
+
+def test_of_large_files_only_a_few_are_begun(
+    session_factory: Factory, slow: SlowSource, tmp_path: Path
+) -> None:
+    large = slow.backing / "large"
+    large.mkdir()
+    for number in range(12):
+        with (large / str(number)).open("wb") as file:
+            file.truncate(128 * MIB)
+    tier = tmp_path / "roomy"
+    tier.mkdir()
+    tiers = [{"mount_point": tier, "max_storage_quota": 2048 * MIB}]
+    session = session_factory(slow.mountpoint, tiers=tiers, prefetch="none").start()
+    slow.rate(4 * MIB)
+    with started(session, str(slow.mountpoint / "large")) as process:
+        wait_until(lambda: wanted(session) == 12, what="the orders")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    told = session.status()["sources"][0]
+    assert told["wanted"] == 0
+    assert told["filling"] <= 4
+
+
+def test_two_at_once_and_one_of_them_interrupted(
+    session_factory: Factory, slow: SlowSource
+) -> None:
+    Files(slow.backing).add_many(2500, 10)
+    session = session_factory(slow.mountpoint, prefetch="none", shared_tpool_size=1).start()
+    session.wait_scanned()
+    with started(session) as one, started(session) as other:
+        # Both have ordered everything: this one, which does so too, began last.
+        wait_until(lambda: present(session) > 2, what="the first copies")
+        assert " ordered, " in warm(session, "--no-wait", slow.mountpoint).stdout
+        one.terminate()
+        one.communicate(timeout=30)
+        assert one.returncode == 128 + signal.SIGTERM
+        assert present(session) < 2400
+        slow.latency(open=0)
+        _, err = other.communicate(timeout=30)
+    assert (other.returncode, err) == (0, "")
+    assert present(session) == session.totals()["fills"] == 2500
+
+
+def test_a_daemon_that_ends_meanwhile(slow_session: Session) -> None:
+    with started(slow_session) as process:
+        wait_until(lambda: present(slow_session) > 2, what="the first copies")
+        slow_session.kill()
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert err == NO_DAEMON
+
+
+@pytest.mark.parametrize("prefetch", ["on_demand", "none"])
+def test_a_job_comes_first(session_factory: Factory, slow: SlowSource, prefetch: str) -> None:
+    # More files than the engine is given at a time: those that are read are still in the queue.
+    more = Files(slow.backing).add_many(2500, 10, prefix="g")
+    session = session_factory(slow.mountpoint, prefetch=prefetch, shared_tpool_size=1).start()
+    session.wait_scanned()
+    listed = session.directory / "list"
+    listed.write_text("".join(f"{slow.mountpoint / name}\n" for name in more.digests))
+    with started(session, "--from-file", str(listed)) as process:
+        wait_until(lambda: wanted(session) > 2400, what="the orders")
+        paths = [slow.mountpoint / name for name in list(more.digests)[:-6:-1]]
+        session.python("import sys\nfor p in sys.argv[1:]: open(p, 'rb').read()", *paths)
+        assert session.totals()["fallbacks"] == 0
+        catalog = CatalogReader.open(session.paths, session.client.ask("where")["generation"])
+        for path in paths:
+            entry = catalog.find(0, path.name)
+            wait_until(lambda e=entry: is_present(catalog, e), what=path.name)  # type: ignore[misc]
+        assert present(session) < 2400
+        slow.latency(open=0)
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert present(session) == 2500
+
+
+def test_without_waiting(slow_session: Session) -> None:
+    done = warm(slow_session, "--no-wait")
+    assert done.returncode == 0
+    assert " ordered, 0 (0 B) already there" in done.stdout
+    assert wanted(slow_session)
+    wait_until(lambda: present(slow_session) == MANY, what="what was ordered")
+
+
+def test_what_the_source_does_not_give_fails_the_command_and_is_tried_again(
+    slow_session: Session, slow: SlowSource
+) -> None:
+    slow.fail(errno.EIO)
+    done = warm(slow_session)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.endswith(f" stay at the source: {MANY} failed\n")
+    slow.fail(0)
+    done = warm(slow_session)
+    assert (done.returncode, present(slow_session)) == (0, MANY)
+
+
+# --- how far it is ------------------------------------------------------------------------------
+
+
+def on_a_terminal(argv: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Status, and what was written on standard error, a terminal."""
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            argv, env=environment, stdout=subprocess.DEVNULL, stderr=theirs
+        ) as process:
+            os.close(theirs)
+            said = b""
+            try:
+                while part := os.read(ours, 65536):
+                    said += part
+            except OSError:
+                pass  # the other side is closed
+            return process.wait(timeout=30), said.decode()
+    finally:
+        os.close(ours)
+
+
+def test_a_bar_on_a_terminal(slow_session: Session) -> None:
+    environment = slow_session.env(preload=False, TERM="xterm", COLUMNS="120")
+    status, said = on_a_terminal(slow_session.command("warm"), environment)
+    assert status == 0
+    assert f" of {MANY} files, " in said
+    assert " left" in said
+
+
+def test_lines_elsewhere(slow_session: Session) -> None:
+    script = (
+        "import sys, monarch_py.cli.warm as w; w.LINE_S = 0.3\n"
+        "from monarch_py.cli import main; main()\n"
+    )
+    words = slow_session.command("warm")[3:]
+    done = slow_session.run([sys.executable, "-c", script, *words], preload=False)
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert lines
+    assert all(f" of {MANY} files, " in line and line.startswith("monarch: ") for line in lines)

@@ -1,0 +1,71 @@
+"""In whatever order the parts of a copy come, its recorded checksum is that of its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.epoch import content, make_files
+from support.files import digest
+from support.session import MIB, Session
+from support.steps import Steps
+
+from monarch_py.demo.slowsource import SlowSource
+
+UNIT = 256 << 10
+# Two blocks, of which the second ends in the middle of a unit.
+SIZE = 7 * MIB + 100_001
+PER_BLOCK, UNITS = 16, 29
+
+ORDERS = {
+    "forward": list(range(UNITS)),
+    "backward": list(range(UNITS))[::-1],
+    "first": [0],
+    "second": [1],
+    "middle": [7, 8],
+    "end_of_a_block": [PER_BLOCK - 1],
+    "end_of_the_file": [UNITS - 1],
+    "both_ends": [UNITS - 1, PER_BLOCK - 1],
+    "every_other": [*range(1, UNITS, 2), *range(0, UNITS, 2)],
+}
+READ = """
+fd = os.open(sys.argv[1], 0)
+parts = {unit: os.pread(fd, 1 << 18, unit << 18) for unit in json.loads(sys.argv[2])}
+step({unit: sha(part) for unit, part in parts.items()})
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
+    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
+    mountpoint.mkdir()
+    backing.mkdir()
+    with SlowSource(backing, mountpoint, binary=slowsource_binary) as mounted:
+        yield mounted
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_copy_made_in_any_order_has_its_own_checksum(
+    session_factory: Callable[..., Session], source: SlowSource, order: str, threads: int
+) -> None:
+    (path,) = make_files(source.backing, 1, SIZE).values()
+    session = session_factory(source.mountpoint, shared_tpool_size=threads).start()
+    session.wait_scanned()
+    # Slow enough for the demands to come before the units that lie ahead of them.
+    source.latency(read=0.002)
+    words = (source.mountpoint / path.name, ORDERS[order])
+    with Steps(session, READ, *words) as reader:
+        (found,) = reader.wait()
+        reader.go()
+        reader.end()
+    data = content(1, SIZE)
+    assert found == {str(u): digest(data[u * UNIT : (u + 1) * UNIT]) for u in ORDERS[order]}
+    session.wait_idle()
+    assert session.status()["sources"][0]["present"] == 1
+    done = session.monarch("verify")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (
+        0,
+        "1 copies checked, 0 damaged, 0 outdated",
+    ), done

@@ -1,0 +1,390 @@
+/* Threads and children that read files by offsets, close, reopen and duplicate, on numbers that
+ * come and go, while the test drops the copies of everything again and again.
+ *
+ *   make SOURCE                     the files
+ *   run SOURCE SCRATCH SECONDS      prints, as JSON, how often each thing was done, and what was
+ *                                   wrong, each of which is also told on standard error
+ *
+ * Whoever opens a file owns its number until it has put it into one of the slots, where all threads
+ * read it and one of them closes it in the end. Owners check that a number is exactly their file;
+ * readers of slots may be late, and find the number closed, or any whole file on it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define FILES 120
+#define THREADS 6
+#define SLOTS 12
+#define SCRATCHES 4 /* files of no source, by their numbers behind those of the source */
+#define LARGEST 700000
+#define TOLD 20 /* of what was wrong */
+
+/* What is done, and counted. */
+#define DEEDS(X) \
+    X(preads)    \
+    X(late) X(reads) X(closes) X(dup2s) X(dups) X(close_ranges) X(fcloses) X(forks) X(vforks)
+
+enum deed {
+#define X(name) name,
+    DEEDS(X)
+#undef X
+        deeds
+};
+
+static const char *source, *scratch;
+static ino_t inode[FILES + SCRATCHES];
+static uint64_t done[deeds], wrong;
+static volatile int over;
+
+/* A number that all threads read. `file` is what its owner put there. */
+static struct slot {
+    pthread_mutex_t lock; /* of those that replace it */
+    int fd, file;
+} slots[SLOTS];
+
+static void count(enum deed d) { __atomic_fetch_add(&done[d], 1, __ATOMIC_RELAXED); }
+
+__attribute__((format(printf, 1, 2))) static void is_wrong(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    if (__atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED) < TOLD)
+        vfprintf(stderr, format, args);
+    va_end(args);
+}
+
+__attribute__((noreturn)) static void fail(const char *what) {
+    perror(what);
+    exit(1);
+}
+
+static uint64_t below(uint64_t *rng, uint64_t n) {
+    *rng ^= *rng << 13;
+    *rng ^= *rng >> 7;
+    *rng ^= *rng << 17;
+    return (*rng >> 11) % n;
+}
+
+/* --- files: each word tells its file and its place ----------------------------------------------
+ */
+
+static size_t size_of(unsigned k) {
+    return k >= FILES ? 40000 : (8 + k * 977ULL * 8 % LARGEST) / 8 * 8;
+}
+
+static uint64_t word_at(unsigned k, size_t at) { return (uint64_t)(k + 1) << 40 | at / 8; }
+
+static void path_of(unsigned k, char *out, size_t room) {
+    snprintf(out, room, "%s/f%03u", k < FILES ? source : scratch, k);
+}
+
+static void make_file(unsigned k) {
+    static uint64_t words[LARGEST / 8 + 1];
+    char path[4096];
+    size_t n = size_of(k);
+    for (size_t at = 0; at < n; at += 8)
+        words[at / 8] = word_at(k, at);
+    path_of(k, path, sizeof path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    if (fd < 0 || write(fd, words, n) != (ssize_t)n || close(fd) != 0)
+        fail(path);
+}
+
+/* The file that `n` bytes from `at` on are of; -1 if they are of none, or of several. */
+static int file_of(const uint64_t *words, size_t n, size_t at) {
+    unsigned k = (unsigned)(words[0] >> 40) - 1;
+    if (n % 8 || k >= FILES + SCRATCHES)
+        return -1;
+    for (size_t i = 0; i < n; i += 8)
+        if (words[i / 8] != word_at(k, at + i))
+            return -1;
+    return (int)k;
+}
+
+/* --- reading ------------------------------------------------------------------------------------
+ */
+
+#define MOST 65536
+
+/* A range of file k, of whole words, in one of the ways that leave the position alone. */
+static ssize_t read_range(int fd, unsigned k, uint64_t *rng, uint64_t *words, size_t *at,
+                          size_t *n) {
+    *at = below(rng, size_of(k) / 8) * 8;
+    *n = 8 + below(rng, MOST / 8 - 1) * 8;
+    struct iovec parts[2] = {{words, *n / 16 * 8}, {(char *)words + *n / 16 * 8, 0}};
+    parts[1].iov_len = *n - parts[0].iov_len;
+    count(preads);
+    return below(rng, 4) ? pread(fd, words, *n, (off_t)*at) : preadv(fd, parts, 2, (off_t)*at);
+}
+
+/* That our own number is file k: its attributes, its bytes. */
+static void check(int fd, unsigned k, uint64_t *rng, const char *who) {
+    uint64_t words[MOST / 8];
+    size_t at, n;
+    struct stat st;
+    ssize_t r = read_range(fd, k, rng, words, &at, &n);
+    size_t expected = size_of(k) - at < n ? size_of(k) - at : n;
+    if (r != (ssize_t)expected || file_of(words, expected, at) != (int)k)
+        is_wrong("%s: %zd of %zu bytes at %zu of file %u are those of %d (%s)\n", who, r, expected,
+                 at, k, r > 0 ? file_of(words, (size_t)r, at) : -1, r < 0 ? strerror(errno) : "-");
+    if (fstat(fd, &st) != 0 || st.st_ino != inode[k])
+        is_wrong("%s: fstat of file %u, inode %llu, tells of inode %llu with %u links\n", who, k,
+                 (unsigned long long)inode[k], (unsigned long long)st.st_ino,
+                 (unsigned)st.st_nlink);
+}
+
+/* What others may have closed: whatever is there is whole. */
+static void read_slot(struct slot *s, uint64_t *rng) {
+    uint64_t words[MOST / 8];
+    size_t at, n;
+    int fd = __atomic_load_n(&s->fd, __ATOMIC_ACQUIRE);
+    int k = __atomic_load_n(&s->file, __ATOMIC_ACQUIRE);
+    if (fd < 0)
+        return;
+    for (uint64_t later = below(rng, 8); later > 4; later--)
+        sched_yield();
+    ssize_t r = read_range(fd, (unsigned)k, rng, words, &at, &n);
+    if (r <= 0 || file_of(words, (size_t)r, at) != k)
+        count(late);
+    /* A pipe's number answers ESPIPE; beyond the end of another file there is nothing. */
+    if ((r < 0 && errno != EBADF && errno != ESPIPE) ||
+        (r > 0 && file_of(words, (size_t)r, at) < 0))
+        is_wrong("a slot: %zd bytes at %zu of %d are of no file (%s)\n", r, at, k,
+                 r < 0 ? strerror(errno) : "-");
+}
+
+/* --- numbers ------------------------------------------------------------------------------------
+ */
+
+static int open_file(unsigned k) {
+    char path[4096];
+    path_of(k, path, sizeof path);
+    int fd = open(path, (k < FILES ? O_RDONLY : O_RDWR) | O_CLOEXEC);
+    if (fd < 0)
+        fail(path);
+    return fd;
+}
+
+static unsigned some_file(uint64_t *rng) {
+    return (unsigned)(below(rng, 5) ? below(rng, FILES) : FILES + below(rng, SCRATCHES));
+}
+
+/* By a close of either kind; the number may be another's at once. */
+static void leave(int fd, uint64_t *rng) {
+    if (below(rng, 3)) {
+        count(closes);
+        close(fd);
+    } else {
+        count(close_ranges);
+        close_range((unsigned)fd, (unsigned)fd, 0);
+    }
+}
+
+/* A file of our own for a while, then for all in the slot, whose number goes. */
+static void replace(struct slot *s, uint64_t *rng) {
+    unsigned k = some_file(rng);
+    int fd = open_file(k);
+    for (uint64_t rounds = 1 + below(rng, 4); rounds; rounds--)
+        check(fd, k, rng, "its owner");
+    if (pthread_mutex_trylock(&s->lock) != 0) {
+        leave(fd, rng);
+        return;
+    }
+    int old = s->fd;
+    if (old >= 0)
+        check(old, (unsigned)s->file, rng, "whoever closes it");
+    if (old >= 0 && below(rng, 3) == 0) { /* the number stays and becomes another file's */
+        __atomic_store_n(&s->file, (int)k, __ATOMIC_RELEASE);
+        count(dup2s);
+        if (dup2(fd, old) != old)
+            is_wrong("dup2: %s\n", strerror(errno));
+        check(old, k, rng, "after dup2");
+        leave(fd, rng);
+        check(old, k, rng, "after dup2 and close");
+    } else {
+        __atomic_store_n(&s->file, (int)k, __ATOMIC_RELEASE);
+        __atomic_store_n(&s->fd, fd, __ATOMIC_RELEASE);
+        if (old >= 0)
+            leave(old, rng);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* --- other things that programs do --------------------------------------------------------------
+ */
+
+/* By offsets first, which may promote it, and then from its beginning to its end. */
+static void read_through(uint64_t *rng) {
+    uint64_t words[MOST / 8];
+    unsigned k = (unsigned)below(rng, FILES);
+    int fd = open_file(k);
+    size_t at = 0;
+    ssize_t r;
+    for (uint64_t rounds = below(rng, 3); rounds; rounds--)
+        check(fd, k, rng, "before read");
+    while ((r = read(fd, words, 8 + below(rng, MOST / 8 - 1) * 8)) > 0) {
+        count(reads);
+        if (file_of(words, (size_t)r, at) != (int)k)
+            is_wrong("read: other bytes at %zu of file %u\n", at, k);
+        at += (size_t)r;
+        if (below(rng, 4) == 0)
+            check(fd, k, rng, "between reads");
+    }
+    if (r < 0 || at != size_of(k))
+        is_wrong("read: file %u ends at %zu\n", k, at);
+    close(fd);
+}
+
+static void duplicate(uint64_t *rng) {
+    unsigned k = (unsigned)below(rng, FILES);
+    int fd = open_file(k);
+    check(fd, k, rng, "before dup");
+    int other = below(rng, 2) ? dup(fd) : fcntl(fd, F_DUPFD_CLOEXEC, 50);
+    count(dups);
+    lseek(other, 8, SEEK_SET);
+    check(fd, k, rng, "after dup");
+    if (lseek(fd, 0, SEEK_CUR) != lseek(other, 0, SEEK_CUR))
+        is_wrong("dup: two positions\n");
+    leave(fd, rng);
+    check(other, k, rng, "after dup and close");
+    close(other);
+}
+
+static void stream(uint64_t *rng) {
+    char path[4096];
+    unsigned k = (unsigned)below(rng, FILES);
+    path_of(k, path, sizeof path);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        fail(path);
+    for (int i = 0; i < 2; i++)
+        check(fileno(f), k, rng, "a stream");
+    count(fcloses);
+    fclose(f);
+}
+
+/* A child uses what is its own by then, and takes nothing from its parent. */
+static void with_child(uint64_t *rng) {
+    unsigned k = (unsigned)below(rng, FILES);
+    int fd = open_file(k), status = 0;
+    check(fd, k, rng, "before fork");
+    count(forks);
+    pid_t child = fork();
+    if (child == 0) {
+        wrong = 0;
+        check(fd, k, rng, "a child");
+        close(fd);
+        fd = open_file(k);
+        check(fd, k, rng, "a child's own");
+        close_range(3, ~0U, 0);
+        _exit(wrong != 0);
+    }
+    check(fd, k, rng, "a parent");
+    if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
+        is_wrong("a child ended with %d\n", status);
+    check(fd, k, rng, "after the child");
+    close(fd);
+}
+
+/* As subprocess does it: the child closes everything in our memory. */
+static void with_vforked_child(uint64_t *rng) {
+    unsigned k = (unsigned)below(rng, FILES);
+    int fd = open_file(k), status = 0;
+    check(fd, k, rng, "before vfork");
+    count(vforks);
+    pid_t child = vfork();
+    if (child == 0) {
+        close_range(3, ~0U, 0);
+        _exit(0);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
+        is_wrong("a vforked child ended with %d\n", status);
+    check(fd, k, rng, "after vfork");
+    close(fd);
+}
+
+static void *work(void *arg) {
+    uint64_t rng = 88172645463325252ULL + (uintptr_t)arg * 1000003;
+    while (!over) {
+        uint64_t what = below(&rng, 400);
+        if (what == 0)
+            with_child(&rng);
+        else if (what == 1)
+            with_vforked_child(&rng);
+        else if (what < 20)
+            read_through(&rng);
+        else if (what < 30)
+            duplicate(&rng);
+        else if (what < 50)
+            stream(&rng);
+        else if (what < 160)
+            replace(&slots[below(&rng, SLOTS)], &rng);
+        else
+            read_slot(&slots[below(&rng, SLOTS)], &rng);
+    }
+    return NULL;
+}
+
+static void set_up(void) {
+    struct stat st;
+    char path[4096];
+    for (unsigned k = FILES; k < FILES + SCRATCHES; k++)
+        make_file(k);
+    for (unsigned k = 0; k < FILES + SCRATCHES; k++) {
+        path_of(k, path, sizeof path);
+        if (stat(path, &st) != 0)
+            fail(path);
+        inode[k] = st.st_ino;
+    }
+    for (int i = 0; i < SLOTS; i++) {
+        pthread_mutex_init(&slots[i].lock, NULL);
+        slots[i].fd = -1;
+    }
+}
+
+static void tell(void) {
+    static const char *const names[] = {
+#define X(name) #name,
+        DEEDS(X)
+#undef X
+    };
+    printf("{");
+    for (int d = 0; d < deeds; d++)
+        printf("\"%s\": %llu, ", names[d], (unsigned long long)done[d]);
+    printf("\"wrong\": %llu}\n", (unsigned long long)wrong);
+}
+
+int main(int argc, char **argv) {
+    pthread_t threads[THREADS];
+    if (argc < 3)
+        return 2;
+    source = argv[2];
+    if (strcmp(argv[1], "make") == 0) {
+        for (unsigned k = 0; k < FILES; k++)
+            make_file(k);
+        return 0;
+    }
+    scratch = argv[3];
+    double seconds = atof(argv[4]);
+    struct timespec span = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    set_up();
+    for (uintptr_t i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], NULL, work, (void *)i);
+    nanosleep(&span, NULL);
+    over = 1;
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    tell();
+    return 0;
+}
