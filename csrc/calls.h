@@ -2,11 +2,13 @@
  * FORTIFIED names are what _FORTIFY_SOURCE makes of the plain ones.
  *
  *   X(name, return type, arguments)          looked up in the libraries behind us
+ *   F(name, return type, arguments)          looked up as well, and not interposed
  *   TWIN(alias, name)                        the same function on LP64
  */
 #ifndef MONARCH_CALLS_H
 #define MONARCH_CALLS_H
 
+#include <pthread.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -41,6 +43,18 @@ struct statx;
     X(__read_chk, ssize_t, (int fd, void *buf, size_t n, size_t room))                             \
     X(__pread_chk, ssize_t, (int fd, void *buf, size_t n, off_t at, size_t room))                  \
     X(mmap, void *, (void *at, size_t n, int prot, int flags, int fd, off_t offset))               \
+    /* mappings: remap.c */                                                                        \
+    X(munmap, int, (void *at, size_t n))                                                           \
+    X(mremap, void *, (void *at, size_t n, size_t wanted, int flags, ...))                         \
+    X(mprotect, int, (void *at, size_t n, int prot))                                               \
+    X(pkey_mprotect, int, (void *at, size_t n, int prot, int key))                                 \
+    X(madvise, int, (void *at, size_t n, int advice))                                              \
+    X(posix_madvise, int, (void *at, size_t n, int advice))                                        \
+    X(mlock, int, (const void *at, size_t n))                                                      \
+    X(mlock2, int, (const void *at, size_t n, unsigned flags))                                     \
+    X(mlockall, int, (int flags))                                                                  \
+    X(munlockall, int, (void))                                                                     \
+    X(remap_file_pages, int, (void *at, size_t n, int prot, size_t page, int flags))               \
     /* descriptors: descriptors.c */                                                               \
     X(close, int, (int fd))                                                                        \
     X(close_range, int, (unsigned first, unsigned last, int flags))                                \
@@ -115,6 +129,17 @@ struct statx;
     X(unshare, int, (int flags))                                                                   \
     X(setns, int, (int fd, int type))
 
+/* For the thread of mappings.c. Linked to, they would ask for a newer libc than we do; the last
+ * one is ThreadSanitizer's, where that is. */
+#define MONARCH_FOUND(F)                                                                  \
+    F(pthread_create, int,                                                                \
+      (pthread_t * thread, const pthread_attr_t *attr, void *(*run)(void *), void *data)) \
+    F(pthread_attr_init, int, (pthread_attr_t * attr))                                    \
+    F(pthread_attr_destroy, int, (pthread_attr_t * attr))                                 \
+    F(pthread_attr_setstacksize, int, (pthread_attr_t * attr, size_t n))                  \
+    F(pthread_attr_setdetachstate, int, (pthread_attr_t * attr, int state))               \
+    F(__tsan_init, void, (void))
+
 /* `.set` because the two spellings have different types in the headers, though the same bytes. Each
  * list stands at the end of the file that defines its functions. */
 #define TWIN(alias, name) __asm__(".globl " #alias "\n.set " #alias ", " #name);
@@ -157,6 +182,7 @@ struct statx;
 #define X(name, ret, args) ret(*name) args;
 struct real_calls {
     MONARCH_CALLS(X)
+    MONARCH_FOUND(X)
 };
 #undef X
 

@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 5
+#define MONARCH_VERSION 6
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -99,6 +99,8 @@ struct monarch_control {
     uint64_t mounts;       /* inode of the daemon's mount name space; 0: unknown */
     uint32_t fill_on_open; /* who opens a file wants its copy */
     uint32_t fill_after;   /* once this share of it was asked for, of MONARCH_SHARES */
+    uint32_t promote_mappings;
+    uint32_t unused;
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
     char switch_file[2][MONARCH_TIER_PATH];

@@ -6,6 +6,7 @@
 #include <stdarg.h>
 
 #include "calls.h"
+#include "mappings.h"
 #include "promote.h"
 #include "sys.h"
 #include "track.h"
@@ -160,9 +161,12 @@ PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, si
 
 PUBLIC pid_t fork(void) {
     monarch_track_share_all();
+    int mapped = monarch_mappings_before_fork();
     pid_t child = REAL(fork)();
     if (child == 0)
         monarch_track_adopt();
+    if (mapped)
+        monarch_mappings_after_fork(child == 0);
     return child;
 }
 

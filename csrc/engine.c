@@ -332,20 +332,18 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             finish(p, job);
             return;
         }
+        /* One unit is moved at once. More than that is for those who have nothing better to do:
+         * this thread may be here only because a reader waits. */
+        int is_small = f->units == 1;
         pthread_mutex_lock(&p->lock);
         f->users = 1;
-        int has_work = f->blocks > 0;
-        if (has_work)
-            f->next_block = 1;
+        f->next_block = is_small;
         add_fill(p, f);
         pthread_mutex_unlock(&p->lock);
-        if (f->blocks > 1) /* for the others */
-            monarch_doorbell_ring(&p->shared.clients->engine_doorbell);
-        /* What a reader waits for may be elsewhere in it. */
-        if (f->units > 1)
-            serve_demands(p, buffer, depth);
-        if (has_work)
+        if (is_small)
             move_block(p, f, 0, buffer, depth);
+        else
+            monarch_doorbell_ring(&p->shared.clients->engine_doorbell);
         leave(p, f);
     }
 }

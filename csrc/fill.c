@@ -241,7 +241,8 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     }
     mark_done(e, f, unit, count);
     if (__atomic_sub_fetch(&f->left[block], (uint32_t)count, __ATOMIC_ACQ_REL) == 0)
-        end_block(f, block, buffer, stream);
+        /* The stream has the whole block only if the last unit was the last to come. */
+        end_block(f, block, buffer, end == end_of_block(f, block) ? stream : NULL);
 }
 
 /* --- ending ------------------------------------------------------------------------------------

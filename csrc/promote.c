@@ -15,7 +15,7 @@ static uint64_t bit_of(uint64_t dev, uint64_t ino, int which) {
     return (monarch_mix(ino ^ monarch_mix(dev)) >> (which * 32)) % LOCKED_BITS;
 }
 
-static int has_locks(uint64_t dev, uint64_t ino) {
+int monarch_has_locks(uint64_t dev, uint64_t ino) {
     for (int i = 0; i < 2; i++) {
         uint64_t bit = bit_of(dev, ino, i);
         if (!(__atomic_load_n(&locked[bit / 64], __ATOMIC_SEQ_CST) >> (bit % 64) & 1))
@@ -51,7 +51,7 @@ int monarch_is_still(int fd, const struct session *s, const struct monarch_entry
 /* An offset that has moved was moved by a call that we do not see: it stays where it is. */
 static int may_be_replaced(int fd, const struct monarch_wanted *w) {
     return monarch_is_still(fd, w->session, w->entry) &&
-           !has_locks(w->session->control->source[w->entry->source].dev, w->entry->ino) &&
+           !monarch_has_locks(w->session->control->source[w->entry->source].dev, w->entry->ino) &&
            sys_lseek(fd, 0, SEEK_CUR) == 0;
 }
 

@@ -15,5 +15,6 @@ int monarch_is_still(int fd, const struct session *s, const struct monarch_entry
  * any descriptor of it would drop them, so that none of its descriptors is replaced from here on.
  */
 void monarch_keep_locks(int fd);
+int monarch_has_locks(uint64_t dev, uint64_t ino);
 
 #endif

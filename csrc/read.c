@@ -9,6 +9,7 @@
 
 #include "calls.h"
 #include "demand.h"
+#include "mappings.h"
 #include "promote.h"
 #include "serve.h"
 #include "sys.h"
@@ -16,6 +17,8 @@
 
 /* The kernel moves no more in one call. */
 #define MOST 0x7ffff000UL
+/* A mapping that can be moved waits only for the last of the copy [bytes]. */
+#define LAST_BYTES 8388608ULL
 
 /* --- which file ---------------------------------------------------------------------------------
  */
@@ -104,9 +107,12 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
 /* --- reads with an offset of their own -----------------------------------------------------------
  */
 
+/* More than there are addresses: the kernel refuses it before it looks at the file. */
+static int is_absurd(size_t n) { return n >> 46 != 0; }
+
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     uint64_t size = w->entry->size;
-    if (at < 0 || (uint64_t)at >= size || !n)
+    if (at < 0 || (uint64_t)at >= size || !n || is_absurd(n))
         return REAL(pread)(fd, buf, n, at);
     n = n < MOST ? n : MOST;
     w->at = (uint64_t)at;
@@ -144,7 +150,7 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
 
 static ssize_t read_next(int fd, struct monarch_wanted *w, void *buf, size_t n) {
     uint64_t size = w->entry->size;
-    if (!n)
+    if (!n || is_absurd(n))
         return REAL(read)(fd, buf, n);
     n = n < MOST ? n : MOST;
     long end = sys_lseek(fd, (long)n, SEEK_CUR);
@@ -286,33 +292,71 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 #define CLOSE(fd) sys_close(fd)
 #endif
 
-/* A descriptor of the complete copy, whose name may not be in the catalog yet; or -1. */
-static int open_whole(int fd, uint64_t tracked) {
+/* Whether little is missing: what is there is passed over in runs, what is not in units. */
+static int is_nearly_there(const struct monarch_wanted *wanted) {
+    struct monarch_wanted w = *wanted;
+    uint64_t word = monarch_word_of(&w), missing = 0;
+    uint64_t unit = monarch_unit_of(w.n, w.session->control->block_bytes);
+    while (w.n && missing <= LAST_BYTES && MONARCH_WORD_STATE(word) != MONARCH_PRESENT) {
+        int64_t ready = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_ready(&w, word) : 0;
+        uint64_t step = ready > 0 ? (uint64_t)ready : unit < w.n ? unit : w.n;
+        missing += ready > 0 ? 0 : step;
+        w.at += step;
+        w.n -= step;
+    }
+    return missing <= LAST_BYTES;
+}
+
+/* A descriptor of the complete copy, whose name may not be in the catalog yet; or -1. `moves`: the
+ * mapping can be moved to it later. */
+static int open_whole(struct monarch_wanted *w, int moves) {
     char path[MONARCH_COPY_PATH];
-    struct monarch_wanted w;
-    if (!find_file(fd, tracked, &w))
+    w->at = 0;
+    w->n = w->entry->size;
+    if (!is_coming(w, monarch_word_of(w)) || (moves && !is_nearly_there(w)) ||
+        !monarch_wait_for_all(w))
         return -1;
-    if (!is_coming(&w, monarch_word_of(&w)) || !monarch_wait_for_all(&w))
-        return -1;
-    uint64_t word = monarch_word_of(&w);
-    monarch_copy_path(&w.session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
+    uint64_t word = monarch_word_of(w);
+    monarch_copy_path(&w->session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
                       path);
     return OPEN(path);
 }
 
+static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
+                         uint64_t tracked) {
+    struct monarch_wanted w;
+    if (!find_file(fd, tracked, &w))
+        return REAL(mmap)(at, n, prot, flags, fd, offset);
+    int moves = w.session->control->promote_mappings && monarch_mapping_can_wait(prot, flags);
+    int old_errno = errno, copy = open_whole(&w, moves);
+    if (copy >= 0) {
+        void *r = REAL(mmap)(at, n, prot, flags, copy, offset);
+        CLOSE(copy);
+        if (r != MAP_FAILED) {
+            monarch_mappings_say(r, n, MONARCH_FORGET);
+            return r;
+        }
+        errno = old_errno;
+    }
+    void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
+    if (r != MAP_FAILED && moves && monarch_is_still(fd, w.session, w.entry)) {
+        monarch_mappings_say(r, n, MONARCH_FORGET);
+        monarch_mapping_add(&w, r, n, flags, (uint64_t)offset);
+    }
+    return r;
+}
+
 PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset) {
     uint64_t tracked = flags & MAP_ANONYMOUS ? 0 : monarch_tracked(fd);
-    if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC)) {
-        int copy = open_whole(fd, tracked), old_errno = errno;
-        if (copy >= 0) {
-            void *r = REAL(mmap)(at, n, prot, flags, copy, offset);
-            CLOSE(copy);
-            if (r != MAP_FAILED)
-                return r;
-            errno = old_errno;
-        }
-    }
-    return REAL(mmap)(at, n, prot, flags, fd, offset);
+    if (flags & MAP_FIXED)
+        monarch_mappings_say(at, n, MONARCH_FORGET);
+    if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
+        return map_tracked(at, n, prot, flags, fd, offset, tracked);
+    void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
+    /* What was there before has gone by a system call that we did not see. */
+    if (r != MAP_FAILED && !(flags & MAP_FIXED))
+        monarch_mappings_say(r, n, MONARCH_FORGET);
+    return r;
 }
 
 TWINS_OF_READ(TWIN)

@@ -13,7 +13,7 @@ struct real_calls monarch_real;
 int monarch_real_ready;
 
 #define X(name, ret, args) #name,
-static const char *const names[] = {MONARCH_CALLS(X)};
+static const char *const names[] = {MONARCH_CALLS(X) MONARCH_FOUND(X)};
 #undef X
 #define CALLS (sizeof names / sizeof *names)
 

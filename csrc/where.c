@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "calls.h"
+#include "mappings.h"
 #include "sys.h"
 
 /* What the working directory is to the sources. It saves a getcwd for relative paths far from any
@@ -209,6 +210,7 @@ PUBLIC int chroot(const char *path) {
 
 /* What is mounted from here on is for this process alone, and we do not hear of it. */
 PUBLIC int unshare(int flags) {
+    monarch_mappings_end();
     int r = REAL(unshare)(flags);
     if (r == 0 && (flags & CLONE_NEWNS))
         monarch_roots_are_foreign();
@@ -216,6 +218,7 @@ PUBLIC int unshare(int flags) {
 }
 
 PUBLIC int setns(int fd, int type) {
+    monarch_mappings_end();
     int r = REAL(setns)(fd, type);
     if (r == 0)
         monarch_roots_are_foreign();

@@ -165,6 +165,13 @@ SETTINGS = Table(
             0.0,
             default_text="0",
         ),
+        "promote_mappings": Key(
+            values.flag,
+            "`true` or `false`",
+            "move live mappings to a copy that is finished later",
+            False,
+            default_text="`false`",
+        ),
         "source_limits": Key(
             _source_limits,
             "mapping",

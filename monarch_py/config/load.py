@@ -57,6 +57,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         placement=settings["placement"],
         prefetch=settings["prefetch"],
         fill_after=settings["fill_after"],
+        promote_mappings=settings["promote_mappings"],
         source_limits=_limits(settings["source_limits"]),
         min_reads=_min_reads(settings),
         switch_file=settings["switch_file"],

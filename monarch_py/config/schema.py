@@ -107,6 +107,7 @@ class Config:
     file : absolute path of the file it was read from;  tiers : fastest first
     scan_ops_per_s : None = no limit
     fill_after : share of a file that must have been asked for before it is filled, 0 to 1
+    promote_mappings : live mappings are replaced once their copies are complete
     min_reads, copy_threads : bounds on the reads in flight at the sources
     switch_file : looked at besides SYSTEM_SWITCH_FILE;  everything is off while one of them exists
     warnings : one sentence each, for the user: what was read but has no effect, or not the
@@ -123,6 +124,7 @@ class Config:
     placement: str = DEFAULT_PLACEMENT
     prefetch: str = DEFAULT_PREFETCH
     fill_after: float = 0.0
+    promote_mappings: bool = False
     source_limits: SourceLimits = SourceLimits()
     min_reads: int = 1
     switch_file: Path | None = None

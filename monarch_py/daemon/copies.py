@@ -54,6 +54,8 @@ class Copies:
         self.block_size_bytes = scanner.config.block_size_bytes
         # Entries whose copies wait for a second look: (when, tier, row of the manifest).
         self._young: dict[int, tuple[float, int, Row]] = {}
+        # Files that were seen to change under a fill: their next copy is looked at twice.
+        self._doubted: set[int] = set()
         # Copies to remove: (tier, entries, numbers, sizes of their files); how many are under way.
         self._drops: deque[tuple[int, Ids, npt.NDArray[Any], npt.NDArray[Any]]] = deque()
         self._dropping = 0
@@ -117,19 +119,24 @@ class Copies:
 
     # --- recorded -----------------------------------------------------------------------------
 
+    def doubt(self, entry: int) -> None:
+        """The file has changed under its fill and may still be changing: whatever its tier, its
+        next copy stays only if a second reading agrees."""
+        self._doubted.add(entry)
+
     def _record(self, results: npt.NDArray[Any]) -> None:
         """Durable tiers remember the copy; that of a file which changed just before its fill began
         only when a second reading agrees."""
         rows: dict[int, list[Row]] = {}
         for result in results:
-            tier = int(result["tier"])
-            if tier not in self.keepers:
+            tier, entry = int(result["tier"]), int(result["id"])
+            doubted = entry in self._doubted
+            if tier not in self.keepers and not doubted:
                 continue
             row = self._row(result)
             age_s = (int(result["started_ns"]) - max(row.mtime_ns, row.ctime_ns)) / 1e9
-            if age_s < TIME_STEP_S:
-                when = time.monotonic() + TIME_STEP_S
-                self._young[int(result["id"])] = (when, tier, row)
+            if age_s < TIME_STEP_S or doubted:
+                self._young[entry] = (time.monotonic() + TIME_STEP_S, tier, row)
             else:
                 rows.setdefault(tier, []).append(row)
         for tier, new in rows.items():
@@ -176,10 +183,11 @@ class Copies:
         if young is None or result["status"] == JobStatus.ABANDONED:
             return
         _, tier, row = young
-        if result["status"] == JobStatus.DONE:
-            self.keepers[tier].add([row])
-        else:
+        self._doubted.discard(entry)
+        if result["status"] != JobStatus.DONE:
             self.forget(one(entry), State.BYPASS, Reason.CHANGED)
+        elif tier in self.keepers:
+            self.keepers[tier].add([row])
 
     # --- dropped ------------------------------------------------------------------------------
 

@@ -186,13 +186,13 @@ class Filler:
             self.wanted.let_in()
         if self._refused and self.engine.idle:
             if self._gave_back:
-                refused = self._let_in_again(np.concatenate(self._refused))
+                refused = self._let_in_again(np.concatenate(self._refused), Reason.NO_ROOM)
                 self.wanted.again(refused, in_use=True)
             self._refused, self._gave_back = [], False
 
-    def _let_in_again(self, ids: Ids) -> Ids:
+    def _let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
         words = self.shared.catalog.words[ids]
-        still = (state_of(words) == State.BYPASS) & (reason_of(words) == Reason.NO_ROOM)
+        still = (state_of(words) == State.BYPASS) & np.isin(reason_of(words), reasons)
         again: Ids = ids[still]
         self.shared.catalog.set_state(again, State.ABSENT)
         return again
@@ -237,6 +237,7 @@ class Filler:
         """The source's file is not what the scan saw: look again, a few times."""
         catalog = self.shared.catalog
         self._tries[entry] = self._tries.get(entry, 0) + 1
+        self.copies.doubt(entry)
         source = self.scanner.sources[int(catalog.entries["source"][entry])]
         fresh = np.zeros(1, dtype=ENTRY)
         error = self.scanner.stat_entry(source, os.fsencode(catalog.path(entry)), fresh)
@@ -253,7 +254,8 @@ class Filler:
         """Drops every copy; files are filled again when they are read. Returns how many went."""
         dropped = self.copies.clear()
         words = self.shared.catalog.words
-        self._let_in_again(np.arange(len(words), dtype=np.uint64))
+        everything = np.arange(len(words), dtype=np.uint64)
+        self._let_in_again(everything, Reason.NO_ROOM, Reason.FAILED)
         for tier in self.tiers:
             if tier is not None:
                 tier.cap_bytes = None

@@ -70,6 +70,7 @@ class Shared:
         control.block_bytes = config.block_size_bytes
         control.fill_on_open = config.prefetch != "none"
         control.fill_after = round(config.fill_after * lib.MONARCH_SHARES)
+        control.promote_mappings = config.promote_mappings
         for slot, source in zip(control.source, config.sources, strict=False):
             found = source.real_path.stat()
             slot.dev, slot.ino = found.st_dev, found.st_ino

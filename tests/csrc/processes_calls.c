@@ -158,6 +158,51 @@ CALL(preadv2, none(preadv2(dir, parts, 2, 10, 0)))
 CALL(read_chk, none(__read_chk(dir, bytes, 64, sizeof bytes)))
 CALL(pread_chk, none(__pread_chk(dir, bytes, 64, 10, sizeof bytes)))
 CALL(mmap, unmapped(mmap(NULL, 100, PROT_READ, MAP_PRIVATE, dir, 0)))
+/* The file is mapped, and what the call does to it is undone by the end. */
+static long mapped(int fd, int (*act)(char *at)) {
+    char *at = mmap(NULL, 100, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (at == MAP_FAILED)
+        return -1;
+    int r = act(at), error = errno;
+    syscall(SYS_munmap, at, 4096);
+    errno = error;
+    return r;
+}
+static int moved(char *at) {
+    char *to = mremap(at, 4096, 8192, MREMAP_MAYMOVE);
+    if (to == MAP_FAILED)
+        return -1;
+    syscall(SYS_munmap, to, 8192);
+    return 0;
+}
+static int unmapped_again(char *at) { return munmap(at, 4096); }
+static int writable(char *at) { return mprotect(at, 4096, PROT_READ | PROT_WRITE); }
+static int with_key(char *at) { return pkey_mprotect(at, 4096, PROT_READ | PROT_WRITE, -1); }
+static int advised(char *at) { return madvise(at, 4096, MADV_RANDOM); }
+static int advised_posix(char *at) {
+    return posix_madvise(at, 4096, POSIX_MADV_SEQUENTIAL) ? -1 : 0;
+}
+static int is_locked(char *at) { return mlock(at, 100); }
+static int is_locked_2(char *at) { return mlock2(at, 100, 0); }
+/* All of a program's memory: more than it may have locked. */
+static int locked_all(char *at) {
+    int r = mlockall(0x80 /* no such flag */), error = errno;
+    munlockall();
+    errno = error;
+    return r + (at == NULL);
+}
+static int remapped(char *at) { return remap_file_pages(at, 4096, 0, 0, 0); }
+
+CALL(munmap, mapped(dir, unmapped_again))
+CALL(mremap, mapped(dir, moved))
+CALL(mprotect, mapped(dir, writable))
+CALL(pkey_mprotect, mapped(dir, with_key))
+CALL(madvise, mapped(dir, advised))
+CALL(posix_madvise, mapped(dir, advised_posix))
+CALL(mlock, mapped(dir, is_locked))
+CALL(mlock2, mapped(dir, is_locked_2))
+CALL(mlockall, mapped(dir, locked_all))
+CALL(remap_file_pages, mapped(dir, remapped))
 CALL(lseek, lseek(dir, 0, SEEK_SET))
 CALL(dup, dup(dir))
 CALL(dup2, dup2(dir, 50))
@@ -283,6 +328,16 @@ const struct call calls[] = {
     {"__read_chk", BY_FD, 0, call_read_chk},
     {"__pread_chk", BY_FD, 0, call_pread_chk},
     {"mmap", BY_FD, 0, call_mmap},
+    {"munmap", BY_FD, 0, call_munmap},
+    {"mremap", BY_FD, 0, call_mremap},
+    {"mprotect", BY_FD, 0, call_mprotect},
+    {"pkey_mprotect", BY_FD, 0, call_pkey_mprotect},
+    {"madvise", BY_FD, 0, call_madvise},
+    {"posix_madvise", BY_FD, 0, call_posix_madvise},
+    {"mlock", BY_FD, 0, call_mlock},
+    {"mlock2", BY_FD, 0, call_mlock2},
+    {"mlockall, munlockall", BY_FD, 0, call_mlockall},
+    {"remap_file_pages", BY_FD, 0, call_remap_file_pages},
     {"lseek", BY_FD, 0, call_lseek},
     {"dup", BY_FD, 0, call_dup},
     {"dup2", BY_FD, 0, call_dup2},

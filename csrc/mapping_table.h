@@ -1,0 +1,69 @@
+/* The table of mappings that wait, for mappings.c, which keeps it, and move.c, which has the
+ * thread. */
+#ifndef MONARCH_MAPPING_TABLE_H
+#define MONARCH_MAPPING_TABLE_H
+
+#include <signal.h>
+
+#include "mappings.h"
+#include "maps.h"
+#include "sys.h"
+
+#define SLOTS 128 /* ranges that wait at a time; others stay on the source */
+
+enum state { FREE, WAITING, REPLACING };
+
+struct slot {
+    uint32_t state;  /* atomic; only the thread ends REPLACING, and that needs no lock */
+    uint32_t number; /* another after each change */
+    uint64_t begin, end, offset;
+    uint64_t id; /* of the entry */
+    struct session *session;
+    struct monarch_mapped file;
+    int flags, advice;
+    uint32_t tries;
+};
+
+/* All zeros in the child of a fork. */
+struct own {
+    uint32_t lock;   /* atomic */
+    uint32_t pid;    /* 0: the table is still the parent's */
+    uint32_t helper; /* a thread runs, or is being started */
+    uint32_t tid;
+    uint32_t bell;    /* futex: the thread is to look at once */
+    uint32_t opened;  /* atomic: the thread has a copy open */
+    uint32_t forking; /* atomic: it must not */
+    uint64_t fork_ns; /* atomic: since when */
+};
+
+extern struct slot monarch_slots[SLOTS];
+
+/* What mmap returned is no error. */
+static inline int is_address(long r) { return r >= 0 || r < -4095; }
+
+#define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
+#define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
+
+/* All but the one with which setuid makes all threads change: who makes a thread waits inside for
+ * the lock that setuid holds while it waits for their answers. */
+#define SIGSETXID 33
+#define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
+
+static inline uint64_t signals(int how, uint64_t set) {
+    uint64_t old = 0;
+    sys6(SYS_rt_sigprocmask, how, (long)&set, (long)&old, sizeof set, 0, 0);
+    return old;
+}
+
+/* [lock] Signals are blocked. 0: the lock is lost, and nothing is ever replaced again. */
+int monarch_slots_lock(struct own *o);
+void monarch_slots_unlock(struct own *o);
+int monarch_slots_are_lost(void);
+/* With the lock. */
+void monarch_slot_free(struct slot *s);
+void monarch_slots_recount(void);
+
+/* Starts the thread of move.c; 0 if it cannot be. */
+int monarch_start_mover(struct own *o);
+
+#endif

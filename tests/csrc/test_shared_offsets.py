@@ -1,0 +1,290 @@
+"""Reads by any call, on descriptors that are duplicated, inherited, moved and closed, say the same
+with the library as without it, while the files' copies are missing, queued, filled or complete.
+
+MONARCH_STRESS_EXAMPLES: how many random programs are run, 80 by default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from csrc.building import build_program
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.session import MIB, Session, wait_until
+
+from monarch_py.demo.slowsource import SlowSource
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = int(os.environ.get("MONARCH_STRESS_EXAMPLES", "80"))
+UNIT = 256 << 10
+PAGE = 4096
+SIZES = (0, 1, PAGE - 1, PAGE, PAGE + 1, UNIT - 1, UNIT, UNIT + 1, 3 * UNIT, 5 * UNIT - 7)
+# Keeps the one copying thread busy: whatever else is wanted has to queue.
+BALLAST = len(SIZES)
+BALLAST_SLOT = 7
+# So slow that a program finds its files in every state, so fast that many programs can be run.
+RATE = 40e6
+
+Op = tuple[object, ...]
+Program = list[Op]
+
+
+def numbered(size: int) -> bytes:
+    """Every eight bytes are their own number, so that a wrong place shows."""
+    return np.arange((size + 7) // 8, dtype="<u8").tobytes()[:size]
+
+
+@pytest.fixture(scope="module")
+def offsets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("offsets") / "offsets"
+    return build_program(out, HERE / "offsets.c", flags=["-pthread"])
+
+
+@pytest.fixture(scope="module")
+def source(
+    tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path
+) -> Iterator[SlowSource]:
+    directory = tmp_path_factory.mktemp("offsets_source")
+    backing, mountpoint = directory / "backing", directory / "mount"
+    backing.mkdir()
+    mountpoint.mkdir()
+    for number, size in enumerate((*SIZES, 24 * MIB)):
+        (backing / str(number)).write_bytes(numbered(size))
+    (backing / "records").write_bytes(numbered(6 * MIB + 8))
+    with SlowSource(backing, mountpoint, binary=slowsource_binary) as mounted:
+        mounted.rate(RATE)
+        yield mounted
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory, source: SlowSource) -> Iterator[Session]:
+    directory = tmp_path_factory.mktemp("offsets_session")
+    with Session(directory, source.mountpoint, shared_tpool_size=1) as made:
+        made.start().wait_scanned()
+        yield made
+
+
+# --- random programs ----------------------------------------------------------------------------
+
+
+class Interpreter:
+    """One process of offsets.c that runs program after program on the files of a directory."""
+
+    def __init__(self, program: Path, root: Path, env: dict[str, str]) -> None:
+        names = [str(root / str(number)) for number in range(len(SIZES) + 1)]
+        self.process = subprocess.Popen(
+            [str(program), "programs", *names],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Interpreter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Its child ends with its standard input.
+        self.process.communicate()
+
+    def run(self, program: Program, settle: Callable[[], object]) -> list[str]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        lines = [" ".join(map(str, op)) for op in program]
+        self.process.stdin.write("\n".join([*lines, "end\n"]))
+        self.process.stdin.flush()
+        said: list[str] = []
+        while not said or not said[-1].startswith("status"):
+            line = self.process.stdout.readline()
+            assert line, "the interpreter has ended"
+            if line == "settle\n":
+                settle()
+                self.process.stdin.write("go\n")
+                self.process.stdin.flush()
+            else:
+                said.append(line.rstrip())
+        return said
+
+
+@pytest.fixture(scope="module")
+def pair(
+    offsets: Path, source: SlowSource, session: Session
+) -> Iterator[tuple[Interpreter, Interpreter]]:
+    """With the library at the slow source, and without it on the same files."""
+    with (
+        Interpreter(offsets, source.mountpoint, session.env()) as with_it,
+        Interpreter(offsets, source.backing, session.env(preload=False)) as without,
+    ):
+        yield with_it, without
+
+
+slots = st.integers(0, 5)
+lengths = st.sampled_from(
+    [0, 1, 7, 100, PAGE - 1, PAGE, 65536, UNIT - 1, UNIT, UNIT + 1, 2 * UNIT + 3, MIB, 2 * MIB]
+)
+more_than_memory = st.sampled_from([(2 << 30) - PAGE, (2 << 30) + 5])
+places = st.one_of(
+    st.sampled_from([0, 1, PAGE, UNIT - 1, UNIT, UNIT + 1, 3 * UNIT - 1, 5 * UNIT, 1 << 40, -1]),
+    st.integers(0, 5 * UNIT),
+)
+parts = st.lists(lengths, max_size=4)
+moves = st.sampled_from([-2 * UNIT, -UNIT, -PAGE, -1, 0, 1, PAGE, UNIT, 3 * UNIT, 1 << 40])
+
+
+def op(what: str, *arguments: st.SearchStrategy[object]) -> st.SearchStrategy[Op]:
+    return st.tuples(st.just(what), *arguments)
+
+
+opening = op(
+    "o",
+    slots,
+    st.integers(0, len(SIZES) - 1),
+    st.sampled_from([0, os.O_CLOEXEC, os.O_NONBLOCK]),
+)
+reading = st.one_of(
+    op("r", slots, lengths),
+    op("r", slots, more_than_memory),
+    op("p", slots, lengths, places),
+    st.tuples(slots, parts).map(lambda t: ("v", t[0], *t[1])),
+    st.tuples(slots, places, parts).map(lambda t: ("w", t[0], t[1], *t[2])),
+    # 0x40000000 is no flag of preadv2 that there is.
+    st.tuples(slots, places, st.sampled_from([0, 0, 0, 0x40000000]), parts).map(
+        lambda t: ("x", t[0], t[1], t[2], *t[3])
+    ),
+)
+moving = op("l", slots, moves, st.sampled_from([os.SEEK_SET, os.SEEK_CUR, os.SEEK_END, 99]))
+numbering = st.one_of(
+    op("d", slots, slots),
+    op("D", slots, slots),
+    op("F", slots, slots, st.integers(0, 1)),
+    op("c", slots),
+)
+others = st.one_of(op("k", st.integers(0, 4)), op("s"), op("f", slots))
+programs = st.tuples(
+    st.booleans(),
+    st.lists(opening, min_size=1, max_size=3),
+    st.lists(st.one_of(reading, reading, moving, numbering, opening, others), max_size=24),
+).map(lambda t: [*([("o", BALLAST_SLOT, BALLAST, 0)] if t[0] else []), *t[1], *t[2]])
+
+
+# Whatever random programs may miss: every call on a file of several units, in every state.
+EVERYTHING: Program = [
+    ("r", 0, UNIT + 1),
+    ("v", 0, 100, 0, UNIT, 5),
+    ("p", 0, UNIT, 3 * UNIT - 10),
+    ("w", 0, UNIT - 50, 60, 70),
+    ("x", 0, 2 * UNIT, 0, 10, UNIT),
+    ("x", 0, -1, 0, 10, 20),
+    ("k", 2),
+    ("r", 0, 1000),
+    ("l", 0, -500, os.SEEK_CUR),
+    ("d", 0, 1),
+    ("r", 1, 4096),
+    ("r", 0, 2 * MIB),
+    ("r", 0, 10),
+    ("p", 0, 2 * MIB, 4 * UNIT),
+    ("w", 0, -1, 10),
+    ("p", 0, 10, -1),
+    ("l", 0, -1, os.SEEK_SET),
+]
+LARGE = len(SIZES) - 1
+FULL_OF_PARTS = 1025  # IOV_MAX is 1024
+
+
+@example([("o", 0, LARGE, 0), *EVERYTHING])
+@example([("o", BALLAST_SLOT, BALLAST, 0), ("o", 0, LARGE, 0), *EVERYTHING])
+@example([("o", 0, LARGE, 0), ("s",), *EVERYTHING])
+@example([("o", 0, LARGE, 0), ("p", 0, 100, 50), ("s",), ("p", 0, UNIT, 7), ("r", 0, 9), ("f", 0)])
+@example([("o", 0, LARGE, 0), ("v", 0, *[1] * FULL_OF_PARTS), ("r", 0, 8)])
+@example([("o", 0, LARGE, 0), ("v", 0, *[300] * (FULL_OF_PARTS - 1)), ("r", 0, 8)])
+@given(programs)
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+def test_programs_get_what_they_would_get_without_the_library(
+    pair: tuple[Interpreter, Interpreter], session: Session, program: Program
+) -> None:
+    with_it, without = pair
+    session.forget()
+    found = with_it.run(program, session.wait_idle)
+    assert found == without.run(program, lambda: None)
+    assert found[-1] == "status 0"
+
+
+def test_those_programs_met_copies_in_the_making(
+    pair: tuple[Interpreter, Interpreter], session: Session
+) -> None:
+    """Else the test before this one would have compared the source with itself."""
+    session.forget()
+    before = session.totals()
+    pair[0].run([("o", 0, LARGE, 0), *EVERYTHING], session.wait_idle)
+    after = session.totals()
+    assert after["waits"] > before["waits"]
+    assert after["bytes_while_filling"] > before["bytes_while_filling"]
+    assert after["fallbacks"] == before["fallbacks"]
+
+
+# More than any read may ask for; the kernel says EFAULT, before it looks at the file.
+@pytest.mark.parametrize("n", [1 << 47, (1 << 63) - 1, -1])
+@pytest.mark.parametrize("what", ["r", "p"])
+def test_a_read_of_more_than_there_are_addresses(
+    pair: tuple[Interpreter, Interpreter], session: Session, what: str, n: int
+) -> None:
+    program: Program = [("o", 0, LARGE, 0), (what, 0, n, *([5] if what == "p" else [])), ("f", 0)]
+    session.forget()
+    with_it, without = pair
+    assert with_it.run(program, session.wait_idle) == without.run(program, lambda: None)
+
+
+# --- one offset, many readers -------------------------------------------------------------------
+
+
+@contextmanager
+def queued(offsets: Path, source: SlowSource, session: Session) -> Iterator[None]:
+    """A file that nobody waits for is being filled, and readers' files queue behind it."""
+    with Interpreter(offsets, source.mountpoint, session.env()) as other:
+        other.run([("o", 0, BALLAST, 0)], lambda: None)
+        wait_until(lambda: session.status()["pending"], what="a fill")
+        yield
+
+
+@pytest.mark.parametrize("way", ["read", "readv"])
+@pytest.mark.parametrize(("processes", "threads"), [(1, 8), (8, 1), (3, 3)])
+@pytest.mark.parametrize("state", ["cold", "queued"])
+def test_every_record_is_delivered_once(
+    offsets: Path,
+    source: SlowSource,
+    session: Session,
+    state: str,
+    processes: int,
+    threads: int,
+    way: str,
+) -> None:
+    """A record of 1000 bytes lies across the border of two units now and then."""
+    session.forget()
+    words = [offsets, "records", source.mountpoint / "records", 1000, processes, threads, way]
+    before = session.totals()
+    if state == "queued":
+        with queued(offsets, source, session):
+            done = session.run([str(word) for word in words])
+    else:
+        done = session.run([str(word) for word in words])
+    assert (done.returncode, done.stderr) == (0, "")
+    size = 6 * MIB + 8
+    count = (size + 999) // 1000
+    clean = {"wrong": 0, "twice": 0, "lost": 0, "failed": 0, "offset": size}
+    assert json.loads(done.stdout) == {"records": count, "calls": count, **clean}
+    after = session.totals()
+    assert after["bytes_while_filling"] > before["bytes_while_filling"]
+    session.wait_idle()

@@ -1,0 +1,382 @@
+"""Files are read while they are filled, and something happens to the daemon, the tier or a reader
+in the middle: every byte is right, no read is short, fails or waits for ever."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from csrc.building import build_program
+from support.epoch import Reader, build_reader, make_files
+from support.mounts import Mounts
+from support.session import MIB, Session, wait_until
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.tiers import tier_root
+
+UNIT = 256 << 10
+FILES, SIZE = 8, 2 * MIB + 17
+# An epoch takes a second of it: there is a middle, and the test is over soon.
+RATE = 24e6
+# What a wait is allowed in which nobody shows a sign of life [s].
+LONGEST_S = 2.0
+# What a reader is allowed in all, on a busy machine: nobody waits for ever [s].
+LIMIT_S = 60.0
+Factory = Callable[..., Session]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_reader(tmp_path_factory.mktemp("reader"))
+
+
+@pytest.fixture
+def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
+    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
+    mountpoint.mkdir()
+    backing.mkdir()
+    with SlowSource(backing, mountpoint, binary=slowsource_binary) as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def files(source: SlowSource) -> dict[int, Path]:
+    return make_files(source.backing, FILES, SIZE)
+
+
+@pytest.fixture
+def session(session_factory: Factory, source: SlowSource, files: dict[int, Path]) -> Session:
+    made = session_factory(source.mountpoint, switch_file=str(source.backing.parent / "off"))
+    made.start().wait_scanned()
+    return made
+
+
+@pytest.fixture
+def reading(
+    program: Path, session: Session, source: SlowSource, files: dict[int, Path]
+) -> Iterator[Callable[..., Reader]]:
+    """reading(ways) starts a reader of all files, with eight threads."""
+    with ExitStack() as stack:
+
+        def start(ways: str) -> Reader:
+            words = (program, session, ways, UNIT, FILES, source.mountpoint, files)
+            return stack.enter_context(Reader(*words))
+
+        yield start
+
+
+def wait_served(source: SlowSource, more: int) -> None:
+    """Until the source has served so much more [bytes]."""
+    before = source.counts()["bytes_read"]
+    wait_until(lambda: source.counts()["bytes_read"] >= before + more, what="some reads")
+
+
+def wait_in_the_middle(source: SlowSource, session: Session) -> None:
+    wait_served(source, FILES * SIZE // 4)
+    assert session.totals()["waits"] > 0
+    assert session.totals()["fills"] < FILES
+
+
+def check_copies(program: Path, session: Session, root: Path, files: dict[int, Path]) -> None:
+    """All copies that there are afterwards hold what the files do; whatever has none is read."""
+    session.wait_idle()
+    with Reader(program, session, "pread", MIB, 2, root, files) as reader:
+        reader.end(LIMIT_S)
+    session.wait_idle()
+    done = session.monarch("verify")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- the daemon ---------------------------------------------------------------------------------
+
+
+def stand_still(session: Session) -> None:
+    assert session.daemon is not None
+    session.daemon.send_signal(signal.SIGSTOP)
+    process = psutil.Process(session.daemon.pid)
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, what="the standstill")
+
+
+def go_on(session: Session) -> None:
+    assert session.daemon is not None
+    session.daemon.send_signal(signal.SIGCONT)
+
+
+def kill_and_restart(session: Session) -> None:
+    session.kill()
+    session.start(wait=False)
+
+
+def stop_and_restart(session: Session) -> None:
+    session.stop()
+    session.start(wait=False)
+
+
+ENDS = [Session.kill, Session.stop, kill_and_restart, stop_and_restart, stand_still]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=[end.__name__ for end in ENDS])
+def test_the_daemon_goes_in_the_middle(
+    session: Session,
+    source: SlowSource,
+    program: Path,
+    files: dict[int, Path],
+    reading: Callable[..., Reader],
+    end: Callable[[Session], None],
+) -> None:
+    source.rate(RATE)
+    readers = [reading(way) for way in ("read", "pread", "random")]
+    wait_in_the_middle(source, session)
+    end(session)
+    assert all(reader.runs() for reader in readers)
+    for reader in readers:
+        assert reader.end(LIMIT_S)["longest_s"] <= LONGEST_S
+    source.rate(0)
+    if session.daemon is None:
+        session.start()
+    go_on(session)
+    wait_until(lambda: session.client.serves() and session.client.runs(), what="a daemon")
+    session.wait_all_present()
+    check_copies(program, session, source.mountpoint, files)
+    assert session.status()["sources"][0]["present"] == FILES
+
+
+def test_the_daemon_stands_still_for_a_while(
+    session: Session, source: SlowSource, reading: Callable[..., Reader]
+) -> None:
+    """Readers that have gone to the source come back to the copies."""
+    source.rate(RATE)
+    readers = [reading("read"), reading("pread")]
+    wait_in_the_middle(source, session)
+    stand_still(session)
+    wait_served(source, 2 * MIB)
+    go_on(session)
+    before = session.totals()["bytes_while_filling"]
+    for reader in readers:
+        assert reader.end(LIMIT_S)["longest_s"] <= LONGEST_S
+    assert session.totals()["fallbacks"] > 0
+    assert session.totals()["bytes_while_filling"] > before
+
+
+def test_everything_is_switched_off_in_the_middle(
+    session: Session,
+    source: SlowSource,
+    program: Path,
+    files: dict[int, Path],
+    reading: Callable[..., Reader],
+) -> None:
+    source.rate(RATE)
+    readers = [reading("read"), reading("random")]
+    wait_in_the_middle(source, session)
+    switch = source.backing.parent / "off"
+    switch.touch()
+    wait_served(source, 4 * MIB)
+    switch.unlink()
+    for reader in readers:
+        assert reader.end(LIMIT_S)["longest_s"] <= LONGEST_S
+    session.wait_all_present()
+    check_copies(program, session, source.mountpoint, files)
+
+
+# --- room ---------------------------------------------------------------------------------------
+
+
+def test_the_tier_is_full_in_the_middle(
+    session_factory: Factory,
+    source: SlowSource,
+    program: Path,
+    files: dict[int, Path],
+    mounts: Mounts,
+) -> None:
+    small = mounts.tmpfs("small", 32 * MIB)
+    tier = {"mount_point": small, "max_storage_quota": 28 * MIB}
+    session = session_factory(source.mountpoint, tiers=[tier]).start()
+    session.wait_scanned()
+    source.rate(RATE)
+    words = (UNIT, FILES, source.mountpoint, files)
+    with (
+        Reader(program, session, "read", *words) as one,
+        Reader(program, session, "random", *words) as two,
+    ):
+        wait_in_the_middle(source, session)
+        with (small / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError) as full:
+            while True:
+                ballast.write(bytes(UNIT))
+        assert full.value.errno == errno.ENOSPC
+        one.end(LIMIT_S)
+        two.end(LIMIT_S)
+    source.rate(0)
+    check_copies(program, session, source.mountpoint, files)
+    told = session.status()["sources"][0]
+    assert told["bypass"].get("no_room", 0) > 0
+    assert told["present"] + sum(told["bypass"].values()) == FILES
+    # Nothing of what was given up is left.
+    copies = list((tier_root(small) / "c").iterdir())
+    assert len(copies) == told["present"]
+
+
+def test_no_descriptor_is_free(
+    session: Session, source: SlowSource, reading: Callable[..., Reader]
+) -> None:
+    """The copies cannot be opened then, and the source answers."""
+    source.rate(RATE * 4)
+    for way in ("read,full", "pread,full", "readv,full"):
+        session.forget()
+        assert reading(way).end(LIMIT_S)["bytes"] == FILES * SIZE
+
+
+@pytest.mark.parametrize("ways", ["read,late", "pread,late"])
+def test_more_files_are_read_at_once_than_can_be_filled_at_once(
+    session_factory: Factory, source: SlowSource, program: Path, ways: str
+) -> None:
+    """There are 256 slots for fills; all of 300 have begun before any can be complete."""
+    size = 2 * UNIT + 8
+    files = make_files(source.backing, 300, size)
+    session = session_factory(source.mountpoint, shared_tpool_size=8).start()
+    session.wait_scanned()
+    source.latency(read=0.002)
+    with Reader(program, session, ways, UNIT // 2, 300, source.mountpoint, files) as reader:
+        assert reader.end(LIMIT_S)["bytes"] == 300 * size
+    check_copies(program, session, source.mountpoint, files)
+    assert session.status()["sources"][0]["present"] == 300
+
+
+@pytest.mark.parametrize(("threads", "chunk"), [(300, UNIT), (100, 2 * UNIT + 100)])
+def test_more_readers_wait_than_can_tell_what_they_wait_for(
+    session_factory: Factory, source: SlowSource, program: Path, threads: int, chunk: int
+) -> None:
+    """There is room for 256 demands, and a read of several units makes several."""
+    size = threads * chunk - 5
+    files = make_files(source.backing, 1, size)
+    session = session_factory(source.mountpoint).start()
+    session.wait_scanned()
+    source.rate(100e6)
+    with Reader(program, session, "spread", chunk, threads, source.mountpoint, files) as reader:
+        assert reader.end(LIMIT_S)["bytes"] == size
+    source.rate(0)
+    check_copies(program, session, source.mountpoint, files)
+    assert session.status()["sources"][0]["present"] == 1
+
+
+# --- readers ------------------------------------------------------------------------------------
+
+
+def test_a_reader_is_killed_while_it_waits(
+    session: Session,
+    source: SlowSource,
+    program: Path,
+    files: dict[int, Path],
+    reading: Callable[..., Reader],
+) -> None:
+    source.rate(RATE)
+    victims = [reading("pread"), reading("read"), reading("random")]
+    other = reading("read")
+    wait_in_the_middle(source, session)
+    # So slow that everybody waits now.
+    source.rate(RATE / 100)
+    waits = session.totals()["waits"]
+    for victim in victims:
+        assert victim.runs()
+        victim.process.kill()
+        victim.process.wait()
+    source.rate(RATE)
+    other.end(LIMIT_S)
+    assert session.totals()["waits"] > waits
+    source.rate(0)
+    assert reading("random").end(LIMIT_S)["bytes"] == FILES * SIZE
+    check_copies(program, session, source.mountpoint, files)
+    assert session.status()["sources"][0]["present"] == FILES
+
+
+@pytest.mark.parametrize("alarm", ["alarm", "alarm0"])
+def test_signals_arrive_during_waits(
+    session: Session, source: SlowSource, reading: Callable[..., Reader], alarm: str
+) -> None:
+    """A read of a regular file is neither interrupted nor cut short by a signal."""
+    source.rate(RATE)
+    readers = [reading(f"{way},{alarm}") for way in ("read", "pread", "readv", "preadv")]
+    for reader in readers:
+        found = reader.end(LIMIT_S)
+        assert found["alarms"] > 20
+        assert found["bytes"] == FILES * SIZE
+    totals = session.totals()
+    assert totals["waits"] > 0
+    assert totals["fallbacks"] == 0
+
+
+# A handler that reads too, on the descriptor whose read it has interrupted; and one that leaves the
+# read for good, which holds nothing that a later one would need.
+HANDLER = """
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+#include <unistd.h>
+static int fd, jumps, calls;
+static sigjmp_buf back;
+static char seen[100];
+static void handler(int s) {
+    (void)s;
+    calls++;
+    if (jumps)
+        siglongjmp(back, 1);
+    if (pread(fd, seen, sizeof seen, 1000) != sizeof seen)
+        _exit(3);
+}
+int main(int argc, char **argv) {
+    struct itimerval every = {{0, 20000}, {0, 20000}}, never = {{0, 0}, {0, 0}};
+    static char data[1 << 18];
+    FILE *out = fopen(argv[2], "wb");
+    off_t volatile at = 0;
+    ssize_t n = 1;
+    jumps = argc > 3;
+    fd = open(argv[1], O_RDONLY);
+    if (!out || fd < 0)
+        return 2;
+    signal(SIGALRM, handler);
+    while (n > 0) {
+        if (sigsetjmp(back, 1) == 0)
+            setitimer(ITIMER_REAL, &every, NULL);
+        else if (calls > 30)
+            jumps = 0;
+        n = pread(fd, data, sizeof data, at);
+        setitimer(ITIMER_REAL, &never, NULL);
+        if (n > 0 && fwrite(data, 1, (size_t)n, out) != (size_t)n)
+            return 4;
+        at += n > 0 ? n : 0;
+    }
+    if (fwrite(seen, 1, sizeof seen, out) != sizeof seen || fclose(out) != 0)
+        return 5;
+    return calls < 5;
+}
+"""
+
+
+@pytest.mark.parametrize("jumps", [False, True], ids=["reads", "jumps"])
+def test_a_handler_that_reads_or_never_returns(
+    session: Session, source: SlowSource, files: dict[int, Path], tmp_path: Path, jumps: bool
+) -> None:
+    (tmp_path / "handler.c").write_text(HANDLER)
+    program = build_program(tmp_path / "handler", tmp_path / "handler.c")
+    source.rate(3e6)
+    out = tmp_path / "out"
+    words: list[str | Path] = [program, source.mountpoint / "1", out]
+    words += ["jumps"] if jumps else []
+    done = session.run(words, timeout=LIMIT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    known, found = files[1].read_bytes(), out.read_bytes()
+    assert found[: len(known)] == known
+    if not jumps:
+        assert found[len(known) :] == known[1000:1100]
+    # Whoever was left in the middle of it disturbs nobody.
+    source.rate(0)
+    script = "import sys; print(len(open(sys.argv[1], 'rb').read()))"
+    assert session.python(script, source.mountpoint / "1") == f"{SIZE}\n"

@@ -1,0 +1,374 @@
+"""Something happens at the source while its files are filled and read: it gives errors, files are
+changed, or it may be asked for so much only; and what filling leaves in the page cache."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.epoch import Reader, build_reader, content, make_files
+from support.files import digest
+from support.mounts import Mounts
+from support.session import MIB, Session, wait_until
+from support.steps import Steps
+
+from monarch_py.demo.slowsource import SlowSource
+
+UNIT = 256 << 10
+SIZE = 4 * MIB + 17
+RATE = 16e6
+Factory = Callable[..., Session]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_reader(tmp_path_factory.mktemp("reader"))
+
+
+@pytest.fixture
+def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
+    """The kernel trusts no attribute: what is changed behind its back is seen at once."""
+    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
+    mountpoint.mkdir()
+    backing.mkdir()
+    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def session(session_factory: Factory, source: SlowSource) -> Session:
+    """Two files, 1 and 2."""
+    make_files(source.backing, 2, SIZE)
+    made = session_factory(source.mountpoint).start()
+    made.wait_scanned()
+    return made
+
+
+def told(session: Session) -> dict[str, Any]:
+    found: dict[str, Any] = session.status()["sources"][0]
+    return found
+
+
+def read_again(program: Path, session: Session, root: Path, *files: int) -> None:
+    """A new program's open gets what the files hold now, from copies and without them."""
+    for _ in range(2):
+        with Reader(program, session, "pread", MIB, 1, root, files) as reader:
+            reader.end()
+        session.wait_idle()
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+# Reads on until an error, tells it, and reads the rest when the source is well again.
+THROUGH_ERRORS = """
+fd = os.open(sys.argv[1], 0)
+UNIT = 1 << 18
+def take(at):
+    if sys.argv[2] == "pread": return os.pread(fd, UNIT, at)
+    assert os.lseek(fd, 0, 1) == at
+    if sys.argv[2] == "read": return os.read(fd, UNIT)
+    part = bytearray(UNIT)
+    return bytes(part[:os.readv(fd, [part])])
+data = take(0)
+step(len(data))
+found = []
+while len(found) < 5:
+    try: part = take(len(data))
+    except OSError as error: found.append(error.errno)
+    else: data += part
+    if not part: break
+step(found, len(data))
+while part := take(len(data)): data += part
+step(sha(data))
+"""
+
+
+@pytest.mark.parametrize("way", ["read", "pread", "readv"])
+def test_the_source_gives_errors_for_a_while(
+    session: Session, source: SlowSource, program: Path, way: str
+) -> None:
+    """Who has read a part gets the error that the source gives, and the rest afterwards; a read at
+    the file's own position has not moved it."""
+    source.rate(RATE)
+    with Steps(session, THROUGH_ERRORS, source.mountpoint / "1", way) as reader:
+        assert reader.wait() == [UNIT]
+        source.fail(errno.EIO)
+        reader.go()
+        found, have = reader.wait()
+        assert found == [errno.EIO] * 5
+        assert UNIT <= have < SIZE
+        source.fail(0)
+        source.rate(0)
+        reader.go()
+        assert reader.wait() == [digest(content(1, SIZE))]
+        reader.go()
+        reader.end()
+    session.wait_idle()
+    # This daemon leaves the file to the source; the next one fills it.
+    assert told(session)["bypass"] == {"failed": 1}
+    session.stop()
+    session.start().wait_all_present()
+    assert told(session)["present"] == 2
+    read_again(program, session, source.mountpoint, 1, 2)
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+# Reads the beginning, and then the rest after the change, twice: by offsets and on from where it
+# was. Python's own read would ask for the size.
+OVER_CHANGE = """
+fd, other = (os.open(sys.argv[1], 0) for _ in range(2))
+UNIT = 1 << 18
+first = [os.read(fd, UNIT), os.pread(other, UNIT, 0)]
+step()
+rest, at = b"", UNIT
+while part := os.pread(other, UNIT, at): rest += part; at += len(part)
+on = b""
+while part := os.read(fd, UNIT): on += part
+for name, data in (("first", first[0]), ("too", first[1]), ("rest", rest), ("on", on)):
+    with open(sys.argv[2] + name, "wb") as file: file.write(data)
+step(len(rest), len(on))
+"""
+REWRITE = (
+    "import sys; file = open(sys.argv[1], sys.argv[2]); file.write(open(sys.argv[3],'rb').read())"
+)
+READ_ALL = """
+import hashlib, sys
+print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())
+"""
+TRUNCATE = "import os,sys; os.truncate(sys.argv[1], int(sys.argv[2]))"
+
+
+def is_of(found: bytes, at: int, *versions: bytes) -> bool:
+    """Each byte is that of one of the versions at this place."""
+    data = np.frombuffer(found, np.uint8)
+    right = np.zeros(len(data), bool)
+    for version in versions:
+        known = np.frombuffer(version, np.uint8)[at : at + len(data)]
+        right[: len(known)] |= data[: len(known)] == known
+    return bool(right.all())
+
+
+def with_a_tier_of_its_own(
+    session_factory: Factory, source: SlowSource, directory: Path, *, persistent: bool
+) -> Session:
+    """Two files, 1 and 2; `persistent` is the tier's."""
+    make_files(source.backing, 2, SIZE)
+    tier = directory / "tier"
+    tier.mkdir()
+    level = {"mount_point": tier, "max_storage_quota": 64 * MIB, "persistent": persistent}
+    made = session_factory(source.mountpoint, tiers=[level]).start()
+    made.wait_scanned()
+    return made
+
+
+# What others empty and write anew has a test of its own.
+CHANGES = [
+    ("the_library", "rewritten"),
+    *(
+        (who, what)
+        for who in ("the_library", "another_program", "another_node")
+        for what in ("replaced_in_place", "truncated")
+    ),
+]
+
+
+@pytest.mark.parametrize(("who", "what"), CHANGES)
+def test_a_file_is_changed_in_the_middle_of_its_fill(
+    session_factory: Factory, source: SlowSource, tmp_path: Path, what: str, who: str
+) -> None:
+    session = with_a_tier_of_its_own(session_factory, source, tmp_path, persistent=True)
+    old, new = content(1, SIZE), content(1 << 20, SIZE)
+    fresh = tmp_path / "fresh"
+    fresh.write_bytes(new)
+    root = source.backing if who == "another_node" else source.mountpoint
+    preload = who == "the_library"
+    source.rate(RATE)
+    with Steps(session, OVER_CHANGE, source.mountpoint / "1", tmp_path / "got_") as reader:
+        reader.wait()
+        assert told(session)["filling"] == 1
+        if what == "truncated":
+            new = old[: UNIT + 5]
+            session.python(TRUNCATE, root / "1", str(len(new)), preload=preload)
+        else:
+            mode = "wb" if what == "rewritten" else "r+b"
+            session.python(REWRITE, root / "1", mode, fresh, preload=preload)
+        source.rate(0)
+        reader.go()
+        reader.wait()
+        got = {
+            name: (tmp_path / f"got_{name}").read_bytes() for name in ("first", "too", "rest", "on")
+        }
+        assert got["first"] == got["too"] == old[:UNIT]
+        for name in ("rest", "on"):
+            if who == "the_library":  # which knows of it before the change's call returns
+                assert got[name] == new[UNIT:], name
+            else:
+                assert is_of(got[name], UNIT, old, new)
+        reader.go()
+        reader.end()
+    session.wait_idle()
+
+    def is_new() -> bool:
+        return session.python(READ_ALL, source.mountpoint / "1") == digest(new) + "\n"
+
+    # Who writes slowly enough has the daemon find the same attributes before a copy and after it;
+    # on a tier that keeps its copies it looks again when the file is two seconds old.
+    wait_until(is_new, timeout=8, what="the new content", every=0.2)
+    session.wait_idle()
+    assert is_new()
+    assert session.python(READ_ALL, source.mountpoint / "2") == digest(content(2, SIZE)) + "\n"
+    done = session.monarch("verify")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
+def test_a_file_that_is_still_being_written_is_not_believed_for_long(
+    session_factory: Factory, source: SlowSource, tmp_path: Path, persistent: bool
+) -> None:
+    """Another program empties a file in the middle of its fill and writes it anew. The daemon has
+    seen that it changes, so that what it finds at the first second look may not be all."""
+    session = with_a_tier_of_its_own(session_factory, source, tmp_path, persistent=persistent)
+    source.rate(RATE)
+    with Steps(session, OVER_CHANGE, source.mountpoint / "1", tmp_path / "got_") as reader:
+        reader.wait()
+        assert told(session)["filling"] == 1
+        os.truncate(source.mountpoint / "1", 0)
+        source.rate(0)
+        # Its fill has ended in some way, and whatever follows from that.
+        wait_until(lambda: not told(session)["filling"] + told(session)["wanted"], what="the end")
+        new = content(1 << 20, SIZE)
+        (source.mountpoint / "1").write_bytes(new)
+        reader.go()
+        reader.wait()
+        reader.go()
+        reader.end()
+
+    def is_new() -> bool:
+        return session.python(READ_ALL, source.mountpoint / "1") == digest(new) + "\n"
+
+    wait_until(is_new, timeout=8, what="the new content", every=0.2)
+
+
+# --- how much may be asked for ------------------------------------------------------------------
+
+
+def test_bandwidth_is_limited(session_factory: Factory, source: SlowSource, program: Path) -> None:
+    limit = 6e6
+    files = make_files(source.backing, 4, 8 * MIB)
+    session = session_factory(source.mountpoint, source_limits={"bandwidth": int(limit)}).start()
+    session.wait_scanned()
+    with Reader(program, session, "read", UNIT, 4, source.mountpoint, files):
+        wait_until(lambda: source.counts()["bytes_read"] > 0, what="the first bytes")
+        start, before = time.monotonic(), source.counts()["bytes_read"]
+        wait_until(lambda: source.counts()["bytes_read"] - before > 2 * limit, what="enough")
+        elapsed, served = time.monotonic() - start, source.counts()["bytes_read"] - before
+    # Every thread may have one read of 1 MiB under way that it was allowed before.
+    assert served <= limit * elapsed + 5 * MIB
+    assert session.totals()["fallbacks"] == 0
+
+
+def test_operations_are_limited(session_factory: Factory, source: SlowSource) -> None:
+    limit = 80
+    make_files(source.backing, 400, 3000)
+    session = session_factory(
+        source.mountpoint, source_limits={"operations": limit}, prefetch="eager"
+    )
+    session.start().wait_scanned()
+
+    def asked() -> int:
+        counts = source.counts()
+        return counts["open"] + counts["read"]
+
+    wait_until(lambda: asked() > 0, what="the first operation")
+    start, before = time.monotonic(), asked()
+    wait_until(lambda: asked() - before > 2 * limit, what="enough")
+    assert asked() - before <= limit * (time.monotonic() - start) + 15
+
+
+ASKS = """
+fd = os.open(sys.argv[1], 0)
+UNIT, size = 1 << 18, os.fstat(fd).st_size
+for share in (0.4, 0.6):
+    while (at := os.lseek(fd, 0, 1)) + UNIT <= share * size: os.read(fd, UNIT)
+    step(at)
+"""
+
+
+def test_a_file_is_filled_after_a_share_of_it_was_asked_for(
+    session_factory: Factory, source: SlowSource
+) -> None:
+    one, two = make_files(source.backing, 2, 4 * MIB).values()
+    session = session_factory(source.mountpoint, fill_after=0.5).start()
+    session.wait_scanned()
+    with Steps(session, ASKS, source.mountpoint / one.name) as reader:
+        (asked,) = reader.wait()
+        assert asked < 2 * MIB
+        # Another file that is wanted later is complete: the first would have been begun by now.
+        with Steps(session, ASKS, source.mountpoint / two.name) as other:
+            other.wait()
+            other.go()
+            other.wait()
+            wait_until(lambda: told(session)["present"] == 1, what="the copy of the other file")
+            assert told(session)["wanted"] + told(session)["filling"] == 0
+            assert session.totals()["fills"] == 1
+            other.go()
+            other.end()
+        reader.go()
+        reader.wait()
+        wait_until(lambda: told(session)["present"] == 2, what="its copy")
+        reader.go()
+        reader.end()
+
+
+# --- the page cache -----------------------------------------------------------------------------
+
+
+def cached_bytes(path: Path) -> int:
+    """Of a file, without touching it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("rb") as file:
+        view = mmap.mmap(
+            file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE
+        )
+    try:
+        pages = (len(view) + mmap.PAGESIZE - 1) // mmap.PAGESIZE
+        resident = (ctypes.c_ubyte * pages)()
+        where = ctypes.c_char.from_buffer(view)
+        start = ctypes.c_void_p(ctypes.addressof(where))
+        assert libc.mincore(start, ctypes.c_size_t(len(view)), resident) == 0
+        del where
+        return sum(page & 1 for page in resident) * mmap.PAGESIZE
+    finally:
+        view.close()
+
+
+@pytest.mark.parametrize("way", ["warm", "read", "pread"])
+def test_the_pages_of_a_filled_file_are_given_back(
+    session_factory: Factory, mounts: Mounts, program: Path, way: str
+) -> None:
+    size = 24 * MIB
+    point = mounts.ext4("plain", 64 * MIB)
+    files = make_files(point / "data", 1, size)
+    fd = os.open(files[1], os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    assert cached_bytes(files[1]) == 0
+    session = session_factory(point / "data").start()
+    session.wait_scanned()
+    if way == "warm":
+        assert session.monarch("warm").returncode == 0
+    else:
+        with Reader(program, session, way, UNIT, 2, point / "data", files) as reader:
+            reader.end()
+    wait_until(lambda: told(session)["present"] == 1, what="the copy")
+    assert cached_bytes(files[1]) <= size / 20

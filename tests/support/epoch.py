@@ -1,0 +1,90 @@
+"""Files whose every byte tells its place, and programs/epoch_reader.c, which reads them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from csrc.building import build_program
+
+from support.session import Session
+
+SOURCE = Path(__file__).resolve().parent / "programs" / "epoch_reader.c"
+
+
+def content(seed: int, size: int) -> bytes:
+    """The bytes of a file; word_of() in the program says the same."""
+    v = np.uint64(seed << 32) | np.arange((size + 7) // 8, dtype=np.uint64)
+    for _ in range(2):
+        v = (v ^ (v >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    data: bytes = (v ^ (v >> np.uint64(32))).tobytes()
+    return data[:size]
+
+
+def make_files(root: Path, count: int, size: int, first: int = 1) -> dict[int, Path]:
+    """Files that are named by their seeds."""
+    root.mkdir(exist_ok=True)
+    made = {seed: root / str(seed) for seed in range(first, first + count)}
+    for seed, path in made.items():
+        path.write_bytes(content(seed, size))
+    return made
+
+
+def build_reader(directory: Path) -> Path:
+    return build_program(directory / "epoch_reader", SOURCE, flags=["-O2", "-pthread"])
+
+
+class Reader:
+    """One run of the program, which ends with the context.
+
+    files : numbers of files below `root`, by which they are named
+    """
+
+    def __init__(
+        self,
+        program: Path,
+        session: Session,
+        ways: str,
+        chunk: int,
+        threads: int,
+        root: Path,
+        files: Iterable[int],
+        *,
+        preload: bool = True,
+    ) -> None:
+        names = [f"{seed}:{root / str(seed)}" for seed in files]
+        self.process = subprocess.Popen(
+            [str(program), ways, str(chunk), str(threads), *names],
+            env=session.env(preload),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self, timeout: float = 60) -> dict[str, Any]:
+        """Waits for its end; no byte is wrong or missing, no call failed, nobody complained."""
+        said, complaints = self.process.communicate(timeout=timeout)
+        assert (self.process.returncode, complaints) == (0, "")
+        found: dict[str, Any] = json.loads(said)
+        assert {name: found[name] for name in ("wrong", "short", "errors")} == {
+            "wrong": 0,
+            "short": 0,
+            "errors": 0,
+        }, found
+        return found

@@ -1,0 +1,230 @@
+/* Reads files in threads, looks at every byte and times every call.
+ *
+ *   epoch_reader WAYS CHUNK THREADS SEED:FILE...
+ *
+ * WAYS, joined by commas: read, readv, pread, preadv (from the beginning to the end), random (pread
+ * of chunks in a random order) or spread (the threads share one file, chunk by chunk); and also
+ *   alarm      a signal comes every 2 ms, with SA_RESTART;   alarm0: without it
+ *   full       no descriptor is free once the files are open
+ *   late       all files are open before the first is read
+ *
+ * Each file is read once; if there are fewer than threads, the threads begin with them again. Word
+ * i of a file is word_of(seed, i), as in support/epoch.py. Says what it saw, as JSON:
+ *   wrong: bytes;  short: reads that gave less than there is;  errors: of them the last errno
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST_THREADS 512
+
+static struct file {
+    uint64_t seed;
+    const char *path;
+} * files;
+static int file_count, job_count, threads;
+static uint64_t chunk;
+static const char *ways;
+static pthread_barrier_t all_open;
+
+static uint64_t wrong, is_short, errors, bytes, calls, longest_ns, alarms;
+static int last_error;
+
+static void add(uint64_t *to, uint64_t n) { __atomic_fetch_add(to, n, __ATOMIC_RELAXED); }
+
+static int is_way(const char *word) {
+    size_t n = strlen(word);
+    for (const char *at = ways; (at = strstr(at, word)); at += n)
+        if ((at == ways || at[-1] == ',') && (at[n] == 0 || at[n] == ','))
+            return 1;
+    return 0;
+}
+
+/* --- bytes -------------------------------------------------------------------------------------
+ */
+
+static uint64_t word_of(uint64_t seed, uint64_t i) {
+    uint64_t v = seed << 32 | i;
+    v = (v ^ v >> 32) * 0xD6E8FEB86659FD93ULL;
+    v = (v ^ v >> 32) * 0xD6E8FEB86659FD93ULL;
+    return v ^ v >> 32;
+}
+
+static void check(uint64_t seed, const char *data, uint64_t at, uint64_t n) {
+    uint64_t differ = 0, known, i = 0;
+    while (i < n) {
+        uint64_t word = word_of(seed, (at + i) / 8);
+        if ((at + i) % 8 == 0 && n - i >= 8 && memcpy(&known, data + i, 8) && known == word) {
+            i += 8;
+            continue;
+        }
+        differ += (unsigned char)data[i] != (word >> ((at + i) % 8 * 8) & 0xFF);
+        i++;
+    }
+    add(&wrong, differ);
+    add(&bytes, n);
+}
+
+/* --- reading -----------------------------------------------------------------------------------
+ */
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static ssize_t call(int fd, char *data, uint64_t n, uint64_t at) {
+    struct iovec parts[2] = {{data, n / 3}, {data + n / 3, n - n / 3}};
+    if (is_way("read"))
+        return read(fd, data, n);
+    if (is_way("readv"))
+        return readv(fd, parts, 2);
+    if (is_way("preadv"))
+        return preadv(fd, parts, 2, (off_t)at);
+    return pread(fd, data, n, (off_t)at);
+}
+
+static int read_part(uint64_t seed, int fd, char *data, uint64_t at, uint64_t size) {
+    uint64_t n = size - at < chunk ? size - at : chunk, start = now_ns();
+    ssize_t r = call(fd, data, chunk, at);
+    uint64_t took = now_ns() - start, most = __atomic_load_n(&longest_ns, __ATOMIC_RELAXED);
+    while (took > most && !__atomic_compare_exchange_n(&longest_ns, &most, took, 0,
+                                                       __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+    add(&calls, 1);
+    if (r < 0) {
+        last_error = errno;
+        add(&errors, 1);
+        return -1;
+    }
+    if ((uint64_t)r != n)
+        add(&is_short, 1);
+    check(seed, data, at, (uint64_t)r);
+    return (uint64_t)r == n ? 0 : -1;
+}
+
+static void read_file(uint64_t seed, int fd, char *data, uint64_t first, uint64_t step) {
+    struct stat st;
+    if (fstat(fd, &st) != 0) {
+        add(&errors, 1);
+        return;
+    }
+    uint64_t size = (uint64_t)st.st_size, chunks = (size + chunk - 1) / chunk;
+    /* Any odd step of a power of two visits all of them. */
+    uint64_t round = 1, state = seed * 7919;
+    while (round < chunks)
+        round *= 2;
+    if (is_way("random")) {
+        for (uint64_t i = 0; i < round; i++) {
+            state = state * 5 + 12345;
+            if (state % round < chunks &&
+                read_part(seed, fd, data, state % round * chunk, size) != 0)
+                return;
+        }
+        return;
+    }
+    for (uint64_t i = first; i < chunks; i += step)
+        if (read_part(seed, fd, data, i * chunk, size) != 0)
+            return;
+}
+
+static int open_file(int job) {
+    int fd = open(files[job % file_count].path, O_RDONLY);
+    if (fd < 0) {
+        last_error = errno;
+        add(&errors, 1);
+    }
+    return fd;
+}
+
+static void take_all_numbers(void) {
+    int fd = open("/dev/null", O_RDONLY);
+    struct rlimit most = {(rlim_t)fd, (rlim_t)fd};
+    close(fd);
+    setrlimit(RLIMIT_NOFILE, &most);
+}
+
+static void *work(void *arg) {
+    int number = (int)(intptr_t)arg, fd = -1, spread = is_way("spread");
+    char *data = malloc(chunk);
+    if (!data)
+        abort();
+    if (is_way("late") || is_way("full")) {
+        fd = open_file(number);
+        if (pthread_barrier_wait(&all_open) == PTHREAD_BARRIER_SERIAL_THREAD && is_way("full"))
+            take_all_numbers();
+        pthread_barrier_wait(&all_open);
+    }
+    for (int job = number; job < job_count; job += threads) {
+        if (fd < 0)
+            fd = open_file(job);
+        if (fd >= 0) {
+            read_file(files[job % file_count].seed, fd, data, spread ? (uint64_t)number : 0,
+                      spread ? (uint64_t)threads : 1);
+            close(fd);
+        }
+        fd = -1;
+    }
+    free(data);
+    return NULL;
+}
+
+static void on_alarm(int signal_number) {
+    (void)signal_number;
+    add(&alarms, 1);
+}
+
+static void start_alarms(int flags) {
+    struct sigaction action = {.sa_handler = on_alarm, .sa_flags = flags};
+    struct itimerval every = {{0, 2000}, {0, 2000}};
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &every, NULL);
+}
+
+int main(int argc, char **argv) {
+    static pthread_t thread[MOST_THREADS];
+    if (argc < 5)
+        return 2;
+    ways = argv[1];
+    chunk = strtoull(argv[2], NULL, 10);
+    threads = atoi(argv[3]);
+    file_count = argc - 4;
+    job_count = file_count > threads ? file_count : threads;
+    files = calloc((size_t)file_count, sizeof *files);
+    if (!files || !chunk || threads < 1 || threads > MOST_THREADS)
+        return 2;
+    for (int i = 0; i < file_count; i++) {
+        char *end;
+        files[i].seed = strtoull(argv[4 + i], &end, 10);
+        files[i].path = end + 1;
+    }
+    pthread_barrier_init(&all_open, NULL, (unsigned)threads);
+    if (is_way("alarm") || is_way("alarm0"))
+        start_alarms(is_way("alarm") ? SA_RESTART : 0);
+    for (int i = 0; i < threads; i++)
+        if (pthread_create(&thread[i], NULL, work, (void *)(intptr_t)i) != 0)
+            abort();
+    sigset_t all; /* for those that read */
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    for (int i = 0; i < threads; i++)
+        pthread_join(thread[i], NULL);
+    printf("{\"bytes\": %llu, \"calls\": %llu, \"wrong\": %llu, \"short\": %llu, \"errors\": %llu, "
+           "\"errno\": %d, \"alarms\": %llu, \"longest_s\": %.4f}\n",
+           (unsigned long long)bytes, (unsigned long long)calls, (unsigned long long)wrong,
+           (unsigned long long)is_short, (unsigned long long)errors, last_error,
+           (unsigned long long)alarms, (double)longest_ns / 1e9);
+    return 0;
+}
