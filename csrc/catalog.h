@@ -182,7 +182,10 @@ struct monarch_clients {
     uint64_t mails;
     uint32_t engine_doorbell; /* futex: rung when a unit is demanded */
     uint32_t engine_sleeping; /* copying threads wait on it */
-    uint64_t unused[2];
+    /* The daemon's signs of life when a reader gave up on it, 0 if none did: as long as they are
+     * the same, no process waits for it. */
+    uint64_t silent_at;
+    uint64_t unused;
     /* Units that readers wait for: entry + 1 in the upper half, unit and a tag in the lower, which
      * is a futex. The daemon sets it to 0 when the answer is there. A hint, like the mail: the
      * bitmaps are the truth, and nobody waits for a client that was killed. */

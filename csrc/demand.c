@@ -24,13 +24,14 @@
 /* Who needs a whole file waits this long, if no more than so much of it is missing [ns, bytes]; and
  * then for the daemon's word [ns]. */
 #define WHOLE_NS 1000000000ULL
+#ifndef WHOLE_BYTES /* tests want mappings that do not wait */
 #define WHOLE_BYTES (64ULL << 20)
+#endif
 #define WORD_NS 200000000ULL
 
 static uint8_t timeouts_of[1024]; /* by entry */
 static uint32_t timeouts;
 static uint64_t paused_until_ns, wasted_ns;
-static uint64_t silent_at; /* the signs of life when they were given up on; 0: they were not */
 static uint32_t next_tag;
 
 /* Never 0. */
@@ -41,11 +42,12 @@ static uint64_t signs_of_life(const struct session *s) {
 }
 
 static int may_wait(const struct monarch_wanted *w) {
-    uint64_t silent = __atomic_load_n(&silent_at, __ATOMIC_RELAXED);
+    uint64_t *silent_at = &w->session->clients->silent_at;
+    uint64_t silent = __atomic_load_n(silent_at, __ATOMIC_RELAXED);
     if (silent) {
         if (silent == signs_of_life(w->session))
             return 0;
-        __atomic_store_n(&silent_at, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(silent_at, 0, __ATOMIC_RELAXED);
     }
     if (__atomic_load_n(&timeouts_of[w->id % 1024], __ATOMIC_RELAXED) >= TIMEOUTS_OF_FILE ||
         __atomic_load_n(&wasted_ns, __ATOMIC_RELAXED) > WASTE_NS)
@@ -150,7 +152,7 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     __atomic_fetch_add(&n->waits, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&n->wait_ns, now - start, __ATOMIC_RELAXED);
     if (timed_out && now - alive_ns > SILENCE_NS)
-        __atomic_store_n(&silent_at, signs, __ATOMIC_RELAXED);
+        __atomic_store_n(&w->session->clients->silent_at, signs, __ATOMIC_RELAXED);
     else if (timed_out && !w->limit_ns)
         note_timeout(w, now - start);
     return !timed_out;

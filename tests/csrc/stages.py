@@ -151,7 +151,7 @@ class Stage:
     def _freeze(self) -> None:
         settings: dict[str, Any] = {"scan_rate": 1} if self.state == "unscanned" else {}
         self.session = self._stack.enter_context(
-            Session(self.top, self.root / "source", shared_tpool_size=48, **settings)
+            Session(self.top, self.root / "source", shared_tpool_size=48, min_reads=48, **settings)
         )
         self.session.start()
         if self.state == "present":
