@@ -165,7 +165,7 @@ PUBLIC pid_t fork(void) {
     pid_t child = REAL(fork)();
     if (child == 0)
         monarch_track_adopt();
-    if (mapped)
+    if (mapped || child == 0)
         monarch_mappings_after_fork(child == 0);
     return child;
 }

@@ -317,13 +317,11 @@ void monarch_mappings_after_fork(int is_child) {
         __atomic_fetch_sub(&o->forking, 1, __ATOMIC_SEQ_CST);
         return;
     }
-    if (!monarch_mappings_exist())
-        return;
     /* ThreadSanitizer ends a program that starts a thread in the child of one with threads. */
-    if (REAL(__tsan_init)) {
+    if (REAL(__tsan_init))
         __atomic_store_n(&given_up, 1, __ATOMIC_SEQ_CST);
+    if (!o || !monarch_mappings_exist())
         return;
-    }
     uint64_t set = signals(SIG_BLOCK, MOST_SIGNALS);
     start(o);
     signals(SIG_SETMASK, set);

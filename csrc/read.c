@@ -17,8 +17,6 @@
 
 /* The kernel moves no more in one call. */
 #define MOST 0x7ffff000UL
-/* A mapping that can be moved waits only for the last of the copy [bytes]. */
-#define LAST_BYTES 8388608ULL
 
 /* --- which file ---------------------------------------------------------------------------------
  */
@@ -292,29 +290,12 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 #define CLOSE(fd) sys_close(fd)
 #endif
 
-/* Whether little is missing: what is there is passed over in runs, what is not in units. */
-static int is_nearly_there(const struct monarch_wanted *wanted) {
-    struct monarch_wanted w = *wanted;
-    uint64_t word = monarch_word_of(&w), missing = 0;
-    uint64_t unit = monarch_unit_of(w.n, w.session->control->block_bytes);
-    while (w.n && missing <= LAST_BYTES && MONARCH_WORD_STATE(word) != MONARCH_PRESENT) {
-        int64_t ready = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_ready(&w, word) : 0;
-        uint64_t step = ready > 0 ? (uint64_t)ready : unit < w.n ? unit : w.n;
-        missing += ready > 0 ? 0 : step;
-        w.at += step;
-        w.n -= step;
-    }
-    return missing <= LAST_BYTES;
-}
-
-/* A descriptor of the complete copy, whose name may not be in the catalog yet; or -1. `moves`: the
- * mapping can be moved to it later. */
-static int open_whole(struct monarch_wanted *w, int moves) {
+/* A descriptor of the complete copy, whose name may not be in the catalog yet; or -1. */
+static int open_whole(struct monarch_wanted *w) {
     char path[MONARCH_COPY_PATH];
     w->at = 0;
     w->n = w->entry->size;
-    if (!is_coming(w, monarch_word_of(w)) || (moves && !is_nearly_there(w)) ||
-        !monarch_wait_for_all(w))
+    if (!is_coming(w, monarch_word_of(w)) || !monarch_wait_for_all(w))
         return -1;
     uint64_t word = monarch_word_of(w);
     monarch_copy_path(&w->session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
@@ -328,7 +309,7 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
     if (!find_file(fd, tracked, &w))
         return REAL(mmap)(at, n, prot, flags, fd, offset);
     int moves = w.session->control->promote_mappings && monarch_mapping_can_wait(prot, flags);
-    int old_errno = errno, copy = open_whole(&w, moves);
+    int old_errno = errno, copy = open_whole(&w);
     if (copy >= 0) {
         void *r = REAL(mmap)(at, n, prot, flags, copy, offset);
         CLOSE(copy);

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from csrc.building import HERE, build_program
+from csrc.building import HERE, build_preload, build_program
 from support.session import MIB, Session
 from support.steps import Steps
 
 from monarch_py.demo.slowsource import SlowSource
 
-# How long the threads and children of mappings.c work [s].
+# How long the threads and children of stress_mappings.c work [s].
 STRESS_S = float(os.environ.get("MONARCH_STRESS_S", "4"))
 SIZE = 16 * MIB + 1234
 # So that a fill takes half a second, and what is to happen before its end does [bytes/s].
@@ -37,9 +37,15 @@ def source(slowsource_binary: Path, tmp_path: Path) -> Iterator[SlowSource]:
         yield mounted
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, but a mapping does not wait up to a second for its copy."""
+    return build_preload(tmp_path_factory.mktemp("library") / "libmonarch.so", ["-DWHOLE_BYTES=0"])
+
+
 @pytest.fixture
-def session(source: SlowSource, session_factory: Callable[..., Session]) -> Session:
-    session = session_factory(source.mountpoint, promote_mappings=True).start()
+def session(source: SlowSource, session_factory: Callable[..., Session], library: Path) -> Session:
+    session = session_factory(source.mountpoint, promote_mappings=True, preload=library).start()
     session.wait_scanned()
     source.rate(RATE)
     return session
@@ -170,11 +176,13 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
     assert session.totals()["promotions"] == 4
 
 
-def test_torch_load_with_mmap(source: SlowSource, session_factory: Callable[..., Session]) -> None:
+def test_torch_load_with_mmap(
+    source: SlowSource, session_factory: Callable[..., Session], library: Path
+) -> None:
     """Its mappings are private and writable: they stay where they are."""
     torch = pytest.importorskip("torch")
     torch.save({"a": torch.arange(3 * MIB)}, source.backing / "tensors")
-    session = session_factory(source.mountpoint, promote_mappings=True).start()
+    session = session_factory(source.mountpoint, promote_mappings=True, preload=library).start()
     session.wait_scanned()
     source.rate(RATE)
     script = (
@@ -321,7 +329,7 @@ blocked = int([line for line in status.splitlines() if line.startswith("SigBlk")
 # SIGKILL and SIGSTOP cannot be; 33 is libc's own.
 assert blocked == ~(1 << 32 | 1 << 8 | 1 << 18) & (1 << 64) - 1, hex(blocked)
 %s
-assert os.listdir("/proc/self/fd") == before
+wait_for(lambda: os.listdir("/proc/self/fd") == before)
 step(where(at))
 """
 
@@ -404,11 +412,11 @@ step(where(at))
 
 
 def test_it_is_off_unless_asked_for(
-    source: SlowSource, session_factory: Callable[..., Session]
+    source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
-    session = session_factory(source.mountpoint, promote_mappings=False).start()
+    session = session_factory(source.mountpoint, promote_mappings=False, preload=library).start()
     session.wait_scanned()
-    source.rate(8e6)  # the mapping waits a second for the copy, and no more
+    source.rate(RATE)
     script = (
         'at = map_file()\nassert where(at) == ["source"] and not threads()\nstep()\nstep(where(at))'
     )
@@ -443,12 +451,14 @@ step(times)
 """
 
 
-def test_it_moves_within_50_ms(source: SlowSource, session_factory: Callable[..., Session]) -> None:
+def test_it_moves_within_50_ms(
+    source: SlowSource, session_factory: Callable[..., Session], library: Path
+) -> None:
     """From the end of the fill; the median, because the machine may do something else too."""
     paths = [source.mountpoint / f"f{i}" for i in range(9)]
     for path in paths:
         (source.backing / path.name).write_bytes(content(10 * MIB))
-    session = session_factory(source.mountpoint, promote_mappings=True).start()
+    session = session_factory(source.mountpoint, promote_mappings=True, preload=library).start()
     session.wait_scanned()
     source.rate(100e6)
     with Steps(session, TOOLS + SOON, *paths) as running:
@@ -458,14 +468,14 @@ def test_it_moves_within_50_ms(source: SlowSource, session_factory: Callable[...
 
 
 def test_threads_and_children_that_map_and_change(
-    session_factory: Callable[..., Session], tmp_path: Path
+    session_factory: Callable[..., Session], tmp_path: Path, library: Path
 ) -> None:
-    """tests/csrc/mappings.c compares every word, also of what lies where a mapping was."""
+    """stress_mappings.c compares every word, also of what lies where a mapping was."""
     files = tmp_path / "files"
     files.mkdir()
-    built = build_program(tmp_path / "mappings", HERE / "mappings.c", flags=["-pthread"])
+    built = build_program(tmp_path / "mappings", HERE / "stress_mappings.c", flags=["-pthread"])
     subprocess.run([built, "make", files], check=True)
-    session = session_factory(files, promote_mappings=True).start()
+    session = session_factory(files, promote_mappings=True, preload=library).start()
     session.wait_scanned()
     words = [str(built), "stress", str(files), str(STRESS_S), "1"]
     with subprocess.Popen(

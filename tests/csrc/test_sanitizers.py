@@ -44,6 +44,8 @@ SEED = 20220822
 PROGRAMS: dict[str, Sequence[str]] = {
     "planted": NATIVE,
     "reader": PRELOAD,
+    # It includes demand.c, with another bound on what a mapping waits for.
+    "mappings": [name for name in PRELOAD if name != "demand.c"],
     "engine": NATIVE,
     # It includes session.c, to reach the functions that judge a segment.
     "segments": sorted({*PRELOAD, *NATIVE} - {"session.c"}),
@@ -147,7 +149,7 @@ def build_all(sanitizer: str, directory: Path) -> Built:
         objects = [directory / f"{Path(part).stem}.o" for part in PROGRAMS[name]]
         sources = [HERE / f"stress_{name}.c", *objects]
         # Which the files of csrc say for themselves.
-        own = ["-U_GNU_SOURCE"] if name == "segments" else []
+        own = ["-U_GNU_SOURCE", "-DINSIDE"] if name in {"segments", "mappings"} else []
         build_program(directory / name, *sources, flags=[*flags, *own, "-pthread"])
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -289,6 +291,36 @@ def test_readers_while_everything_comes_and_goes(
         session.stop()
         reader.wait_files()
         reader.end()
+
+
+def test_mappings_that_move(
+    built: Built, session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    built.check("mappings", "make", files)
+    session = session_factory(files, promote_mappings=True).start()
+    session.wait_scanned()
+    env = session.env(preload=False, MONARCH_CONFIG=str(session.config), **OPTIONS)
+    with subprocess.Popen(
+        built.command("mappings", "stress", files, 6, SEED),
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            while process.poll() is None:
+                session.forget()
+                try:
+                    process.wait(0.3)
+                except subprocess.TimeoutExpired:
+                    continue
+            stderr = process.communicate()[1]
+        finally:
+            process.kill()
+    assert_clean(process.returncode, stderr, built.program("mappings"))
+    assert session.totals()["promotions"]
 
 
 # --- the daemon's part -----------------------------------------------------------------------
