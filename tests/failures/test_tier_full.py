@@ -102,10 +102,15 @@ def test_somebody_takes_the_room_while_files_are_filled(
     """The disk is full in the middle of fills that had been promised their room."""
     files = Files(tmp_path / "source").add_many(600, 60_000)
     first, second = mounts.ext4("first", 64 * MIB), mounts.tmpfs("second", 16 * MIB)
-    session = session_factory(files.root, tiers=[level(first), level(second, 8 * MIB)]).start()
+    # Slow enough that most of the files are still to come when the disk is full.
+    session = session_factory(
+        files.root,
+        tiers=[level(first), level(second, 8 * MIB)],
+        source_limits={"operations": 800},
+    ).start()
     session.wait_scanned()
     session.want_all()
-    wait_until(lambda: copies_on(first) > 20, what="the first copies")
+    wait_until(lambda: copies_on(first) > 60, what="the first copies")
     fill_up(first)
     found = settle(session)
     assert found["present"] + found.get("no_room", 0) == 600
