@@ -61,7 +61,6 @@ class Filler:
         self._begun_ahead: Ids = np.zeros(0, dtype=np.uint64)
         self._to_check: deque[Ids] = deque()
         self._refused: list[Ids] = []
-        self._gave_back = False
         self._tries: dict[int, int] = {}
         self._next_copy = max([Tier.first_number(), *self._numbers_in_use()])
         self.failures = 0
@@ -139,8 +138,7 @@ class Filler:
             self.wanted.put_off(ids[wanted & leaving], in_use=in_use)
         ids = ids[wanted & ~leaving]
         sizes = catalog.entries["size"][ids]
-        rooms = [tier.room() if tier is not None else NO_TIER_ROOM for tier in self.tiers]
-        tiers = self.policy.place(sizes, rooms)
+        tiers = self.policy.place(sizes, self._rooms())
         nowhere = ids[tiers == NOWHERE]
         if len(nowhere):
             self._nowhere(nowhere, in_use=in_use)
@@ -155,9 +153,12 @@ class Filler:
         self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use)
         return len(ids)
 
+    def _rooms(self) -> list[TierRoom]:
+        return [tier.room() if tier is not None else NO_TIER_ROOM for tier in self.tiers]
+
     def _nowhere(self, ids: Ids, *, in_use: bool) -> None:
         """No room now. Copies of other datasets go first; else the source serves these files, at
-        once: readers wait. When a fill fails later that had taken room, they are tried again."""
+        once: readers wait. They are tried again when nothing runs any more."""
         if self.copies.drop_foreign() or self.copies.dropping:
             self.wanted.put_off(ids, in_use=in_use)
         else:
@@ -185,10 +186,17 @@ class Filler:
         if not self.copies.dropping:
             self.wanted.let_in()
         if self._refused and self.engine.idle:
-            if self._gave_back:
-                refused = self._let_in_again(np.concatenate(self._refused), Reason.NO_ROOM)
-                self.wanted.again(refused, in_use=True)
-            self._refused, self._gave_back = [], False
+            self._try_refused()
+
+    def _try_refused(self) -> None:
+        """What was refused room while fills were running: they hold theirs twice, as a promise and
+        on the disk, and some may have failed. Whatever fits now has its turn again."""
+        catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
+        self._refused = []
+        tiers = self.policy.place(catalog.entries["size"][ids], self._rooms())
+        fits = self._let_in_again(ids[tiers != NOWHERE], Reason.NO_ROOM)
+        if len(fits):
+            self.wanted.again(fits, in_use=True)
 
     def _let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
         words = self.shared.catalog.words[ids]
@@ -216,7 +224,6 @@ class Filler:
         error, in_use = os.strerror(int(result["error"])), bool(result["in_use"])
         tier = self.copies.tier(int(result["tier"]))
         tier.settle(int(catalog.entries["size"][entry]), None)
-        self._gave_back = True
         if status == JobStatus.TIER_FULL:
             tier.note_full()
             self.wanted.again(one(entry), in_use=in_use)
