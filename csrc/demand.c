@@ -164,7 +164,8 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w), demand = 0;
     uint64_t first = w->at / unit_bytes, last = (w->at + w->n - 1) / unit_bytes;
     uint64_t *at = NULL;
-    if (!may_wait(w))
+    /* A file of more units than a map has bits cannot be read before it is complete. */
+    if ((w->entry->size - 1) / unit_bytes >= MONARCH_FILL_UNITS || !may_wait(w))
         return 0;
     if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
         last = first; /* what begins the fill */

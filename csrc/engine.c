@@ -158,14 +158,17 @@ static int find_queued(struct pool *p, uint64_t id, struct work *w) {
 static int find_unit(struct pool *p, struct fill *f, uint64_t unit, struct work *w) {
     f->asked_ns = monarch_now_ns();
     f->next_unit = unit + 1;
-    if (unit < f->units && !is_claimed(f, unit) && !monarch_fill_is_over(f)) {
+    /* A client may write anything; a file without a map is read by nobody before it is complete. */
+    if (unit < f->units && unit < MONARCH_FILL_UNITS && !is_claimed(f, unit) &&
+        !monarch_fill_is_over(f)) {
         claim(f, unit);
         f->users++;
         *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
         return 1;
     }
     /* Whoever moves it answers, unless that was before the demand. */
-    if (unit >= f->units || f->map->done[unit / 64] >> (unit % 64) & 1)
+    if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
+        f->map->done[unit / 64] >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
     return 0;
 }
