@@ -14,6 +14,7 @@ SOURCES = [
     "catalog.c",
     "path.c",
     "catalog_write.c",
+    "listing.c",
     "scan.c",
     "fill.c",
     "job.c",
@@ -37,6 +38,7 @@ MORE_DEFINES = (
     "MONARCH_UNIT",
     "MONARCH_DEMANDS",
     "MONARCH_SHARES",
+    "MONARCH_NO_PLACE",
 )
 
 

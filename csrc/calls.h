@@ -8,13 +8,18 @@
 #ifndef MONARCH_CALLS_H
 #define MONARCH_CALLS_H
 
+#include <dirent.h>
 #include <pthread.h>
 #include <spawn.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/time.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <utime.h>
 
 struct statx;
@@ -84,7 +89,7 @@ struct statx;
     X(__lxstat, int, (int version, const char *path, struct stat *st))                             \
     X(__fxstat, int, (int version, int fd, struct stat *st))                                       \
     X(__fxstatat, int, (int version, int dir, const char *path, struct stat *st, int flags))       \
-    /* names: change.c */                                                                          \
+    /* names: names.c */                                                                           \
     X(rename, int, (const char *from, const char *to))                                             \
     X(renameat, int, (int fromdir, const char *from, int todir, const char *to))                   \
     X(renameat2, int, (int fromdir, const char *from, int todir, const char *to, unsigned flags))  \
@@ -94,6 +99,18 @@ struct statx;
     X(unlinkat, int, (int dir, const char *path, int flags))                                       \
     X(remove, int, (const char *path))                                                             \
     X(rmdir, int, (const char *path))                                                              \
+    X(mkdir, int, (const char *path, mode_t mode))                                                 \
+    X(mkdirat, int, (int dir, const char *path, mode_t mode))                                      \
+    X(mkdtemp, char *, (char *name))                                                               \
+    X(symlink, int, (const char *target, const char *path))                                        \
+    X(symlinkat, int, (const char *target, int dir, const char *path))                             \
+    X(mkfifo, int, (const char *path, mode_t mode))                                                \
+    X(mkfifoat, int, (int dir, const char *path, mode_t mode))                                     \
+    X(mknod, int, (const char *path, mode_t mode, dev_t device))                                   \
+    X(mknodat, int, (int dir, const char *path, mode_t mode, dev_t device))                        \
+    X(__xmknod, int, (int version, const char *path, mode_t mode, dev_t *device))                  \
+    X(__xmknodat, int, (int version, int dir, const char *path, mode_t mode, dev_t *device))       \
+    X(bind, int, (int fd, const struct sockaddr *address, socklen_t n))                            \
     /* content and attributes by name or descriptor: change.c */                                   \
     X(truncate, int, (const char *path, off_t length))                                             \
     X(chmod, int, (const char *path, mode_t mode))                                                 \
@@ -122,6 +139,35 @@ struct statx;
     X(flistxattr, ssize_t, (int fd, char *list, size_t n))                                         \
     X(getxattr, ssize_t, (const char *path, const char *name, void *value, size_t n))              \
     X(listxattr, ssize_t, (const char *path, char *list, size_t n))                                \
+    /* names and attributes that are asked: look.c, directories.c, filesystem.c */                 \
+    X(access, int, (const char *path, int mode))                                                   \
+    X(eaccess, int, (const char *path, int mode))                                                  \
+    X(euidaccess, int, (const char *path, int mode))                                               \
+    X(faccessat, int, (int dir, const char *path, int mode, int flags))                            \
+    X(readlink, ssize_t, (const char *path, char *target, size_t n))                               \
+    X(readlinkat, ssize_t, (int dir, const char *path, char *target, size_t n))                    \
+    X(__readlink_chk, ssize_t, (const char *path, char *target, size_t n, size_t size))            \
+    X(__readlinkat_chk, ssize_t, (int dir, const char *path, char *target, size_t n, size_t size)) \
+    X(opendir, DIR *, (const char *path))                                                          \
+    X(readdir, struct dirent *, (DIR * d))                                                         \
+    X(readdir_r, int, (DIR * d, struct dirent * entry, struct dirent * *result))                   \
+    X(rewinddir, void, (DIR * d))                                                                  \
+    X(telldir, long, (DIR * d))                                                                    \
+    X(seekdir, void, (DIR * d, long at))                                                           \
+    X(dirfd, int, (DIR * d))                                                                       \
+    X(closedir, int, (DIR * d))                                                                    \
+    X(scandir, int,                                                                                \
+      (const char *path, struct dirent ***names, int (*choose)(const struct dirent *),             \
+       int (*compare)(const struct dirent **, const struct dirent **)))                            \
+    X(scandirat, int,                                                                              \
+      (int dir, const char *path, struct dirent ***names, int (*choose)(const struct dirent *),    \
+       int (*compare)(const struct dirent **, const struct dirent **)))                            \
+    X(statfs, int, (const char *path, struct statfs *f))                                           \
+    X(fstatfs, int, (int fd, struct statfs *f))                                                    \
+    X(statvfs, int, (const char *path, struct statvfs *f))                                         \
+    X(fstatvfs, int, (int fd, struct statvfs *f))                                                  \
+    X(ioctl, int, (int fd, unsigned long request, ...))                                            \
+    X(inotify_add_watch, int, (int fd, const char *path, uint32_t mask))                           \
     /* where we are: where.c */                                                                    \
     X(chdir, int, (const char *path))                                                              \
     X(fchdir, int, (int fd))                                                                       \
@@ -132,6 +178,7 @@ struct statx;
 /* For the thread of mappings.c. Linked to, they would ask for a newer libc than we do; the last
  * one is ThreadSanitizer's, where that is. */
 #define MONARCH_FOUND(F)                                                                  \
+    F(fdopendir, DIR *, (int fd))                                                         \
     F(pthread_create, int,                                                                \
       (pthread_t * thread, const pthread_attr_t *attr, void *(*run)(void *), void *data)) \
     F(pthread_attr_init, int, (pthread_attr_t * attr))                                    \
@@ -163,7 +210,6 @@ struct statx;
 #define TWINS_OF_DESCRIPTORS(TWIN) \
     TWIN(fcntl64, fcntl)           \
     TWIN(sendfile64, sendfile)     \
-    TWIN(lockf64, lockf)           \
     TWIN(lseek64, lseek)
 #define TWINS_OF_STDIO(TWIN) \
     TWIN(fopen64, fopen)     \
@@ -177,7 +223,18 @@ struct statx;
     TWIN(__lxstat64, __lxstat) \
     TWIN(__fxstat64, __fxstat) \
     TWIN(__fxstatat64, __fxstatat)
+#define TWINS_OF_LOCKS(TWIN) TWIN(lockf64, lockf)
 #define TWINS_OF_CHANGE(TWIN) TWIN(truncate64, truncate)
+#define TWINS_OF_DIRECTORIES(TWIN) \
+    TWIN(readdir64, readdir)       \
+    TWIN(readdir64_r, readdir_r)   \
+    TWIN(scandir64, scandir)       \
+    TWIN(scandirat64, scandirat)
+#define TWINS_OF_FILESYSTEM(TWIN) \
+    TWIN(statfs64, statfs)        \
+    TWIN(fstatfs64, fstatfs)      \
+    TWIN(statvfs64, statvfs)      \
+    TWIN(fstatvfs64, fstatvfs)
 
 #define X(name, ret, args) ret(*name) args;
 struct real_calls {

@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 6
+#define MONARCH_VERSION 7
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -51,7 +51,9 @@
 #define MONARCH_SHARES 10000     /* `fill_after` counts in parts of this */
 
 enum monarch_session_state { MONARCH_STARTING, MONARCH_SERVING, MONARCH_CLOSED };
-enum monarch_kind { MONARCH_FILE, MONARCH_DIR, MONARCH_LINK };
+/* OTHER: a socket, a pipe, a device, a mount point. It has a name in listings, and the source says
+ * everything else of it. */
+enum monarch_kind { MONARCH_FILE, MONARCH_DIR, MONARCH_LINK, MONARCH_OTHER };
 
 /* An entry's word: state | reason << 4 | tier << 8 | copy << 12. One word, so that one load sees
  * a consistent answer. Copy numbers are never reused, not by a later daemon either. */
@@ -71,8 +73,25 @@ enum monarch_reason {
     MONARCH_UNSUPPORTED, /* attributes that the catalog cannot hold */
 };
 
+/* A flag of an entry: it has attributes of statx(2) (immutable, compressed, ...) that the catalog
+ * does not hold. */
+#define MONARCH_ATTRIBUTES 1
+
+/* What statfs(2) says of a source, field by field. */
+struct monarch_filesystem {
+    int64_t type, bsize, frsize, namelen, flags;
+    uint64_t blocks, bfree, bavail, files, ffree;
+    int32_t fsid[2];
+    /* What statx(2) says of all its files alike: the mount, the attributes that could be set, and
+     * which fields are filled, without and with the birth time asked for. */
+    uint64_t mount, attributes_mask;
+    uint32_t statx_mask[2];
+};
+
 struct monarch_source {
     uint64_t dev, ino; /* of the root directory; another one there means another namespace */
+    uint64_t up_ino;   /* of the directory above it */
+    struct monarch_filesystem filesystem;
     uint32_t path_len, alias_len;
     char path[MONARCH_SOURCE_PATH];  /* resolved, no trailing slash */
     char alias[MONARCH_SOURCE_PATH]; /* as the configuration spells it, if that is another way */
@@ -100,7 +119,13 @@ struct monarch_control {
     uint32_t fill_on_open; /* who opens a file wants its copy */
     uint32_t fill_after;   /* once this share of it was asked for, of MONARCH_SHARES */
     uint32_t promote_mappings;
-    uint32_t unused;
+    /* Whether the catalog answers for names and attributes; else the source is asked each time,
+     * also whether a file is still what its copy is. */
+    uint32_t metadata_cached;
+    /* Listings, and that a name is missing, are answered for as long as this after the directories
+     * were last compared with the source [ns of CLOCK_MONOTONIC]. */
+    uint64_t revalidate_ns;
+    uint64_t compared_ns; /* atomic; 0: not yet */
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
     char switch_file[2][MONARCH_TIER_PATH];
@@ -113,18 +138,23 @@ struct monarch_entry {
     uint64_t word; /* atomic */
     uint64_t ino;
     uint64_t size;
-    uint64_t copy_ino; /* a link: offset of its target in the pool */
-    uint64_t sum;      /* XXH3-64 of the copy's block sums, once PRESENT */
+    /* A link: offset of its target in the pool. A directory: its listing, see monarch_listing. */
+    uint64_t copy_ino;
+    /* XXH3-64 of the copy's block sums, once PRESENT. A directory: names that the scan found in it
+     * + 1, then their listing; 0: not all are known, or it changed meanwhile. */
+    uint64_t sum;
     uint16_t path_len;
     uint8_t source;
-    uint8_t kind; /* enum monarch_kind */
-    uint32_t blksize;
+    uint8_t kind;     /* enum monarch_kind */
+    uint16_t blksize; /* of 512 bytes */
+    uint16_t flags;
 
     int64_t mtime_ns;
     int64_t ctime_ns, atime_ns, btime_ns; /* btime 0: unknown */
     uint64_t blocks;                      /* of 512 bytes */
     uint32_t mode, uid, gid, nlink;
-    uint64_t reserved;
+    uint32_t place;   /* among the names of its directory, as the source lists them */
+    uint32_t version; /* atomic: odd while the attributes are being replaced */
 };
 
 struct monarch_catalog {
@@ -135,7 +165,7 @@ struct monarch_catalog {
     uint64_t count;    /* atomic: entries that readers may look at */
     uint64_t slots;    /* of each of the three indexes */
     uint64_t pool_bytes, pool_used;
-    uint64_t index_at, inodes_at, copies_at, entries_at, pool_at; /* offsets in the segment */
+    uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
     uint64_t copies_used;
 };
 
@@ -170,7 +200,8 @@ struct monarch_stats {
     uint64_t fallbacks;                          /* of those, reads that the source answered */
     uint64_t promotions;                         /* descriptors and mappings moved to the copy */
     uint64_t bytes_while_filling;                /* read from copies that were not complete */
-    uint64_t unused[6];                          /* to two cache lines */
+    uint64_t metadata_hits;                      /* names and attributes told by the catalog */
+    uint64_t unused[5];                          /* to two cache lines */
 };
 
 struct monarch_clients {
@@ -185,7 +216,7 @@ struct monarch_clients {
     /* The daemon's signs of life when a reader gave up on it, 0 if none did: as long as they are
      * the same, no process waits for it. */
     uint64_t silent_at;
-    uint64_t unused;
+    uint64_t stale; /* a client asked for names that were compared too long ago */
     /* Units that readers wait for: entry + 1 in the upper half, unit and a tag in the lower, which
      * is a futex. The daemon sets it to 0 when the answer is there. A hint, like the mail: the
      * bitmaps are the truth, and nobody waits for a client that was killed. */
@@ -258,6 +289,18 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
     return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
 }
 
+/* A file whose place in its directory is not known: found by a client after the scan. */
+#define MONARCH_NO_PLACE 0xFFFFFFFFU
+
+/* A directory's listing: where its names begin among the catalog's `names`, and how many there are,
+ * in the order in which the source lists them. 0 for a directory that has none: it is not complete,
+ * or not what it was. */
+static inline uint64_t monarch_listing(uint64_t first, uint64_t n) { return first << 32 | (n + 1); }
+static inline uint64_t monarch_listing_first(uint64_t listing) { return listing >> 32; }
+static inline uint64_t monarch_listing_length(uint64_t listing) {
+    return (listing & 0xFFFFFFFF) - 1;
+}
+
 static inline uint64_t monarch_aligned(uint64_t n) { return (n + 127) / 128 * 128; }
 
 /* Where everything lies in a catalog of this size: the one layout that there is. */
@@ -270,12 +313,18 @@ static inline void monarch_lay_out(struct monarch_catalog *c, uint64_t capacity,
     c->inodes_at = c->index_at + 8 * c->slots;
     c->copies_at = c->inodes_at + 8 * c->slots;
     c->entries_at = c->copies_at + 8 * c->slots;
-    c->pool_at = c->entries_at + capacity * sizeof(struct monarch_entry);
+    c->names_at = c->entries_at + capacity * sizeof(struct monarch_entry);
+    c->pool_at = monarch_aligned(c->names_at + capacity * sizeof(uint32_t));
     c->bytes = c->pool_at + monarch_aligned(pool_bytes);
 }
 
 static inline const struct monarch_entry *monarch_entries(const struct monarch_catalog *c) {
     return (const struct monarch_entry *)((const char *)c + c->entries_at);
+}
+
+/* Numbers of entries, directory by directory. */
+static inline const uint32_t *monarch_names(const struct monarch_catalog *c) {
+    return (const uint32_t *)((const char *)c + c->names_at);
 }
 
 static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t offset) {

@@ -57,6 +57,18 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
     put_slot(c, c->index_at, e->hash, monarch_index_slot(e->hash, e->path, id));
 }
 
+/* An entry comes again: a file that a client told of, when the scan meets it; a directory, once by
+ * its own name and once with all the names in it, in either order. */
+static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
+    if (e->place != MONARCH_NO_PLACE)
+        mine->place = e->place;
+    if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)
+        mine->sum =
+            e->ino == mine->ino && e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns
+                ? mine->sum | e->sum
+                : 0;
+}
+
 uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added) {
     struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
@@ -66,6 +78,7 @@ uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_ent
         int64_t known = monarch_find(c, e->source, path, e->path_len);
         if (known >= 0) {
             ids[i] = (uint64_t)known;
+            meet_again(&table[known], e);
             continue;
         }
         uint64_t text =
@@ -78,6 +91,8 @@ uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_ent
         mine->path = put_text(c, path, e->path_len);
         mine->copy_ino = e->kind == MONARCH_LINK ? put_text(c, target, strlen(target)) : 0;
         ids[i] = c->count;
+        if (e->place == MONARCH_NO_PLACE)
+            monarch_catalog_unlist(c, monarch_catalog_parent(c, mine));
         index_entry(c, c->count);
         __atomic_store_n(&c->count, c->count + 1, __ATOMIC_SEQ_CST);
         ++*added;
@@ -97,7 +112,11 @@ void monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
     next.kind = e->kind; /* readers look at it at any time */
     next.word = e->word;
     next.copy_ino = 0;
+    next.place = e->place;
+    next.version = e->version + 1;
+    __atomic_store_n(&e->version, next.version, __ATOMIC_SEQ_CST);
     *e = next;
+    __atomic_store_n(&e->version, next.version + 1, __ATOMIC_SEQ_CST);
     if (e->ino != old_ino)
         put_inode(c, c->inodes_at, e->ino + e->source, id);
 }
@@ -107,6 +126,7 @@ int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_cata
     if (from->count > to->capacity || from->pool_used > to->pool_bytes || to->count)
         return -1;
     memcpy(table, monarch_entries(from), from->count * sizeof *table);
+    memcpy((char *)to + to->names_at, monarch_names(from), from->count * sizeof(uint32_t));
     memcpy((char *)to + to->pool_at, monarch_pool(from, 0), from->pool_used);
     to->pool_used = from->pool_used;
     for (uint64_t id = 0; id < from->count; id++) {

@@ -1,104 +1,15 @@
-/* Calls that change a file's names or attributes. Each does exactly what was asked, at the source;
- * before it, the file that the name leads to is recorded as changed, so that nobody is given the
- * old copy once it returns (not even when the caller is killed right after it). A call that then
- * fails has cost the file its copy for this session, nothing else. */
+/* Calls that change a file's content or attributes by a name or a descriptor. Each does exactly
+ * what was asked, at the source; before it, the file that is meant is recorded as changed, so that
+ * nobody is given the old copy once it returns (not even when the caller is killed right after it).
+ * A call that then fails has cost the file its copy for this session, nothing else. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 
 #include "calls.h"
+#include "record.h"
 #include "serve.h"
 #include "sys.h"
-
-/* With the flag, an empty path is the descriptor itself. */
-static int means_descriptor(const char *path, int flags) {
-    MAYBE_NULL(path);
-    return (flags & AT_EMPTY_PATH) && path && !*path;
-}
-
-/* --- names ---------------------------------------------------------------------------------- */
-
-static void before_rename(int fromdir, const char *from, int todir, const char *to) {
-    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
-        return;
-    monarch_changed_tree(fromdir, from);
-    monarch_changed_tree(todir, to);
-}
-
-/* What was catalogued below a directory between our look and the rename itself. */
-static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
-    int error = errno;
-    if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
-        monarch_changed_tree(todir, to);
-        monarch_changed_tree(fromdir, from); /* exists only after an exchange */
-    }
-    errno = error;
-    return r;
-}
-
-PUBLIC int rename(const char *from, const char *to) {
-    before_rename(AT_FDCWD, from, AT_FDCWD, to);
-    return after_rename(REAL(rename)(from, to), AT_FDCWD, from, AT_FDCWD, to);
-}
-
-PUBLIC int renameat(int fromdir, const char *from, int todir, const char *to) {
-    before_rename(fromdir, from, todir, to);
-    return after_rename(REAL(renameat)(fromdir, from, todir, to), fromdir, from, todir, to);
-}
-
-static int real_renameat2(int fromdir, const char *from, int todir, const char *to,
-                          unsigned flags) {
-    if (REAL(renameat2)) /* glibc 2.28 */
-        return REAL(renameat2)(fromdir, from, todir, to, flags);
-    long r = sys6(SYS_renameat2, fromdir, (long)from, todir, (long)to, flags, 0);
-    if (r >= 0)
-        return 0;
-    errno = (int)-r;
-    return -1;
-}
-
-PUBLIC int renameat2(int fromdir, const char *from, int todir, const char *to, unsigned flags) {
-    before_rename(fromdir, from, todir, to);
-    return after_rename(real_renameat2(fromdir, from, todir, to, flags), fromdir, from, todir, to);
-}
-
-PUBLIC int link(const char *from, const char *to) {
-    monarch_changed_path(AT_FDCWD, from, 0);
-    return REAL(link)(from, to);
-}
-
-PUBLIC int linkat(int fromdir, const char *from, int todir, const char *to, int flags) {
-    char real[MONARCH_PATH_MAX];
-    const char *source = NULL;
-    if (means_descriptor(from, flags))
-        source = monarch_fd_to_change(fromdir, real);
-    else
-        from = monarch_path_to_change(fromdir, from, flags & AT_SYMLINK_FOLLOW, real);
-    if (source)
-        return REAL(linkat)(AT_FDCWD, source, todir, to, 0);
-    /* What `real` names is the file itself. */
-    return REAL(linkat)(fromdir, from, todir, to, from == real ? 0 : flags);
-}
-
-PUBLIC int unlink(const char *path) {
-    monarch_changed_path(AT_FDCWD, path, 0);
-    return REAL(unlink)(path);
-}
-
-PUBLIC int unlinkat(int dir, const char *path, int flags) {
-    monarch_changed_path(dir, path, 0);
-    return REAL(unlinkat)(dir, path, flags);
-}
-
-PUBLIC int remove(const char *path) {
-    monarch_changed_path(AT_FDCWD, path, 0);
-    return REAL(remove)(path);
-}
-
-PUBLIC int rmdir(const char *path) {
-    monarch_changed_path(AT_FDCWD, path, 0);
-    return REAL(rmdir)(path);
-}
 
 /* --- content and attributes by path ---------------------------------------------------------- */
 
@@ -209,7 +120,7 @@ PUBLIC int fremovexattr(int fd, const char *name) {
  * Without a path, futimesat means the descriptor itself. */
 
 static const char *to_change(int dir, const char *path, int flags, char *real) {
-    if (!means_descriptor(path, flags))
+    if (!monarch_means_descriptor(path, flags))
         return monarch_path_to_change(dir, path, !(flags & AT_SYMLINK_NOFOLLOW), real);
     const char *source = monarch_fd_to_change(dir, real);
     return source ? source : path;

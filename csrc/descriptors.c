@@ -6,19 +6,28 @@
 #include <stdarg.h>
 
 #include "calls.h"
+#include "descriptors.h"
+#include "locks.h"
 #include "mappings.h"
 #include "promote.h"
 #include "sys.h"
-#include "track.h"
 
 PUBLIC int close(int fd) {
-    monarch_untrack(fd);
+    monarch_will_close(fd);
     return REAL(close)(fd);
 }
 
 /* libc closes the stream's descriptor inside. */
+void monarch_will_close_stream(FILE *stream) {
+    if (!stream || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
+        return;
+    int old_errno = errno;
+    monarch_will_close(fileno(stream)); /* a stream in memory has none */
+    errno = old_errno;
+}
+
 PUBLIC int fclose(FILE *stream) {
-    monarch_untrack_stream(stream);
+    monarch_will_close_stream(stream);
     return REAL(fclose)(stream);
 }
 
@@ -29,10 +38,15 @@ PUBLIC int fclose(FILE *stream) {
 #define SYS_close_range 436
 #endif
 
+static void will_close_range(unsigned first, unsigned last) {
+    monarch_untrack_range(first, last);
+    monarch_companion_close_range(first, last);
+}
+
 /* glibc before 2.34 has neither behind us. */
 PUBLIC int close_range(unsigned first, unsigned last, int flags) {
     if (!(flags & CLOSE_RANGE_CLOEXEC))
-        monarch_untrack_range(first, last);
+        will_close_range(first, last);
     if (REAL(close_range))
         return REAL(close_range)(first, last, flags);
     long r = sys6(SYS_close_range, first, last, flags, 0, 0, 0);
@@ -44,7 +58,7 @@ PUBLIC int close_range(unsigned first, unsigned last, int flags) {
 
 PUBLIC void closefrom(int first) {
     unsigned from = first < 0 ? 0 : (unsigned)first;
-    monarch_untrack_range(from, UINT_MAX);
+    will_close_range(from, UINT_MAX);
     if (REAL(closefrom))
         REAL(closefrom)(first);
     else
@@ -52,13 +66,15 @@ PUBLIC void closefrom(int first) {
 }
 
 PUBLIC int fcloseall(void) {
-    monarch_untrack_range(0, UINT_MAX);
+    will_close_range(0, UINT_MAX);
     return REAL(fcloseall)();
 }
 
 static void will_share(int fd) { monarch_track_flag(fd, TRACK_SHARED); }
 
 static int duplicated(int fd, int fresh) {
+    if (monarch_has_companions())
+        monarch_companion_again_slow(fd, fresh);
     if (__builtin_expect(monarch_tracked(fd) != 0, 0) && fresh >= 0 && fresh != fd)
         monarch_track_again(fd, fresh);
     return fresh;
@@ -72,21 +88,19 @@ PUBLIC int dup(int fd) {
 PUBLIC int dup2(int fd, int fresh) {
     will_share(fd);
     if (fd != fresh)
-        monarch_untrack(fresh);
+        monarch_will_close(fresh);
     return duplicated(fd, REAL(dup2)(fd, fresh));
 }
 
 PUBLIC int dup3(int fd, int fresh, int flags) {
     will_share(fd);
     if (fd != fresh)
-        monarch_untrack(fresh);
+        monarch_will_close(fresh);
     return duplicated(fd, REAL(dup3)(fd, fresh, flags));
 }
 
 static int hangs_on_file(int command) {
-    return command == F_SETLK || command == F_SETLKW || command == F_OFD_SETLK ||
-           command == F_OFD_SETLKW || command == F_SETLEASE || command == F_SETFL ||
-           command == F_SETSIG || command == F_SETOWN || command == F_NOTIFY;
+    return command == F_SETFL || command == F_SETSIG || command == F_SETOWN || command == F_NOTIFY;
 }
 
 PUBLIC int fcntl(int fd, int command, ...) {
@@ -95,10 +109,14 @@ PUBLIC int fcntl(int fd, int command, ...) {
     void *arg = va_arg(args, void *); /* a register, passed on as it is */
     va_end(args);
     struct monarch_held held;
+    if (monarch_is_lock(command))
+        return monarch_lock(fd, command, arg);
     if (hangs_on_file(command))
         monarch_keep_locks(fd);
     if (command == F_DUPFD || command == F_DUPFD_CLOEXEC)
         will_share(fd);
+    if (command == F_SETFD && monarch_has_companions())
+        monarch_companion_flag_slow(fd, (int)(intptr_t)arg);
     /* A promotion in the middle would carry the old flag over. */
     if (command == F_SETFD && monarch_track_hold(fd, 0, &held)) {
         int done = REAL(fcntl)(fd, command, arg);
@@ -109,21 +127,22 @@ PUBLIC int fcntl(int fd, int command, ...) {
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
-PUBLIC int flock(int fd, int operation) {
-    monarch_keep_locks(fd);
-    return REAL(flock)(fd, operation);
-}
-
-PUBLIC int lockf(int fd, int command, off_t length) {
-    monarch_keep_locks(fd);
-    return REAL(lockf)(fd, command, length);
-}
-
 /* Who sets or asks the offset relies on it: this descriptor keeps it. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
+/* A copy has no holes: where they are, the source says. */
+static off_t seek_hole(int fd, off_t offset, int whence) {
+    struct stat st;
+    int sparse = fstat(fd, &st) == 0 && st.st_blocks * 512 < st.st_size;
+    int behind = sparse ? monarch_companion(fd) : -1;
+    off_t at = REAL(lseek)(behind >= 0 ? behind : fd, offset, whence);
+    return at < 0 || behind < 0 ? at : REAL(lseek)(fd, at, SEEK_SET);
+}
+
 PUBLIC off_t lseek(int fd, off_t offset, int whence) {
     uses_offset(fd);
+    if (__builtin_expect(whence == SEEK_DATA || whence == SEEK_HOLE, 0))
+        return seek_hole(fd, offset, whence);
     return REAL(lseek)(fd, offset, whence);
 }
 

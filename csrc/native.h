@@ -16,8 +16,8 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
  * fewer than n when the segment is full and must grow. *added counts the new ones. */
 uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
-/* New attributes for a file that has no copy and is served by the source: no reader looks at the
- * old ones meanwhile. */
+/* New attributes for a file that has no copy. Who reads the old ones meanwhile sees it by their
+ * version, and asks the source. */
 void monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
                             const struct monarch_entry *fresh);
 /* Everything of `from` into the larger `to`; 0, or -1 if it does not fit. */
@@ -41,6 +41,27 @@ void monarch_find_changed(const struct monarch_clients *m, const struct monarch_
                           uint8_t *flags);
 /* Waits until the doorbell no longer says `seen`; at most `timeout_ms`. Returns what it says. */
 uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int timeout_ms);
+
+/* --- listings: listing.c ---------------------------------------------------------------------- */
+
+/* Once everything is scanned: gives each directory its listing (`sum`), if all its names are known,
+ * and lets readers use it (`copy_ino`) if the directory has not changed since `young_ns`: it could
+ * change again without its times showing it. Returns how many readers may use; -1 without memory.
+ */
+int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns);
+/* Whether a directory that has a listing still has just these names at the source. */
+int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t directory);
+/* The directory's listing holds no longer; -1 is none. */
+void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
+/* The directory that a file lies in, -1 for the root or one that is not known. */
+int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct monarch_entry *e);
+/* Compares the directories of a source, from entry *at on and `max` of them, with what they are at
+ * the source now (`root` its descriptor). One that is another, and what has changed in it, is
+ * marked in `m`. *at is where to go on; returns how many were others. */
+void monarch_read_filesystem(int root, struct monarch_filesystem *f);
+uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
+                                     const struct monarch_source *source, unsigned number, int root,
+                                     uint64_t *at, uint64_t max);
 
 /* --- scanning: scan.c ------------------------------------------------------------------------ */
 

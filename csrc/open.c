@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "calls.h"
+#include "record.h"
 #include "serve.h"
 #include "sys.h"
 
@@ -25,10 +26,13 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
         path = monarch_path_to_change(dir, path, follow, real);
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
     /* O_RDONLY | O_CREAT changes no file that there is. */
-    if ((flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC))
+    if ((flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC)) {
+        if (fd >= 0)
+            monarch_changed_names(dir, path);
         return fd;
+    }
     /* A copy's descriptor opened again by its name in /proc: who writes, writes to the source. */
-    if (fd >= 0 && monarch_fd_to_change(fd, real)) {
+    if (fd >= 0 && monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real)) {
         sys_close(fd);
         return REAL(open)(real, flags & ~O_CREAT);
     }
@@ -120,9 +124,10 @@ PUBLIC int creat(const char *path, mode_t mode) {
     return open(path, O_CREAT | O_WRONLY | O_TRUNC, mode);
 }
 
-static int made(int fd) {
+static int made(int fd, const char *name) {
+    char real[MONARCH_PATH_MAX];
     if (fd >= 0)
-        monarch_changed_fd(fd);
+        monarch_opened_for_change(fd, 1, AT_FDCWD, name, real);
     return fd;
 }
 
@@ -130,16 +135,18 @@ static int made(int fd) {
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];
+    if (flags & O_CREAT)
+        monarch_changed_names(AT_FDCWD, path);
     if (may_change(flags))
         path = monarch_path_to_change(AT_FDCWD, path, !(flags & O_NOFOLLOW), real);
     return REAL(posix_spawn_file_actions_addopen)(actions, fd, path, flags, mode);
 }
 
-PUBLIC int mkstemp(char *name) { return made(REAL(mkstemp)(name)); }
-PUBLIC int mkostemp(char *name, int flags) { return made(REAL(mkostemp)(name, flags)); }
-PUBLIC int mkstemps(char *name, int suffix) { return made(REAL(mkstemps)(name, suffix)); }
+PUBLIC int mkstemp(char *name) { return made(REAL(mkstemp)(name), name); }
+PUBLIC int mkostemp(char *name, int flags) { return made(REAL(mkostemp)(name, flags), name); }
+PUBLIC int mkstemps(char *name, int suffix) { return made(REAL(mkstemps)(name, suffix), name); }
 PUBLIC int mkostemps(char *name, int suffix, int flags) {
-    return made(REAL(mkostemps)(name, suffix, flags));
+    return made(REAL(mkostemps)(name, suffix, flags), name);
 }
 
 TWINS_OF_OPEN(TWIN)

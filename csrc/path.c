@@ -162,9 +162,11 @@ static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, ch
     const char *rel;
     size_t end;
     out->source = monarch_prefix(w->control, w->text, &rel);
-    if (out->source < 0 || !*rel)
+    if (out->source < 0)
         return MONARCH_OUTSIDE;
     int64_t id = monarch_find(w->catalog, (unsigned)out->source, rel, strlen(rel));
+    if (id < 0 && !*rel)
+        return MONARCH_OUTSIDE;
     int last_is_link = id >= 0 && monarch_entries(w->catalog)[id].kind == MONARCH_LINK;
     if (last_is_link && !follow && !w->needs_directory)
         return id;

@@ -50,10 +50,12 @@ static void from_statx(struct monarch_entry *e, const struct statx *x) {
     e->uid = x->stx_uid;
     e->gid = x->stx_gid;
     e->nlink = x->stx_nlink;
-    e->blksize = x->stx_blksize;
+    e->blksize = (uint16_t)(x->stx_blksize / 512);
+    e->flags = x->stx_attributes & x->stx_attributes_mask ? MONARCH_ATTRIBUTES : 0;
     if (!to_ns(&x->stx_mtime, &e->mtime_ns) || !to_ns(&x->stx_ctime, &e->ctime_ns) ||
         !to_ns(&x->stx_atime, &e->atime_ns) ||
-        ((x->stx_mask & STATX_BTIME) && !to_ns(&x->stx_btime, &e->btime_ns)))
+        ((x->stx_mask & STATX_BTIME) && !to_ns(&x->stx_btime, &e->btime_ns)) ||
+        e->blksize * 512U != x->stx_blksize)
         e->word = monarch_word(MONARCH_BYPASS, MONARCH_UNSUPPORTED, 0, 0);
 }
 
@@ -61,7 +63,9 @@ int monarch_stat_entry(int root, unsigned source, const char *path, struct monar
                        char *target, uint64_t target_bytes) {
     struct statx x;
     memset(e, 0, sizeof *e);
-    if (statx(root, path, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS | STATX_BTIME, &x) != 0)
+    e->place = MONARCH_NO_PLACE;
+    if (statx(root, path, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH, STATX_BASIC_STATS | STATX_BTIME,
+              &x) != 0)
         return -errno;
     e->source = (uint8_t)source;
     from_statx(e, &x);
@@ -76,7 +80,7 @@ int monarch_stat_entry(int root, unsigned source, const char *path, struct monar
         target[n] = 0;
         e->kind = MONARCH_LINK;
     } else {
-        return -EINVAL; /* a socket, a pipe, a device: never ours */
+        e->kind = MONARCH_OTHER;
     }
     return 0;
 }
@@ -186,19 +190,8 @@ static int is_on_source(struct monarch_scan *s, const char *path) {
     return fstatat(s->root, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_dev == s->dev;
 }
 
-static void visit(struct monarch_scan *s, struct monarch_batch **batch, const char *path) {
-    struct monarch_entry e;
-    char target[MONARCH_PATH_MAX];
-    pace(s);
-    int r = monarch_stat_entry(s->root, s->source, path, &e, target, sizeof target);
-    if (r != 0) {
-        if (r != -EINVAL && r != -ENOENT)
-            count_error(s, -r);
-        return;
-    }
-    /* Another file system mounted below is another source, if any. */
-    if (e.kind == MONARCH_DIR && !is_on_source(s, path))
-        return;
+static void report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
+                   const char *path, const char *target) {
     if (*batch && ((*batch)->count == (*batch)->capacity ||
                    (*batch)->pool_used + 2 * MONARCH_PATH_MAX > (*batch)->pool_bytes)) {
         hand_over(s, *batch);
@@ -208,14 +201,50 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
         count_error(s, ENOMEM);
         return;
     }
-    add_to_batch(*batch, &e, path, target);
+    add_to_batch(*batch, e, path, target);
+}
+
+static void visit(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
+                  uint32_t place, uint64_t ino) {
+    struct monarch_entry e;
+    char target[MONARCH_PATH_MAX];
+    pace(s);
+    int r = monarch_stat_entry(s->root, s->source, path, &e, target, sizeof target);
+    if (r != 0) {
+        if (r != -ENOENT)
+            count_error(s, -r);
+        return;
+    }
+    /* Another file system mounted below is another source, if any. */
+    if (e.kind == MONARCH_DIR && !is_on_source(s, path)) {
+        e.kind = MONARCH_OTHER;
+        e.ino = ino;
+    }
+    e.place = place;
+    report(s, batch, &e, path, target);
     if (e.kind == MONARCH_DIR)
         add_directory(s, path);
+}
+
+/* A directory is reported a second time when all its names are: with their number, and as it is
+ * now. If that is not what it was before they were read, the names may be neither's. */
+static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
+                          int fd, uint32_t names) {
+    struct monarch_entry e;
+    char target[1];
+    pace(s);
+    if (monarch_stat_entry(fd, s->source, "", &e, target, sizeof target) != 0)
+        return;
+    e.sum = names + 1ULL;
+    report(s, batch, &e, path, target);
 }
 
 static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch, const char *path) {
     char child[MONARCH_PATH_MAX];
     size_t len = strlen(path);
+    struct monarch_entry root;
+    uint32_t names = 0;
+    int stopped = 0;
     pace(s);
     int fd = openat(s->root, len ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
@@ -225,17 +254,25 @@ static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,
             close(fd);
         return;
     }
+    if (!len && monarch_stat_entry(fd, s->source, "", &root, child, sizeof child) == 0)
+        report(s, batch, &root, "", "");
     memcpy(child, path, len);
     if (len)
         child[len++] = '/';
-    for (struct dirent *entry; (entry = readdir(d));) {
+    errno = 0;
+    for (struct dirent *entry; !stopped && (entry = readdir(d)); errno = 0) {
         size_t n = strlen(entry->d_name);
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 ||
-            len + n >= sizeof child || __atomic_load_n(&s->stopping, __ATOMIC_RELAXED))
+        stopped = __atomic_load_n(&s->stopping, __ATOMIC_RELAXED);
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
-        memcpy(child + len, entry->d_name, n + 1);
-        visit(s, batch, child);
+        if (len + n < sizeof child) {
+            memcpy(child + len, entry->d_name, n + 1);
+            visit(s, batch, child, names, entry->d_ino);
+        }
+        names++;
     }
+    if (errno == 0 && !stopped)
+        close_listing(s, batch, path, fd, names);
     closedir(d);
 }
 

@@ -85,6 +85,23 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         count(s, 0, (uint64_t)st.st_size);
 }
 
+/* With `metadata: source`, each open asks whether the file is what its copy was made of. One that
+ * is another is recorded as changed, for all. */
+static int is_as_known(struct session *s, const struct monarch_entry *e, int dir, const char *path,
+                       int flags) {
+    uint64_t dev = s->control->source[e->source].dev;
+    struct stat now;
+    if (s->control->metadata_cached)
+        return 1;
+    if (sys_fstatat(dir, path, &now, flags & O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0) == 0 &&
+        now.st_ino == e->ino && now.st_dev == dev && (uint64_t)now.st_size == e->size &&
+        now.st_mtim.tv_sec * 1000000000 + now.st_mtim.tv_nsec == e->mtime_ns &&
+        now.st_ctim.tv_sec * 1000000000 + now.st_ctim.tv_nsec == e->ctime_ns)
+        return 1;
+    monarch_mark_changed(s->clients, dev, e->ino);
+    return 0;
+}
+
 void monarch_look_up(struct session *s, int dir, const char *path, int flags,
                      struct monarch_opening *o) {
     o->entry = NULL;
@@ -111,7 +128,8 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
-        !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino)) {
+        !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino) &&
+        is_as_known(s, e, dir, path, flags)) {
         /* The number of a copy is never given again: if it is dropped before the open, the open
          * fails and the source answers. */
         monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
@@ -123,70 +141,6 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
     }
 }
 
-/* --- changes -------------------------------------------------------------------------------- */
-
-static void mark(struct session *s, const struct stat *st) {
-    if (monarch_source_on(s, st->st_dev, 0) >= 0)
-        monarch_mark_changed(s->clients, st->st_dev, st->st_ino);
-}
-
-void monarch_changed_path(int dir, const char *path, int follow) {
-    struct session *s = session_for_change();
-    struct stat st;
-    if (s && sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0)
-        mark(s, &st);
-}
-
-void monarch_changed_fd(int fd) {
-    struct session *s = session_for_change();
-    struct stat st;
-    if (s && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
-        mark(s, &st);
-}
-
-static void mark_below(struct session *s, const struct monarch_catalog *c,
-                       const struct monarch_entry *directory, uint64_t count) {
-    const struct monarch_entry *entries = monarch_entries(c);
-    const char *prefix = monarch_pool(c, directory->path);
-    uint64_t dev = s->control->source[directory->source].dev;
-    for (uint64_t i = 0; i < count; i++) {
-        const char *path = monarch_pool(c, entries[i].path);
-        if (entries[i].source == directory->source && entries[i].path_len > directory->path_len &&
-            path[directory->path_len] == '/' && memcmp(path, prefix, directory->path_len) == 0)
-            monarch_mark_changed(s->clients, dev, entries[i].ino);
-    }
-}
-
-/* What happens to a directory happens to every file below it: a new name gives them all other
- * paths, and other rights may close them. The whole catalog is looked through, which a training job
- * does not do in a loop. What the daemon's scan finds meanwhile it asks for again, because the
- * count has moved. */
-static void mark_below_directory(struct session *s, const struct stat *st) {
-    __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
-    const struct monarch_catalog *c = monarch_catalog_of(s);
-    uint64_t count = c ? __atomic_load_n(&c->count, __ATOMIC_ACQUIRE) : 0;
-    for (uint64_t i = 0; i < count; i++) {
-        const struct monarch_entry *e = &monarch_entries(c)[i];
-        if (e->kind == MONARCH_DIR && e->ino == st->st_ino &&
-            s->control->source[e->source].dev == st->st_dev)
-            mark_below(s, c, e, count);
-    }
-}
-
-static void mark_all(struct session *s, const struct stat *st) {
-    mark(s, st);
-    if (S_ISDIR(st->st_mode) && monarch_source_on(s, st->st_dev, 0) >= 0)
-        mark_below_directory(s, st);
-}
-
-void monarch_changed_tree(int dir, const char *path) {
-    struct session *s = session_for_change();
-    struct stat st;
-    if (!s || sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
-        return;
-    mark_all(s, &st);
-}
-
 int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
                         const struct monarch_entry *e, char *real) {
     const struct monarch_source *source = &s->control->source[e->source];
@@ -196,60 +150,4 @@ int monarch_source_path(const struct session *s, const struct monarch_catalog *c
     real[source->path_len] = '/';
     memcpy(real + source->path_len + 1, monarch_pool(c, e->path), e->path_len + 1u);
     return 1;
-}
-
-/* Descriptors of copies outlive the daemon: this asks for none. */
-static int describes_copy(const struct stat *st, char *real) {
-    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
-    const struct monarch_catalog *c;
-    const struct monarch_entry *e =
-        s && S_ISREG(st->st_mode) ? monarch_behind_copy(&s, &c, st) : NULL;
-    struct stat now;
-    if (!e || !real)
-        return e != NULL;
-    if (!monarch_source_path(s, c, e, real) ||
-        sys_fstatat(AT_FDCWD, real, &now, AT_SYMLINK_NOFOLLOW) != 0 || now.st_ino != e->ino ||
-        now.st_dev != s->control->source[e->source].dev)
-        real[0] = 0;
-    return 1;
-}
-
-int monarch_is_copy(int fd, char *real) {
-    struct stat st;
-    return __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) && sys_fstat(fd, &st) == 0 &&
-           describes_copy(&st, real);
-}
-
-int monarch_names_copy(const char *path, char *real) {
-    struct stat st;
-    if (!path || path[0] != '/' || (path[1] != 'p' && path[1] != 'd') ||
-        (strncmp(path, "/proc/", 6) != 0 && strncmp(path, "/dev/fd/", 8) != 0 &&
-         strncmp(path, "/dev/std", 8) != 0))
-        return 0;
-    return __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) &&
-           sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
-}
-
-/* `st` is of what is to change; whether it was a copy, and its source file is instead. */
-static int record(struct stat *st, char *real) {
-    struct session *s = session_for_change();
-    int is_copy = describes_copy(st, real);
-    if (s && (!is_copy || sys_fstatat(AT_FDCWD, real, st, AT_SYMLINK_NOFOLLOW) == 0))
-        mark_all(s, st);
-    return is_copy;
-}
-
-const char *monarch_path_to_change(int dir, const char *path, int follow, char *real) {
-    struct stat st;
-    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) ||
-        sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) != 0)
-        return path;
-    return record(&st, real) ? real : path;
-}
-
-const char *monarch_fd_to_change(int fd, char *real) {
-    struct stat st;
-    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0)
-        return NULL;
-    return record(&st, real) ? real : NULL;
 }

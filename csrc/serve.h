@@ -1,4 +1,4 @@
-/* Reads are served, and changes recorded, through these; the interposed functions only choose. */
+/* Reads are served through these; the interposed functions only choose. */
 #ifndef MONARCH_SERVE_H
 #define MONARCH_SERVE_H
 
@@ -34,24 +34,5 @@ int monarch_source_path(const struct session *s, const struct monarch_catalog *c
 int monarch_want(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
 
 void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *out);
-
-/* Records that a file is no longer what its copy is. Each returns at once when the path or the
- * descriptor lies on no source's device. `monarch_changed_tree` is for renamed directories. */
-void monarch_changed_path(int dir, const char *path, int follow);
-void monarch_changed_fd(int fd);
-void monarch_changed_tree(int dir, const char *path);
-
-/* For a call that changes what `path` leads to: records it, and returns the path that the call is
- * to be given. That is `path`, unless it leads to a copy (/proc/self/fd/N and the like): then the
- * source file's, in `real` (MONARCH_PATH_MAX bytes), which is empty if that name leads to another
- * file by now: the call fails (ENOENT), and nobody else's file is changed. */
-const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
-/* The same for a descriptor; NULL if it is none of a copy, and so is what the call is to be given.
- */
-const char *monarch_fd_to_change(int fd, char *real);
-/* Whether the descriptor is one of a copy / the path is the name in /proc or /dev of one: then
- * `real` is as above, and nothing is recorded. */
-int monarch_is_copy(int fd, char *real);
-int monarch_names_copy(const char *path, char *real);
 
 #endif

@@ -202,7 +202,7 @@ static int is_sound(const struct monarch_catalog *c, uint64_t size) {
     return c->bytes == right.bytes && c->bytes <= size && c->slots == right.slots &&
            c->index_at == right.index_at && c->inodes_at == right.inodes_at &&
            c->copies_at == right.copies_at && c->entries_at == right.entries_at &&
-           c->pool_at == right.pool_at;
+           c->names_at == right.names_at && c->pool_at == right.pool_at;
 }
 
 static const struct monarch_catalog *map_catalog(struct session *s, uint64_t generation,
@@ -268,6 +268,15 @@ static int is_our_name_space(const struct monarch_control *k) {
     struct stat st;
     return !k->mounts ||
            (sys_fstatat(AT_FDCWD, "/proc/self/ns/mnt", &st, 0) == 0 && st.st_ino == k->mounts);
+}
+
+int monarch_mounts_are_ours(struct session *s) {
+    uint32_t known = __atomic_load_n(&s->mounts, __ATOMIC_RELAXED);
+    if (!known) {
+        known = is_our_name_space(s->control) ? 1 : 2;
+        __atomic_store_n(&s->mounts, known, __ATOMIC_RELAXED);
+    }
+    return known == 1 && !__atomic_load_n(&foreign, __ATOMIC_RELAXED);
 }
 
 int monarch_root_is_ours(struct session *s, unsigned source, int by_alias) {

@@ -19,6 +19,7 @@ struct session {
     uint32_t older_used;    /* atomic */
     uint64_t roots;         /* atomic: four bits a source, see monarch_root_is_ours */
     uint32_t off;           /* atomic: a switch file exists */
+    uint32_t mounts;        /* atomic: 1 our mount name space is the daemon's, 2 it is not */
     struct session *before; /* of a daemon that is gone; its copies may be open */
 };
 
@@ -66,6 +67,7 @@ void monarch_tick(struct session *s);
 
 /* Whether the source's root, in this process's name space, is the directory that was scanned. */
 int monarch_root_is_ours(struct session *s, unsigned source, int by_alias);
+int monarch_mounts_are_ours(struct session *s);
 void monarch_roots_may_differ(void);  /* after chroot */
 void monarch_roots_are_foreign(void); /* in another mount name space, for good */
 

@@ -6,6 +6,7 @@
 #include <sys/sysmacros.h>
 
 #include "calls.h"
+#include "metadata.h"
 #include "serve.h"
 #include "sys.h"
 
@@ -27,43 +28,30 @@ static void fill(const struct session *s, const struct monarch_entry *e, struct 
     st->st_uid = e->uid;
     st->st_gid = e->gid;
     st->st_size = (off_t)e->size;
-    st->st_blksize = e->blksize;
+    st->st_blksize = e->blksize * 512;
     st->st_blocks = (blkcnt_t)e->blocks;
     st->st_atim = time_of(e->atime_ns);
     st->st_mtim = time_of(e->mtime_ns);
     st->st_ctim = time_of(e->ctime_ns);
 }
 
-/* A file whose copy is served is one version in all its calls; any other is the source's. */
-static const struct monarch_entry *served(struct session *s, int dir, const char *path,
-                                          int follow) {
-    MAYBE_NULL(path);
-    const struct monarch_catalog *c = s && path ? monarch_catalog_of(s) : NULL;
-    /* Another user may not see what ours may. */
-    if (c && s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
-        return NULL;
-    int64_t id = c ? monarch_locate(s, c, dir, path, follow, 0) : -1;
-    if (id < 0)
-        return NULL;
-    const struct monarch_entry *e = &monarch_entries(c)[id];
-    uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
-    monarch_tick(s);
-    return e->kind == MONARCH_FILE && MONARCH_WORD_STATE(word) == MONARCH_PRESENT &&
-                   !monarch_is_off(s) &&
-                   !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino)
-               ? e
-               : NULL;
-}
-
+/* 1: answered; -1: there is no such file, and errno says so; 0: the kernel is to be asked. */
 static int answer_path(int dir, const char *path, struct stat *st, int follow) {
-    struct session *s = session_for_reading();
+    struct monarch_known k;
+    struct stat found;
     MAYBE_NULL(st);
     if (!st)
         return 0; /* the kernel says what is wrong */
-    const struct monarch_entry *e = served(s, dir, path, follow);
-    if (e)
-        fill(s, e, st);
-    return e != NULL;
+    enum monarch_answer answer = monarch_know(dir, path, follow, &k);
+    if (answer == MONARCH_MISSING)
+        errno = ENOENT;
+    if (answer != MONARCH_THERE)
+        return answer == MONARCH_MISSING ? -1 : 0;
+    fill(k.session, k.entry, &found);
+    if (!monarch_is_same_version(&k))
+        return 0;
+    *st = found;
+    return 1;
 }
 
 /* Descriptors of copies stay what they are while everything is switched off. */
@@ -123,17 +111,19 @@ static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
 }
 
 PUBLIC int stat(const char *path, struct stat *st) {
-    if (answer_path(AT_FDCWD, path, st, 1))
-        return 0;
-    int r = REAL(stat) ? REAL(stat)(path, st) : kernel_stat(AT_FDCWD, path, st, 0);
+    int r = answer_path(AT_FDCWD, path, st, 1);
+    if (r)
+        return r > 0 ? 0 : -1;
+    r = REAL(stat) ? REAL(stat)(path, st) : kernel_stat(AT_FDCWD, path, st, 0);
     if (r == 0)
         correct(st); /* /proc/self/fd/N of a copy */
     return r;
 }
 
 PUBLIC int lstat(const char *path, struct stat *st) {
-    if (answer_path(AT_FDCWD, path, st, 0))
-        return 0;
+    int r = answer_path(AT_FDCWD, path, st, 0);
+    if (r)
+        return r > 0 ? 0 : -1;
     return REAL(lstat) ? REAL(lstat)(path, st)
                        : kernel_stat(AT_FDCWD, path, st, AT_SYMLINK_NOFOLLOW);
 }
@@ -148,9 +138,12 @@ PUBLIC int fstat(int fd, struct stat *st) {
 }
 
 PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
-    if (answer_path(dir, path, st, !(flags & AT_SYMLINK_NOFOLLOW)))
-        return 0;
-    int r = REAL(fstatat) ? REAL(fstatat)(dir, path, st, flags) : kernel_stat(dir, path, st, flags);
+    int r = flags & ~(AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH)
+                ? 0
+                : answer_path(dir, path, st, !(flags & AT_SYMLINK_NOFOLLOW));
+    if (r)
+        return r > 0 ? 0 : -1;
+    r = REAL(fstatat) ? REAL(fstatat)(dir, path, st, flags) : kernel_stat(dir, path, st, flags);
     if (r == 0)
         correct(st);
     return r;
@@ -182,31 +175,11 @@ static struct statx_timestamp statx_time_of(struct timespec t) {
     return (struct statx_timestamp){.tv_sec = t.tv_sec, .tv_nsec = (uint32_t)t.tv_nsec};
 }
 
-static void correct_statx(struct statx *x) {
-    struct stat st = {.st_dev = makedev(x->stx_dev_major, x->stx_dev_minor), .st_ino = x->stx_ino};
-    st.st_mode = x->stx_mode;
-    st.st_nlink = x->stx_nlink;
-    st.st_size = (off_t)x->stx_size;
-    const struct monarch_entry *e = correct(&st);
-    if (!e)
-        return;
-    x->stx_dev_major = major(st.st_dev);
-    x->stx_dev_minor = minor(st.st_dev);
-    x->stx_ino = st.st_ino;
-    x->stx_mode = (uint16_t)st.st_mode;
-    x->stx_nlink = (uint32_t)st.st_nlink;
-    x->stx_uid = st.st_uid;
-    x->stx_gid = st.st_gid;
-    x->stx_size = (uint64_t)st.st_size;
-    x->stx_blksize = (uint32_t)st.st_blksize;
-    x->stx_blocks = (uint64_t)st.st_blocks;
-    x->stx_atime = statx_time_of(st.st_atim);
-    x->stx_mtime = statx_time_of(st.st_mtim);
-    x->stx_ctime = statx_time_of(st.st_ctim);
-    x->stx_btime = statx_time_of(time_of(e->btime_ns));
-    if (!e->btime_ns)
-        x->stx_mask &= ~STATX_BTIME;
-}
+/* The fields that the catalog knows. */
+#define KNOWN (STATX_BASIC_STATS | STATX_BTIME)
+#ifndef STATX_MNT_ID
+#define STATX_MNT_ID 0x1000U /* Linux 5.8 */
+#endif
 
 static int real_statx(int dir, const char *path, int flags, unsigned mask, struct statx *x) {
     if (REAL(statx))
@@ -214,37 +187,87 @@ static int real_statx(int dir, const char *path, int flags, unsigned mask, struc
     return result((int)sys6(SYS_statx, dir, (long)path, flags, (long)mask, (long)x, 0));
 }
 
-/* By path, the mount's number and attribute masks come from the copy's own statx, so that a kernel
- * that knows more fields than we do fills them; what the file is comes from the catalog. */
-static int statx_of_copy(const struct session *s, const struct monarch_entry *e, int flags,
-                         unsigned mask, struct statx *x) {
-    char copy[MONARCH_COPY_PATH];
-    uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
-    const struct monarch_tier *tier = &s->control->tier[MONARCH_WORD_TIER(word)];
-    monarch_copy_path(tier, MONARCH_WORD_COPY(word), copy);
-    if (sys6(SYS_statx, AT_FDCWD, (long)copy, flags, (long)mask, (long)x, 0) != 0)
-        return 0;
-    correct_statx(x);
-    return x->stx_ino == e->ino;
+/* `st` is what the catalog says; the rest is what the source's file system says of all its files.
+ */
+static void fill_statx(const struct session *s, const struct monarch_entry *e,
+                       const struct stat *st, unsigned mask, struct statx *x) {
+    const struct monarch_filesystem *f = &s->control->source[e->source].filesystem;
+    memset(x, 0, sizeof *x);
+    x->stx_mask = f->statx_mask[(mask & STATX_BTIME) != 0];
+    x->stx_attributes_mask = f->attributes_mask;
+    x->stx_dev_major = major(st->st_dev);
+    x->stx_dev_minor = minor(st->st_dev);
+    x->stx_ino = st->st_ino;
+    x->stx_mode = (uint16_t)st->st_mode;
+    x->stx_nlink = (uint32_t)st->st_nlink;
+    x->stx_uid = st->st_uid;
+    x->stx_gid = st->st_gid;
+    x->stx_size = (uint64_t)st->st_size;
+    x->stx_blksize = (uint32_t)st->st_blksize;
+    x->stx_blocks = (uint64_t)st->st_blocks;
+    x->stx_atime = statx_time_of(st->st_atim);
+    x->stx_mtime = statx_time_of(st->st_mtim);
+    x->stx_ctime = statx_time_of(st->st_ctim);
+    if (x->stx_mask & STATX_BTIME)
+        x->stx_btime = statx_time_of(time_of(e->btime_ns));
+    /* Older headers have no name for the field behind the device. */
+    if (x->stx_mask & STATX_MNT_ID)
+        memcpy(&x->stx_dev_minor + 1, &f->mount, sizeof f->mount);
 }
 
-static int names_a_path(const char *path) {
-    MAYBE_NULL(path);
-    return path && *path;
+static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsigned mask) {
+    return !(mask & ~KNOWN) && !(e->flags & MONARCH_ATTRIBUTES) &&
+           s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
+}
+
+static void correct_statx(struct statx *x, unsigned mask) {
+    char path[MONARCH_PATH_MAX];
+    struct session *s;
+    const struct monarch_catalog *c;
+    struct stat st = {.st_dev = makedev(x->stx_dev_major, x->stx_dev_minor), .st_ino = x->stx_ino};
+    struct statx now;
+    st.st_mode = x->stx_mode;
+    st.st_nlink = x->stx_nlink;
+    st.st_size = (off_t)x->stx_size;
+    const struct monarch_entry *e = behind(&s, &c, &st);
+    if (!e)
+        return;
+    correct(&st);
+    if (!can_fill_statx(s, e, mask) && monarch_source_path(s, c, e, path) &&
+        sys6(SYS_statx, AT_FDCWD, (long)path, AT_SYMLINK_NOFOLLOW, (long)mask, (long)&now, 0) ==
+            0 &&
+        now.stx_ino == e->ino)
+        *x = now;
+    else
+        fill_statx(s, e, &st, mask, x);
+}
+
+static int answer_statx(int dir, const char *path, int flags, unsigned mask, struct statx *x) {
+    struct monarch_known k;
+    struct stat st;
+    MAYBE_NULL(x);
+    if (!x || mask & ~KNOWN ||
+        flags & ~(AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH | AT_STATX_DONT_SYNC))
+        return 0;
+    enum monarch_answer answer = monarch_know(dir, path, !(flags & AT_SYMLINK_NOFOLLOW), &k);
+    if (answer == MONARCH_MISSING)
+        errno = ENOENT;
+    if (answer != MONARCH_THERE)
+        return answer == MONARCH_MISSING ? -1 : 0;
+    fill(k.session, k.entry, &st);
+    if (!can_fill_statx(k.session, k.entry, mask) || !monarch_is_same_version(&k))
+        return 0;
+    fill_statx(k.session, k.entry, &st, mask, x);
+    return 1;
 }
 
 PUBLIC int statx(int dir, const char *path, int flags, unsigned mask, struct statx *x) {
-    /* More than the basic fields and birth time is the source's to say. */
-    const unsigned known = STATX_BASIC_STATS | STATX_BTIME;
-    if (!(mask & ~known) && !(flags & AT_STATX_FORCE_SYNC) && names_a_path(path)) {
-        struct session *s = session_for_reading();
-        const struct monarch_entry *e = served(s, dir, path, !(flags & AT_SYMLINK_NOFOLLOW));
-        if (e && statx_of_copy(s, e, flags & ~AT_SYMLINK_NOFOLLOW, mask, x))
-            return 0;
-    }
-    int r = real_statx(dir, path, flags, mask, x);
+    int r = answer_statx(dir, path, flags, mask, x);
+    if (r)
+        return r > 0 ? 0 : -1;
+    r = real_statx(dir, path, flags, mask, x);
     if (r == 0)
-        correct_statx(x);
+        correct_statx(x, mask);
     return r;
 }
 

@@ -4,9 +4,10 @@
 #include <string.h>
 
 #include "calls.h"
+#include "descriptors.h"
+#include "record.h"
 #include "serve.h"
 #include "sys.h"
-#include "track.h"
 
 /* "r" with any of glibc's letters but '+'; what follows a comma is a character set. */
 static int only_reads(const char *mode) {
@@ -14,9 +15,10 @@ static int only_reads(const char *mode) {
     return mode[0] == 'r' && !memchr(mode, '+', letters);
 }
 
-static FILE *changed(FILE *f) {
+/* Any mode that writes, but "r+", makes the file. */
+static FILE *changed(FILE *f, const char *mode, char *real) {
     if (f)
-        monarch_changed_fd(fileno(f));
+        monarch_opened_for_change(fileno(f), mode[0] != 'r', AT_FDCWD, "", real);
     return f;
 }
 
@@ -55,7 +57,8 @@ __attribute__((noinline)) static FILE *open_again(const char *path, const char *
 
 __attribute__((noinline)) static FILE *open_for_change(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
-    return changed(REAL(fopen)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode));
+    path = monarch_path_to_change(AT_FDCWD, path, 1, real);
+    return changed(REAL(fopen)(path, mode), mode, real);
 }
 
 PUBLIC FILE *fopen(const char *path, const char *mode) {
@@ -113,14 +116,14 @@ __attribute__((noinline)) static FILE *reopen_special(const char *path, const ch
         path = monarch_path_to_change(AT_FDCWD, path, 1, real);
     else
         monarch_changed_fd(fileno(stream));
-    return changed(REAL(freopen)(path, mode, stream));
+    return changed(REAL(freopen)(path, mode, stream), mode, real);
 }
 
 PUBLIC FILE *freopen(const char *path, const char *mode, FILE *stream) {
     MAYBE_NULL(path);
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return REAL(freopen)(path, mode, stream);
-    monarch_untrack_stream(stream);
+    monarch_will_close_stream(stream);
     if (!path || !only_reads(mode) || monarch_names_copy(path, NULL))
         return reopen_special(path, mode, stream);
     return reopen_for_reading(path, mode, stream);

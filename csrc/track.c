@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "track.h"
 
-#include <errno.h>
 #include <signal.h>
 
 #include "sys.h"
@@ -37,7 +36,7 @@ static void mark_page(void) {
     sys_unmap((void *)p, 4096);
 }
 
-static int is_mine(void) {
+int monarch_track_is_mine(void) {
     uint32_t pid = (uint32_t)sys_getpid(), known = __atomic_load_n(&owner, __ATOMIC_ACQUIRE);
     uint32_t *mark = __atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE);
     if (known == pid)
@@ -77,7 +76,7 @@ void monarch_track(struct session *s, int fd, uint64_t entry) {
     if ((unsigned)fd >= MONARCH_TRACKED || !s->fills)
         return;
     mark_page();
-    if (!is_mine())
+    if (!monarch_track_is_mine())
         return;
     unsigned seen = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     while ((unsigned)fd > seen && !__atomic_compare_exchange_n(&highest, &seen, (unsigned)fd, 0,
@@ -90,7 +89,7 @@ void monarch_track(struct session *s, int fd, uint64_t entry) {
 
 void monarch_track_flag_slow(int fd, uint64_t flag) {
     uint64_t w = monarch_tracked(fd);
-    if (!w || !is_mine())
+    if (!w || !monarch_track_is_mine())
         return;
     while (w && (is_held(w) || !(w & flag))) {
         if (is_held(w)) {
@@ -112,7 +111,7 @@ void monarch_track_again(int fd, int fresh) {
 
 void monarch_untrack_slow(int fd) {
     uint64_t w = monarch_tracked(fd);
-    if (!w || !is_mine())
+    if (!w || !monarch_track_is_mine())
         return;
     while (w) {
         if (is_held(w)) {
@@ -136,14 +135,6 @@ void monarch_track_share_all(void) {
         monarch_track_flag((int)fd, TRACK_SHARED);
 }
 
-void monarch_untrack_stream(FILE *stream) {
-    if (!stream || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
-        return;
-    int old_errno = errno;
-    monarch_untrack(fileno(stream)); /* a stream in memory has none */
-    errno = old_errno;
-}
-
 /* --- holding ------------------------------------------------------------------------------------
  */
 
@@ -155,7 +146,7 @@ static uint64_t set_signals(int how, uint64_t set) {
 
 int monarch_track_hold(int fd, uint64_t expected, struct monarch_held *held) {
     uint64_t w = monarch_tracked(fd);
-    if (!w || !is_mine())
+    if (!w || !monarch_track_is_mine())
         return 0;
     held->signals = set_signals(SIG_BLOCK, ~0ULL);
     while (w && (!expected || w == expected)) {

@@ -4,8 +4,6 @@
 #ifndef MONARCH_TRACK_H
 #define MONARCH_TRACK_H
 
-#include <stdio.h>
-
 #include "session.h"
 
 #define MONARCH_TRACKED 65536 /* descriptors; higher ones read the source */
@@ -26,6 +24,9 @@ static inline struct session *monarch_track_session(uint64_t w) {
     return monarch_session_at(w >> 4 & 31);
 }
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32) - 1; }
+/* Whether the process's descriptors are the ones meant: not so in a child of vfork, which runs in
+ * its parent's memory. */
+int monarch_track_is_mine(void);
 /* Whether this process opened it: a child shares its offset with its parent. */
 int monarch_track_is_own(uint64_t w);
 
@@ -55,7 +56,6 @@ static inline void monarch_untrack(int fd) {
     if (__builtin_expect(monarch_tracked(fd) != 0, 0))
         monarch_untrack_slow(fd);
 }
-void monarch_untrack_stream(FILE *stream);
 /* In the child of a fork. */
 void monarch_track_adopt(void);
 /* Before a fork: the child will share the offsets of all that is open. */

@@ -49,41 +49,54 @@ static void cwd_may_differ(void) {
         ;
 }
 
-/* The canonical path of an open directory of a source; 0 for any other. */
-static int directory_path(struct session *s, int dir, char *out) {
+int monarch_name_of(int fd, char *out) {
     char link[32] = "/proc/self/fd/", digits[12];
-    struct stat st;
     int n = 0, at = 14;
-    if (dir < 0 || sys_fstat(dir, &st) != 0 || !S_ISDIR(st.st_mode) ||
-        monarch_source_on(s, st.st_dev, 0) < 0)
+    if (fd < 0)
         return 0;
     do
-        digits[n++] = (char)('0' + dir % 10);
-    while (dir /= 10);
+        digits[n++] = (char)('0' + fd % 10);
+    while (fd /= 10);
     while (n)
         link[at++] = digits[--n];
+    link[at] = 0;
     long len = sys_readlink(link, out, MONARCH_PATH_MAX - 1);
     if (len <= 0 || out[0] != '/')
         return 0;
     out[len] = 0;
-    struct stat there; /* a removed directory's link says "/path (deleted)" */
+    return 1;
+}
+
+/* The canonical path of an open directory of a source; 0 for any other. */
+static int directory_path(struct session *s, int dir, char *out) {
+    struct stat st, there; /* a removed directory's link says "/path (deleted)" */
+    if (dir < 0 || sys_fstat(dir, &st) != 0 || !S_ISDIR(st.st_mode) ||
+        monarch_source_on(s, st.st_dev, 0) < 0 || !monarch_name_of(dir, out))
+        return 0;
     return sys_fstatat(AT_FDCWD, out, &there, 0) == 0 && there.st_ino == st.st_ino &&
            there.st_dev == st.st_dev;
+}
+
+void monarch_locate_place(struct session *s, const struct monarch_catalog *c, int dir,
+                          const char *path, int follow, struct monarch_place *place) {
+    place->path[0] = 0;
+    place->entry = MONARCH_OUTSIDE;
+    if (*path != '/') {
+        if (dir == AT_FDCWD
+                ? sys_getcwd(place->path, sizeof place->path) <= 0 || place->path[0] != '/'
+                : !directory_path(s, dir, place->path))
+            return;
+    }
+    monarch_resolve(s->control, c, s->clients, place->path, path, follow, place);
+    if (place->entry != MONARCH_OUTSIDE && !monarch_root_is_ours(s, (unsigned)place->source, 0))
+        place->entry = MONARCH_OUTSIDE;
 }
 
 __attribute__((noinline)) static int64_t locate_odd(struct session *s,
                                                     const struct monarch_catalog *c, int dir,
                                                     const char *path, int follow, int tell) {
     struct monarch_place place;
-    place.path[0] = 0;
-    if (*path != '/') {
-        if (dir == AT_FDCWD ? sys_getcwd(place.path, sizeof place.path) <= 0 || place.path[0] != '/'
-                            : !directory_path(s, dir, place.path))
-            return MONARCH_OUTSIDE;
-    }
-    monarch_resolve(s->control, c, s->clients, place.path, path, follow, &place);
-    if (place.entry == MONARCH_OUTSIDE || !monarch_root_is_ours(s, (unsigned)place.source, 0))
-        return MONARCH_OUTSIDE;
+    monarch_locate_place(s, c, dir, path, follow, &place);
     if (place.entry == MONARCH_UNKNOWN && tell)
         monarch_mail_path(s, (unsigned)place.source, place.path, place.path_len);
     return place.entry;
@@ -95,7 +108,7 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog *c, int d
         const char *rel;
         int source = monarch_prefix(s->control, path, &rel);
         if (!monarch_is_odd(path)) {
-            if (source < 0 || !*rel)
+            if (source < 0)
                 return MONARCH_OUTSIDE;
             const struct monarch_source *root = &s->control->source[source];
             int by_alias = strncmp(path, root->path, root->path_len) != 0;

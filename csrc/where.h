@@ -12,6 +12,14 @@
 int64_t monarch_locate(struct session *s, const struct monarch_catalog *c, int dir,
                        const char *path, int follow, int tell);
 
+/* The same, with the place itself: the path relative to the source, links and dots resolved. */
+void monarch_locate_place(struct session *s, const struct monarch_catalog *c, int dir,
+                          const char *path, int follow, struct monarch_place *place);
+
+/* The name under which the kernel knows an open file (MONARCH_PATH_MAX bytes); 0 for none. It may
+ * have no such name any more. */
+int monarch_name_of(int fd, char *out);
+
 /* The entry whose copy `st` describes, or NULL. *s : the newest session; on return the one that the
  * entry is in, like *c. Descriptors outlive the daemon that made their copies. */
 const struct monarch_entry *

@@ -116,6 +116,10 @@ class Catalog(CatalogReader):
         if generation > 1:
             self.session.catalog(generation - 1).unlink(missing_ok=True)
 
+    def reader(self) -> CatalogReader:
+        """This generation, for a thread that goes on with it when the next one is published."""
+        return CatalogReader(self.segment)
+
     def _resize(self, capacity: int, pool_bytes: int) -> None:
         if capacity > lib.MONARCH_MAX_ENTRIES or pool_bytes > lib.MONARCH_MAX_POOL:
             raise OSError(

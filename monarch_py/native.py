@@ -48,6 +48,7 @@ class Kind(IntEnum):
     FILE = lib.MONARCH_FILE
     DIR = lib.MONARCH_DIR
     LINK = lib.MONARCH_LINK
+    OTHER = lib.MONARCH_OTHER
 
 
 class State(IntEnum):

@@ -19,10 +19,11 @@ from monarch_py.config.patterns import glob_to_regex
 from monarch_py.config.schema import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, PAGE_BYTES
 from monarch_py.units import parse_size
 
-__all__ = ["block_size", "choice", "flag", "glob", "integer", "path", "share", "size"]
+__all__ = ["block_size", "choice", "duration", "flag", "glob", "integer", "path", "share", "size"]
 
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?", re.ASCII)
+_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _SIZE_MEND = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
 
 
@@ -76,6 +77,16 @@ def share(node: yaml.Node, spot: Spot) -> float:
     if part > 1:
         raise spot.error(f"{text!r} is more than the whole", mend)
     return part
+
+
+def duration(node: yaml.Node, spot: Spot) -> float:
+    """A time [s]: `90`, `90s`, `1.5min`, `2h`."""
+    mend = "write seconds, or a time such as 90s, 5min or 2h"
+    text = _text(node, spot, "a time", mend)
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]*)", text)
+    if found is None or found[2] not in _SECONDS:
+        raise spot.wrong_type(node, "a time", mend)
+    return float(found[1]) * _SECONDS[found[2]]
 
 
 def flag(node: yaml.Node, spot: Spot) -> bool:

@@ -58,6 +58,8 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         prefetch=settings["prefetch"],
         fill_after=settings["fill_after"],
         promote_mappings=settings["promote_mappings"],
+        metadata=settings["metadata"],
+        revalidate_s=settings["revalidate"],
         source_limits=_limits(settings["source_limits"]),
         min_reads=_min_reads(settings),
         switch_file=settings["switch_file"],

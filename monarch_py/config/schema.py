@@ -14,14 +14,17 @@ from monarch_py.units import GIB, KIB, MIB
 __all__ = [
     "DEFAULT_BLOCK_SIZE_BYTES",
     "DEFAULT_COPY_THREADS",
+    "DEFAULT_METADATA",
     "DEFAULT_PLACEMENT",
     "DEFAULT_PREFETCH",
+    "DEFAULT_REVALIDATE_S",
     "DEFAULT_SCAN_THREADS",
     "MAX_BLOCK_SIZE_BYTES",
     "MAX_SOURCES",
     "MAX_THREADS",
     "MAX_TIERS",
     "MAX_TIER_PATH_BYTES",
+    "METADATA",
     "MIN_BLOCK_SIZE_BYTES",
     "PAGE_BYTES",
     "PLACEMENTS",
@@ -54,6 +57,11 @@ DEFAULT_PLACEMENT = "first_fit"
 # What fills a copy: a first read, that or the daemon of its own accord, only `monarch warm`.
 PREFETCHES = ("on_demand", "eager", "none")
 DEFAULT_PREFETCH = "on_demand"
+
+# Who answers for names and attributes: the catalog, or the source each time.
+METADATA = ("cached", "source")
+DEFAULT_METADATA = "cached"
+DEFAULT_REVALIDATE_S = 300.0
 
 # While this file exists everything is off on the node, whatever a user's configuration says.
 SYSTEM_SWITCH_FILE = Path("/etc/monarch/disabled")
@@ -108,6 +116,8 @@ class Config:
     scan_ops_per_s : None = no limit
     fill_after : share of a file that must have been asked for before it is filled, 0 to 1
     promote_mappings : live mappings are replaced once their copies are complete
+    metadata : one of METADATA
+    revalidate_s : how old an answer about a listing, or a missing name, may be
     min_reads, copy_threads : bounds on the reads in flight at the sources
     switch_file : looked at besides SYSTEM_SWITCH_FILE;  everything is off while one of them exists
     warnings : one sentence each, for the user: what was read but has no effect, or not the
@@ -124,7 +134,9 @@ class Config:
     placement: str = DEFAULT_PLACEMENT
     prefetch: str = DEFAULT_PREFETCH
     fill_after: float = 0.0
-    promote_mappings: bool = False
+    promote_mappings: bool = True
+    metadata: str = DEFAULT_METADATA
+    revalidate_s: float = DEFAULT_REVALIDATE_S
     source_limits: SourceLimits = SourceLimits()
     min_reads: int = 1
     switch_file: Path | None = None

@@ -15,6 +15,7 @@ import numpy as np
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.keeper import Keeper
+from monarch_py.daemon.metadata import Metadata
 from monarch_py.daemon.openfiles import open_files, writers
 from monarch_py.daemon.report import status
 from monarch_py.daemon.scanner import Scanner
@@ -55,6 +56,7 @@ class Daemon:
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
         self.scanner = Scanner(config, self.shared, self.tiers, self.keepers)
+        self.metadata = Metadata(config, self.shared, self.scanner)
         self.filler = Filler(self.scanner)
         self._socket = self._listen(session)
 
@@ -118,6 +120,7 @@ class Daemon:
         self.filler.collect()
         if not self.shared.control.off:
             more |= self.filler.feed()
+        self.metadata.step()
         self.filler.answer()
         self.filler.engine.adapt()
         return more or self.scanner.has_more
@@ -135,6 +138,7 @@ class Daemon:
             self._socket.close()
             self.shared.close()
             self.filler.close()
+            self.metadata.close()
             self.scanner.close()
             for keeper in self.keepers.values():
                 keeper.end()

@@ -71,9 +71,12 @@ class Shared:
         control.fill_on_open = config.prefetch != "none"
         control.fill_after = round(config.fill_after * lib.MONARCH_SHARES)
         control.promote_mappings = config.promote_mappings
+        control.metadata_cached = config.metadata == "cached"
+        control.revalidate_ns = int(config.revalidate_s * 1e9)
         for slot, source in zip(control.source, config.sources, strict=False):
             found = source.real_path.stat()
             slot.dev, slot.ino = found.st_dev, found.st_ino
+            slot.up_ino = (source.real_path / "..").stat().st_ino
             path, alias = os.fsencode(source.real_path), os.fsencode(source.path)
             slot.path, slot.path_len = path, len(path)
             if alias != path:
@@ -122,6 +125,7 @@ class Shared:
             "wait_ns",
             "fallbacks",
             "promotions",
+            "metadata_hits",
         )
         slots = [self.clients.stats[i] for i in range(lib.MONARCH_STAT_SLOTS)]
         return {name: sum(int(getattr(slot, name)) for slot in slots) for name in names}

@@ -132,7 +132,8 @@ def test_two_at_once_and_one_of_them_interrupted(
         assert present(session) < 2400
         slow.latency(open=0)
         _, err = other.communicate(timeout=30)
-    assert (other.returncode, err) == (0, "")
+    # Where it takes long it says how far it is.
+    assert (other.returncode, [line for line in err.splitlines() if " left" not in line]) == (0, [])
     assert present(session) == session.totals()["fills"] == 2500
 
 

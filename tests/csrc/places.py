@@ -160,5 +160,6 @@ class Stage:
         expected = self.run(case, preload=False, **more)
         assert (expected.returncode, expected.stderr) == (0, ""), expected
         assert expected.stdout
-        assert differences(expected.stdout, self.plain_names(seen.stdout)) == []
+        found = differences(expected.stdout, self.plain_names(seen.stdout))
+        assert found == [], "\n".join(found)
         assert (seen.returncode, seen.stderr) == (0, "")

@@ -2,14 +2,21 @@
 #include "processes.h"
 
 #include <dirent.h>
+#include <linux/fs.h>
 #include <sched.h>
 #include <spawn.h>
 #include <sys/file.h>
+#include <sys/inotify.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <utime.h>
@@ -27,7 +34,33 @@ int __open_2(const char *path, int flags);
 int __openat_2(int dir, const char *path, int flags);
 
 static long stream(FILE *f) { return f ? (long)(intptr_t)f : -1; }
-static long listing(DIR *d) { return d ? (long)(intptr_t)d : -1; }
+/* One that the catalog lists takes a descriptor when it is asked for. */
+static long listing(DIR *d) { return d && dirfd(d) >= 0 ? (long)(intptr_t)d : -1; }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* readdir_r, which programs still call */
+static long read_through(DIR *d) {
+    struct dirent entry, *e = &entry;
+    int error = errno, here = 0;
+    if (!d)
+        return -1;
+    while (readdir(d))
+        ;
+    rewinddir(d);
+    seekdir(d, telldir(d));
+    while (readdir_r(d, &entry, &e) == 0 && e)
+        here += strcmp(e->d_name, ".") == 0;
+    errno = error;
+    return closedir(d) == 0 && here == 1 ? 0 : -1;
+}
+#pragma GCC diagnostic pop
+static struct dirent **names;
+static long freed(int n) {
+    for (int i = 0; i < n; i++)
+        free(names[i]);
+    if (n >= 0)
+        free(names);
+    return n < 0 ? -1 : 0;
+}
 
 /* The file goes again within the call: nobody else knows its name. */
 static long made(int fd, const char *path) {
@@ -71,6 +104,36 @@ CALL(statx_more, statx(dir, path, 0, STATX_ALL | STATX_MNT_ID, &stx))
 CALL(getxattr, getxattr(path, "user.a", NULL, 0))
 CALL(listxattr, listxattr(path, NULL, 0))
 CALL(opendir, listing(opendir(path)))
+CALL(readdir, read_through(opendir(path)))
+CALL(scandir, freed(scandir(path, &names, NULL, alphasort)))
+CALL(scandirat, freed(scandirat(dir, path, &names, NULL, NULL)))
+static struct statfs stfs;
+static struct statvfs stvfs;
+ssize_t __readlink_chk(const char *path, char *target, size_t n, size_t size);
+ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t n, size_t size);
+static char target[100];
+CALL(access, access(path, F_OK))
+CALL(access_read, access(path, R_OK))
+CALL(access_write, access(path, W_OK))
+CALL(access_wrong, access(path, 64))
+CALL(eaccess, eaccess(path, R_OK))
+CALL(euidaccess, euidaccess(path, X_OK))
+CALL(faccessat, faccessat(dir, path, R_OK, 0))
+CALL(faccessat_effective, faccessat(dir, path, F_OK, AT_EACCESS | AT_SYMLINK_NOFOLLOW))
+CALL(readlink, readlink(path, target, sizeof target))
+CALL(readlinkat, readlinkat(dir, path, target, 3))
+CALL(readlink_chk, __readlink_chk(path, target, sizeof target, sizeof target))
+CALL(readlinkat_chk, __readlinkat_chk(dir, path, target, 1, sizeof target))
+CALL(statfs, statfs(path, &stfs))
+CALL(statfs64, statfs64(path, (void *)&stfs))
+CALL(statvfs, statvfs(path, &stvfs))
+static long watched(const char *path) {
+    int fd = inotify_init(), r = inotify_add_watch(fd, path, IN_MODIFY), error = errno;
+    syscall(SYS_close, fd);
+    errno = error;
+    return r < 0 ? -1 : 0;
+}
+CALL(inotify_add_watch, watched(path))
 
 CALL(open_rdwr, open(path, O_RDWR))
 CALL(open_append, openat(dir, path, O_WRONLY | O_APPEND))
@@ -112,6 +175,37 @@ CALL(mkstemp, made(mkstemp(template_of(path, "XXXXXX")), template))
 CALL(mkostemp, made(mkostemp(template_of(path, "XXXXXX"), O_CLOEXEC), template))
 CALL(mkstemps, made(mkstemps(template_of(path, "XXXXXX.x"), 2), template))
 CALL(mkostemps, made(mkostemps(template_of(path, "XXXXXX.x"), 2, O_APPEND), template))
+
+/* What is made goes again within the call. */
+static long gone(int r, const char *path, int flags) {
+    return r == 0 ? syscall(SYS_unlinkat, AT_FDCWD, path, flags) : r;
+}
+static long gone_at(int r, int dir, const char *path, int flags) {
+    return r == 0 ? syscall(SYS_unlinkat, dir, path, flags) : r;
+}
+static long bound(const char *path) {
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof name.sun_path)
+        return -1;
+    strcpy(name.sun_path, path);
+    int fd = (int)syscall(SYS_socket, AF_UNIX, SOCK_STREAM, 0);
+    int r = bind(fd, (void *)&name, sizeof name), error = errno;
+    syscall(SYS_close, fd);
+    if (r == 0)
+        syscall(SYS_unlink, path);
+    errno = error;
+    return r;
+}
+CALL(mkdir, gone(mkdir(path, 0700), path, AT_REMOVEDIR))
+CALL(mkdirat, gone_at(mkdirat(dir, path, 0700), dir, path, AT_REMOVEDIR))
+CALL(mkdtemp, mkdtemp(template_of(path, "XXXXXX")) ? syscall(SYS_rmdir, template) : -1)
+CALL(symlink, gone(symlink("f", path), path, 0))
+CALL(symlinkat, gone_at(symlinkat("f", dir, path), dir, path, 0))
+CALL(mkfifo, gone(mkfifo(path, 0600), path, 0))
+CALL(mkfifoat, gone_at(mkfifoat(dir, path, 0600), dir, path, 0))
+CALL(mknod, gone(mknod(path, S_IFIFO | 0600, 0), path, 0))
+CALL(mknodat, gone_at(mknodat(dir, path, S_IFREG | 0600, 0), dir, path, 0))
+CALL(bind, bound(path))
 
 CALL(unlink, unlink(path))
 CALL(unlinkat, unlinkat(dir, path, 0))
@@ -210,6 +304,14 @@ CALL(dup3, dup3(dir, 50, O_CLOEXEC))
 CALL(fcntl, fcntl(dir, F_DUPFD_CLOEXEC, 20))
 CALL(fcntl_flags, none(fcntl(dir, F_GETFL)))
 CALL(flock, flock(dir, LOCK_SH))
+static long asked(int fd, unsigned long request) {
+    long answer = 0;
+    return ioctl(fd, request, &answer);
+}
+CALL(ioctl, asked(dir, FIONREAD))
+CALL(ioctl_flags, asked(dir, FS_IOC_GETFLAGS))
+CALL(fstatfs, fstatfs(dir, &stfs))
+CALL(fstatvfs, fstatvfs(dir, &stvfs))
 CALL(lockf, lockf(dir, F_TEST, 0))
 static int null_device(void) { return (int)syscall(SYS_openat, AT_FDCWD, "/dev/null", O_WRONLY); }
 static long sent(long (*send)(int, int), int from) {
@@ -278,6 +380,25 @@ const struct call calls[] = {
     {"getxattr", LOOKS, 0, call_getxattr},
     {"listxattr", LOOKS, 0, call_listxattr},
     {"opendir", LISTS, 0, call_opendir},
+    {"readdir", ENTERS, 0, call_readdir},
+    {"scandir", ENTERS, 0, call_scandir},
+    {"scandirat", ENTERS, 1, call_scandirat},
+    {"access F_OK", LOOKS, 0, call_access},
+    {"access R_OK", LOOKS, 0, call_access_read},
+    {"access W_OK", LOOKS, 0, call_access_write},
+    {"access 64", LOOKS, 0, call_access_wrong},
+    {"eaccess", LOOKS, 0, call_eaccess},
+    {"euidaccess", LOOKS, 0, call_euidaccess},
+    {"faccessat", LOOKS, 1, call_faccessat},
+    {"faccessat AT_EACCESS", LOOKS, 1, call_faccessat_effective},
+    {"readlink", LOOKS, 0, call_readlink},
+    {"readlinkat", LOOKS, 1, call_readlinkat},
+    {"__readlink_chk", LOOKS, 0, call_readlink_chk},
+    {"__readlinkat_chk", LOOKS, 1, call_readlinkat_chk},
+    {"statfs", LOOKS, 0, call_statfs},
+    {"statfs64", LOOKS, 0, call_statfs64},
+    {"statvfs", LOOKS, 0, call_statvfs},
+    {"inotify_add_watch", LOOKS, 0, call_inotify_add_watch},
     {"open O_RDWR", CHANGES, 0, call_open_rdwr},
     {"openat O_APPEND", CHANGES, 1, call_open_append},
     {"open O_TRUNC", CHANGES, 0, call_open_trunc},
@@ -308,6 +429,16 @@ const struct call calls[] = {
     {"mkostemp", MAKES, 0, call_mkostemp},
     {"mkstemps", MAKES, 0, call_mkstemps},
     {"mkostemps", MAKES, 0, call_mkostemps},
+    {"mkdir", MAKES, 0, call_mkdir},
+    {"mkdirat", MAKES, 1, call_mkdirat},
+    {"mkdtemp", MAKES, 0, call_mkdtemp},
+    {"symlink", MAKES, 0, call_symlink},
+    {"symlinkat", MAKES, 1, call_symlinkat},
+    {"mkfifo", MAKES, 0, call_mkfifo},
+    {"mkfifoat", MAKES, 1, call_mkfifoat},
+    {"mknod", MAKES, 0, call_mknod},
+    {"mknodat", MAKES, 1, call_mknodat},
+    {"bind", MAKES, 0, call_bind},
     {"unlink", TAKES, 0, call_unlink},
     {"unlinkat", TAKES, 1, call_unlinkat},
     {"remove", TAKES, 0, call_remove},
@@ -345,6 +476,10 @@ const struct call calls[] = {
     {"fcntl F_DUPFD_CLOEXEC", BY_FD, 0, call_fcntl},
     {"fcntl F_GETFL", BY_FD, 0, call_fcntl_flags},
     {"flock", BY_FD, 0, call_flock},
+    {"ioctl", BY_FD, 0, call_ioctl},
+    {"ioctl FS_IOC_GETFLAGS", BY_FD, 0, call_ioctl_flags},
+    {"fstatfs", BY_FD, 0, call_fstatfs},
+    {"fstatvfs", BY_FD, 0, call_fstatvfs},
     {"lockf", BY_FD, 0, call_lockf},
     {"sendfile", BY_FD, 0, call_sendfile},
     {"splice", BY_FD, 0, call_splice},

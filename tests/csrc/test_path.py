@@ -96,7 +96,9 @@ class Tree:
         """The entry that the kernel's answer is; OUTSIDE if it is none."""
         found = self.truth(path, base, follow)
         root = os.fsencode(self.root) + b"/"
-        return self.known.find(found[0][len(root) :]) if found and found[0].startswith(root) else -1
+        if not found or not (found[0] + b"/").startswith(root):
+            return -1
+        return self.known.find(found[0][len(root) :])
 
     def check(self, path: bytes, base: bytes, follow: bool) -> int:
         """Never another entry than the kernel's; returns the answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,15 @@ class Digests:
             return index, digest(file.read())
 
 
+def _end_feeders() -> None:
+    """Waits for the threads that fill the workers' queues. Each frees a semaphore as it ends, and
+    torch does not wait: if the interpreter ends in the middle of that, its resource tracker warns,
+    in one run of many."""
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join()
+
+
 def _dataloader_reader(method: str | None, workers: int) -> None:
     def read(root: Path, out: Transcript) -> None:
         from torch.utils.data import DataLoader
@@ -76,6 +86,8 @@ def _dataloader_reader(method: str | None, workers: int) -> None:
             for indices, digests in loader:
                 for index, found in zip(indices.tolist(), digests, strict=True):
                     out.line(f"sample {index}", epoch=epoch, sha256=found)
+        del loader
+        _end_feeders()
 
     register(f"torch_dataloader_{method}_{workers}" if method else "torch_dataloader_0", read)
 

@@ -1,0 +1,42 @@
+/* A companion: a descriptor of the source's file that stands behind one of its copy, for what only
+ * the source can answer (locks, holes, extents). It is opened when it is first needed, and from
+ * then on it lives like the descriptor that it stands behind: duplicated, inherited and closed with
+ * it. */
+#ifndef MONARCH_COMPANION_H
+#define MONARCH_COMPANION_H
+
+#include <stdint.h>
+
+/* Atomic: how many there are. While there is none, descriptors are closed at no cost. */
+extern uint32_t monarch_companions;
+
+/* The companion of a copy's descriptor, opened if need be: at the same offset. -1 if the descriptor
+ * is none of a copy, or its file has no name any more; -2 with errno if it cannot be opened. */
+int monarch_companion(int fd);
+
+/* After a lock was granted: a writer may have been there before. If the file is no longer what the
+ * copy is, the descriptor, and its duplicates in this process, become the source's. */
+void monarch_companion_compare(int fd);
+
+/* POSIX locks were asked for on a companion: they end with any descriptor of the file. */
+void monarch_companion_has_posix_locks(void);
+
+/* Before a close or the like; `fresh` is a duplicate of `fd`; FD_CLOEXEC was set to `flag`. */
+void monarch_companion_close_slow(int fd);
+void monarch_companion_again_slow(int fd, int fresh);
+void monarch_companion_flag_slow(int fd, int flag);
+void monarch_companion_close_range_slow(unsigned first, unsigned last);
+
+static inline int monarch_has_companions(void) {
+    return __builtin_expect(__atomic_load_n(&monarch_companions, __ATOMIC_RELAXED) != 0, 0);
+}
+static inline void monarch_companion_close(int fd) {
+    if (monarch_has_companions())
+        monarch_companion_close_slow(fd);
+}
+static inline void monarch_companion_close_range(unsigned first, unsigned last) {
+    if (monarch_has_companions())
+        monarch_companion_close_range_slow(first, last);
+}
+
+#endif

@@ -1,0 +1,16 @@
+/* Before descriptors are closed, by whatever call: what is known of them goes. */
+#ifndef MONARCH_DESCRIPTORS_H
+#define MONARCH_DESCRIPTORS_H
+
+#include <stdio.h>
+
+#include "companion.h"
+#include "track.h"
+
+static inline void monarch_will_close(int fd) {
+    monarch_untrack(fd);
+    monarch_companion_close(fd);
+}
+void monarch_will_close_stream(FILE *stream);
+
+#endif

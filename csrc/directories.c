@@ -1,0 +1,284 @@
+/* Listings behind opendir, readdir and scandir, from the catalog. A directory opened so has no
+ * descriptor: dirfd gives it one, of the source's directory. What else opens directories (nftw,
+ * glob and fts inside libc, open with O_DIRECTORY, fdopendir) lists the source. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "calls.h"
+#include "metadata.h"
+#include "serve.h"
+#include "sys.h"
+
+/* Ours are told from libc's by where they lie. */
+#define DIRECTORIES 256 /* open at a time; further ones list the source */
+
+struct directory {
+    uint32_t used; /* atomic */
+    int fd;        /* of the source's directory, once it was asked for; else -1 */
+    DIR *real;     /* the source's, once the listing did not hold any more; else NULL */
+    struct session *session;
+    const struct monarch_catalog *catalog;
+    const struct monarch_entry *entry;
+    uint64_t listing, at; /* the next name; 0 and 1 are the dots */
+    struct dirent found;
+};
+
+static struct directory pool[DIRECTORIES];
+
+static struct directory *ours(DIR *d) {
+    uintptr_t offset = (uintptr_t)d - (uintptr_t)pool;
+    return offset < sizeof pool ? &pool[offset / sizeof *pool] : NULL;
+}
+
+static struct directory *take(void) {
+    for (unsigned i = 0; i < DIRECTORIES; i++) {
+        uint32_t free_one = 0;
+        if (!__atomic_load_n(&pool[i].used, __ATOMIC_RELAXED) &&
+            __atomic_compare_exchange_n(&pool[i].used, &free_one, 1, 0, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED))
+            return &pool[i];
+    }
+    return NULL;
+}
+
+static void give_back(struct directory *d) { __atomic_store_n(&d->used, 0, __ATOMIC_RELEASE); }
+
+/* MONARCH_THERE: *d is open. MONARCH_ASK also when `path` leads to no directory. */
+static enum monarch_answer open_listing(int dir, const char *path, struct directory **d) {
+    struct monarch_known k;
+    enum monarch_answer answer = monarch_know(dir, path, 1, &k);
+    if (answer != MONARCH_THERE)
+        return answer;
+    uint64_t listing = monarch_listing_of(k.session, k.entry);
+    if (!listing || !(*d = take()))
+        return MONARCH_ASK;
+    (*d)->fd = -1;
+    (*d)->real = NULL;
+    (*d)->session = k.session;
+    (*d)->catalog = k.catalog;
+    (*d)->entry = k.entry;
+    (*d)->listing = listing;
+    (*d)->at = 0;
+    return MONARCH_THERE;
+}
+
+PUBLIC DIR *opendir(const char *path) {
+    struct directory *d;
+    enum monarch_answer answer = open_listing(AT_FDCWD, path, &d);
+    if (answer == MONARCH_THERE)
+        return (DIR *)d;
+    if (answer == MONARCH_MISSING) {
+        errno = ENOENT;
+        return NULL;
+    }
+    return REAL(opendir)(path);
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+static unsigned char type_of(const struct monarch_entry *e) {
+    return (unsigned char)IFTODT(e->mode);
+}
+
+static uint64_t inode_above(const struct directory *d) {
+    const struct monarch_entry *e = d->entry;
+    if (!e->path_len)
+        return d->session->control->source[e->source].up_ino;
+    const char *path = monarch_pool(d->catalog, e->path);
+    const char *slash = memrchr(path, '/', e->path_len);
+    int64_t above = monarch_find(d->catalog, e->source, path, slash ? (size_t)(slash - path) : 0);
+    return above >= 0 ? monarch_entries(d->catalog)[above].ino : e->ino;
+}
+
+/* Fills `out` with the name at `at`; 0 behind the last. */
+static int get(const struct directory *d, uint64_t at, struct dirent *out) {
+    const struct monarch_entry *e = d->entry;
+    const char *name = "..";
+    size_t n = at + 1;
+    if (at >= monarch_listing_length(d->listing) + 2)
+        return 0;
+    if (at < 2) {
+        out->d_ino = at ? inode_above(d) : e->ino;
+        out->d_type = DT_DIR;
+    } else {
+        uint64_t id = monarch_names(d->catalog)[monarch_listing_first(d->listing) + at - 2];
+        size_t skip = e->path_len ? e->path_len + 1U : 0;
+        if (id >= d->catalog->capacity) /* damaged */
+            return 0;
+        e = &monarch_entries(d->catalog)[id];
+        out->d_ino = e->ino;
+        out->d_type = type_of(e);
+        name = monarch_pool(d->catalog, e->path) + skip;
+        n = e->path_len > skip ? e->path_len - skip : 0;
+        if (n >= sizeof out->d_name)
+            return 0;
+    }
+    out->d_off = (off_t)(at + 1);
+    out->d_reclen = (unsigned short)((offsetof(struct dirent, d_name) + n + 8) & ~(size_t)7);
+    memcpy(out->d_name, name, n);
+    out->d_name[n] = 0;
+    return 1;
+}
+
+PUBLIC struct dirent *readdir(DIR *stream) {
+    struct directory *d = ours(stream);
+    if (!d || d->real)
+        return REAL(readdir)(d ? d->real : stream);
+    if (!get(d, d->at, &d->found))
+        return NULL;
+    d->at++;
+    return &d->found;
+}
+
+PUBLIC int readdir_r(DIR *stream, struct dirent *entry, struct dirent **result) {
+    struct directory *d = ours(stream);
+    if (!d || d->real)
+        return REAL(readdir_r)(d ? d->real : stream, entry, result);
+    *result = get(d, d->at, entry) ? entry : NULL;
+    d->at += *result != NULL;
+    return 0;
+}
+
+PUBLIC long telldir(DIR *stream) {
+    struct directory *d = ours(stream);
+    return d && !d->real ? (long)d->at : REAL(telldir)(d ? d->real : stream);
+}
+
+PUBLIC void seekdir(DIR *stream, long at) {
+    struct directory *d = ours(stream);
+    if (!d || d->real)
+        REAL(seekdir)(d ? d->real : stream, at);
+    else
+        d->at = (uint64_t)at;
+}
+
+/* --- the source's directory ------------------------------------------------------------------- */
+
+static int open_source(struct directory *d) {
+    char path[MONARCH_PATH_MAX];
+    int fd = -ENAMETOOLONG;
+    if (monarch_source_path(d->session, d->catalog, d->entry, path))
+        fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0)
+        return fd;
+    errno = -fd;
+    return -1;
+}
+
+PUBLIC int dirfd(DIR *stream) {
+    struct directory *d = ours(stream);
+    if (!d || d->real)
+        return REAL(dirfd)(d ? d->real : stream);
+    if (d->fd < 0)
+        d->fd = open_source(d);
+    return d->fd;
+}
+
+/* Who rewinds sees what the directory has become meanwhile. */
+PUBLIC void rewinddir(DIR *stream) {
+    struct directory *d = ours(stream);
+    if (!d || d->real) {
+        REAL(rewinddir)(d ? d->real : stream);
+        return;
+    }
+    d->at = 0;
+    if (monarch_listing_of(d->session, d->entry) == d->listing)
+        return;
+    int old_errno = errno, fd = d->fd >= 0 ? d->fd : open_source(d);
+    d->real = fd >= 0 ? REAL(fdopendir)(fd) : NULL;
+    if (!d->real)
+        d->listing = monarch_listing(0, 0);
+    errno = old_errno;
+}
+
+PUBLIC int closedir(DIR *stream) {
+    struct directory *d = ours(stream);
+    if (!d)
+        return REAL(closedir)(stream);
+    DIR *real = d->real;
+    int fd = real ? -1 : d->fd;
+    give_back(d);
+    if (real)
+        return REAL(closedir)(real);
+    return fd >= 0 ? REAL(close)(fd) : 0;
+}
+
+/* --- whole listings --------------------------------------------------------------------------- */
+
+struct list {
+    struct dirent **names;
+    size_t used, room;
+};
+
+static int keep(struct list *l, const struct dirent *e) {
+    if (l->used == l->room) {
+        size_t room = l->room ? l->room * 2 : 32;
+        struct dirent **more = realloc(l->names, room * sizeof *more);
+        if (!more)
+            return 0;
+        l->names = more;
+        l->room = room;
+    }
+    struct dirent *copy = malloc(e->d_reclen);
+    if (!copy)
+        return 0;
+    l->names[l->used++] = memcpy(copy, e, e->d_reclen);
+    return 1;
+}
+
+typedef int choose_fn(const struct dirent *);
+typedef int compare_fn(const struct dirent **, const struct dirent **);
+
+static int list_all(struct directory *d, struct dirent ***names, choose_fn *choose,
+                    compare_fn *compare) {
+    struct list l = {NULL, 0, 0};
+    int old_errno = errno, done = 1;
+    for (; done && get(d, d->at, &d->found); d->at++) {
+        errno = 0; /* as libc: a chooser that sets it does not fail the call */
+        if (!choose || choose(&d->found))
+            done = keep(&l, &d->found);
+    }
+    give_back(d);
+    if (!done) {
+        while (l.used)
+            free(l.names[--l.used]);
+        free(l.names);
+        errno = ENOMEM;
+        return -1;
+    }
+    if (compare && l.used)
+        qsort(l.names, l.used, sizeof *l.names, (int (*)(const void *, const void *))compare);
+    *names = l.names;
+    errno = old_errno;
+    return (int)l.used;
+}
+
+PUBLIC int scandir(const char *path, struct dirent ***names, choose_fn *choose,
+                   compare_fn *compare) {
+    struct directory *d;
+    enum monarch_answer answer = open_listing(AT_FDCWD, path, &d);
+    if (answer == MONARCH_THERE)
+        return list_all(d, names, choose, compare);
+    if (answer == MONARCH_ASK)
+        return REAL(scandir)(path, names, choose, compare);
+    errno = ENOENT;
+    return -1;
+}
+
+PUBLIC int scandirat(int dir, const char *path, struct dirent ***names, choose_fn *choose,
+                     compare_fn *compare) {
+    struct directory *d;
+    enum monarch_answer answer = open_listing(dir, path, &d);
+    if (answer == MONARCH_THERE)
+        return list_all(d, names, choose, compare);
+    if (answer == MONARCH_ASK)
+        return REAL(scandirat)(dir, path, names, choose, compare);
+    errno = ENOENT;
+    return -1;
+}
+
+TWINS_OF_DIRECTORIES(TWIN)

@@ -1,0 +1,51 @@
+/* Requests that tell of a file's place on its file system, or share it: the source's to answer. All
+ * others go through. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
+#include <stdarg.h>
+#include <sys/ioctl.h>
+
+#include "calls.h"
+#include "companion.h"
+#include "record.h"
+#include "session.h"
+
+/* The descriptor to ask instead of `fd`. */
+static int source_of(int fd) {
+    int behind = monarch_companion(fd);
+    return behind >= 0 ? behind : fd;
+}
+
+static int asks_file(unsigned long request) {
+    return request == FS_IOC_FIEMAP || request == FIBMAP || request == FIGETBSZ ||
+           request == FS_IOC_GETFLAGS || request == FS_IOC_GETVERSION ||
+           request == FS_IOC_FSGETXATTR;
+}
+
+static int changes_file(unsigned long request) {
+    return request == FS_IOC_SETFLAGS || request == FS_IOC_SETVERSION ||
+           request == FS_IOC_FSSETXATTR;
+}
+
+PUBLIC int ioctl(int fd, unsigned long request, ...) {
+    va_list args;
+    va_start(args, request);
+    void *arg = va_arg(args, void *); /* a register, passed on as it is */
+    va_end(args);
+    if (__builtin_expect(!monarch_current, 1))
+        return REAL(ioctl)(fd, request, arg);
+    if (request == FICLONE) /* the source of the bytes is the argument */
+        return REAL(ioctl)(fd, request, (void *)(long)source_of((int)(long)arg));
+    if (request == FICLONERANGE && arg) {
+        struct file_clone_range range = *(struct file_clone_range *)arg;
+        range.src_fd = source_of((int)range.src_fd);
+        return REAL(ioctl)(fd, request, &range);
+    }
+    if (changes_file(request))
+        monarch_changed_fd(source_of(fd));
+    if (asks_file(request) || changes_file(request))
+        fd = source_of(fd);
+    return REAL(ioctl)(fd, request, arg);
+}

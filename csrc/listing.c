@@ -1,0 +1,189 @@
+/* The daemon's side of listings: which names lie in which directory, and whether they still do. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "native.h"
+
+#define NOBODY 0xFFFFFFFFU
+
+static size_t length_of_parent(const char *path, size_t len) {
+    while (len && path[len - 1] != '/')
+        len--;
+    return len ? len - 1 : 0;
+}
+
+int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct monarch_entry *e) {
+    const char *path = monarch_pool(c, e->path);
+    return e->path_len ? monarch_find(c, e->source, path, length_of_parent(path, e->path_len)) : -1;
+}
+
+void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory) {
+    struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
+    if (directory >= 0 && table[directory].kind == MONARCH_DIR)
+        __atomic_store_n(&table[directory].copy_ino, 0, __ATOMIC_SEQ_CST);
+}
+
+/* Neighbours in the catalog mostly lie in one directory. */
+static int64_t parent_of(const struct monarch_catalog *c, const struct monarch_entry *e,
+                         int64_t last) {
+    const char *path = monarch_pool(c, e->path);
+    size_t n = length_of_parent(path, e->path_len);
+    if (last >= 0) {
+        const struct monarch_entry *d = &monarch_entries(c)[last];
+        if (e->path_len && d->path_len == n && d->source == e->source &&
+            memcmp(monarch_pool(c, d->path), path, n) == 0)
+            return last;
+    }
+    return monarch_catalog_parent(c, e);
+}
+
+static int is_complete(const uint32_t *names, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++)
+        if (names[i] == NOBODY)
+            return 0;
+    return 1;
+}
+
+int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns) {
+    struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
+    uint32_t *names = (uint32_t *)((char *)c + c->names_at);
+    uint64_t used = 0;
+    int64_t parent = -1, listed = 0;
+    uint32_t *first = malloc((c->count + 1) * sizeof *first);
+    if (!first)
+        return -1;
+    memset(names, 0xFF, c->capacity * sizeof *names);
+    for (uint64_t id = 0; id < c->count; id++) {
+        uint64_t n = table[id].kind == MONARCH_DIR && table[id].sum ? table[id].sum - 1 : 0;
+        first[id] = (uint32_t)used;
+        if (n > c->capacity - used) /* more names than there are entries: some are missing */
+            table[id].sum = 0;
+        else
+            used += n;
+    }
+    for (uint64_t id = 0; id < c->count; id++) {
+        if (table[id].place == MONARCH_NO_PLACE)
+            continue;
+        parent = parent_of(c, &table[id], parent);
+        if (parent >= 0 && table[parent].kind == MONARCH_DIR &&
+            table[id].place + 1ULL < table[parent].sum)
+            names[first[parent] + table[id].place] = (uint32_t)id;
+    }
+    for (uint64_t id = 0; id < c->count; id++) {
+        struct monarch_entry *d = &table[id];
+        if (d->kind != MONARCH_DIR || !d->sum)
+            continue;
+        d->sum =
+            is_complete(names + first[id], d->sum - 1) ? monarch_listing(first[id], d->sum - 1) : 0;
+        if (d->sum && d->mtime_ns < young_ns && d->ctime_ns < young_ns) {
+            __atomic_store_n(&d->copy_ino, d->sum, __ATOMIC_SEQ_CST);
+            listed++;
+        }
+    }
+    free(first);
+    return listed;
+}
+
+/* --- whether they still do -------------------------------------------------------------------- */
+
+/* Older headers have no name for the field behind the device. */
+static uint64_t mount_of(const struct statx *x) {
+    uint64_t id;
+    memcpy(&id, &x->stx_dev_minor + 1, sizeof id);
+    return id;
+}
+
+void monarch_read_filesystem(int root, struct monarch_filesystem *f) {
+    struct statfs s;
+    struct statx x;
+    for (int i = 0; i < 2; i++) {
+        unsigned mask = i ? STATX_BASIC_STATS | STATX_BTIME : STATX_BASIC_STATS;
+        if (statx(root, "", AT_EMPTY_PATH, mask, &x) != 0)
+            return;
+        f->statx_mask[i] = x.stx_mask;
+    }
+    f->attributes_mask = x.stx_attributes_mask;
+    f->mount = mount_of(&x);
+    if (fstatfs(root, &s) != 0)
+        return;
+    f->type = s.f_type;
+    f->bsize = s.f_bsize;
+    f->frsize = s.f_frsize;
+    f->namelen = s.f_namelen;
+    f->flags = s.f_flags;
+    f->blocks = s.f_blocks;
+    f->bfree = s.f_bfree;
+    f->bavail = s.f_bavail;
+    f->files = s.f_files;
+    f->ffree = s.f_ffree;
+    memcpy(f->fsid, &s.f_fsid, sizeof f->fsid);
+}
+
+static int is_same(int root, const struct monarch_catalog *c, const struct monarch_entry *e) {
+    struct monarch_entry now;
+    char target[MONARCH_PATH_MAX];
+    return monarch_stat_entry(root, e->source, monarch_pool(c, e->path), &now, target,
+                              sizeof target) == 0 &&
+           now.kind == e->kind && now.ino == e->ino && now.mtime_ns == e->mtime_ns &&
+           now.ctime_ns == e->ctime_ns && now.size == e->size;
+}
+
+static int lists(DIR *names, const struct monarch_catalog *c, const struct monarch_entry *d) {
+    uint64_t i = 0, n = monarch_listing_length(d->sum);
+    const uint32_t *ids = monarch_names(c) + monarch_listing_first(d->sum);
+    size_t skip = d->path_len ? d->path_len + 1U : 0;
+    for (struct dirent *found; (found = readdir(names));) {
+        if (strcmp(found->d_name, ".") == 0 || strcmp(found->d_name, "..") == 0)
+            continue;
+        if (i == n ||
+            strcmp(found->d_name, monarch_pool(c, monarch_entries(c)[ids[i++]].path) + skip) != 0)
+            return 0;
+    }
+    return i == n;
+}
+
+int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t directory) {
+    const struct monarch_entry *d = &monarch_entries(c)[directory];
+    const char *path = monarch_pool(c, d->path);
+    int fd = openat(root, *path ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
+    int holds = names && is_same(root, c, d) && lists(names, c, d);
+    if (names)
+        closedir(names);
+    else if (fd >= 0)
+        close(fd);
+    return holds;
+}
+
+uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
+                                     const struct monarch_source *source, unsigned number, int root,
+                                     uint64_t *at, uint64_t max) {
+    const struct monarch_entry *table = monarch_entries(c);
+    uint64_t others = 0, looked = 0, count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
+    for (; *at < count && looked < max; ++*at) {
+        const struct monarch_entry *d = &table[*at];
+        uint64_t listing = __atomic_load_n(&d->copy_ino, __ATOMIC_ACQUIRE);
+        if (d->kind != MONARCH_DIR || d->source != number || !listing ||
+            monarch_is_changed(m, source->dev, d->ino))
+            continue;
+        looked++;
+        if (is_same(root, c, d))
+            continue;
+        others++;
+        for (uint64_t i = 0; i < monarch_listing_length(listing); i++) {
+            const struct monarch_entry *e =
+                &table[monarch_names(c)[monarch_listing_first(listing) + i]];
+            looked++;
+            if (e->kind != MONARCH_OTHER && e->kind != MONARCH_DIR && !is_same(root, c, e))
+                monarch_mark_changed(m, source->dev, e->ino);
+        }
+        monarch_mark_changed(m, source->dev, d->ino);
+    }
+    return others;
+}
