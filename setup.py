@@ -16,6 +16,7 @@ PRELOAD = [
     "real.c",
     "session.c",
     "warn.c",
+    "log.c",
     "where.c",
     "serve.c",
     "record.c",

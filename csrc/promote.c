@@ -3,6 +3,7 @@
 
 #include <sys/sysmacros.h>
 
+#include "log.h"
 #include "serve.h"
 #include "sys.h"
 #include "track.h"
@@ -79,6 +80,8 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
         monarch_track_release(fd, &held, done ? 0 : held.word | TRACK_SHARED);
     }
     sys_close(copy);
+    if (done)
+        monarch_log("promoted to", path, NULL);
     if (done)
         __atomic_fetch_add(&monarch_my_stats(w->session)->promotions, 1, __ATOMIC_RELAXED);
     return done;

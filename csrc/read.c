@@ -9,6 +9,7 @@
 
 #include "calls.h"
 #include "demand.h"
+#include "log.h"
 #include "mappings.h"
 #include "promote.h"
 #include "serve.h"
@@ -93,6 +94,8 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
             if (got < (uint64_t)ready)
                 break;
         } else if (!monarch_demand_and_wait(w)) {
+            monarch_log("read", monarch_pool(monarch_catalog_of(w->session), w->entry->path),
+                        "source: waited in vain");
             __atomic_fetch_add(&stats->fallbacks, 1, __ATOMIC_RELAXED);
             break;
         }

@@ -5,12 +5,20 @@
 #include <string.h>
 
 #include "calls.h"
+#include "log.h"
 #include "serve.h"
 #include "sys.h"
+#include "text.h"
 
 static void mark(struct session *s, const struct stat *st) {
-    if (monarch_source_on(s, st->st_dev, 0) >= 0)
-        monarch_mark_changed(s->clients, st->st_dev, st->st_ino);
+    if (monarch_source_on(s, st->st_dev, 0) < 0)
+        return;
+    if (monarch_logging) {
+        char inode[24];
+        put_number(inode, st->st_ino, 10, 1);
+        monarch_log("changed, inode", inode, NULL);
+    }
+    monarch_mark_changed(s->clients, st->st_dev, st->st_ino);
 }
 
 int monarch_changed_path(int dir, const char *path, int follow) {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "demand.h"
+#include "log.h"
 #include "sys.h"
 #include "track.h"
 
@@ -60,6 +61,21 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     return 1;
 }
 
+/* Why an open gets the source's file. */
+static const char *why_source(const struct session *s, const struct monarch_entry *e) {
+    static const char *const reasons[16] = {
+        "left to the source", "source: no tier has room",    "source: excluded",
+        "source: changed",    "source: could not be copied", "source: attributes",
+    };
+    static const char *const states[] = {"source: no copy yet", "source: wanted",
+                                         "source: being copied", "source: its copy is gone"};
+    uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
+    if (monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino))
+        return reasons[MONARCH_CHANGED];
+    unsigned state = MONARCH_WORD_STATE(word);
+    return state < MONARCH_BYPASS ? states[state] : reasons[word >> 4 & 7];
+}
+
 static void count(struct session *s, int from_copy, uint64_t size) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(&n->opens, 1, __ATOMIC_RELAXED);
@@ -69,11 +85,15 @@ static void count(struct session *s, int from_copy, uint64_t size) {
 }
 
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
+    monarch_log("open", monarch_pool(monarch_catalog_of(s), o->entry->path), o->copy);
     count(s, 1, o->entry->size);
 }
 
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags, int fd) {
     struct stat st;
+    if (__builtin_expect(monarch_logging, 0))
+        monarch_log("open", o->entry ? monarch_pool(monarch_catalog_of(s), o->entry->path) : NULL,
+                    o->entry ? why_source(s, o->entry) : "source: not scanned yet");
     if (o->entry) {
         count(s, 0, o->entry->size);
         uint64_t word = __atomic_load_n(&o->entry->word, __ATOMIC_ACQUIRE);

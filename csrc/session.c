@@ -6,7 +6,9 @@
 #include <string.h>
 
 #include "calls.h"
+#include "log.h"
 #include "sys.h"
+#include "text.h"
 #include "xxh3.h"
 
 #define DIR_MAX 256
@@ -25,24 +27,6 @@ static uint32_t foreign; /* atomic: we are in a mount name space of our own maki
 /* What `monarch_current` is while a configuration is named but no daemon has answered yet. */
 static const struct monarch_control nobody = {.state = MONARCH_CLOSED};
 static struct session waiting = {.control = &nobody};
-
-static char *put(char *at, const char *text) {
-    size_t n = strlen(text);
-    memcpy(at, text, n + 1);
-    return at + n;
-}
-
-static char *put_number(char *at, uint64_t v, unsigned base, int digits) {
-    char tmp[24];
-    int n = 0;
-    do
-        tmp[n++] = "0123456789abcdef"[v % base];
-    while ((v /= base) || n < digits);
-    while (n)
-        *at++ = tmp[--n];
-    *at = 0;
-    return at;
-}
 
 /* --- attaching ------------------------------------------------------------------------------ */
 
@@ -121,6 +105,7 @@ static struct session *attach(void) {
             pool[i].clients = m;
             pool[i].control = k;
             pool[i].fills = fills && fills_size >= sizeof *fills ? fills : NULL;
+            monarch_log("daemon", session_dir, "attached");
             return &pool[i];
         }
         if (m)
@@ -332,6 +317,7 @@ __attribute__((constructor)) static void load(void) {
     if (!config || !*config || (off && *off && strcmp(off, "0") != 0))
         return;
     int old_errno = errno;
+    monarch_log_init();
     if (!find_session_dir(config)) {
         monarch_warn("MONARCH_CONFIG names no file that can be found:", config,
                      "give its absolute path");

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "log.h"
 #include "session.h"
 #include "sys.h"
 
@@ -54,6 +55,7 @@ void monarch_warn(const char *what, const char *name, const char *mend) {
     char line[1200] = "monarch: ";
     const char *parts[] = {what, " ", name, "; reads go to the source (", mend, ")\n"};
     size_t n = strlen(line);
+    monarch_log(what, name, mend);
     if (__atomic_exchange_n(&warned, 1, __ATOMIC_RELAXED) || secure_getenv(SAID) ||
         !stderr_is_what_it_was() || parent_has_warned())
         return;

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ __all__ = ["Finding", "examine"]
 
 # Shared memory for a catalog: 192 bytes and the path a file, and the clients' segment.
 CATALOG_BYTES_PER_FILE = 288
+# The daemon has two for each block that it copies, and a job's locks may take one a file.
+MIN_DESCRIPTORS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,29 @@ def _daemon(config: Config) -> Iterator[Finding]:
         yield Finding("warning", "catalog", "shared memory is full; some files are uncached", mend)
 
 
+def _container(config: Config) -> Iterator[Finding]:
+    """What a container must share, for a job inside and a daemon outside."""
+    places = [shm_root(), LIBRARY.parent, config.file]
+    places += [source.path for source in config.sources]
+    places += [tier.mount_point for tier in config.tiers]
+    shared = " ".join(dict.fromkeys(str(place) for place in places))
+    yield Finding("ok", "containers", f"bind at the same paths, as the same user: {shared}")
+
+
+def _limits() -> Iterator[Finding]:
+    """Limits under which programs would go without Monarch, or the daemon without room."""
+    segments = sum(ffi.sizeof(f"struct monarch_{name}") for name in ("clients", "control", "fills"))
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY and space < 32 * segments:
+        text = f"address space limited to {format_size(space)}"
+        mend = f"ulimit -v unlimited: the segments alone take {format_size(segments)}"
+        yield Finding("warning", "limits", text, mend)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < MIN_DESCRIPTORS:
+        text = f"{files} open files"
+        yield Finding("warning", "limits", text, f"ulimit -n {MIN_DESCRIPTORS}, or more")
+
+
 def _environment() -> Iterator[Finding]:
     preload = os.environ.get("MONARCH_LEFT") or os.environ.get("LD_PRELOAD", "")
     for path in filter(None, preload.replace(":", " ").split()):
@@ -152,7 +178,7 @@ def _environment() -> Iterator[Finding]:
 
 def examine(config_file: Path | None) -> list[Finding]:
     """Everything that can be looked at; without a configuration, the machine alone."""
-    findings = [*_machine(), *_library(), *_shared_memory(), *_environment()]
+    findings = [*_machine(), *_library(), *_shared_memory(), *_limits(), *_environment()]
     config = None
     if config_file is None:
         mend = "name one with -c to have its tiers and sources examined"
@@ -165,5 +191,5 @@ def examine(config_file: Path | None) -> list[Finding]:
         else:
             findings.append(Finding("ok", "configuration", str(config.file)))
             findings += [Finding("warning", "configuration", text) for text in config.warnings]
-            findings += [*_sources(config), *_tiers(config), *_daemon(config)]
+            findings += [*_sources(config), *_tiers(config), *_container(config), *_daemon(config)]
     return findings + list(_switches(config))

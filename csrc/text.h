@@ -1,0 +1,27 @@
+/* Text put together without libc's formatting, which may allocate and asks for the locale. Each
+ * returns where the NUL is; the room is the caller's to know. */
+#ifndef MONARCH_TEXT_H
+#define MONARCH_TEXT_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline char *put(char *at, const char *text) {
+    size_t n = strlen(text);
+    memcpy(at, text, n + 1);
+    return at + n;
+}
+
+static inline char *put_number(char *at, uint64_t v, unsigned base, int digits) {
+    char tmp[24];
+    int n = 0;
+    do
+        tmp[n++] = "0123456789abcdef"[v % base];
+    while ((v /= base) || n < digits);
+    while (n)
+        *at++ = tmp[--n];
+    *at = 0;
+    return at;
+}
+
+#endif
