@@ -18,6 +18,7 @@ SOURCES = [
     "scan.c",
     "fill.c",
     "job.c",
+    "schedule.c",
     "engine.c",
     "testing.c",
 ]

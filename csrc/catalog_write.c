@@ -104,19 +104,27 @@ void monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
                             const struct monarch_entry *fresh) {
     struct monarch_entry *e = (struct monarch_entry *)((char *)c + c->entries_at) + id;
     uint64_t old_ino = e->ino;
-    struct monarch_entry next = *fresh;
-    next.hash = e->hash;
-    next.path = e->path;
-    next.path_len = e->path_len;
-    next.source = e->source;
-    next.kind = e->kind; /* readers look at it at any time */
-    next.word = e->word;
-    next.copy_ino = 0;
-    next.place = e->place;
-    next.version = e->version + 1;
-    __atomic_store_n(&e->version, next.version, __ATOMIC_SEQ_CST);
-    *e = next;
-    __atomic_store_n(&e->version, next.version + 1, __ATOMIC_SEQ_CST);
+    uint32_t version = e->version;
+    __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
+    /* What readers look the entry up by stays as it is; so do its word and its place. */
+#define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
+    REPLACE(ino);
+    REPLACE(size);
+    REPLACE(copy_ino); /* 0: there is no copy */
+    REPLACE(sum);
+    REPLACE(blksize);
+    REPLACE(flags);
+    REPLACE(mtime_ns);
+    REPLACE(ctime_ns);
+    REPLACE(atime_ns);
+    REPLACE(btime_ns);
+    REPLACE(blocks);
+    REPLACE(mode);
+    REPLACE(uid);
+    REPLACE(gid);
+    REPLACE(nlink);
+#undef REPLACE
+    __atomic_store_n(&e->version, version + 2, __ATOMIC_SEQ_CST);
     if (e->ino != old_ino)
         put_inode(c, c->inodes_at, e->ino + e->source, id);
 }

@@ -1,5 +1,4 @@
-/* The threads that copy, and what each does next: first what a reader waits for, then removals,
- * then files in use, then all others. */
+/* The threads that copy, and what Python asks of them. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -10,238 +9,10 @@
 #include <unistd.h>
 
 #include "doorbell.h"
-#include "engine.h"
+#include "schedule.h"
 
-/* Orders of the queues are found by entry in buckets: a reader may wait for one far behind. */
-#define BUCKETS 1024
 /* A reader has waited for a unit of the file within this time: it is moved in units [ns]. */
 #define ASKED_NS 500000000ULL
-/* No unit is left to be taken up. */
-#define DONE UINT64_MAX
-
-struct queue {
-    struct job *first, *last;
-    uint64_t length;
-};
-
-struct pool {
-    struct monarch_engine shared; /* first: fill.c and job.c see only this */
-    pthread_mutex_t lock;
-    struct queue urgent, in_use, normal, done, told;
-    struct job *bucket[BUCKETS];
-    struct fill *fills;              /* begun and not over, in the order in which they go on */
-    uint64_t pending[2];             /* queued, running, or done and not yet told: normal, in use */
-    uint64_t taken[MONARCH_DEMANDS]; /* demands that a thread works on */
-    unsigned next_demand, free_slots;
-    int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */
-    uint32_t width;               /* atomic: threads that do what nobody waits for */
-    int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
-    int threads;
-    struct worker {
-        struct pool *pool;
-        uint32_t number;
-        pthread_t thread;
-    } worker[];
-};
-
-/* --- queues ------------------------------------------------------------------------------------
- */
-
-static void push(struct queue *q, struct job *job) {
-    job->next = NULL;
-    job->before = q->last;
-    job->queue = q;
-    *(q->last ? &q->last->next : &q->first) = job;
-    q->last = job;
-    q->length++;
-}
-
-static void take_out(struct job *job) {
-    struct queue *q = job->queue;
-    *(job->before ? &job->before->next : &q->first) = job->next;
-    *(job->next ? &job->next->before : &q->last) = job->before;
-    job->queue = NULL;
-    q->length--;
-}
-
-static struct job *pop(struct queue *q) {
-    struct job *job = q->first;
-    if (job)
-        take_out(job);
-    return job;
-}
-
-/* Only orders that have not begun and that a reader may wait for are in the buckets. */
-static int is_awaited(const struct job *job) {
-    return job->result.kind == MONARCH_FILL || job->result.kind == MONARCH_CHECK;
-}
-
-static struct job **bucket_of(struct pool *p, uint64_t id) { return &p->bucket[id % BUCKETS]; }
-
-static void remember(struct pool *p, struct job *job) {
-    struct job **b = bucket_of(p, job->result.id);
-    job->same = *b;
-    *b = job;
-}
-
-static void forget(struct pool *p, const struct job *job) {
-    for (struct job **at = bucket_of(p, job->result.id); *at; at = &(*at)->same)
-        if (*at == job) {
-            *at = job->same;
-            return;
-        }
-}
-
-/* --- fills under way ----------------------------------------------------------------------------
- */
-
-static int is_claimed(const struct fill *f, uint64_t unit) {
-    return f->claimed[unit / 64] >> (unit % 64) & 1;
-}
-
-static void claim(struct fill *f, uint64_t unit) { f->claimed[unit / 64] |= 1ULL << (unit % 64); }
-
-static struct fill *fill_of(struct pool *p, uint64_t id) {
-    struct fill *f = p->fills;
-    while (f && f->job->result.id != id)
-        f = f->next;
-    return f;
-}
-
-static void add_fill(struct pool *p, struct fill *f) {
-    struct fill **at = &p->fills;
-    while (*at)
-        at = &(*at)->next;
-    f->next = NULL;
-    *at = f;
-}
-
-static void remove_fill(struct pool *p, const struct fill *f) {
-    struct fill **at = &p->fills;
-    while (*at && *at != f)
-        at = &(*at)->next;
-    if (*at)
-        *at = f->next;
-}
-
-/* --- what to do next ----------------------------------------------------------------------------
- */
-
-struct work {
-    struct job *job;   /* to begin or to do, or */
-    struct fill *fill; /* a unit or a block of it */
-    uint64_t unit, block;
-    int is_unit;
-};
-
-static void begins(struct pool *p, struct job *job, struct work *w) {
-    take_out(job);
-    if (is_awaited(job))
-        forget(p, job);
-    if (job->result.kind == MONARCH_FILL)
-        job->slot = p->slot[--p->free_slots];
-    *w = (struct work){.job = job};
-}
-
-static int find_queued(struct pool *p, uint64_t id, struct work *w) {
-    struct job *job = p->free_slots ? *bucket_of(p, id) : NULL;
-    while (job && job->result.id != id)
-        job = job->same;
-    if (!job)
-        return 0;
-    p->pending[job->result.in_use]--;
-    p->pending[job->result.in_use = 1]++;
-    begins(p, job, w);
-    return 1;
-}
-
-static int find_unit(struct pool *p, struct fill *f, uint64_t unit, struct work *w) {
-    f->asked_ns = monarch_now_ns();
-    f->next_unit = unit + 1;
-    /* A client may write anything; a file without a map is read by nobody before it is complete. */
-    if (unit < f->units && unit < MONARCH_FILL_UNITS && !is_claimed(f, unit) &&
-        !monarch_fill_is_over(f)) {
-        claim(f, unit);
-        f->users++;
-        *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
-        return 1;
-    }
-    /* Whoever moves it answers, unless that was before the demand. */
-    if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
-        f->map->done[unit / 64] >> (unit % 64) & 1)
-        monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
-    return 0;
-}
-
-/* Readers take turns: the search goes on behind the demand that was found last. */
-static int find_demand(struct pool *p, struct work *w) {
-    for (unsigned n = 0; n < MONARCH_DEMANDS; n++) {
-        unsigned i = (p->next_demand + n) % MONARCH_DEMANDS;
-        uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
-        if (!d || d == p->taken[i])
-            continue;
-        struct fill *f = fill_of(p, monarch_demand_entry(d));
-        if (f)
-            p->taken[i] = d;
-        if (f ? find_unit(p, f, monarch_demand_unit(d), w)
-              : find_queued(p, monarch_demand_entry(d), w)) {
-            p->next_demand = i + 1;
-            return 1;
-        }
-    }
-    return 0;
-}
-
-/* A reader that has waited for a unit wants the next ones soon. Files that readers wait for take
- * turns, unit by unit; what lies behind the last demand goes first. */
-static int find_ahead(struct pool *p, struct work *w) {
-    for (struct fill *f = p->fills; f; f = f->next) {
-        if (!f->asked_ns || monarch_fill_is_over(f) || f->next_unit == DONE)
-            continue;
-        uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
-        for (; n < f->units && is_claimed(f, unit); n++)
-            unit = unit + 1 < f->units ? unit + 1 : 0;
-        f->next_unit = n < f->units ? unit + 1 : DONE;
-        if (n == f->units)
-            continue;
-        claim(f, unit);
-        f->users++;
-        *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
-        remove_fill(p, f);
-        add_fill(p, f);
-        return 1;
-    }
-    return 0;
-}
-
-/* The others are finished one by one, in whole blocks. */
-static int find_block(struct pool *p, int in_use, struct work *w) {
-    struct fill *f = p->fills;
-    while (f && (f->next_block >= f->blocks || f->asked_ns || monarch_fill_is_over(f) ||
-                 (int)f->job->result.in_use != in_use))
-        f = f->next;
-    if (!f)
-        return 0;
-    *w = (struct work){.fill = f, .block = f->next_block++};
-    f->users++;
-    return 1;
-}
-
-static int find_job(struct pool *p, struct queue *q, struct work *w) {
-    if (!q->first || (q->first->result.kind == MONARCH_FILL && !p->free_slots))
-        return 0;
-    begins(p, q->first, w);
-    return 1;
-}
-
-/* What nobody waits for is done by as many threads as the width says. */
-static int find_work(struct pool *p, uint32_t number, struct work *w) {
-    if (find_demand(p, w) || find_job(p, &p->urgent, w))
-        return 1;
-    return number < __atomic_load_n(&p->width, __ATOMIC_RELAXED) &&
-           (find_ahead(p, w) || find_block(p, 1, w) || find_job(p, &p->in_use, w) ||
-            find_block(p, 0, w) || find_job(p, &p->normal, w));
-}
 
 /* --- doing it -----------------------------------------------------------------------------------
  */
@@ -249,7 +20,7 @@ static int find_work(struct pool *p, uint32_t number, struct work *w) {
 static void finish(struct pool *p, struct job *job) {
     pthread_mutex_lock(&p->lock);
     int was_empty = !p->done.first;
-    push(&p->done, job);
+    monarch_push(&p->done, job);
     pthread_mutex_unlock(&p->lock);
     if (was_empty) /* a daemon that has been rung for one takes all */
         monarch_doorbell_ring(&p->shared.clients->doorbell);
@@ -260,7 +31,7 @@ static void leave(struct pool *p, struct fill *f) {
     pthread_mutex_lock(&p->lock);
     int last = --f->users == 0 && monarch_fill_is_over(f);
     if (last)
-        remove_fill(p, f);
+        monarch_remove_fill(p, f);
     pthread_mutex_unlock(&p->lock);
     if (last) {
         struct job *job = f->job;
@@ -276,7 +47,7 @@ static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;
     while (depth < 2) {
         pthread_mutex_lock(&p->lock);
-        int found = find_demand(p, &w);
+        int found = monarch_find_demand(p, &w);
         pthread_mutex_unlock(&p->lock);
         if (!found)
             return;
@@ -297,10 +68,10 @@ static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64
     pthread_mutex_lock(&p->lock);
     if (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS)
         most = MONARCH_CHUNK / f->unit_bytes ? MONARCH_CHUNK / f->unit_bytes : 1;
-    for (; *unit < end && is_claimed(f, *unit); ++*unit)
+    for (; *unit < end && monarch_is_claimed(f, *unit); ++*unit)
         *whole = 0;
-    for (; n < most && *unit + n < end && !is_claimed(f, *unit + n); n++)
-        claim(f, *unit + n);
+    for (; n < most && *unit + n < end && !monarch_is_claimed(f, *unit + n); n++)
+        monarch_claim(f, *unit + n);
     pthread_mutex_unlock(&p->lock);
     return n;
 }
@@ -341,7 +112,7 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
         pthread_mutex_lock(&p->lock);
         f->users = 1;
         f->next_block = is_small;
-        add_fill(p, f);
+        monarch_add_fill(p, f);
         pthread_mutex_unlock(&p->lock);
         if (is_small)
             move_block(p, f, 0, buffer, depth);
@@ -377,7 +148,7 @@ static void *work(void *arg) {
         struct work w;
         uint32_t seen = __atomic_load_n(&m->engine_doorbell, __ATOMIC_SEQ_CST);
         pthread_mutex_lock(&p->lock);
-        int found = find_work(p, me->number, &w);
+        int found = monarch_find_work(p, me->number, &w);
         pthread_mutex_unlock(&p->lock);
         if (found) {
             do_work(p, &w, buffer);
@@ -465,12 +236,12 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
 static int enqueue(struct pool *p, struct queue *to, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
-    for (struct job *job; (job = pop(fresh));) {
+    for (struct job *job; (job = monarch_pop(fresh));) {
         job->result.in_use = to != &p->normal;
         p->pending[job->result.in_use]++;
-        push(to, job);
-        if (is_awaited(job))
-            remember(p, job);
+        monarch_push(to, job);
+        if (monarch_is_awaited(job))
+            monarch_remember(p, job);
     }
     pthread_mutex_unlock(&p->lock);
     monarch_doorbell_ring(&p->shared.clients->engine_doorbell);
@@ -486,7 +257,7 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
         struct job *job = new_job(p, c, kind, ids[i], tiers[i], copies[i], sums ? sums[i] : 0);
         if (!job)
             break;
-        push(&fresh, job);
+        monarch_push(&fresh, job);
     }
     return enqueue(p, in_use ? &p->in_use : &p->normal, &fresh);
 }
@@ -506,7 +277,7 @@ int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *id
         job->result.copy = copies[i];
         job->result.bytes = sizes[i];
         job->copies = p->copies[tiers[i]];
-        push(&fresh, job);
+        monarch_push(&fresh, job);
     }
     return enqueue(p, &p->urgent, &fresh);
 }
@@ -516,10 +287,10 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
     struct pool *p = (struct pool *)e;
     uint64_t n = 0;
     pthread_mutex_lock(&p->lock);
-    for (struct job *job; n < max && (job = pop(&p->done));) {
+    for (struct job *job; n < max && (job = monarch_pop(&p->done));) {
         p->pending[job->result.in_use]--;
         out[n++] = job->result;
-        push(&p->told, job);
+        monarch_push(&p->told, job);
     }
     pthread_mutex_unlock(&p->lock);
     return n;
@@ -529,7 +300,7 @@ void monarch_engine_settle(struct monarch_engine *e) {
     struct pool *p = (struct pool *)e;
     int freed = 0;
     pthread_mutex_lock(&p->lock);
-    for (struct job *job; (job = pop(&p->told)); free(job))
+    for (struct job *job; (job = monarch_pop(&p->told)); free(job))
         if (job->slot >= 0) {
             __atomic_store_n(&e->fills->word[job->slot], 0, __ATOMIC_SEQ_CST);
             p->slot[p->free_slots++] = job->slot;
@@ -560,7 +331,7 @@ static void abandon_fills(struct pool *p) {
         struct job *job = f->job;
         f->failed = 1;
         monarch_fill_end(&p->shared, f);
-        push(&p->done, job);
+        monarch_push(&p->done, job);
     }
 }
 
@@ -572,11 +343,11 @@ void monarch_engine_stop(struct monarch_engine *e) {
     for (int i = 0; i < p->threads; i++)
         pthread_join(p->worker[i].thread, NULL);
     abandon_fills(p);
-    for (struct job *job; (job = pop(&p->done)); free(job))
+    for (struct job *job; (job = monarch_pop(&p->done)); free(job))
         free(job->result.block_sums);
     struct queue *rest[] = {&p->urgent, &p->in_use, &p->normal, &p->told};
     for (int i = 0; i < 4; i++)
-        for (struct job *job; (job = pop(rest[i])); free(job))
+        for (struct job *job; (job = monarch_pop(rest[i])); free(job))
             ;
     pthread_mutex_destroy(&p->lock);
     free(p);

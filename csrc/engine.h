@@ -16,7 +16,7 @@
 
 struct job {
     struct job *next, *before; /* in its queue */
-    struct job *same;          /* the next one of its bucket, see engine.c */
+    struct job *same;          /* the next one of its bucket, see schedule.c */
     struct queue *queue;
     struct monarch_result result;
     int slot;                /* of the fills segment, -1 for none */

@@ -37,7 +37,8 @@ static long stream(FILE *f) { return f ? (long)(intptr_t)f : -1; }
 /* One that the catalog lists takes a descriptor when it is asked for. */
 static long listing(DIR *d) { return d && dirfd(d) >= 0 ? (long)(intptr_t)d : -1; }
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* readdir_r, which programs still call */
+#pragma GCC diagnostic ignored \
+    "-Wdeprecated-declarations" /* readdir_r, which programs still call */
 static long read_through(DIR *d) {
     struct dirent entry, *e = &entry;
     int error = errno, here = 0;

@@ -1,0 +1,200 @@
+/* What each thread does next: first what a reader waits for, then removals, then files in use, then
+ * all others. */
+#include "schedule.h"
+
+/* No unit is left to be taken up. */
+#define DONE UINT64_MAX
+
+/* --- queues ------------------------------------------------------------------------------------
+ */
+
+void monarch_push(struct queue *q, struct job *job) {
+    job->next = NULL;
+    job->before = q->last;
+    job->queue = q;
+    *(q->last ? &q->last->next : &q->first) = job;
+    q->last = job;
+    q->length++;
+}
+
+static void take_out(struct job *job) {
+    struct queue *q = job->queue;
+    *(job->before ? &job->before->next : &q->first) = job->next;
+    *(job->next ? &job->next->before : &q->last) = job->before;
+    job->queue = NULL;
+    q->length--;
+}
+
+struct job *monarch_pop(struct queue *q) {
+    struct job *job = q->first;
+    if (job)
+        take_out(job);
+    return job;
+}
+
+/* Only orders that have not begun and that a reader may wait for are in the buckets. */
+int monarch_is_awaited(const struct job *job) {
+    return job->result.kind == MONARCH_FILL || job->result.kind == MONARCH_CHECK;
+}
+
+static struct job **bucket_of(struct pool *p, uint64_t id) {
+    return &p->bucket[id % MONARCH_BUCKETS];
+}
+
+void monarch_remember(struct pool *p, struct job *job) {
+    struct job **b = bucket_of(p, job->result.id);
+    job->same = *b;
+    *b = job;
+}
+
+static void forget(struct pool *p, const struct job *job) {
+    for (struct job **at = bucket_of(p, job->result.id); *at; at = &(*at)->same)
+        if (*at == job) {
+            *at = job->same;
+            return;
+        }
+}
+
+/* --- fills under way ----------------------------------------------------------------------------
+ */
+
+int monarch_is_claimed(const struct fill *f, uint64_t unit) {
+    return f->claimed[unit / 64] >> (unit % 64) & 1;
+}
+
+void monarch_claim(struct fill *f, uint64_t unit) { f->claimed[unit / 64] |= 1ULL << (unit % 64); }
+
+static struct fill *fill_of(struct pool *p, uint64_t id) {
+    struct fill *f = p->fills;
+    while (f && f->job->result.id != id)
+        f = f->next;
+    return f;
+}
+
+void monarch_add_fill(struct pool *p, struct fill *f) {
+    struct fill **at = &p->fills;
+    while (*at)
+        at = &(*at)->next;
+    f->next = NULL;
+    *at = f;
+}
+
+void monarch_remove_fill(struct pool *p, const struct fill *f) {
+    struct fill **at = &p->fills;
+    while (*at && *at != f)
+        at = &(*at)->next;
+    if (*at)
+        *at = f->next;
+}
+
+/* --- what to do next ----------------------------------------------------------------------------
+ */
+
+static void begins(struct pool *p, struct job *job, struct work *w) {
+    take_out(job);
+    if (monarch_is_awaited(job))
+        forget(p, job);
+    if (job->result.kind == MONARCH_FILL)
+        job->slot = p->slot[--p->free_slots];
+    *w = (struct work){.job = job};
+}
+
+static int find_queued(struct pool *p, uint64_t id, struct work *w) {
+    struct job *job = p->free_slots ? *bucket_of(p, id) : NULL;
+    while (job && job->result.id != id)
+        job = job->same;
+    if (!job)
+        return 0;
+    p->pending[job->result.in_use]--;
+    p->pending[job->result.in_use = 1]++;
+    begins(p, job, w);
+    return 1;
+}
+
+static int find_unit(struct pool *p, struct fill *f, uint64_t unit, struct work *w) {
+    f->asked_ns = monarch_now_ns();
+    f->next_unit = unit + 1;
+    /* A client may write anything; a file without a map is read by nobody before it is complete. */
+    if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
+        !monarch_fill_is_over(f)) {
+        monarch_claim(f, unit);
+        f->users++;
+        *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
+        return 1;
+    }
+    /* Whoever moves it answers, unless that was before the demand. */
+    if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
+        f->map->done[unit / 64] >> (unit % 64) & 1)
+        monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
+    return 0;
+}
+
+/* Readers take turns: the search goes on behind the demand that was found last. */
+int monarch_find_demand(struct pool *p, struct work *w) {
+    for (unsigned n = 0; n < MONARCH_DEMANDS; n++) {
+        unsigned i = (p->next_demand + n) % MONARCH_DEMANDS;
+        uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
+        if (!d || d == p->taken[i])
+            continue;
+        struct fill *f = fill_of(p, monarch_demand_entry(d));
+        if (f)
+            p->taken[i] = d;
+        if (f ? find_unit(p, f, monarch_demand_unit(d), w)
+              : find_queued(p, monarch_demand_entry(d), w)) {
+            p->next_demand = i + 1;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* A reader that has waited for a unit wants the next ones soon. Files that readers wait for take
+ * turns, unit by unit; what lies behind the last demand goes first. */
+static int find_ahead(struct pool *p, struct work *w) {
+    for (struct fill *f = p->fills; f; f = f->next) {
+        if (!f->asked_ns || monarch_fill_is_over(f) || f->next_unit == DONE)
+            continue;
+        uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
+        for (; n < f->units && monarch_is_claimed(f, unit); n++)
+            unit = unit + 1 < f->units ? unit + 1 : 0;
+        f->next_unit = n < f->units ? unit + 1 : DONE;
+        if (n == f->units)
+            continue;
+        monarch_claim(f, unit);
+        f->users++;
+        *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
+        monarch_remove_fill(p, f);
+        monarch_add_fill(p, f);
+        return 1;
+    }
+    return 0;
+}
+
+/* The others are finished one by one, in whole blocks. */
+static int find_block(struct pool *p, int in_use, struct work *w) {
+    struct fill *f = p->fills;
+    while (f && (f->next_block >= f->blocks || f->asked_ns || monarch_fill_is_over(f) ||
+                 (int)f->job->result.in_use != in_use))
+        f = f->next;
+    if (!f)
+        return 0;
+    *w = (struct work){.fill = f, .block = f->next_block++};
+    f->users++;
+    return 1;
+}
+
+static int find_job(struct pool *p, struct queue *q, struct work *w) {
+    if (!q->first || (q->first->result.kind == MONARCH_FILL && !p->free_slots))
+        return 0;
+    begins(p, q->first, w);
+    return 1;
+}
+
+/* What nobody waits for is done by as many threads as the width says. */
+int monarch_find_work(struct pool *p, uint32_t number, struct work *w) {
+    if (monarch_find_demand(p, w) || find_job(p, &p->urgent, w))
+        return 1;
+    return number < __atomic_load_n(&p->width, __ATOMIC_RELAXED) &&
+           (find_ahead(p, w) || find_block(p, 1, w) || find_job(p, &p->in_use, w) ||
+            find_block(p, 0, w) || find_job(p, &p->normal, w));
+}

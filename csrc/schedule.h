@@ -1,0 +1,66 @@
+/* What the copying threads do next. All of it is under the pool's lock. */
+#ifndef MONARCH_SCHEDULE_H
+#define MONARCH_SCHEDULE_H
+
+#include <pthread.h>
+
+#include "engine.h"
+
+/* Orders of the queues are found by entry in buckets: a reader may wait for one far behind. */
+#define MONARCH_BUCKETS 1024
+
+struct queue {
+    struct job *first, *last;
+    uint64_t length;
+};
+
+struct pool {
+    struct monarch_engine shared; /* first: fill.c and job.c see only this */
+    pthread_mutex_t lock;
+    struct queue urgent, in_use, normal, done, told;
+    struct job *bucket[MONARCH_BUCKETS];
+    struct fill *fills;              /* begun and not over, in the order in which they go on */
+    uint64_t pending[2];             /* queued, running, or done and not yet told: normal, in use */
+    uint64_t taken[MONARCH_DEMANDS]; /* demands that a thread works on */
+    unsigned next_demand, free_slots;
+    int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */
+    uint32_t width;               /* atomic: threads that do what nobody waits for */
+    int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
+    int threads;
+    struct worker {
+        struct pool *pool;
+        uint32_t number;
+        pthread_t thread;
+    } worker[];
+};
+
+/* --- queues --- */
+
+void monarch_push(struct queue *q, struct job *job);
+struct job *monarch_pop(struct queue *q);
+/* Whether a reader may wait for the order: those that have not begun can be found by entry. */
+int monarch_is_awaited(const struct job *job);
+void monarch_remember(struct pool *p, struct job *job);
+
+/* --- fills under way --- */
+
+int monarch_is_claimed(const struct fill *f, uint64_t unit);
+void monarch_claim(struct fill *f, uint64_t unit);
+void monarch_add_fill(struct pool *p, struct fill *f);
+void monarch_remove_fill(struct pool *p, const struct fill *f);
+
+/* --- what is next --- */
+
+struct work {
+    struct job *job;   /* to begin or to do, or */
+    struct fill *fill; /* a unit or a block of it */
+    uint64_t unit, block;
+    int is_unit;
+};
+
+/* What readers wait for; whether there is any. */
+int monarch_find_demand(struct pool *p, struct work *w);
+/* That, and what else thread `number` may do. */
+int monarch_find_work(struct pool *p, uint32_t number, struct work *w);
+
+#endif
