@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ __all__ = ["count_metadata", "make_tree"]
 WALKER = Path(__file__).with_name("walker.py")
 CLASSES, FILES_A_CLASS, FILE_BYTES = 10, 50, 4096
 QUOTA_BYTES = 64 << 20
+# A directory that is younger may still be written to unseen, so that nobody trusts its times [s].
+SETTLED_S = 4.0
 LIMIT_S = 60.0
 BYTES = ("bytes_read", "bytes_written")
 
 
 def make_tree(root: Path) -> int:
-    """Writes the tree; returns the number of its files."""
+    """Writes the tree and lets it settle; returns the number of its files."""
     for number in range(CLASSES):
         directory = root / "train" / f"class{number:02d}"
         directory.mkdir(parents=True)
@@ -37,6 +40,7 @@ def make_tree(root: Path) -> int:
     (root / "labels.txt").write_text("".join(f"class{n:02d}\n" for n in range(CLASSES)))
     (root / "first").symlink_to("train/class00")
     (root / "labels").symlink_to("labels.txt")
+    time.sleep(SETTLED_S)
     return CLASSES * FILES_A_CLASS + 1
 
 
