@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import psutil
@@ -261,7 +261,13 @@ def write_list(file: Path, paths: Sequence[str]) -> Path:
     return file
 
 
-def lockstep(ours: Child, plain: Child, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
+class Asked(Protocol):
+    """What takes turns: it answers a line with integers."""
+
+    def ask(self, line: str) -> list[int]: ...
+
+
+def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
     """(answer of `ours`, answer of `plain`) to each line but the first, which warms both up. Which
     goes first alternates: the first finds what the other pushed out of the caches."""
     rest = iter(lines)

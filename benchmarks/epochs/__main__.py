@@ -2,7 +2,8 @@
 
 The dataset is read without the library, then under it: epoch 1 from the source while the daemon
 copies, the later ones from the copies, each next to one that reads the copies without the library.
-Needs FUSE; what reaches the source is counted there. The copies lie in the page cache and no thread
+Then a tree of small files is gone over by name, epoch after epoch (metadata.py). Needs FUSE; what
+reaches the source is counted there. The copies lie in the page cache and no thread
 waits, so epochs are compared by their CPU times, in which the machine's other users do not count;
 the wall times stand beside them.
 """
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Child, Daemon, build, lockstep, plain_environment, scratch, write_list
+from benchmarks.epochs.metadata import count_metadata, make_tree
 from benchmarks.numbers import Result, describe_machine, file_system, paired, report
 from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
 
 BLOCK = 256 * 1024
 DAEMON_START_LIMIT_S = 60.0
+NAME_EPOCHS = 11
 MIB = 1 << 20
 BYTES = ("bytes_read", "bytes_written")
 
@@ -50,8 +53,6 @@ class Epochs:
 
     def document(self) -> dict[str, Any]:
         return {
-            "benchmark": "epochs",
-            "machine": describe_machine(),
             "files": self.args.files,
             "bytes": self.bytes,
             "threads": self.args.threads,
@@ -178,21 +179,10 @@ class Epochs:
         ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.epochs", description=__doc__)
-    parser.add_argument("--files", type=int, default=64, help="files of the dataset")
-    parser.add_argument("--file-mib", type=int, default=8, help="size of each [MiB]")
-    parser.add_argument("--rate", type=float, default=200, help="speed of the source [MB/s]")
-    parser.add_argument("--threads", type=int, default=8, help="readers")
-    parser.add_argument("--rounds", type=int, default=150, help="later epochs that are compared")
-    parser.add_argument("--dir", type=Path, help="where the dataset is made")
-    parser.add_argument("--tier", type=Path, help="where the copies are made; by default as --dir")
-    parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
-    parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
-    args = parser.parse_args()
-    binary, problem = find_slowsource(), why_unavailable()
-    if binary is None or problem:
-        sys.exit(f"benchmarks.epochs: {problem}")
+def content(
+    args: argparse.Namespace, binary: Path, document: dict[str, Any], results: list[Result]
+) -> None:
+    """Whole files: adds to the document and to the results."""
     with scratch(args.dir) as place, scratch(args.tier or place) as tier:
         make_dataset(place / "backing", args.files, args.file_mib * MIB)
         (place / "source").mkdir()
@@ -202,7 +192,47 @@ def main() -> int:
             slow.rate(args.rate * 1e6)
             epochs = Epochs(args, place, tier, slow)
             epochs.run()
-        met = report(epochs.document(), epochs.results, args.json)
+    document |= epochs.document()
+    results += epochs.results
+
+
+def metadata(
+    args: argparse.Namespace, binary: Path, document: dict[str, Any], results: list[Result]
+) -> None:
+    """Names and attributes: adds to the document and to the results."""
+    with scratch(args.dir) as place, scratch(args.tier or place) as tier:
+        files = make_tree(place / "backing")
+        (place / "source").mkdir()
+        with SlowSource(
+            place / "backing", place / "source", binary=binary, attr_timeout_s=0
+        ) as slow:
+            result, document["metadata"] = count_metadata(slow, place, tier, files, NAME_EPOCHS)
+    results.append(result)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.epochs", description=__doc__)
+    parser.add_argument("--files", type=int, default=64, help="files of the dataset")
+    parser.add_argument("--file-mib", type=int, default=8, help="size of each [MiB]")
+    parser.add_argument("--rate", type=float, default=200, help="speed of the source [MB/s]")
+    parser.add_argument("--threads", type=int, default=8, help="readers")
+    parser.add_argument("--rounds", type=int, default=150, help="later epochs that are compared")
+    parser.add_argument("--only", choices=["content", "metadata"], help="one half alone")
+    parser.add_argument("--dir", type=Path, help="where the dataset is made")
+    parser.add_argument("--tier", type=Path, help="where the copies are made; by default as --dir")
+    parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
+    args = parser.parse_args()
+    binary, problem = find_slowsource(), why_unavailable()
+    if binary is None or problem:
+        sys.exit(f"benchmarks.epochs: {problem}")
+    document: dict[str, Any] = {"benchmark": "epochs", "machine": describe_machine()}
+    results: list[Result] = []
+    if args.only != "metadata":
+        content(args, binary, document, results)
+    if args.only != "content":
+        metadata(args, binary, document, results)
+    met = report(document, results, args.json)
     return 1 if args.check and not met else 0
 
 

@@ -1,8 +1,16 @@
-"""``python -m benchmarks.overhead``: calls under the library, the scan, the daemon's memory.
+"""``python -m benchmarks.overhead``: calls and programs under the library, the scan, the daemon.
 
 Makes a dataset of tiny files and one larger file, has the daemon copy all of it, and lets two
 processes of probe.c take turns: one under the library on the dataset's paths, one without it on the
-paths of the copies. The larger file is the hot one.
+paths of the copies. The larger file is the hot one. Programs that use no dataset take turns as
+well, with the library and without it. `--only` chooses among these groups:
+
+    scanned       listings and stat of what is scanned and not copied
+    calls         the calls on what is copied, and the copying
+    outside       calls outside every source, and the start of a process
+    programs      starting python, git status, a compilation
+    imports       import tensorflow, import torch; minutes
+    instructions  added to calls on what is not ours; needs valgrind
 
 Ratios of calls are those of CPU times: nothing here waits, and time that the machine gave to others
 in the middle of a round is neither's. The JSON has those of the wall times beside them.
@@ -13,23 +21,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import (
-    SEED,
-    Child,
-    Daemon,
-    build,
-    lockstep,
-    plain_environment,
-    scratch,
-    write_list,
-)
-from benchmarks.numbers import Result, describe_machine, file_system, paired, report
+from benchmarks.common import SEED, Child, Daemon, build, scratch, write_list
+from benchmarks.numbers import Result, describe_machine, file_system, report
+from benchmarks.overhead.calls import HOT_BYTES, Calls
+from benchmarks.overhead.instructions import count_instructions, why_not_counted
+from benchmarks.overhead.programs import COMPILED_FILES, Program, imports, measure, tools
 
+GROUPS = ("scanned", "calls", "outside", "programs", "imports", "instructions")
 FILES_A_DIRECTORY = 1000
-HOT_BYTES = 64 * 1024
+DIRECTORIES_LISTED = 100
 # Beyond what one million files take with the largest block of a common file system [bytes].
 QUOTA_BYTES = 16 << 30
 # What the daemon may take: a Python process with numpy, and a catalog entry with its indexes.
@@ -74,16 +78,14 @@ class Overhead:
             "source_file_system": file_system(source),
             "tier_file_system": file_system(self.tier),
             "seconds_to_create": round(creating, 3),
+            "groups": self.args.only,
+            "skipped": {},
         }
         daemon = Daemon(self.place, source, self.tier, QUOTA_BYTES)
         with daemon:
             self._scan(daemon)
-            self._fill(daemon, hot)
-            self._memory(daemon, "filled", "daemon's memory, all copied")
-            self._hot(daemon, hot)
-            self._random(daemon)
-            self._outside(daemon)
-            self._constructor(daemon)
+            self._calls(daemon, hot)
+            self._programs(daemon)
 
     # --- the daemon -----------------------------------------------------------------------------
 
@@ -118,7 +120,7 @@ class Overhead:
         listed = write_list(self.place / "source.list", paths)
         before, started = daemon.process.cpu_times(), time.monotonic()
         with Child([self.probe, listed, SEED], daemon.environment()) as child:
-            _, _, failed = child.ask(f"open-random {len(paths)}")
+            _, _, failed, _ = child.ask(f"open-random {len(paths)}")
         if failed:
             raise RuntimeError(f"{failed} files of the dataset could not be opened")
         daemon.wait_present(len(paths), 60 + PATIENCE_S_PER_FILE * len(paths))
@@ -143,137 +145,79 @@ class Overhead:
             )
         )
 
-    # --- calls ----------------------------------------------------------------------------------
+    # --- the groups -----------------------------------------------------------------------------
 
-    def _pair(
-        self, daemon: Daemon, logical: Path, copies: Path, operations: list[tuple[Any, ...]]
-    ) -> None:
-        """operations : (name, what, operation, its number in a round, rounds, limit).
+    def _calls(self, daemon: Daemon, hot: Path) -> None:
+        calls = Calls(daemon, self.place, self.probe, self.args.rounds)
+        if "scanned" in self.args.only:
+            files = [f"{daemon.source}/{path}" for path in self._relative_paths()]
+            directories = sorted({path.rpartition("/")[0] for path in files})
+            self.results += calls.scanned(directories[:DIRECTORIES_LISTED], files)
+        if "calls" in self.args.only:
+            self._fill(daemon, hot)
+            self._memory(daemon, "filled", "daemon's memory, all copied")
+            self.results += calls.hot(hot)
+            self.results += calls.random()
+        if "outside" in self.args.only:
+            self.results += calls.outside()
+            self.results.append(calls.constructor())
 
-        Each process has an order of its own: the second to come to a file would find in the
-        processor's caches what the first has brought there.
-        """
-        with (
-            Child([self.probe, logical, SEED], daemon.environment()) as ours,
-            Child([self.probe, copies, SEED + 1], plain_environment()) as plain,
-        ):
-            for name, what, operation, number, rounds, limit in operations:
-                answers = lockstep(ours, plain, [f"{operation} {number}"] * (rounds + 1))
-                failed = sum(mine[2] + theirs[2] for mine, theirs in answers)
-                if failed:
-                    raise RuntimeError(f"{what}: {failed} operations failed")
-                wall, cpu = ([(mine[i], theirs[i]) for mine, theirs in answers] for i in (0, 1))
-                self.results.append(
-                    paired(name, what, cpu, limit=limit, operations=number, wall=wall)
-                )
-                print(f"  {what}: {self.results[-1].value:.3f}", file=sys.stderr)
+    def _programs(self, daemon: Daemon) -> None:
+        place, rounds = self.place / "programs", self.args.program_rounds
+        place.mkdir()
+        if "programs" in self.args.only:
+            self._measure(daemon, tools(place, rounds, self.args.compile))
+        if "imports" in self.args.only:
+            self._measure(daemon, imports(rounds))
+        if "instructions" in self.args.only:
+            missing = why_not_counted()
+            if missing is None:
+                self.results += count_instructions(daemon, place)
+            else:
+                self._skip("instructions", missing)
 
-    def _lists(self, daemon: Daemon) -> dict[str, str]:
-        return dict(zip(*daemon.files(), strict=True))
+    def _measure(self, daemon: Daemon, programs: Iterable[Program]) -> None:
+        for program in programs:
+            if program.missing is None:
+                self.results.append(measure(program, daemon))
+            else:
+                self._skip(program.name, program.missing)
 
-    def _hot(self, daemon: Daemon, hot: Path) -> None:
-        copy = self._lists(daemon)[str(hot)]
-        logical = write_list(self.place / "hot.list", [str(hot)])
-        copies = write_list(self.place / "hot-copy.list", [copy])
-        n, rounds = 20_000, self.args.rounds
-        self._pair(
-            daemon,
-            logical,
-            copies,
-            [
-                ("open_hot", "open+close of one hot file", "open", n, rounds, 1.20),
-                ("pread", "pread of 4 KiB", "pread", n, rounds, 1.03),
-                ("stat_hot", "stat of one hot path", "stat", n, rounds, 1.0),
-                ("fstat", "fstat of a copy's descriptor", "fstat", n, rounds, 1.25),
-            ],
+    def _skip(self, name: str, reason: str) -> None:
+        self.document["skipped"][name] = reason
+        print(f"  {name} is left out: {reason}", file=sys.stderr)
+
+
+def groups(text: str) -> list[str]:
+    """The groups that a comma-separated list names."""
+    chosen = text.split(",")
+    unknown = [name for name in chosen if name not in GROUPS]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(unknown)} is none of the groups {', '.join(GROUPS)}"
         )
-
-    def _random(self, daemon: Daemon) -> None:
-        logical, copies = daemon.files()
-        lists = (
-            write_list(self.place / "logical.list", logical),
-            write_list(self.place / "copies.list", copies),
-        )
-        # Long enough that a round's first files, with cold caches, do not count.
-        n, files, rounds = min(20_000, len(logical)), len(logical), 2 * self.args.rounds
-        self._pair(
-            daemon,
-            *lists,
-            [
-                (
-                    "open_random",
-                    f"open+close of {files} files at random",
-                    "open-random",
-                    n,
-                    rounds,
-                    1.20,
-                ),
-                ("stat_random", f"stat of {files} paths at random", "stat-random", n, rounds, 1.0),
-            ],
-        )
-
-    def _outside(self, daemon: Daemon) -> None:
-        outside = self.place / "outside.bin"
-        outside.write_bytes(b"\0" * HOT_BYTES)
-        listed = write_list(self.place / "outside.list", [str(outside)])
-        n, rounds = 20_000, self.args.rounds
-        self._pair(
-            daemon,
-            listed,
-            listed,
-            [
-                (
-                    "outside_read",
-                    "open+close outside every source, to read",
-                    "open",
-                    n,
-                    rounds,
-                    1.05,
-                ),
-                (
-                    "outside_write",
-                    "open+close outside every source, to write",
-                    "open-write",
-                    n,
-                    rounds,
-                    1.35,
-                ),
-                ("outside_stat", "stat outside every source", "stat", n, rounds, None),
-                ("outside_pread", "pread of 4 KiB outside every source", "pread", n, rounds, None),
-                ("outside_fstat", "fstat outside every source", "fstat", n, rounds, None),
-            ],
-        )
-
-    def _constructor(self, daemon: Daemon) -> None:
-        """Neither launcher is under the library: only what they start is."""
-        listed = self.place / "outside.list"
-        environment = daemon.environment()
-        ours_more = [f"{name}={environment[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG")]
-        number, rounds = 20, 2 * self.args.rounds
-        with (
-            Child([self.probe, listed, SEED, *ours_more], plain_environment()) as ours,
-            Child([self.probe, listed, SEED], plain_environment()) as plain,
-        ):
-            answers = lockstep(ours, plain, [f"spawn {number}"] * (rounds + 1))
-        if any(mine[2] or theirs[2] for mine, theirs in answers):
-            raise RuntimeError("/bin/true could not be started")
-        pairs = [(mine[0], theirs[0]) for mine, theirs in answers]
-        self.results.append(
-            paired(
-                "constructor",
-                "start of a process, the difference",
-                pairs,
-                limit=1.0,
-                operations=number,
-                difference_in="ms",
-            )
-        )
+    return chosen
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--only",
+        type=groups,
+        default=list(GROUPS),
+        metavar="GROUP,...",
+        help="what is measured; by default everything",
+    )
     parser.add_argument("--files", type=int, default=100_000, help="files of the dataset")
     parser.add_argument("--rounds", type=int, default=40, help="rounds of each measurement")
+    parser.add_argument("--program-rounds", type=int, default=25, help="rounds of each import")
+    parser.add_argument(
+        "--compile", type=int, default=COMPILED_FILES, help="C files that are compiled"
+    )
     parser.add_argument("--dir", type=Path, help="where the dataset is made")
     parser.add_argument("--tier", type=Path, help="where the copies are made; by default as --dir")
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")

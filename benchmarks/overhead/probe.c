@@ -6,11 +6,13 @@
  *                                       the environment of what `spawn` starts
  *
  * One line on standard input, "OPERATION N", is one round; the answer is one line with the wall
- * time and the CPU time of this thread in ns, and the number of operations that failed. Operations
- * on `random` paths go on where the round before ended, through the same permutation of the list in
- * every process that has the same seed; all others take the list's first path.
+ * time and the CPU time of this thread in ns, the number of operations that failed, and the number
+ * of names that were listed. `list` and operations on `random` paths go on where the round before
+ * ended, through the same permutation of the list in every process that has the same seed; all
+ * others take the list's first path.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <spawn.h>
@@ -36,7 +38,7 @@ struct list {
 struct round {
     struct list *list;
     char **environment;
-    uint64_t n, failed;
+    uint64_t n, failed, listed;
     int fd; /* of the first path */
     off_t blocks;
 };
@@ -129,6 +131,22 @@ static void pread_one(struct round *r) {
         r->failed += pread(r->fd, buffer, BLOCK, (off_t)i % r->blocks * BLOCK) != BLOCK;
 }
 
+/* Without a stat of the names: what a directory costs, not its files. */
+static void list_directories(struct round *r) {
+    for (uint64_t i = 0; i < r->n; i++) {
+        DIR *listing = opendir(next_path(r->list));
+        if (!listing) {
+            r->failed++;
+            continue;
+        }
+        errno = 0;
+        while (readdir(listing))
+            r->listed++;
+        r->failed += errno != 0;
+        r->failed += closedir(listing) != 0;
+    }
+}
+
 static void spawn(struct round *r) {
     char *argv[] = {"true", NULL};
     for (uint64_t i = 0; i < r->n; i++) {
@@ -145,14 +163,9 @@ static const struct {
     void (*run)(struct round *);
     int needs_fd;
 } operations[] = {
-    {"open", open_one, 0},
-    {"open-random", open_random, 0},
-    {"open-write", open_to_write, 0},
-    {"stat", stat_one, 0},
-    {"stat-random", stat_random, 0},
-    {"fstat", fstat_one, 1},
-    {"pread", pread_one, 1},
-    {"spawn", spawn, 0},
+    {"open", open_one, 0},   {"open-random", open_random, 0}, {"open-write", open_to_write, 0},
+    {"stat", stat_one, 0},   {"stat-random", stat_random, 0}, {"fstat", fstat_one, 1},
+    {"pread", pread_one, 1}, {"list", list_directories, 0},   {"spawn", spawn, 0},
 };
 
 static uint64_t nanoseconds(clockid_t clock) {
@@ -177,13 +190,13 @@ static void answer(struct round *r, const char *name) {
             continue;
         if (operations[i].needs_fd && r->fd < 0)
             prepare_fd(r);
-        r->failed = 0;
+        r->failed = r->listed = 0;
         uint64_t wall = nanoseconds(CLOCK_MONOTONIC), cpu = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
         operations[i].run(r);
         cpu = nanoseconds(CLOCK_THREAD_CPUTIME_ID) - cpu;
         wall = nanoseconds(CLOCK_MONOTONIC) - wall;
-        printf("%llu %llu %llu\n", (unsigned long long)wall, (unsigned long long)cpu,
-               (unsigned long long)r->failed);
+        printf("%llu %llu %llu %llu\n", (unsigned long long)wall, (unsigned long long)cpu,
+               (unsigned long long)r->failed, (unsigned long long)r->listed);
         fflush(stdout);
         return;
     }

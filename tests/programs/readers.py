@@ -15,6 +15,7 @@ from pathlib import Path
 # Imported for the readers that they register.
 import readers_calls  # noqa: F401
 import readers_children  # noqa: F401
+import readers_dali  # noqa: F401
 import readers_formats  # noqa: F401
 import readers_names  # noqa: F401
 import readers_tensorflow  # noqa: F401

@@ -59,6 +59,7 @@ PYTHON_READERS: dict[tuple[str, ...], str] = {
     ("torch", "PIL"): "torch_load,torch_load_mmap,torch_from_file,torch_dataloader_0,"
     "torch_dataloader_fork_2 torch_dataloader_spawn_2,torch_dataloader_forkserver_2",
     ("tensorflow", "PIL"): "tf_tfrecord,tf_lines,tf_read_file,tf_gfile,tf_cache",
+    ("nvidia.dali", "PIL"): "dali_tfrecord_mapped,dali_tfrecord_read,dali_files",
 }
 C_READERS = (
     "fopen fopen64 freopen fdopen getline open open_2 openat pread vectors mmap_private "
@@ -84,6 +85,14 @@ each_program = pytest.mark.parametrize(
 )
 
 
+def is_installed(module: str) -> bool:
+    """Whether there is such a module; the packages around it may be missing too."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The C readers, compiled."""
@@ -103,7 +112,7 @@ def run(shared_session: Any, request: pytest.FixtureRequest) -> Callable[[Progra
 
     def run_program(program: Program, preload: bool) -> Run:
         for module in program.needs:
-            if find_spec(module) is None:
+            if not is_installed(module):
                 pytest.skip(f"{module} is not installed")
         if program.in_c:
             command = [str(request.getfixturevalue("c_program"))]

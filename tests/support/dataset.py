@@ -15,6 +15,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 
 # 2020-09-13: old enough that nothing takes a file for one that is just being written.
@@ -67,6 +68,34 @@ def _tfrecords(folder: Path, rng: random.Random) -> None:
         sizes = [0, 1, *(rng.randrange(100, 16_000) for _ in range(62))]
         frames = (tfrecord_frame(rng.randbytes(size)) for size in sizes)
         (folder / f"train-{shard:05d}-of-00004.tfrecord").write_bytes(b"".join(frames))
+
+
+def _varint(number: int) -> bytes:
+    """A number as protocol buffers have it, seven bits a byte."""
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of a protocol buffer whose content has a length."""
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def example(data: bytes) -> bytes:
+    """A serialized tf.train.Example with `data` as its one feature, which is called "data"."""
+    bytes_list = _field(1, _field(1, data))
+    return _field(1, _field(1, _field(1, b"data") + _field(2, bytes_list)))
+
+
+def _examples(folder: Path, rng: random.Random) -> None:
+    """TFRecords of Examples, each with its index: a line a record, offset and size."""
+    for shard in range(3):
+        sizes = [1, *(rng.randrange(100, 40_000) for _ in range(40))]
+        frames = [tfrecord_frame(example(rng.randbytes(size))) for size in sizes]
+        ends = list(accumulate(map(len, frames), initial=0))
+        lines = (f"{at} {len(frame)}\n" for at, frame in zip(ends, frames, strict=False))
+        (folder / f"shard-{shard}.tfrecord").write_bytes(b"".join(frames))
+        (folder / f"shard-{shard}.idx").write_text("".join(lines))
 
 
 def _images(folder: Path, rng: random.Random) -> None:
@@ -226,6 +255,7 @@ def _links(folder: Path, _rng: random.Random) -> None:
 # name of the folder, the modules that must be installed, the writer
 _FORMATS: tuple[tuple[str, tuple[str, ...], Writer], ...] = (
     ("tfrecord", (), _tfrecords),
+    ("examples", (), _examples),
     ("images", ("PIL",), _images),
     ("numpy", ("numpy",), _numpy),
     ("raw", (), _raw),
@@ -258,7 +288,7 @@ def make_dataset(root: Path, *, seed: int = 0) -> dict[str, list[str]]:
 
     Returns what is there: for each format (the name of its folder) the paths of its files and
     symbolic links relative to `root`, sorted. A format whose library is missing has no key.
-    About 25 MiB in 220 files. Raises FileExistsError if `root` holds something already.
+    About 27 MiB in 230 files. Raises FileExistsError if `root` holds something already.
     """
     root.mkdir(parents=True, exist_ok=True)
     if any(root.iterdir()):

@@ -1,0 +1,95 @@
+"""Names and attributes: what of them reaches the source once everything is copied.
+
+A tree of small files, as image datasets have it, behind the counting source; a Python program under
+the library goes over it in every way that training programs do, epoch after epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import Child, Daemon, plain_environment
+from benchmarks.epochs.walker import STEPS
+from benchmarks.numbers import Result
+from monarch_py.demo.slowsource import SlowSource
+
+__all__ = ["count_metadata", "make_tree"]
+
+WALKER = Path(__file__).with_name("walker.py")
+CLASSES, FILES_A_CLASS, FILE_BYTES = 10, 50, 4096
+QUOTA_BYTES = 64 << 20
+# A directory that is younger may still be written to unseen, so that nobody trusts its times [s].
+SETTLED_S = 4.0
+LIMIT_S = 60.0
+BYTES = ("bytes_read", "bytes_written")
+
+
+def make_tree(root: Path) -> int:
+    """Writes the tree and lets it settle; returns the number of its files."""
+    for number in range(CLASSES):
+        directory = root / "train" / f"class{number:02d}"
+        directory.mkdir(parents=True)
+        for image in range(FILES_A_CLASS):
+            (directory / f"image{image:04d}.jpg").write_bytes(os.urandom(FILE_BYTES))
+    (root / "labels.txt").write_text("".join(f"class{n:02d}\n" for n in range(CLASSES)))
+    (root / "first").symlink_to("train/class00")
+    (root / "labels").symlink_to("labels.txt")
+    time.sleep(SETTLED_S)
+    return CLASSES * FILES_A_CLASS + 1
+
+
+def _walker(slow: SlowSource, environment: dict[str, str]) -> Child:
+    return Child([sys.executable, WALKER, slow.mountpoint], environment)
+
+
+def _epoch(walker: Child, slow: SlowSource) -> tuple[list[int], dict[str, Counter[str]]]:
+    """(what each step met, operations at the source by step and kind)."""
+    met, reached = [], {}
+    for step in STEPS:
+        before = Counter(slow.counts())
+        met += walker.ask(step)
+        operations = Counter(slow.counts()) - before
+        reached[step] = Counter({k: n for k, n in operations.items() if k not in BYTES})
+    return met, reached
+
+
+def count_metadata(
+    slow: SlowSource, place: Path, tier: Path, files: int, epochs: int
+) -> tuple[Result, dict[str, Any]]:
+    """The line, and for each step the operations of the median epoch by kind; and those of an epoch
+    without the library. `files` : of the tree that is behind `slow`."""
+    with _walker(slow, plain_environment()) as walker:
+        expected, without = _epoch(walker, slow)
+    with Daemon(place, slow.mountpoint, tier, QUOTA_BYTES) as daemon:
+        daemon.wait_scanned(LIMIT_S)
+        with _walker(slow, daemon.environment()) as walker:
+            _epoch(walker, slow)
+            daemon.wait_present(files, LIMIT_S)
+            later = [_epoch(walker, slow) for _ in range(epochs)]
+    if any(met != expected for met, _ in later):
+        raise RuntimeError("an epoch under the library met something else than one without it")
+    steps = {step: _median([reached[step] for _, reached in later]) for step in STEPS}
+    total = statistics.median(sum(n.total() for n in reached.values()) for _, reached in later)
+    name = "operations at the source, an epoch of names and attributes"
+    document = {
+        "epochs": epochs,
+        "files": files,
+        "without": {step: dict(counts) for step, counts in without.items()},
+        "later": steps,
+    }
+    print(f"  {name}: {total:g}, {steps}", file=sys.stderr)
+    return Result("metadata_operations", name, "", total, 0), document
+
+
+def _median(counts: list[Counter[str]]) -> dict[str, float]:
+    """Of each kind; those alone that the median epoch has. The machine's other users ask for the
+    attributes of the source's root now and then, because the daemon has it open."""
+    kinds = sorted(set().union(*counts))
+    medians = {kind: statistics.median(count[kind] for count in counts) for kind in kinds}
+    return {kind: number for kind, number in medians.items() if number}

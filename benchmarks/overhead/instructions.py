@@ -1,0 +1,68 @@
+"""Instructions that the library adds to calls that are none of its business, counted by valgrind.
+
+Times of a few nanoseconds drown in those of the system call; instructions are exact, and the same
+on every machine with the same compiler.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.common import Daemon, build, plain_environment
+from benchmarks.numbers import Result
+
+__all__ = ["count_instructions", "why_not_counted"]
+
+# Call and its limit.
+CALLS = (
+    ("pread", 15.0),
+    ("read", None),
+    ("close", None),
+    ("fstat", None),
+    ("open", None),
+    ("stat", None),
+)
+# What the process does before its first call and after its last goes away in the difference.
+FEW, MANY = 1000, 5000
+
+
+def why_not_counted() -> str | None:
+    """Why this cannot be measured here; None if it can."""
+    return None if shutil.which("valgrind") else "valgrind is not installed"
+
+
+def _instructions(program: Path, call: str, number: int, environment: dict[str, str]) -> int:
+    """Of the whole process."""
+    counted = program.with_name("callgrind.out")
+    command = ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={counted}"]
+    subprocess.run(
+        [*command, str(program), call, str(number), str(program)], env=environment, check=True
+    )
+    found = re.search(r"^(?:summary|totals): (\d+)", counted.read_text(), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"valgrind has written no sum to {counted}")
+    return int(found[1])
+
+
+def _a_call(program: Path, call: str, environment: dict[str, str]) -> float:
+    few, many = (_instructions(program, call, number, environment) for number in (FEW, MANY))
+    return (many - few) / (MANY - FEW)
+
+
+def count_instructions(daemon: Daemon, place: Path) -> list[Result]:
+    """On a descriptor and a path that belong to no source; `place` is such a directory."""
+    program = build(Path(__file__).with_name("instructions.c"), place)
+    results = []
+    for call, limit in CALLS:
+        plain = _a_call(program, call, plain_environment())
+        more = _a_call(program, call, daemon.environment()) - plain
+        what = f"added to {call} on what is not ours"
+        results.append(Result(f"instructions_{call}", what, "instr", more, limit))
+        print(f"  {what}: {more:.1f} instructions", file=sys.stderr)
+    if not any(result.value > 0 for result in results):
+        raise RuntimeError("the counted program did not load the library")
+    return results

@@ -1,0 +1,166 @@
+"""Whole programs that have nothing to do with any source: what the library costs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common import Daemon, lockstep, plain_environment
+from benchmarks.numbers import Result, paired
+
+__all__ = ["Program", "imports", "measure", "tools"]
+
+REPOSITORY_FILES = 2000
+FILES_A_DIRECTORY = 100
+# Compiling a thousand files takes a quarter of a minute; so many give the same ratio.
+COMPILED_FILES = 5
+# Rounds as short as that: what others do on the machine meanwhile does both alike. Programs that
+# take so little get so many more of them.
+STARTS, MORE_ROUNDS = 2, 8
+# Includes what every program does: a compiler's calls are those for its headers.
+PROGRAM = """#include <stdio.h>
+#include <string.h>
+int f{number}(const char *s) {{ return printf("%s %zu\\n", s, strlen(s) + {number}); }}
+"""
+GIT = ("git", "-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """name, what, limit : of the result; argv : the command; starts : of it in a round; rounds;
+    missing : why it cannot be run here, if it cannot; environment : more variables."""
+
+    name: str
+    what: str
+    limit: float
+    argv: tuple[str, ...]
+    starts: int
+    rounds: int
+    missing: str | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class Command:
+    """A command that is run as often as each line says; answers with the wall and the CPU time
+    [ns] of all, with that of the processes that they started. Only they are under the library."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._argv, self._environment = list(argv), dict(environment)
+
+    def ask(self, line: str) -> list[int]:
+        started, cpu = time.monotonic_ns(), 0.0
+        for _ in range(int(line)):
+            cpu += self._run()
+        return [time.monotonic_ns() - started, round(cpu * 1e9)]
+
+    def _run(self) -> float:
+        silent = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
+        pid = os.posix_spawnp(self._argv[0], self._argv, self._environment, file_actions=[silent])
+        _, status, usage = os.wait4(pid, 0)
+        if status:
+            raise RuntimeError(f"{self._argv} failed: {os.waitstatus_to_exitcode(status)}")
+        return usage.ru_utime + usage.ru_stime
+
+
+def measure(program: Program, daemon: Daemon) -> Result:
+    """The program under the library, over the same without it."""
+    more = dict(program.environment)
+    answers = lockstep(
+        Command(program.argv, daemon.environment() | more),
+        Command(program.argv, plain_environment() | more),
+        [str(program.starts)] * (program.rounds + 1),
+    )
+    wall, cpu = ([(mine[i], theirs[i]) for mine, theirs in answers] for i in (0, 1))
+    result = paired(
+        program.name,
+        program.what,
+        cpu,
+        limit=program.limit,
+        operations=program.starts,
+        wall=wall,
+    )
+    print(f"  {program.what}: {result.value:.3f}", file=sys.stderr)
+    return result
+
+
+def _is_missing(tool: str) -> str | None:
+    return None if shutil.which(tool) else f"{tool} is not installed"
+
+
+def tools(place: Path, rounds: int, compiled: int = COMPILED_FILES) -> Iterator[Program]:
+    """place : where the repository and the C files are made, an existing directory."""
+    yield Program(
+        "python_start",
+        "starting python",
+        1.05,
+        # Without the site packages, which differ from one installation to the next.
+        (sys.executable, "-I", "-S", "-c", "pass"),
+        STARTS,
+        rounds * MORE_ROUNDS,
+    )
+    missing, repository = _is_missing("git"), place / "repository"
+    if missing is None:
+        _make_repository(repository)
+    yield Program(
+        "git_status",
+        f"git status, {REPOSITORY_FILES} files",
+        1.05,
+        ("git", "-C", str(repository), "status", "--porcelain"),
+        STARTS,
+        rounds * MORE_ROUNDS,
+        missing,
+    )
+    compiler = shutil.which("gcc") or "cc"
+    yield Program(
+        "compile",
+        f"compiling {compiled} C files",
+        1.05,
+        ("sh", "-c", _make_c_files(place / "c", compiled, compiler)),
+        1,
+        rounds * MORE_ROUNDS // 2,
+        _is_missing(compiler),
+    )
+
+
+def imports(rounds: int) -> Iterator[Program]:
+    """The imports of the frameworks; what they say at it is no part of the measurement."""
+    for module in ("tensorflow", "torch"):
+        there = importlib.util.find_spec(module) is not None
+        yield Program(
+            f"import_{module}",
+            f"import {module}",
+            1.02,
+            (sys.executable, "-c", f"import {module}"),
+            1,
+            rounds,
+            None if there else f"{module} is not installed",
+            (("TF_CPP_MIN_LOG_LEVEL", "3"), ("TF_ENABLE_ONEDNN_OPTS", "0")),
+        )
+
+
+def _make_repository(root: Path) -> None:
+    for number in range(REPOSITORY_FILES):
+        directory = root / f"part{number // FILES_A_DIRECTORY:02d}"
+        if number % FILES_A_DIRECTORY == 0:
+            directory.mkdir(parents=True)
+        file = directory / f"file{number:04d}.txt"
+        file.write_text(f"{number}\n")
+        # Older than the index, or git would read what it cannot tell from a change.
+        os.utime(file, (1_600_000_000, 1_600_000_000))
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "all"]):
+        subprocess.run([*GIT, "-C", str(root), *command], check=True, env=plain_environment())
+
+
+def _make_c_files(root: Path, files: int, compiler: str) -> str:
+    """Writes them; returns the shell's command, one run of the compiler a file as `make` does."""
+    root.mkdir()
+    for number in range(files):
+        (root / f"f{number:04d}.c").write_text(PROGRAM.format(number=number))
+    return f'for f in {root}/*.c; do {compiler} -c "$f" -o "${{f%.c}}.o" || exit 1; done'
