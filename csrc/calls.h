@@ -243,16 +243,20 @@ struct real_calls {
 };
 #undef X
 
-extern struct real_calls monarch_real;
-extern int monarch_real_ready;
-void monarch_real_init(void);
+/* -fvisibility=hidden is of definitions: without the attribute these would be reached by a pointer
+ * to them, in every call. */
+#define HIDDEN __attribute__((visibility("hidden")))
+
+extern struct real_calls monarch_real HIDDEN;
+extern int monarch_real_ready HIDDEN;
+__attribute__((cold)) void monarch_real_init(void) HIDDEN;
+
+static inline int monarch_is_ready(void) {
+    return __builtin_expect(__atomic_load_n(&monarch_real_ready, __ATOMIC_ACQUIRE), 1);
+}
 
 /* The next library's function. Other libraries' constructors may call us before ours has run. */
-#define REAL(name)                                                               \
-    (__builtin_expect(__atomic_load_n(&monarch_real_ready, __ATOMIC_ACQUIRE), 1) \
-         ? (void)0                                                               \
-         : monarch_real_init(),                                                  \
-     monarch_real.name)
+#define REAL(name) (monarch_is_ready() ? (void)0 : monarch_real_init(), monarch_real.name)
 
 /* The headers declare pointers that cannot be null, and the compiler would drop our checks. */
 #define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))

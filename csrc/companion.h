@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* Atomic: how many there are. While there is none, descriptors are closed at no cost. */
-extern uint32_t monarch_companions;
+extern uint32_t monarch_companions __attribute__((visibility("hidden")));
 
 /* The companion of a copy's descriptor, opened if need be: at the same offset. -1 if the descriptor
  * is none of a copy, or its file has no name any more; -2 with errno if it cannot be opened. */

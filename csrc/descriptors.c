@@ -12,9 +12,16 @@
 #include "promote.h"
 #include "sys.h"
 
-PUBLIC int close(int fd) {
+/* Apart, so that a descriptor that we know nothing of costs two looks. */
+__attribute__((noinline)) static int close_known(int fd) {
     monarch_will_close(fd);
     return REAL(close)(fd);
+}
+
+PUBLIC int close(int fd) {
+    if (__builtin_expect(monarch_tracked(fd) || monarch_has_companions(), 0) || !monarch_is_ready())
+        return close_known(fd);
+    return monarch_real.close(fd);
 }
 
 /* libc closes the stream's descriptor inside. */

@@ -131,6 +131,8 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
 
 __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag,
                                             struct monarch_wanted *w) {
+    if (!tracked)
+        return 0;
     if (flag && !(tracked & flag))
         monarch_track_flag(fd, flag);
     if (!find_file(fd, tracked, w))
@@ -138,12 +140,18 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     return !monarch_promote(fd, monarch_tracked(fd), w);
 }
 
-PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
-    uint64_t tracked = monarch_tracked(fd);
+/* Apart, so that a descriptor that is none of ours pays for no room on the stack. */
+__attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
     struct monarch_wanted w;
-    if (__builtin_expect(tracked != 0, 0) && served(fd, tracked, 0, &w))
+    if (served(fd, monarch_tracked(fd), 0, &w))
         return read_at(fd, &w, buf, n, at);
     return REAL(pread)(fd, buf, n, at);
+}
+
+PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
+    if (__builtin_expect(monarch_tracked(fd) != 0, 0) || !monarch_is_ready())
+        return pread_tracked(fd, buf, n, at);
+    return monarch_real.pread(fd, buf, n, at);
 }
 
 /* --- reads at the descriptor's offset
@@ -180,12 +188,17 @@ static ssize_t read_next(int fd, struct monarch_wanted *w, void *buf, size_t n) 
     return r < 0 && !done ? r : (ssize_t)got;
 }
 
-PUBLIC ssize_t read(int fd, void *buf, size_t n) {
-    uint64_t tracked = monarch_tracked(fd);
+__attribute__((noinline)) static ssize_t read_tracked(int fd, void *buf, size_t n) {
     struct monarch_wanted w;
-    if (__builtin_expect(tracked != 0, 0) && served(fd, tracked, TRACK_OFFSET, &w))
+    if (served(fd, monarch_tracked(fd), TRACK_OFFSET, &w))
         return read_next(fd, &w, buf, n);
     return REAL(read)(fd, buf, n);
+}
+
+PUBLIC ssize_t read(int fd, void *buf, size_t n) {
+    if (__builtin_expect(monarch_tracked(fd) != 0, 0) || !monarch_is_ready())
+        return read_tracked(fd, buf, n);
+    return monarch_real.read(fd, buf, n);
 }
 
 /* --- reads into several parts

@@ -24,7 +24,7 @@ struct session {
 };
 
 /* Atomic. NULL in a process that has nothing to do with Monarch. */
-extern struct session *monarch_current;
+extern struct session *monarch_current __attribute__((visibility("hidden")));
 
 struct session *monarch_session_slow(int for_change);
 

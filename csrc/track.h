@@ -13,7 +13,7 @@
 #define TRACK_SHARED 2ULL /* duplicated, or locks may hang on it: never replaced */
 #define TRACK_HELD 4ULL   /* a thread is replacing it: whoever uses the number otherwise waits */
 
-extern uint64_t monarch_track_table[MONARCH_TRACKED];
+extern uint64_t monarch_track_table[MONARCH_TRACKED] __attribute__((visibility("hidden")));
 
 static inline uint64_t monarch_tracked(int fd) {
     return (unsigned)fd < MONARCH_TRACKED
