@@ -124,6 +124,11 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog *c, int d
     return locate_odd(s, c, dir, path, follow, tell);
 }
 
+/* Looked at first: nearly no other file has it, and the catalog needs not be asked. */
+static int has_mode_of_copy(const struct stat *st) {
+    return (st->st_mode & (S_IFMT | 07777)) == (S_IFREG | 0400);
+}
+
 /* The file system gives the number of a copy that is gone to anybody's new file. A copy has mode
  * 0400 and its file's size; one that was dropped, and is open still, has no name any more, or its
  * name will go in a moment. */
@@ -132,7 +137,7 @@ static int is_copy_of(const struct session *s, const struct monarch_entry *e,
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     char path[MONARCH_COPY_PATH];
     struct stat now;
-    if ((st->st_mode & 07777) != 0400 || (uint64_t)st->st_size != e->size)
+    if ((uint64_t)st->st_size != e->size)
         return 0;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT || !st->st_nlink)
         return 1;
@@ -150,6 +155,8 @@ static const struct monarch_entry *copy_in(const struct session *s, const struct
 
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st) {
+    if (!has_mode_of_copy(st))
+        return NULL;
     for (int newest = 1; *s; *s = (*s)->before, newest = 0) {
         int t = monarch_tier_on(*s, st->st_dev, 0);
         if (t < 0)
