@@ -12,10 +12,11 @@
 struct real_calls monarch_real;
 int monarch_real_ready;
 
-#define X(name, ret, args) #name,
-static const char *const names[] = {MONARCH_CALLS(X) MONARCH_FOUND(X)};
+/* One after the other: an array of pointers would be relocated in every process. */
+#define X(name, ret, args) #name "\0"
+static const char names[] = MONARCH_CALLS(X) MONARCH_FOUND(X);
 #undef X
-#define CALLS (sizeof names / sizeof *names)
+#define CALLS (sizeof(struct real_calls) / sizeof(void *))
 
 /* The dynamic symbol table of one loaded library. */
 struct table {
@@ -29,13 +30,17 @@ struct table {
 struct search {
     void *found[CALLS];
     unsigned char hidden[CALLS];
+    const char *name[CALLS];
+    uint32_t hash[CALLS];
     int behind_us;
 };
 
-static uint32_t gnu_hash(const char *s) {
+/* Moves *s behind the string. */
+static uint32_t gnu_hash(const char **s) {
     uint32_t h = 5381;
-    while (*s)
-        h = h * 33 + (unsigned char)*s++;
+    while (**s)
+        h = h * 33 + (unsigned char)*(*s)++;
+    ++*s;
     return h;
 }
 
@@ -71,12 +76,18 @@ static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
 }
 
 /* A default version beats a hidden one (`__xstat` has only hidden ones since glibc 2.33). */
-static void *lookup(const struct table *t, const char *name, unsigned char *hidden) {
+static void *lookup(const struct table *t, const char *name, uint32_t hash, unsigned char *hidden) {
     const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
-    const uint32_t *bucket = h + 4 + blooms * (sizeof(ElfW(Addr)) / 4), *chain = bucket + buckets;
-    uint32_t hash = gnu_hash(name);
+    const ElfW(Addr) *bloom = (const void *)(h + 4);
+    const uint32_t *bucket = h + 4 + blooms * (sizeof *bloom / 4), *chain = bucket + buckets;
+    const unsigned bits = 8 * sizeof *bloom;
     void *found = NULL;
-    if (!buckets)
+    if (!buckets || !blooms)
+        return NULL;
+    /* Most libraries have none of the names: two bits of a filter say so. Its size is a power of
+     * two, or the dynamic linker would not have loaded the library. */
+    ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
+    if (!(word >> hash % bits & word >> (hash >> h[3]) % bits & 1))
         return NULL;
     for (uint32_t i = bucket[hash % buckets]; i >= first; i++) {
         const ElfW(Sym) *symbol = &t->symbols[i];
@@ -116,14 +127,19 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
         return 0;
     for (size_t i = 0; i < CALLS; i++)
         if (!s->found[i])
-            s->found[i] = lookup(&t, names[i], &s->hidden[i]);
+            s->found[i] = lookup(&t, s->name[i], s->hash[i], &s->hidden[i]);
     return 0;
 }
 
 /* Several threads may come here at once before the constructor: they store the same answers. */
 void monarch_real_init(void) {
     struct search s;
+    const char *name = names;
     memset(&s, 0, sizeof s);
+    for (size_t i = 0; i < CALLS; i++) {
+        s.name[i] = name;
+        s.hash[i] = gnu_hash(&name);
+    }
     dl_iterate_phdr(visit, &s);
     for (size_t i = 0; i < CALLS; i++)
         __atomic_store_n((void **)&monarch_real + i, s.found[i], __ATOMIC_RELAXED);
