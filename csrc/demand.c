@@ -216,7 +216,7 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
     w.n = w.entry->size;
     w.since_ns = sys_now_ns();
     w.limit_ns = WHOLE_NS;
-    if (!w.session->fills || missing(&w, monarch_word_of(&w)) > WHOLE_BYTES)
+    if (!monarch_fills_of(w.session) || missing(&w, monarch_word_of(&w)) > WHOLE_BYTES)
         return 0;
     while (w.n) {
         uint64_t word = monarch_word_of(&w);

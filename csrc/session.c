@@ -100,11 +100,8 @@ static struct session *attach(void) {
         if (m && clients_size >= sizeof *m && m->magic == MONARCH_MAGIC)
             i = __atomic_fetch_add(&pool_used, 1, __ATOMIC_RELAXED);
         if (i < POOL) {
-            uint64_t fills_size = 0;
-            const struct monarch_fills *fills = map_segment("fills", 0, &fills_size);
             pool[i].clients = m;
             pool[i].control = k;
-            pool[i].fills = fills && fills_size >= sizeof *fills ? fills : NULL;
             monarch_log("daemon", session_dir, "attached");
             return &pool[i];
         }
@@ -113,6 +110,20 @@ static struct session *attach(void) {
     }
     sys_unmap(k, control_size);
     return NULL;
+}
+
+const struct monarch_fills *monarch_fills_of(struct session *s) {
+    const struct monarch_fills *old = __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE), *fresh;
+    uint64_t size = 0;
+    if (__builtin_expect(old != NULL, 1) || !(fresh = map_segment("fills", 0, &size)))
+        return old;
+    /* Found by name: a daemon that has taken this one's place has closed it before it made its own.
+     */
+    if (size >= sizeof *fresh && monarch_is_serving(s) &&
+        __atomic_compare_exchange_n(&s->fills, &old, fresh, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return fresh;
+    sys_unmap(fresh, size);
+    return old;
 }
 
 unsigned monarch_session_number(const struct session *s) { return (unsigned)(s - pool); }

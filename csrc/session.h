@@ -12,7 +12,7 @@
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
-    const struct monarch_fills *fills;     /* NULL: unfinished copies are not read */
+    const struct monarch_fills *fills;     /* atomic, NULL until it is needed */
     const struct monarch_catalog *catalog; /* atomic */
     /* Atomic, the oldest may be missing; they stay mapped for their readers. */
     const struct monarch_catalog *older[MONARCH_OLDER];
@@ -61,6 +61,9 @@ struct session *monarch_session_at(unsigned number);
 
 /* The newest catalog that can be had; NULL before there is one. */
 const struct monarch_catalog *monarch_catalog_of(struct session *s);
+
+/* The maps of unfinished copies, which most processes never need; NULL: these are not read. */
+const struct monarch_fills *monarch_fills_of(struct session *s);
 
 /* Looks at the switch files and the daemon's state; at most once a second. */
 void monarch_tick(struct session *s);

@@ -73,7 +73,7 @@ static int change(int fd, uint64_t *seen, uint64_t to) {
 }
 
 void monarch_track(struct session *s, int fd, uint64_t entry) {
-    if ((unsigned)fd >= MONARCH_TRACKED || !s->fills)
+    if ((unsigned)fd >= MONARCH_TRACKED || !monarch_fills_of(s))
         return;
     mark_page();
     if (!monarch_track_is_mine())
