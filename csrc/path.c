@@ -38,7 +38,24 @@ static int odd_component(const char *after) {
     return *after == '/' || !*after;
 }
 
+/* Whether a slash may have a `.`, another slash or nothing behind it, 16 bytes at a time: what
+ * every path is asked and few have. */
+static int may_be_odd(const char *path, size_t n) {
+    typedef unsigned char bytes __attribute__((vector_size(16), aligned(1), may_alias));
+    typedef uint64_t words __attribute__((vector_size(16), may_alias));
+    words odd = {0, 0};
+    for (size_t i = 0; i < n; i += 16) {
+        i = i + 16 <= n ? i : n - 16; /* the last ones overlap */
+        bytes here = *(const bytes *)(path + i), next = *(const bytes *)(path + i + 1);
+        odd |= (words)((here == '/') & ((next == '/') | (next == '.') | (next == 0)));
+    }
+    return (odd[0] | odd[1]) != 0;
+}
+
 int monarch_is_odd(const char *path) {
+    size_t n = strlen(path);
+    if (n >= 16 && path[0] != '.' && !may_be_odd(path, n))
+        return 0;
     if (path[0] == '.' && odd_component(path))
         return 1;
     for (const char *p = path; *p; p++)

@@ -19,9 +19,6 @@ ALLOWED = {
     r"/dev/fuse is closed to all but root": (
         "without udev nobody opens the device to users; root's mounts are tested all the same"
     ),
-    r"nvidia\.dali is not installed": (
-        "half a gigabyte to fetch for one test, which needs no GPU: install it by hand"
-    ),
     r"no interpreter here, or not this checkout, is open to the user": (
         "the checkout lies where CI put it, which other users may not see"
     ),
