@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,8 @@ def found(session: Session, what: str) -> Finding:
 def test_all_is_well_while_a_daemon_serves(served: Session) -> None:
     status, findings = examined(served)
     assert status == 0
-    assert list(findings) == [*MACHINE, "configuration", "source", "tier (ssd)", "daemon"]
+    rest = ["configuration", "source", "tier (ssd)", "containers", "daemon"]
+    assert list(findings) == [*MACHINE, *rest]
     assert {name: f["level"] for name, f in findings.items()} == dict.fromkeys(findings, "ok")
     assert all(finding["mend"] == "" for finding in findings.values())
     assert findings["daemon"]["found"] == f"process {served.status()['pid']} serves"
@@ -60,15 +62,14 @@ def test_the_text_has_the_same_findings(served: Session) -> None:
     done = served.monarch("doctor")
     assert done.returncode == 0
     first_words = [line.split("  ")[0] for line in done.stdout.splitlines() if line[0] != " "]
-    assert first_words == ["ok"] * 8
+    assert first_words == ["ok"] * 9
 
 
-def test_without_a_configuration_the_machine_is_examined(monarch: Monarch) -> None:
-    done = monarch("doctor", "--json")
-    findings = json.loads(done.stdout)
-    assert done.returncode == 0
-    assert [f["what"] for f in findings] == [*MACHINE, "configuration"]
-    assert (findings[-1]["level"], findings[-1]["found"]) == ("warning", "none is named")
+def test_what_a_container_must_share(session: Session) -> None:
+    _, findings = examined(session)
+    shared = findings["containers"]["found"].partition(": ")[2].split()
+    places = [session.shm, LIBRARY.parent, session.config, session.source, *session.tiers]
+    assert shared == [str(place) for place in places]
 
 
 # --- troubles -----------------------------------------------------------------------------------
@@ -197,6 +198,18 @@ def test_a_source_that_may_not_be_read_is_a_problem(
     monkeypatch.setattr(os, "access", lambda path, *_, **__: path != here.source)
     finding = found(here, "source")
     assert (finding.level, finding.found) == ("problem", f"{here.source} is not readable")
+
+
+def test_limits_that_are_too_low_are_warnings(
+    here: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {resource.RLIMIT_AS: 60 * MIB, resource.RLIMIT_NOFILE: 100}
+    assert not [finding for finding in examine(here.config) if finding.what == "limits"]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
+    space, files = [finding for finding in examine(here.config) if finding.what == "limits"]
+    assert (space.level, space.found) == ("warning", "address space limited to 60 MiB")
+    assert "ulimit -v unlimited" in space.mend
+    assert files == Finding("warning", "limits", "100 open files", "ulimit -n 256, or more")
 
 
 @pytest.mark.parametrize(("machine", "level"), [("aarch64", "ok"), ("ppc64le", "problem")])
