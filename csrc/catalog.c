@@ -17,11 +17,22 @@ static const uint64_t *slots_at(const struct monarch_catalog *c, uint64_t offset
     return (const uint64_t *)((const char *)c + offset);
 }
 
+uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, const char *path,
+                              size_t len) {
+    uint64_t hash = monarch_path_hash(source, path, len);
+    __builtin_prefetch(&slots_at(c, c->index_at)[monarch_first_slot(hash, c->slots)]);
+    return hash;
+}
+
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len) {
+    return monarch_find_prepared(c, source, path, len, monarch_path_hash(source, path, len));
+}
+
+int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
+                              size_t len, uint64_t hash) {
     const struct monarch_entry *entries = monarch_entries(c);
     const uint64_t *index = slots_at(c, c->index_at), slots = c->slots;
-    uint64_t hash = monarch_path_hash(source, path, len);
     for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
         uint64_t slot = __atomic_load_n(&index[i], __ATOMIC_ACQUIRE);
         if (!slot)

@@ -194,14 +194,14 @@ struct monarch_fills {
 };
 
 struct monarch_stats {
-    uint64_t opens, hits, misses;
+    uint64_t hits, misses; /* opens of files that had a copy, and that had none */
     uint64_t bytes_from_tier, bytes_from_source; /* sizes of the files opened */
     uint64_t waits, wait_ns;                     /* reads that waited for a fill, and how long */
     uint64_t fallbacks;                          /* of those, reads that the source answered */
     uint64_t promotions;                         /* descriptors and mappings moved to the copy */
     uint64_t bytes_while_filling;                /* read from copies that were not complete */
     uint64_t metadata_hits;                      /* names and attributes told by the catalog */
-    uint64_t unused[5];                          /* to two cache lines */
+    uint64_t unused[6];                          /* to two cache lines */
 };
 
 struct monarch_clients {
@@ -336,6 +336,12 @@ static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len);
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len);
+/* The same in two steps, with other work between them: the first asks for the memory that the
+ * second reads, with the hash that it returns. */
+uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, const char *path,
+                              size_t len);
+int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
+                              size_t len, uint64_t hash);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 /* Of a copy that was dropped: whoever has it open keeps its inode's number from being given again,

@@ -78,7 +78,6 @@ static const char *why_source(const struct session *s, const struct monarch_entr
 
 static void count(struct session *s, int from_copy, uint64_t size) {
     struct monarch_stats *n = monarch_my_stats(s);
-    __atomic_fetch_add(&n->opens, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(from_copy ? &n->hits : &n->misses, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(from_copy ? &n->bytes_from_tier : &n->bytes_from_source, size,
                        __ATOMIC_RELAXED);

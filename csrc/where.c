@@ -107,14 +107,16 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog *c, int d
     if (path[0] == '/') {
         const char *rel;
         int source = monarch_prefix(s->control, path, &rel);
+        size_t len = source < 0 ? 0 : strlen(rel);
+        uint64_t hash = source < 0 ? 0 : monarch_prepare_find(c, (unsigned)source, rel, len);
         if (!monarch_is_odd(path)) {
             if (source < 0)
                 return MONARCH_OUTSIDE;
             const struct monarch_source *root = &s->control->source[source];
-            int by_alias = strncmp(path, root->path, root->path_len) != 0;
+            int by_alias = root->alias_len && strncmp(path, root->path, root->path_len) != 0;
             if (!monarch_root_is_ours(s, (unsigned)source, by_alias))
                 return MONARCH_OUTSIDE;
-            int64_t id = monarch_find(c, (unsigned)source, rel, strlen(rel));
+            int64_t id = monarch_find_prepared(c, (unsigned)source, rel, len, hash);
             if (id >= 0 && monarch_entries(c)[id].kind != MONARCH_LINK)
                 return id;
         }

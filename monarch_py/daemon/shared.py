@@ -115,7 +115,6 @@ class Shared:
     def totals(self) -> dict[str, int]:
         """The clients' counters, summed over all their slots."""
         names = (
-            "opens",
             "hits",
             "misses",
             "bytes_from_tier",
@@ -128,7 +127,8 @@ class Shared:
             "metadata_hits",
         )
         slots = [self.clients.stats[i] for i in range(lib.MONARCH_STAT_SLOTS)]
-        return {name: sum(int(getattr(slot, name)) for slot in slots) for name in names}
+        totals = {name: sum(int(getattr(slot, name)) for slot in slots) for name in names}
+        return {"opens": totals["hits"] + totals["misses"], **totals}
 
     def mail(self, stuck: dict[int, int]) -> list[tuple[int, str]]:
         """Paths that clients told of, as (source, relative path), each once.
