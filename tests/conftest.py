@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from support.dataset import make_dataset
+from support.epoch import build_reader
 from support.session import Session
 
 from monarch_py.demo.slowsource import (
@@ -40,6 +41,29 @@ def slowsource_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if reason := why_unavailable(built):
         pytest.skip(reason)
     return built
+
+
+@pytest.fixture
+def slow_factory(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[..., SlowSource]]:
+    """Mounts slow sources that end with the test, over empty directories:
+    slow_factory(**SlowSource's settings)."""
+    with ExitStack() as stack:
+
+        def mount(**settings: Any) -> SlowSource:
+            mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
+            mountpoint.mkdir()
+            backing.mkdir()
+            return stack.enter_context(
+                SlowSource(backing, mountpoint, binary=slowsource_binary, **settings)
+            )
+
+        yield mount
+
+
+@pytest.fixture(scope="session")
+def epoch_reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C program that reads an epoch with threads and checks every byte (support/epoch.py)."""
+    return build_reader(tmp_path_factory.mktemp("reader"))
 
 
 @pytest.fixture

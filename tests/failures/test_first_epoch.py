@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from csrc.building import build_program
-from support.epoch import Reader, build_reader, make_files
+from support.epoch import Reader, make_files
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 
@@ -30,18 +30,9 @@ LIMIT_S = 60.0
 Factory = Callable[..., Session]
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_reader(tmp_path_factory.mktemp("reader"))
-
-
 @pytest.fixture
-def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
-    mountpoint.mkdir()
-    backing.mkdir()
-    with SlowSource(backing, mountpoint, binary=slowsource_binary) as mounted:
-        yield mounted
+def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
+    return slow_factory()
 
 
 @pytest.fixture
@@ -58,13 +49,13 @@ def session(session_factory: Factory, source: SlowSource, files: dict[int, Path]
 
 @pytest.fixture
 def reading(
-    program: Path, session: Session, source: SlowSource, files: dict[int, Path]
+    epoch_reader: Path, session: Session, source: SlowSource, files: dict[int, Path]
 ) -> Iterator[Callable[..., Reader]]:
     """reading(ways) starts a reader of all files, with eight threads."""
     with ExitStack() as stack:
 
         def start(ways: str) -> Reader:
-            words = (program, session, ways, UNIT, FILES, source.mountpoint, files)
+            words = (epoch_reader, session, ways, UNIT, FILES, source.mountpoint, files)
             return stack.enter_context(Reader(*words))
 
         yield start
@@ -82,10 +73,10 @@ def wait_in_the_middle(source: SlowSource, session: Session) -> None:
     assert session.totals()["fills"] < FILES
 
 
-def check_copies(program: Path, session: Session, root: Path, files: dict[int, Path]) -> None:
+def check_copies(epoch_reader: Path, session: Session, root: Path, files: dict[int, Path]) -> None:
     """All copies that there are afterwards hold what the files do; whatever has none is read."""
     session.wait_idle()
-    with Reader(program, session, "pread", MIB, 2, root, files) as reader:
+    with Reader(epoch_reader, session, "pread", MIB, 2, root, files) as reader:
         reader.end(LIMIT_S)
     session.wait_idle()
     done = session.monarch("verify")
@@ -124,7 +115,7 @@ ENDS = [Session.kill, Session.stop, kill_and_restart, stop_and_restart, stand_st
 def test_the_daemon_goes_in_the_middle(
     session: Session,
     source: SlowSource,
-    program: Path,
+    epoch_reader: Path,
     files: dict[int, Path],
     reading: Callable[..., Reader],
     end: Callable[[Session], None],
@@ -142,7 +133,7 @@ def test_the_daemon_goes_in_the_middle(
     go_on(session)
     wait_until(lambda: session.client.serves() and session.client.runs(), what="a daemon")
     session.wait_all_present()
-    check_copies(program, session, source.mountpoint, files)
+    check_copies(epoch_reader, session, source.mountpoint, files)
     assert session.status()["sources"][0]["present"] == FILES
 
 
@@ -166,7 +157,7 @@ def test_the_daemon_stands_still_for_a_while(
 def test_everything_is_switched_off_in_the_middle(
     session: Session,
     source: SlowSource,
-    program: Path,
+    epoch_reader: Path,
     files: dict[int, Path],
     reading: Callable[..., Reader],
 ) -> None:
@@ -180,7 +171,7 @@ def test_everything_is_switched_off_in_the_middle(
     for reader in readers:
         assert reader.end(LIMIT_S)["longest_s"] <= LONGEST_S
     session.wait_all_present()
-    check_copies(program, session, source.mountpoint, files)
+    check_copies(epoch_reader, session, source.mountpoint, files)
 
 
 # --- room ---------------------------------------------------------------------------------------
@@ -189,7 +180,7 @@ def test_everything_is_switched_off_in_the_middle(
 def test_the_tier_is_full_in_the_middle(
     session_factory: Factory,
     source: SlowSource,
-    program: Path,
+    epoch_reader: Path,
     files: dict[int, Path],
     mounts: Mounts,
 ) -> None:
@@ -200,8 +191,8 @@ def test_the_tier_is_full_in_the_middle(
     source.rate(RATE)
     words = (UNIT, FILES, source.mountpoint, files)
     with (
-        Reader(program, session, "read", *words) as one,
-        Reader(program, session, "random", *words) as two,
+        Reader(epoch_reader, session, "read", *words) as one,
+        Reader(epoch_reader, session, "random", *words) as two,
     ):
         wait_in_the_middle(source, session)
         with (small / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError) as full:
@@ -211,7 +202,7 @@ def test_the_tier_is_full_in_the_middle(
         one.end(LIMIT_S)
         two.end(LIMIT_S)
     source.rate(0)
-    check_copies(program, session, source.mountpoint, files)
+    check_copies(epoch_reader, session, source.mountpoint, files)
     told = session.status()["sources"][0]
     assert told["bypass"].get("no_room", 0) > 0
     assert told["present"] + sum(told["bypass"].values()) == FILES
@@ -232,7 +223,7 @@ def test_no_descriptor_is_free(
 
 @pytest.mark.parametrize("ways", ["read,late", "pread,late"])
 def test_more_files_are_read_at_once_than_can_be_filled_at_once(
-    session_factory: Factory, source: SlowSource, program: Path, ways: str
+    session_factory: Factory, source: SlowSource, epoch_reader: Path, ways: str
 ) -> None:
     """There are 256 slots for fills; all of 300 have begun before any can be complete."""
     size = 2 * UNIT + 8
@@ -240,15 +231,15 @@ def test_more_files_are_read_at_once_than_can_be_filled_at_once(
     session = session_factory(source.mountpoint, shared_tpool_size=8).start()
     session.wait_scanned()
     source.latency(read=0.002)
-    with Reader(program, session, ways, UNIT // 2, 300, source.mountpoint, files) as reader:
+    with Reader(epoch_reader, session, ways, UNIT // 2, 300, source.mountpoint, files) as reader:
         assert reader.end(LIMIT_S)["bytes"] == 300 * size
-    check_copies(program, session, source.mountpoint, files)
+    check_copies(epoch_reader, session, source.mountpoint, files)
     assert session.status()["sources"][0]["present"] == 300
 
 
 @pytest.mark.parametrize(("threads", "chunk"), [(300, UNIT), (100, 2 * UNIT + 100)])
 def test_more_readers_wait_than_can_tell_what_they_wait_for(
-    session_factory: Factory, source: SlowSource, program: Path, threads: int, chunk: int
+    session_factory: Factory, source: SlowSource, epoch_reader: Path, threads: int, chunk: int
 ) -> None:
     """There is room for 256 demands, and a read of several units makes several."""
     size = threads * chunk - 5
@@ -256,10 +247,12 @@ def test_more_readers_wait_than_can_tell_what_they_wait_for(
     session = session_factory(source.mountpoint).start()
     session.wait_scanned()
     source.rate(100e6)
-    with Reader(program, session, "spread", chunk, threads, source.mountpoint, files) as reader:
+    with Reader(
+        epoch_reader, session, "spread", chunk, threads, source.mountpoint, files
+    ) as reader:
         assert reader.end(LIMIT_S)["bytes"] == size
     source.rate(0)
-    check_copies(program, session, source.mountpoint, files)
+    check_copies(epoch_reader, session, source.mountpoint, files)
     assert session.status()["sources"][0]["present"] == 1
 
 
@@ -269,7 +262,7 @@ def test_more_readers_wait_than_can_tell_what_they_wait_for(
 def test_a_reader_is_killed_while_it_waits(
     session: Session,
     source: SlowSource,
-    program: Path,
+    epoch_reader: Path,
     files: dict[int, Path],
     reading: Callable[..., Reader],
 ) -> None:
@@ -289,7 +282,7 @@ def test_a_reader_is_killed_while_it_waits(
     assert session.totals()["waits"] > waits
     source.rate(0)
     assert reading("random").end(LIMIT_S)["bytes"] == FILES * SIZE
-    check_copies(program, session, source.mountpoint, files)
+    check_copies(epoch_reader, session, source.mountpoint, files)
     assert session.status()["sources"][0]["present"] == FILES
 
 

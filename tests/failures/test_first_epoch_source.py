@@ -8,13 +8,13 @@ import errno
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.epoch import Reader, build_reader, content, make_files
+from support.epoch import Reader, content, make_files
 from support.files import digest
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
@@ -28,19 +28,10 @@ RATE = 16e6
 Factory = Callable[..., Session]
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_reader(tmp_path_factory.mktemp("reader"))
-
-
 @pytest.fixture
-def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
+def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
     """The kernel trusts no attribute: what is changed behind its back is seen at once."""
-    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
-    mountpoint.mkdir()
-    backing.mkdir()
-    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
-        yield mounted
+    return slow_factory(attr_timeout_s=0)
 
 
 @pytest.fixture
@@ -57,10 +48,10 @@ def told(session: Session) -> dict[str, Any]:
     return found
 
 
-def read_again(program: Path, session: Session, root: Path, *files: int) -> None:
+def read_again(epoch_reader: Path, session: Session, root: Path, *files: int) -> None:
     """A new program's open gets what the files hold now, from copies and without them."""
     for _ in range(2):
-        with Reader(program, session, "pread", MIB, 1, root, files) as reader:
+        with Reader(epoch_reader, session, "pread", MIB, 1, root, files) as reader:
             reader.end()
         session.wait_idle()
 
@@ -93,7 +84,7 @@ step(sha(data))
 
 @pytest.mark.parametrize("way", ["read", "pread", "readv"])
 def test_the_source_gives_errors_for_a_while(
-    session: Session, source: SlowSource, program: Path, way: str
+    session: Session, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
     """Who has read a part gets the error that the source gives, and the rest afterwards; a read at
     the file's own position has not moved it."""
@@ -117,7 +108,7 @@ def test_the_source_gives_errors_for_a_while(
     session.stop()
     session.start().wait_all_present()
     assert told(session)["present"] == 2
-    read_again(program, session, source.mountpoint, 1, 2)
+    read_again(epoch_reader, session, source.mountpoint, 1, 2)
 
 
 # --- changes ------------------------------------------------------------------------------------
@@ -261,12 +252,14 @@ def test_a_file_that_is_still_being_written_is_not_believed_for_long(
 # --- how much may be asked for ------------------------------------------------------------------
 
 
-def test_bandwidth_is_limited(session_factory: Factory, source: SlowSource, program: Path) -> None:
+def test_bandwidth_is_limited(
+    session_factory: Factory, source: SlowSource, epoch_reader: Path
+) -> None:
     limit = 6e6
     files = make_files(source.backing, 4, 8 * MIB)
     session = session_factory(source.mountpoint, source_limits={"bandwidth": int(limit)}).start()
     session.wait_scanned()
-    with Reader(program, session, "read", UNIT, 4, source.mountpoint, files):
+    with Reader(epoch_reader, session, "read", UNIT, 4, source.mountpoint, files):
         wait_until(lambda: source.counts()["bytes_read"] > 0, what="the first bytes")
         start, before = time.monotonic(), source.counts()["bytes_read"]
         wait_until(lambda: source.counts()["bytes_read"] - before > 2 * limit, what="enough")
@@ -353,7 +346,7 @@ def cached_bytes(path: Path) -> int:
 
 @pytest.mark.parametrize("way", ["warm", "read", "pread"])
 def test_the_pages_of_a_filled_file_are_given_back(
-    session_factory: Factory, mounts: Mounts, program: Path, way: str
+    session_factory: Factory, mounts: Mounts, epoch_reader: Path, way: str
 ) -> None:
     size = 24 * MIB
     point = mounts.ext4("plain", 64 * MIB)
@@ -368,7 +361,7 @@ def test_the_pages_of_a_filled_file_are_given_back(
     if way == "warm":
         assert session.monarch("warm").returncode == 0
     else:
-        with Reader(program, session, way, UNIT, 2, point / "data", files) as reader:
+        with Reader(epoch_reader, session, way, UNIT, 2, point / "data", files) as reader:
             reader.end()
     wait_until(lambda: told(session)["present"] == 1, what="the copy")
     assert cached_bytes(files[1]) <= size / 20

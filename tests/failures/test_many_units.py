@@ -1,0 +1,53 @@
+"""A file that has more units than a map: it is not read from its copy before that is complete."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from support.session import Session
+
+from monarch_py.native import lib
+
+Factory = Callable[..., Session]
+BLOCK = 64 << 10
+UNITS = 65536
+# Reads by pread and by read, in the map's reach and beyond it, at a file of holes with marks in it.
+PROGRAM = """
+import os, sys
+path, *places = sys.argv[1:]
+fd = os.open(path, os.O_RDONLY)
+for place in map(int, places):
+    expected = b"mark %d" % place
+    assert os.pread(fd, len(expected), place) == expected, place
+    os.lseek(fd, place, os.SEEK_SET)
+    assert os.read(fd, len(expected)) == expected, place
+"""
+
+
+def test_reads_beyond_the_map(session_factory: Factory, tmp_path: Path) -> None:
+    assert lib.MONARCH_FILL_UNITS == UNITS
+    source = tmp_path / "source"
+    source.mkdir()
+    size = (UNITS + 100) * BLOCK
+    places = [0, 5 * BLOCK, UNITS * BLOCK - 100, UNITS * BLOCK, (UNITS + 50) * BLOCK, size - 20]
+    with (source / "large").open("wb") as file:
+        file.truncate(size)
+        for place in places:
+            file.seek(place)
+            file.write(b"mark %d" % place)
+    tier = {"mount_point": str(tmp_path / "tier"), "max_storage_quota": 2 * size}
+    (tmp_path / "tier").mkdir()
+    # It takes an hour to fill: all of this happens in the middle of it.
+    limits = {"bandwidth": 1 << 20}
+    session = session_factory(source, tiers=[tier], block_size=BLOCK, source_limits=limits).start()
+    session.wait_scanned()
+    words = [sys.executable, "-c", PROGRAM, str(source / "large"), *map(str, places)]
+    for _ in range(2):
+        done = session.run(words)
+        assert (done.returncode, done.stderr) == (0, "")
+    told = session.status()["sources"][0]
+    assert (told["filling"], told["present"]) == (1, 0)
+    assert session.daemon is not None
+    assert session.daemon.poll() is None
