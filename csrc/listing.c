@@ -161,28 +161,53 @@ int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t di
     return holds;
 }
 
+struct comparison {
+    const struct monarch_catalog *catalog;
+    struct monarch_clients *clients;
+    uint64_t dev;
+    int root;
+};
+
+static void compare_file(const struct comparison *x, const struct monarch_entry *e) {
+    if (e->kind != MONARCH_OTHER && e->kind != MONARCH_DIR && !is_same(x->root, x->catalog, e))
+        monarch_mark_changed(x->clients, x->dev, e->ino);
+}
+
+/* What lies in a directory that has changed. Returns how many names that is. */
+static uint64_t compare_names(const struct comparison *x, const struct monarch_entry *d) {
+    const struct monarch_entry *table = monarch_entries(x->catalog);
+    uint64_t listing = d->sum, count = __atomic_load_n(&x->catalog->count, __ATOMIC_ACQUIRE), n = 0;
+    if (listing) {
+        const uint32_t *ids = monarch_names(x->catalog) + monarch_listing_first(listing);
+        for (; n < monarch_listing_length(listing); n++)
+            compare_file(x, &table[ids[n]]);
+        return n;
+    }
+    /* Not all its names are known, and those that are lie anywhere. */
+    for (uint64_t id = 0; id < count; id++)
+        if (table[id].source == d->source &&
+            monarch_catalog_parent(x->catalog, &table[id]) == d - table) {
+            compare_file(x, &table[id]);
+            n++;
+        }
+    return n;
+}
+
 uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
                                      const struct monarch_source *source, unsigned number, int root,
                                      uint64_t *at, uint64_t max) {
-    const struct monarch_entry *table = monarch_entries(c);
+    struct comparison x = {c, m, source->dev, root};
     uint64_t others = 0, looked = 0, count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
     for (; *at < count && looked < max; ++*at) {
-        const struct monarch_entry *d = &table[*at];
-        uint64_t listing = __atomic_load_n(&d->copy_ino, __ATOMIC_ACQUIRE);
-        if (d->kind != MONARCH_DIR || d->source != number || !listing ||
+        const struct monarch_entry *d = &monarch_entries(c)[*at];
+        if (d->kind != MONARCH_DIR || d->source != number ||
             monarch_is_changed(m, source->dev, d->ino))
             continue;
         looked++;
         if (is_same(root, c, d))
             continue;
         others++;
-        for (uint64_t i = 0; i < monarch_listing_length(listing); i++) {
-            const struct monarch_entry *e =
-                &table[monarch_names(c)[monarch_listing_first(listing) + i]];
-            looked++;
-            if (e->kind != MONARCH_OTHER && e->kind != MONARCH_DIR && !is_same(root, c, e))
-                monarch_mark_changed(m, source->dev, e->ino);
-        }
+        looked += compare_names(&x, d);
         monarch_mark_changed(m, source->dev, d->ino);
     }
     return others;
