@@ -28,10 +28,19 @@ SHORT, LONG = range(1, 3), range(3, 60)
 COUNT = 1200
 
 
-def transcript(ground: Ground, library: bool, seed: int, *, pauses: int = 0, **more: str) -> str:
-    """What the program writes; in its pauses, a new daemon makes copies of what there is."""
-    root = ground.root(library)
-    words = [str(root), str(seed), str(COUNT), str(pauses)]
+def transcript(
+    ground: Ground,
+    library: bool,
+    seed: int,
+    *,
+    root: Path | None = None,
+    count: int = COUNT,
+    pauses: int = 0,
+    **more: str,
+) -> str:
+    """What the program writes; in its pauses, a new daemon makes copies of what there is. `root` is
+    the tree, if it is another than the whole directory."""
+    words = [str(root or ground.root(library)), str(seed), str(count), str(pauses)]
     process = subprocess.Popen(
         [sys.executable, "-m", "conformance.operations", *words],
         env=ground.env(library, PYTHONPATH=str(TESTS), **more),
