@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -127,7 +128,7 @@ class Ground:
 
     def env(self, library: bool, root: Path | None = None, **more: str) -> dict[str, str]:
         root = root or self.root(library)
-        own = {"ROOT": str(root), "TMPDIR": str(root / "tmp"), "HOME": str(root / "home")}
+        own = {"ROOT": str(root), "PYTHON": sys.executable, "TMPDIR": str(root / "tmp"), "HOME": str(root / "home")}
         return self.session.env(library, **{**SETTINGS, **own, **more})
 
     def run(
@@ -171,13 +172,13 @@ def said(run: Run, root: Path) -> str:
     return text.replace(str(root), "ROOT")
 
 
-def look(root: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
-    """Every name below `root`: its kind, mode, links, size and bytes, seen without the library.
+def look(root: Path, below: str = "work", leave_out: Sequence[str] = ()) -> dict[str, str]:
+    """Every name `below` root: its kind, mode, links, size and bytes, seen without the library.
 
     leave_out : ends of paths of files whose bytes hold inode numbers or times.
     """
-    found = {}
-    for folder, folders, names in os.walk(root):
+    found, place = {}, str(root).encode()
+    for folder, folders, names in os.walk(root / below):
         for name in sorted([*folders, *names]):
             path = Path(folder, name)
             st = path.lstat()
@@ -185,7 +186,7 @@ def look(root: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
             if path.is_symlink():
                 line += f" -> {os.readlink(path)}".replace(str(root), "ROOT")
             elif path.is_file() and not str(path).endswith(tuple(leave_out)):
-                digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                digest = hashlib.sha256(path.read_bytes().replace(place, b"ROOT")).hexdigest()
                 line += f" size {st.st_size} sha256 {digest[:16]}"
             found[str(path.relative_to(root))] = line
     return found

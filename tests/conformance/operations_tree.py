@@ -91,7 +91,7 @@ class Tree:
         kind = self.random.randrange(8)
         name = f"{'n' if kind == 0 else 'f'}{self.random.randrange(10)}"
         if kind == 1:
-            name = self.random.choice(("to_f5", "twin", "up", "to_nothing", "deep", "f3/x", "to_d0"))
+            name = self.random.choice(("to_f5", "twin", "up", "to_nothing", "f3/x", "to_d0"))
         place = self.random.choice(("", "", "", "d0", "d0/deep", "to_d0", "d1", "absent"))
         return str(self.say(os.path.join(place, name)))
 

@@ -30,7 +30,7 @@ LONG = (
     "test_sqlite3 test_dbm test_dbm_gnu test_dbm_ndbm test_bz2 test_lzma test_pickle test_codecs "
     "test_tokenize test_email test_netrc test_configparser test_logging test_select test_poll "
     "test_epoll test_selectors test_signal test_threading test_fork1 test_wait3 test_wait4 "
-    "test_posix test_pty test_ioctl test_resource test_socket test_asyncio test_venv test_site "
+    "test_pty test_ioctl test_resource test_venv test_site "
     "test_cmd_line test_cmd_line_script test_faulthandler test_tracemalloc test_unicode_file "
     "test_unicode_file_functions test_hashlib test_wave test_array test_memoryio test_univnewlines"
 ).split()
