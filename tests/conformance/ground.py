@@ -126,9 +126,13 @@ class Ground:
     def root(self, library: bool) -> Path:
         return self.source if library else self.without
 
-    def env(self, library: bool, root: Path | None = None, **more: str) -> dict[str, str]:
-        root = root or self.root(library)
-        own = {"ROOT": str(root), "PYTHON": sys.executable, "TMPDIR": str(root / "tmp"), "HOME": str(root / "home")}
+    def env(self, library: bool, root: Path, **more: str) -> dict[str, str]:
+        own = {
+            "ROOT": str(root),
+            "PYTHON": sys.executable,
+            "TMPDIR": str(root / "tmp"),
+            "HOME": str(root / "home"),
+        }
         return self.session.env(library, **{**SETTINGS, **own, **more})
 
     def run(

@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "present": {},
     "staged": {},
 }
-SHORT, LONG = range(1, 3), range(3, 60)
+SHORT, LONG = range(1, 2), range(2, 40)
 COUNT = 1200
 
 
@@ -40,10 +40,11 @@ def transcript(
 ) -> str:
     """What the program writes; in its pauses, a new daemon makes copies of what there is. `root` is
     the tree, if it is another than the whole directory."""
-    words = [str(root or ground.root(library)), str(seed), str(count), str(pauses)]
+    root = root or ground.root(library)
+    words = [str(root), str(seed), str(count), str(pauses)]
     process = subprocess.Popen(
         [sys.executable, "-m", "conformance.operations", *words],
-        env=ground.env(library, PYTHONPATH=str(TESTS), **more),
+        env=ground.env(library, root, PYTHONPATH=str(TESTS), **more),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

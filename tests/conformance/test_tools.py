@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from conformance.ground import Ground, look, said
 from conformance.outcomes import difference, unlike
-from conformance.tools import TOOLS
+from conformance.tools import TOOLS, Tool
+
+# Beside fills; the steps between which copies are made are fast for all.
+FAST = ("git", "sqlite")
 
 
 def take(ground: Ground, name: str, step: int, library: bool) -> str:
@@ -26,17 +29,20 @@ def check_left(ground: Ground, name: str) -> None:
     assert unlike(*left) == []
 
 
-@pytest.fixture(params=TOOLS)
-def name(request: pytest.FixtureRequest) -> str:
-    for program in TOOLS[request.param].needs:
+def needs(tool: Tool) -> None:
+    for program in tool.needs:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is missing: install it")
-    for module in TOOLS[request.param].modules:
+    for module in tool.modules:
         pytest.importorskip(module)
-    return str(request.param)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.long) for name in TOOLS],
+)
 def test_beside_fills(tmp_path: Path, name: str) -> None:
+    needs(TOOLS[name])
     with Ground(tmp_path) as ground:
         ground.load(1500)
         for step in range(len(TOOLS[name].steps)):
@@ -46,7 +52,9 @@ def test_beside_fills(tmp_path: Path, name: str) -> None:
         check_left(ground, name)
 
 
+@pytest.mark.parametrize("name", TOOLS)
 def test_with_copies_of_each_step(tmp_path: Path, name: str) -> None:
+    needs(TOOLS[name])
     with Ground(tmp_path) as ground:
         for step in range(len(TOOLS[name].steps)):
             before = ground.hits()

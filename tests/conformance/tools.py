@@ -1,5 +1,5 @@
-"""What is done with programs that everybody has, step by step, as scripts of the shell. A step finds
-what the one before it has left, and the directory as ROOT; it works in one of that directory's own.
+"""What is done with programs that everybody has, step by step, as scripts of the shell. A step
+finds what the one before it has left, and the directory as ROOT; it works in ROOT/work.
 
 Whatever a program would choose differently each time (times, names, numbers of inodes) is given to
 it, or not shown.
@@ -74,11 +74,12 @@ TOOLS = {
             GIT + MAKE_FILES + "cd tree; git init -q .; git add -A; git commit -qm one; git fsck",
             GIT + "cd tree; git status --short; git log --stat --oneline; git fsck --full",
             GIT + "git clone -q tree clone; cd clone; git fsck; git status; git ls-tree -r HEAD",
-            GIT + "git clone -q --no-local \"$ROOT/work/tree\" far; cd far; git checkout -qb side; "
-            "sed -i s/1/one/ a/n*; git mv c/empty d; git diff --stat; git commit -qam two; git show",
+            GIT + 'git clone -q --no-local "$ROOT/work/tree" far; cd far; git checkout -qb side; '
+            "sed -i s/1/one/ a/n*; git mv c/empty d; git diff --stat; git commit -qam 2; git show",
             GIT + "cd far; git gc -q; git fsck; git grep -c one | sort | tail -3; git stash list; "
             "cd ../tree; git fetch -q ../far side; git merge -q FETCH_HEAD; git status; git fsck",
-            GIT + "git -C tree log --oneline --stat; git -C far repack -adq; git -C far count-objects",
+            GIT
+            + "git -C tree log --oneline --stat; git -C far repack -adq; git -C far count-objects",
         ),
         # It has the times and inodes of all files.
         leave_out=(".git/index",),
@@ -87,12 +88,12 @@ TOOLS = {
         ("sqlite3",),
         (
             SQLITE + "q 'create table t(i integer primary key, x text)'; "
-            f"q \"{COUNTING.format(3000)} insert into t select i, hex(zeroblob(i%50)) from n\"; "
+            f'q "{COUNTING.format(3000)} insert into t select i, hex(zeroblob(i%50)) from n"; '
             "q 'create index x on t(x)' 'pragma integrity_check'",
             SQLITE + "q 'select count(*), sum(length(x)) from t' 'pragma quick_check'; "
-            "q 'pragma journal_mode=wal' 'update t set x=x||i where i%3=0' 'select count(*) from t'",
+            "q 'pragma journal_mode=wal' 'update t set x=x||i where i%3=0' 'select max(i) from t'",
             SQLITE + "q -readonly 'select sum(length(x)) from t'; q 'pragma journal_mode' "
-            "'delete from t where i%7=0' 'pragma wal_checkpoint(truncate)' 'pragma integrity_check'",
+            "'delete from t where i%7=0' 'pragma wal_checkpoint(full)' 'pragma integrity_check'",
             # Writers and readers at once: whoever waits gets its turn, and nothing is lost.
             SQLITE + "for w in 1 2 3; do (for i in $(seq 12); do "
             "q '.timeout 60000' \"insert into t(x) values('$w $i')\"; done) & "
@@ -123,7 +124,8 @@ TOOLS = {
             "tar -tvf all.tar --full-time; mkdir out; tar -xpf all.tar -C out; " + listed("out"),
             "tar -df all.tar -C out; tar --sort=name -czf - -C out tree | gzip -dc | tar -t | wc",
             "seq 9 > tree/new; touch -d '2014-05-13' tree/new; tar -rf all.tar tree/new; "
-            'sha256sum out/tree/a/n5; tar -tf "$ROOT/work/all.tar" | tail -1; tar -xOf all.tar tree/a/n40 | sha256sum',
+            'cksum out/tree/a/n5; tar -tf "$ROOT/work/all.tar" | tail -1; '
+            "tar -xOf all.tar tree/a/n40 | sha256sum",
             "rm -r out/tree; tar -xpf all.tar -C out; diff -r tree out/tree; " + listed("out"),
         ),
     ),
@@ -135,10 +137,10 @@ TOOLS = {
             "cmp first/a/n1 second/a/n1; diff -rq first second; cp -al tree linked; " + listed("."),
             "mv second/a second/e; sed -i s/1/one/ second/e/n*; sort -o second/e/n1 second/e/n1; "
             "grep -rc one second | sort; diff -r first second || true",
-            "install -m 600 first/a/n3 second/e/n4; ln -sf n4 second/e/n5; truncate -s 10 first/a/n6;"
-            "dd if=first/a/b/z3 of=first/a/b/z1 bs=1000 skip=3 seek=9 count=5 conv=notrunc status=none;"
+            "install -m 600 first/a/n3 second/e/n4; ln -sf n4 second/e/n5; truncate -s9 first/a/n6;"
+            "dd if=first/a/b/z3 of=first/a/b/z1 bs=999 skip=3 seek=9 count=5 conv=notrunc 2>&-\n"
             "split -b 30000 first/a/b/z5 part.; cat part.* | cmp - first/a/b/z5; " + listed("."),
-            "zip_it() { python3 -m zipfile -c all.zip tree; python3 -m zipfile -t all.zip; }; zip_it; "
+            "$PYTHON -m zipfile -c all.zip tree; $PYTHON -m zipfile -t all.zip; "
             "find . -newermt 2014-05-14 -type f -size +1k | sort; rm -r first; ls -R",
         ),
         leave_out=(".zip",),
@@ -146,21 +148,26 @@ TOOLS = {
     "h5py": Tool(
         (),
         (
-            H5PY + """
+            H5PY
+            + """
 with h5py.File("a.h5", "w") as file:
     file["plain"] = np.arange(100_000)
     file.create_dataset("a/packed", data=np.arange(60_000) % 77, chunks=(1000,), compression="gzip")
     file.create_dataset("grown", (10,), "i4", maxshape=(None,))
-show("a.h5")""" + END,
-            H5PY + """
+show("a.h5")"""
+            + END,
+            H5PY
+            + """
 show("a.h5")
 with h5py.File("a.h5", "r+") as file:
     file["plain"][5000:6000] = -1
     file["grown"].resize((5000,))
     file["grown"][:] = 7
     file["a"].attrs["epoch"] = 3
-show("a.h5")""" + END,
-            H5PY + """
+show("a.h5")"""
+            + END,
+            H5PY
+            + """
 show("a.h5")
 try:
     h5py.File("a.h5", "x")
@@ -172,13 +179,16 @@ with h5py.File("a.h5", "a", libver="latest") as file:
 with h5py.File("b.h5", "w", driver="core") as file:
     file["far"] = np.ones(500)
 with h5py.File("a.h5") as file:
-    print(file["link"][()].sum())""" + END,
-            H5PY + """
+    print(file["link"][()].sum())"""
+            + END,
+            H5PY
+            + """
 show("a.h5")
 with h5py.File("a.h5", driver="core") as file:
     print(file["link"][()].sum(), list(file))
 with h5py.File("b.h5", driver="stdio") as file:
-    print(file["far"][()].sum())""" + END,
+    print(file["far"][()].sum())"""
+            + END,
         ),
         leave_out=(".h5",),
         modules=("h5py", "numpy"),
@@ -186,13 +196,16 @@ with h5py.File("b.h5", driver="stdio") as file:
     "numpy": Tool(
         (),
         (
-            NUMPY + """
+            NUMPY
+            + """
 np.save("a.npy", np.arange(300_000).reshape(3, -1))
 np.savez("b.npz", x=np.arange(5000), y=np.ones((7, 9)))
 np.arange(70_000, dtype="i4").tofile("c.bin")
 made = np.memmap("d.map", "i8", "w+", shape=(1000, 20)); made[:] = 5; made.flush()
-show(np.load("a.npy")); show(np.memmap("d.map", "i8", "r"))""" + END,
-            NUMPY + """
+show(np.load("a.npy")); show(np.memmap("d.map", "i8", "r"))"""
+            + END,
+            NUMPY
+            + """
 show(np.load("a.npy", mmap_mode="r")); show(np.fromfile("c.bin", "i4", offset=400, count=9))
 private = np.load("a.npy", mmap_mode="c"); private[1] = 0; show(private)
 shared = np.load("a.npy", mmap_mode="r+"); shared[2] = 1; shared.flush(); show(np.load("a.npy"))
@@ -200,8 +213,10 @@ with np.load("b.npz") as found:
     show(found["x"]); show(found["y"])
 with open("c.bin", "ab") as file:
     np.arange(5, dtype="i4").tofile(file); print(file.tell())
-show(np.fromfile("c.bin", "i4"))""" + END,
-            NUMPY + """
+show(np.fromfile("c.bin", "i4"))"""
+            + END,
+            NUMPY
+            + """
 for name in ("a.npy",):
     show(np.load(name)); show(np.load(name, mmap_mode="r"))
 show(np.memmap("c.bin", "i4", "r", offset=8)); show(np.memmap("d.map", "i8", "c"))
@@ -210,7 +225,8 @@ with open("a.npy", "r+b") as file:
 try:
     np.load("a.npy")
 except ValueError as error:
-    print(error)""" + END,
+    print(error)"""
+            + END,
         ),
         leave_out=(".npz",),
         modules=("numpy",),
