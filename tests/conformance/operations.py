@@ -42,7 +42,7 @@ class Operations(Tree):
             if self.random.random() < 0.15:
                 flags |= getattr(os, self.say(name))
         way = self.way()
-        changes = access != os.O_RDONLY or flags & (os.O_TRUNC | os.O_CREAT)
+        changes = access != os.O_RDONLY or flags & os.O_TRUNC
         if changes:
             self.changing(way)
         fd = os.open(flags=flags, mode=0o640, **way)
@@ -358,6 +358,7 @@ def main(root: str, seed: str, count: str, pauses: str) -> None:
         name = tree.random.choices(names, weights)[0]
         tree.said = []
         result = answer(getattr(tree, f"do_{name}"))
+        tree.settle()
         said = str(tree.said).replace(str(tree.work), "WORK")
         print(f"{number} {name} {said} -> {result}", flush=True)
 

@@ -71,7 +71,8 @@ class Tree:
         self.slots: dict[int, Slot] = {}
         self.maps: dict[int, tuple[mmap.mmap, Identity]] = {}
         self.folder = os.open(self.work, os.O_RDONLY | os.O_DIRECTORY)
-        # What is changed is read from the source from then on, exactly as without the library.
+        # Files that surely are read from the source from now on, exactly as without the library: a
+        # change that failed may leave the copy, and only what was written is never one again.
         self.changed: set[Identity] = set()
         self.has_holes = False
 
@@ -165,7 +166,13 @@ class Tree:
             if of == file:
                 mapped.close()
                 del self.maps[number]
-        self.changed.add(file)
+
+    def settle(self) -> None:
+        """After an operation: the number of a file that is gone may be given to another, in one of
+        the two runs and not in the other."""
+        there = {identity(os.fstat(slot.fd)) for slot in self.slots.values()}
+        there.update(identity(os.lstat(self.work / name)) for name in self.names_of(None))
+        self.changed &= there
 
     def forget(self) -> None:
         """What was changed so far is what the next daemon finds, and makes copies of: not of files
