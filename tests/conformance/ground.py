@@ -20,7 +20,7 @@ from typing import Any
 from support.session import MIB, Session, wait_until
 
 Run = subprocess.CompletedProcess[str]
-RUN_LIMIT_S = 280.0
+RUN_LIMIT_S = 900.0
 # The source gives so much a second: 32 files, of which each takes its turn quickly.
 BALLAST_RATE = "2MiB"
 BALLAST_FILE = 64 << 10
@@ -82,7 +82,10 @@ class Ground:
     def wait_copies(self) -> None:
         """Until every file of the source has its copy; none is left to the source."""
         self.session.wait_scanned()
-        wait_until(lambda: self.files()["present"] == self.files()["files"], what="all copies")
+        try:
+            wait_until(lambda: self.files()["present"] == self.files()["files"], what="all copies")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.files()}") from None
 
     def load(self, files: int) -> None:
         """Makes a copy of everything, and then gives a new daemon, which keeps these copies, so

@@ -180,6 +180,10 @@ class Tree:
         for number, slot in list(self.slots.items()):
             if slot.writes:
                 os.close(self.slots.pop(number).fd)
+        # Python's mappings have a descriptor of their own.
+        for mapped, _ in self.maps.values():
+            mapped.close()
+        self.maps.clear()
         self.changed.clear()
         self.has_holes = True
 

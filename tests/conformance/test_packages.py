@@ -61,4 +61,4 @@ def test_of_files(ground: Ground, package: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("package", LONG)
 def test_of_all_that_reads_and_writes(ground: Ground, package: str) -> None:
-    compare(ground, package, LONG[package], 9000)
+    compare(ground, package, LONG[package], 20_000)
