@@ -28,6 +28,12 @@ from monarch_py.demo.slowsource import (
 pytest_plugins = ["ci_plugin"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long", action="store_true", help="run the suites of tests/conformance that take minutes"
+    )
+
+
 @pytest.fixture(scope="session")
 def slowsource_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:

@@ -1,0 +1,207 @@
+"""The tree that operations.py works on: what it chooses there, and how it writes what it sees."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import random
+import stat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# The time that `plant` gives the files; one much later is of the run.
+OLD = 1_400_000_000
+SIZES = (0, 1, 777, 4095, 4096, 65_536, 70_001, 300_000, 1_500_000, 1 << 20)
+FOLDERS = ("d0", "d1", "d0/deep")
+SLOTS = 8
+
+Identity = tuple[int, int]
+Way = dict[str, Any]
+
+
+def plant(root: Path) -> None:
+    """Files of all sizes in nested directories, a hard link, links and extended attributes."""
+    noise, work = random.Random(1), root / "work"
+    for folder in FOLDERS:
+        (work / folder).mkdir(parents=True)
+    for number, size in enumerate(SIZES):
+        for folder in ("", *FOLDERS) if number % 3 == 0 else ("", "d0"):
+            path = work / folder / f"f{number}"
+            path.write_bytes(noise.randbytes(size))
+            path.chmod((0o644, 0o600, 0o755)[number % 3])
+    os.link(work / "f6", work / "d1/twin")
+    for name, target in (("to_f5", "f5"), ("to_d0", "d0"), ("to_nothing", "nothing")):
+        (work / name).symlink_to(target)
+    (work / "d1/up").symlink_to("../d0/f6")
+    for name in ("f3", "f8"):
+        try:
+            os.setxattr(work / name, "user.colour", b"blue")
+        except OSError as error:
+            if error.errno != errno.ENOTSUP:
+                raise
+    for path in work.rglob("*"):
+        os.utime(path, (OLD, OLD), follow_symlinks=False)
+
+
+def digest(data: Any) -> str:
+    return f"{len(data)}:{hashlib.md5(data).hexdigest()[:10]}"
+
+
+def identity(st: os.stat_result) -> Identity:
+    return st.st_dev, st.st_ino
+
+
+class Slot(NamedTuple):
+    """An open descriptor. clean : it may be one of a copy."""
+
+    fd: int
+    clean: bool
+    writes: bool
+
+
+class Tree:
+    """The files, and what of them is open. What a choice was stands in `said`."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.work = root / "work"
+        self.random = random.Random(seed)
+        self.said: list[Any] = []
+        self.slots: dict[int, Slot] = {}
+        self.maps: dict[int, tuple[mmap.mmap, Identity]] = {}
+        self.folder = os.open(self.work, os.O_RDONLY | os.O_DIRECTORY)
+        # Files that surely are read from the source from now on, exactly as without the library: a
+        # change that failed may leave the copy, and only what was written is never one again.
+        self.changed: set[Identity] = set()
+        self.has_holes = False
+
+    # --- choices --------------------------------------------------------------------------------
+
+    def say(self, choice: Any) -> Any:
+        self.said.append(choice)
+        return choice
+
+    def choose(self, *choices: Any) -> Any:
+        return self.say(self.random.choice(choices))
+
+    def name(self) -> str:
+        """A path below the tree; most are there."""
+        if self.random.random() < 0.6:
+            return str(self.choose(*self.names_of(None)))
+        kind = self.random.randrange(8)
+        name = f"{'n' if kind == 0 else 'f'}{self.random.randrange(10)}"
+        if kind == 1:
+            name = self.random.choice(("to_f5", "twin", "up", "to_nothing", "f3/x", "to_d0"))
+        place = self.random.choice(("", "", "", "d0", "d0/deep", "to_d0", "d1", "absent"))
+        return str(self.say(os.path.join(place, name)))
+
+    def way(self) -> Way:
+        """A path, in one of the ways to say it: for functions that take `path` and `dir_fd`."""
+        name, how = self.name(), self.random.randrange(6)
+        if how == 0:
+            return {"path": name, "dir_fd": self.folder}
+        if how == 1:
+            return {"path": f"{self.work}/d0/../{name}"}
+        if how == 2:
+            return {"path": f"{self.work}//./{name}"}
+        if how == 3:
+            return {"path": name}
+        return {"path": f"{self.work}/{name}"}
+
+    def path(self) -> str:
+        return str(self.work / self.name())
+
+    def slot(self) -> Slot:
+        if not self.slots or self.random.random() < 0.02:
+            raise OSError(errno.EBADF, "")
+        return self.slots[self.choose(*sorted(self.slots))]
+
+    def fd(self) -> int:
+        return self.slot().fd
+
+    def keep(self, slot: Slot) -> None:
+        number = self.say(self.random.randrange(SLOTS))
+        if number in self.slots:
+            os.close(self.slots.pop(number).fd)
+        self.slots[number] = slot
+
+    def size(self) -> int:
+        return int(self.choose(0, 1, 100, 4096, 10_000, 65_536, 65_537, 200_000, 1 << 20))
+
+    def at(self, fd: int) -> int:
+        """An offset: in the file, at its end, beyond it."""
+        size = os.fstat(fd).st_size
+        return int(self.choose(0, 1, size // 2, max(size - 100, 0), size, size + 10))
+
+    def bytes(self) -> bytes:
+        return bytes(self.random.randbytes(self.random.choice((0, 1, 100, 5000, 70_000))))
+
+    # --- known differences ----------------------------------------------------------------------
+
+    def changing(self, *ways: Way) -> None:
+        """Before a change of what these lead to, and of what lies below."""
+        for way in ways:
+            for follow in (True, False):
+                try:
+                    st = os.stat(**way, follow_symlinks=follow)
+                except OSError:
+                    continue
+                self.changing_file(identity(st))
+                if stat.S_ISDIR(st.st_mode):
+                    self._changing_below(way["path"])
+
+    def _changing_below(self, directory: str) -> None:
+        for folder, _, names in os.walk(directory):
+            for name in names:
+                self.changing_file(identity(os.lstat(os.path.join(folder, name))))
+
+    def changing_file(self, file: Identity, but: int = -1) -> None:
+        """A descriptor of its copy would go on with what was there before; a page of a mapping that
+        is cut off is SIGBUS."""
+        for number, slot in list(self.slots.items()):
+            if slot.clean and slot.fd != but and identity(os.fstat(slot.fd)) == file:
+                os.close(self.slots.pop(number).fd)
+        for number, (mapped, of) in list(self.maps.items()):
+            if of == file:
+                mapped.close()
+                del self.maps[number]
+
+    def settle(self) -> None:
+        """After an operation: the number of a file that is gone may be given to another, in one of
+        the two runs and not in the other."""
+        there = {identity(os.fstat(slot.fd)) for slot in self.slots.values()}
+        there.update(identity(os.lstat(self.work / name)) for name in self.names_of(None))
+        self.changed &= there
+
+    def forget(self) -> None:
+        """What was changed so far is what the next daemon finds, and makes copies of: not of files
+        that somebody has open for writing."""
+        for number, slot in list(self.slots.items()):
+            if slot.writes:
+                os.close(self.slots.pop(number).fd)
+        # Python's mappings have a descriptor of their own.
+        for mapped, _ in self.maps.values():
+            mapped.close()
+        self.maps.clear()
+        self.changed.clear()
+        self.has_holes = True
+
+    # --- how answers are written ----------------------------------------------------------------
+
+    def names_of(self, wanted: Identity | None) -> list[str]:
+        """The names by which a file is in the tree: its number says nothing, these do. All names,
+        if it is None."""
+        found = []
+        for folder, folders, names in os.walk(self.work):
+            for name in (*folders, *names):
+                path = os.path.join(folder, name)
+                if wanted is None or identity(os.lstat(path)) == wanted:
+                    found.append(os.path.relpath(path, self.work))
+        return sorted(found)
+
+    def attributes(self, st: os.stat_result) -> list[Any]:
+        written = st.st_mtime_ns if st.st_mtime < OLD + 1_000_000 else "now"
+        sizes = ["-", "-"] if stat.S_ISDIR(st.st_mode) else [st.st_nlink, st.st_size]
+        names = self.names_of(identity(st))
+        return [stat.filemode(st.st_mode), *sizes, st.st_uid, st.st_gid, written, names]

@@ -1,0 +1,76 @@
+"""That these tests can see: the library is broken in one way at a time, and the cheapest of them
+has to notice. The faults are of faults.c, which stands before the library."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conformance.ground import Ground
+from conformance.operations_tree import plant
+from conformance.outcomes import difference
+from conformance.test_operations import transcript
+
+SOURCE = Path(__file__).resolve().parent / "faults.c"
+FAULTS = sorted(set(re.findall(r'\bis\("([^"]+)"\)', SOURCE.read_text())))
+SEED, COUNT = 1, 1000
+NO_FAULT = "none"
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is missing, which compiles the faults")
+    built = tmp_path_factory.mktemp("faults") / "faults.so"
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+    subprocess.run(["gcc", *flags, "-o", str(built), str(SOURCE), "-ldl"], check=True)
+    return built
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    """A tree of copies for each fault, and one for none."""
+
+    def plant_all(root: Path) -> None:
+        for name in [NO_FAULT, *(FAULTS if root.name == "library" else ())]:
+            plant(root / name)
+
+    with Ground(tmp_path_factory.mktemp("broken"), plant_all) as ground:
+        ground.wait_copies()
+        yield ground
+
+
+@pytest.fixture(scope="module")
+def expected(ground: Ground) -> str:
+    return transcript(ground, False, SEED, root=ground.without / NO_FAULT, count=COUNT)
+
+
+def broken(ground: Ground, faults: Path, fault: str) -> str:
+    return transcript(
+        ground,
+        True,
+        SEED,
+        root=ground.source / fault,
+        count=COUNT,
+        LD_PRELOAD=f"{faults}:{ground.session.preload}",
+        FAULT=fault,
+        # The copies too: a descriptor of one has its path.
+        FAULT_BELOW=str(ground.source.parent),
+    )
+
+
+def test_without_a_fault_nothing_is_seen(ground: Ground, faults: Path, expected: str) -> None:
+    assert not difference(expected, broken(ground, faults, NO_FAULT))
+    assert expected.endswith("status 0\n")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_seen(ground: Ground, faults: Path, expected: str, fault: str) -> None:
+    seen = difference(expected, broken(ground, faults, fault))
+    # By what an operation gave, not by a program that could not run.
+    assert re.match(r"line \d+\n  without: \d+ ", seen), seen
+    print(f"{fault}: {seen}")

@@ -1,0 +1,92 @@
+"""Random operations, with their answers compared with those of the kernel alone: on files that have
+no copy, on files that are being filled, on copies, and on copies of what they wrote themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conformance.ground import Ground, look
+from conformance.operations_tree import plant
+from conformance.outcomes import difference, unlike
+
+TESTS = Path(__file__).resolve().parents[1]
+LIMIT_S = 120.0
+SETTINGS: dict[str, dict[str, Any]] = {
+    "absent": {"prefetch": "none"},
+    # Slow enough for most of the operations, and over before anybody gives up.
+    "filling": {"source_limits": {"bandwidth": "3MiB"}},
+    "present": {},
+    "staged": {},
+}
+SHORT, LONG = range(1, 2), range(2, 40)
+COUNT = 1200
+
+
+def transcript(
+    ground: Ground,
+    library: bool,
+    seed: int,
+    *,
+    root: Path | None = None,
+    count: int = COUNT,
+    pauses: int = 0,
+    **more: str,
+) -> str:
+    """What the program writes; in its pauses, a new daemon makes copies of what there is. `root` is
+    the tree, if it is another than the whole directory."""
+    root = root or ground.root(library)
+    words = [str(root), str(seed), str(count), str(pauses)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "conformance.operations", *words],
+        env=ground.env(library, root, PYTHONPATH=str(TESTS), **more),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = []
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if line == "pause\n":
+                if library:
+                    ground.restage()
+                process.stdin.write("go\n")
+                process.stdin.flush()
+        process.wait(LIMIT_S)
+    finally:
+        process.kill()
+        process.communicate()
+    return f"{''.join(lines)}status {process.returncode}\n"
+
+
+@contextmanager
+def prepared(top: Path, state: str) -> Iterator[Ground]:
+    with Ground(top, plant, **SETTINGS[state]) as ground:
+        if state in ("present", "staged"):
+            ground.wait_copies()
+        yield ground
+
+
+@pytest.mark.parametrize(
+    "seed", [*SHORT, *(pytest.param(seed, marks=pytest.mark.long) for seed in LONG)]
+)
+@pytest.mark.parametrize("state", SETTINGS)
+def test_every_answer_is_the_same(tmp_path: Path, state: str, seed: int) -> None:
+    pauses = 3 if state == "staged" else 0
+    with prepared(tmp_path, state) as ground:
+        if state == "filling":
+            assert ground.is_filling()
+        library = transcript(ground, True, seed, pauses=pauses)
+        without = transcript(ground, False, seed, pauses=pauses)
+        assert not difference(without, library), f"seed {seed}, {state}"
+        assert without.endswith("status 0\n"), without[-2000:]
+        assert unlike(look(ground.without), look(ground.source)) == []
+        assert (ground.hits() > 0) == (state != "absent")

@@ -1,0 +1,64 @@
+"""The suites of numpy and h5py for what they do with files, in a directory that is being filled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conformance.ground import Ground
+from conformance.outcomes import Outcomes, read_junit, unlike
+
+FAST = {
+    "numpy": "numpy._core.tests.test_memmap numpy.lib.tests.test__datasource",
+    "h5py": "h5py.tests.test_file h5py.tests.test_file2 h5py.tests.test_file_image",
+}
+LONG = {
+    "numpy": "numpy.lib.tests.test_io numpy.lib.tests.test_loadtxt numpy._core.tests.test_records "
+    "numpy._core.tests.test_multiarray numpy.lib.tests.test_format numpy.lib.tests.test_utils",
+    "h5py": "h5py.tests",
+}
+OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", "/dev/null", "--rootdir=."]
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    with Ground(tmp_path) as ground:
+        yield ground
+
+
+def outcomes(ground: Ground, library: bool, words: list[str]) -> Outcomes:
+    root = ground.root(library)
+    report = root / "outcomes.xml"
+    places = [f"--basetemp={root}/tmp/pytest", f"--junit-xml={report}"]
+    run = ground.run(
+        [sys.executable, "-m", "pytest", *OPTIONS, *places, "--pyargs", *words],
+        library=library,
+    )
+    assert report.exists(), f"{run.stdout}\n{run.stderr}"
+    return read_junit(report, root)
+
+
+def compare(ground: Ground, package: str, modules: str, ballast: int) -> None:
+    there = [name for name in modules.split() if find_spec(package) and find_spec(name)]
+    if not there:
+        pytest.skip(f"{package} is not installed, or without its tests")
+    without = outcomes(ground, False, there)
+    ground.load(ballast)
+    library = outcomes(ground, True, there)
+    assert unlike(without, library) == []
+    assert "passed" in without.values()
+    assert ground.is_filling(), "the fills ended before the tests did"
+
+
+@pytest.mark.parametrize("package", FAST)
+def test_of_files(ground: Ground, package: str) -> None:
+    compare(ground, package, FAST[package], 2000)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("package", LONG)
+def test_of_all_that_reads_and_writes(ground: Ground, package: str) -> None:
+    compare(ground, package, LONG[package], 20_000)

@@ -1,0 +1,120 @@
+"""CPython's own regression tests, of the interpreter that runs here: test by test, they end under
+the library as they end without it.
+
+The tests themselves, and the archives and texts that they read, lie in the source as copies. Their
+working directory and that for temporary files lie there too, beside files that are being filled.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conformance.ground import Ground
+from conformance.outcomes import Outcomes, read_junit, unlike
+
+FAST = """
+    test_posix test_fileio test_file test_bufio test_mmap test_largefile test_fcntl test_shutil
+    test_tempfile test_glob test_pathlib test_os test_genericpath test_posixpath test_stat
+"""
+LONG = """
+    test_io test_tarfile test_zipfile test_subprocess test_multiprocessing_fork
+    test_multiprocessing_spawn test_multiprocessing_forkserver test_concurrent_futures
+    test_fileinput test_filecmp test_linecache test_gzip test_bz2 test_lzma test_dbm_dumb
+    test_shelve test_mailbox test_importlib test_zipimport test_import test_runpy test_compileall
+    test_py_compile test_sqlite3 test_dbm test_dbm_gnu test_dbm_ndbm test_pickle test_codecs
+    test_tokenize test_email test_netrc test_configparser test_logging test_select test_poll
+    test_epoll test_selectors test_threading test_fork1 test_wait3 test_wait4 test_pty
+    test_resource test_venv test_site test_cmd_line test_cmd_line_script test_faulthandler
+    test_tracemalloc test_unicode_file test_unicode_file_functions test_hashlib test_wave
+    test_array test_memoryio test_univnewlines
+"""
+# Files to be filled beside the tests: for three minutes.
+BALLAST = 6000
+# Some installations leave the directories out that only say which tests of the one module to take.
+STARTS = ("fork", "spawn", "forkserver")
+TAKE = """\
+from test._test_multiprocessing import install_tests_in_module_dict
+install_tests_in_module_dict(globals(), {!r})
+"""
+LOAD = """\
+from test.support import load_package_tests
+def load_tests(*args):
+    return load_package_tests(__path__[0], *args)
+"""
+
+
+def plant(root: Path) -> None:
+    spec = find_spec("test.regrtest")
+    # A part of the package is always there; the tests themselves may be packed apart.
+    if spec is None or spec.origin is None or not find_spec("test.test_posix"):
+        pytest.skip("this interpreter has no regression tests: install libpython3-testsuite")
+    ignore = shutil.ignore_patterns("__pycache__")
+    tests = root / "lib/test"
+    shutil.copytree(Path(spec.origin).parent, tests, symlinks=True, ignore=ignore)
+    for start in STARTS:
+        package = tests / f"test_multiprocessing_{start}"
+        if not package.exists() and not package.with_suffix(".py").exists():
+            package.mkdir()
+            (package / "__init__.py").write_text(LOAD)
+            (package / "test_all.py").write_text(TAKE.format(start))
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    with Ground(tmp_path_factory.mktemp("python"), plant) as ground:
+        yield ground
+
+
+def outcomes(ground: Ground, library: bool, *words: str) -> Outcomes:
+    """Runs the tests and returns how each of them ended."""
+    root = ground.root(library)
+    report = root / "outcomes.xml"
+    run = ground.run(
+        # Not -j: that starts a process for each, and the start takes as long as most of them.
+        [sys.executable, "-m", "test", "--junit-xml", report, "--tempdir", root / "tmp", *words],
+        library=library,
+        PYTHONPATH=str(root / "lib"),
+    )
+    ground.sweep(library)
+    if not report.exists() and "NO TESTS RAN" in run.stdout:
+        pytest.skip(next(line for line in run.stdout.splitlines() if "skipped -- " in line))
+    assert report.exists(), f"{run.stdout}\n{run.stderr}"
+    found = read_junit(report, root)
+    report.unlink()
+    return found
+
+
+def compare(ground: Ground, *words: str) -> None:
+    without = outcomes(ground, False, *words)
+    if "passed" not in without.values():
+        pytest.skip(f"{words[-1]} has nothing to run here: {set(without.values())}")
+    ground.load(BALLAST)
+    before = ground.hits()
+    library = outcomes(ground, True, *words)
+    assert unlike(without, library) == []
+    assert ground.hits() > before, "no copy was read"
+    assert ground.is_filling(), "the fills ended before the tests did"
+
+
+def test_of_files_and_names(ground: Ground) -> None:
+    compare(ground, *FAST.split())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG.split())
+def test_of(ground: Ground, name: str) -> None:
+    if not list((ground.source / "lib/test").glob(f"{name}*")):
+        pytest.skip(f"this interpreter's regression tests have no {name}")
+    compare(ground, name)
+    ground.unload()
+
+
+@pytest.mark.long
+def test_of_files_larger_than_two_gib(ground: Ground) -> None:
+    compare(ground, "-u", "largefile", "test_largefile", "test_mmap", "test_zipfile64")
+    ground.unload()

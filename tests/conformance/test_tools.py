@@ -1,0 +1,65 @@
+"""git, sqlite, rsync, tar, h5py and others, in a directory that is being filled: what they say and
+what they leave is the same. Between two steps a new daemon makes copies of what the one has
+written, so that the next reads copies, and changes their files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conformance.ground import Ground, look, said
+from conformance.outcomes import difference, unlike
+from conformance.tools import TOOLS, Tool
+
+# Beside fills; the steps between which copies are made are fast for all.
+FAST = ("git", "sqlite")
+
+
+def take(ground: Ground, name: str, step: int, library: bool) -> str:
+    """What one step says; it has to succeed."""
+    run = ground.shell(TOOLS[name].steps[step], library=library)
+    text = said(run, ground.root(library))
+    assert run.returncode == 0, f"step {step}: {text}"
+    return text
+
+
+def check_left(ground: Ground, name: str) -> None:
+    left = [look(root, leave_out=TOOLS[name].leave_out) for root in (ground.without, ground.source)]
+    assert unlike(*left) == []
+
+
+def needs(tool: Tool) -> None:
+    for program in tool.needs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is missing: install it")
+    for module in tool.modules:
+        pytest.importorskip(module)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.long) for name in TOOLS],
+)
+def test_beside_fills(tmp_path: Path, name: str) -> None:
+    needs(TOOLS[name])
+    with Ground(tmp_path) as ground:
+        ground.load(1500)
+        for step in range(len(TOOLS[name].steps)):
+            without = take(ground, name, step, library=False)
+            assert not difference(without, take(ground, name, step, library=True)), f"step {step}"
+        assert ground.is_filling(), "the fills ended before the program did"
+        check_left(ground, name)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_with_copies_of_each_step(tmp_path: Path, name: str) -> None:
+    needs(TOOLS[name])
+    with Ground(tmp_path) as ground:
+        for step in range(len(TOOLS[name].steps)):
+            before = ground.hits()
+            without = take(ground, name, step, library=False)
+            assert not difference(without, take(ground, name, step, library=True)), f"step {step}"
+            assert step == 0 or ground.hits() > before, f"step {step} read no copy"
+            ground.restage()
+        check_left(ground, name)
