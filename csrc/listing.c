@@ -125,6 +125,20 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f) {
     memcpy(f->fsid, &s.f_fsid, sizeof f->fsid);
 }
 
+uint64_t monarch_read_up(int root) {
+    uint64_t ino = 0;
+    int fd = openat(root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
+    for (struct dirent *found; names && !ino && (found = readdir(names));)
+        if (strcmp(found->d_name, "..") == 0)
+            ino = found->d_ino;
+    if (names)
+        closedir(names);
+    else if (fd >= 0)
+        close(fd);
+    return ino;
+}
+
 static int is_same(int root, const struct monarch_catalog *c, const struct monarch_entry *e) {
     struct monarch_entry now;
     char target[MONARCH_PATH_MAX];
