@@ -182,9 +182,17 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
     uint64_t others = 0, looked = 0, count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
     for (; *at < count && looked < max; ++*at) {
         const struct monarch_entry *d = &table[*at];
-        uint64_t listing = __atomic_load_n(&d->copy_ino, __ATOMIC_ACQUIRE);
-        if (d->kind != MONARCH_DIR || d->source != number || !listing ||
-            monarch_is_changed(m, source->dev, d->ino))
+        /* What was scanned, also if it is not told: its files are. */
+        uint64_t listing = d->sum;
+        if (d->source != number || monarch_is_changed(m, source->dev, d->ino))
+            continue;
+        if ((d->kind == MONARCH_FILE || d->kind == MONARCH_LINK) && d->place == MONARCH_NO_PLACE) {
+            looked++;
+            if (!is_same(root, c, d))
+                monarch_mark_changed(m, source->dev, d->ino);
+            continue;
+        }
+        if (d->kind != MONARCH_DIR || !listing)
             continue;
         looked++;
         if (is_same(root, c, d))
