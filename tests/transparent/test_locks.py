@@ -17,8 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.commands import Commands
-from support.session import Session, wait_until
-from support.told import wait_told
+from support.session import Session
 
 CONTENT = "the first line\nthe second line\n"
 SLOT = st.integers(0, 2)
@@ -43,6 +42,21 @@ OPERATIONS = st.one_of(
 PROGRAMS = st.lists(st.tuples(st.integers(0, 1), OPERATIONS), min_size=4, max_size=20)
 
 
+READS, WRITES = (os.O_RDONLY, os.O_RDONLY), (os.O_RDONLY, os.O_RDWR)
+# Who is under the library, and how each opens the file. Who opens it for writing does so outside:
+# under the library that would send all later readers to the source.
+KINDS_OF_PAIRS = {
+    "none": ((False, False), READS),
+    "both": ((True, True), READS),
+    "first": ((True, False), READS),
+    "second": ((False, True), READS),
+    "no_writer": ((False, False), WRITES),
+    "writer": ((True, False), WRITES),
+}
+# Pairs, and those that they are compared with.
+LIKE = {"both": "none", "first": "none", "second": "none", "writer": "no_writer"}
+
+
 @dataclass
 class Lockers:
     """Pairs of processes: of each, who is under the library."""
@@ -59,24 +73,16 @@ def lockers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lockers]:
     source.mkdir()
     with Session(top, source) as session, ExitStack() as stack:
         pairs = {}
-        kinds = {"none": (0, 0), "both": (1, 1), "first": (1, 0), "second": (0, 1)}
-        for name in kinds:
+        for name in KINDS_OF_PAIRS:
             (source / name).write_text(CONTENT)
         session.start()
         session.wait_all_present()
-        for name, preloads in kinds.items():
+        for name, (preloads, flags) in KINDS_OF_PAIRS.items():
             pairs[name] = [
                 stack.enter_context(
-                    Commands(
-                        session,
-                        "lock_steps.py",
-                        source / name,
-                        # Who writes would send everybody to the source; outside it says nothing.
-                        os.O_RDONLY if preload or name == "none" else os.O_RDONLY,
-                        preload=bool(preload),
-                    )
+                    Commands(session, "lock_steps.py", source / name, mode, preload=preload)
                 )
-                for preload in preloads
+                for preload, mode in zip(preloads, flags, strict=True)
             ]
         yield Lockers(session, source / "none", pairs)
 
@@ -103,9 +109,9 @@ OPEN = [(who, ("open", slot)) for who in (0, 1) for slot in (0, 1)]
 )
 @given(program=PROGRAMS)
 def test_random_programs(lockers: Lockers, program: list[tuple[int, tuple[Any, ...]]]) -> None:
-    expected = run(lockers.pairs["none"], OPEN + program)
-    for name in ("both", "first", "second"):
-        assert run(lockers.pairs[name], OPEN + program) == expected, name
+    expected = {like: run(lockers.pairs[like], OPEN + program) for like in set(LIKE.values())}
+    for name, like in LIKE.items():
+        assert run(lockers.pairs[name], OPEN + program) == expected[like], name
 
 
 SH, EX, UN = "LOCK_SH", "LOCK_EX", "LOCK_UN"
@@ -138,11 +144,11 @@ SCENES: dict[str, list[tuple[int, tuple[Any, ...]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["both", "first", "second"])
+@pytest.mark.parametrize("name", LIKE)
 @pytest.mark.parametrize("scene", SCENES)
 def test_scenes(lockers: Lockers, scene: str, name: str) -> None:
     program = OPEN + SCENES[scene]
-    assert run(lockers.pairs[name], program) == run(lockers.pairs["none"], program)
+    assert run(lockers.pairs[name], program) == run(lockers.pairs[LIKE[name]], program)
 
 
 def companions(process: Commands) -> list[str]:

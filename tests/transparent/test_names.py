@@ -237,6 +237,23 @@ def test_changes_from_outside_are_seen_in_time(
         )
 
 
+def test_a_file_that_was_found_after_the_scan_is_compared_as_well(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    make(source / "t")
+    session = session_factory(source, revalidate=1).start()
+    wait_told(session)
+    (source / "t" / "new").write_text("first")
+    with Commands(session, "file_steps.py", source) as reader:
+        wait_until(lambda: reader("absolute", "read", "t/new") == "first", what="the new file")
+        session.wait_all_present()
+        (source / "t" / "fresh").write_text("second")
+        os.replace(source / "t" / "fresh", source / "t" / "new")
+        wait_until(lambda: reader("absolute", "read", "t/new") == "second", what="its new content")
+        assert reader("absolute", "stat", "t/new") == ["-rw-r--r--", 1, len("second")]
+
+
 def test_with_the_source_asked_each_time_a_change_from_outside_is_seen_at_once(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
