@@ -42,5 +42,3 @@ class Commands:
             said = self.process.communicate()[1]
             raise AssertionError(f"the program ended ({self.process.returncode}): {said}")
         return json.loads(line)
-
-

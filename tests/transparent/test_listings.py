@@ -17,9 +17,19 @@ from transparent.conftest import Stage
 
 from monarch_py.demo.slowsource import SlowSource
 
-WAYS = (
-    "plain rewound positions reentrant descriptor scanned many forked threads walked globbed"
-).split()
+WAYS = [
+    "plain",
+    "rewound",
+    "positions",
+    "reentrant",
+    "descriptor",
+    "scanned",
+    "many",
+    "forked",
+    "threads",
+    "walked",
+    "globbed",
+]
 PLACES = ["root", "kinds", "hollow", "odd", "deep"]
 # By which the directories of the deep tree and the 10,000 names are not listed over and over.
 CHEAP = ["plain", "rewound", "positions", "reentrant", "scanned"]
@@ -132,9 +142,7 @@ def test_python(stage: Stage, name: str) -> None:
     script = "import os, sys; root = sys.argv[1]\n" + PYTHON[name]
     words = [sys.executable, "-I", "-S", "-c", "sys=__import__('sys')\n"
              "sys.stdout.reconfigure(errors='surrogateescape')\n" + script]  # fmt: skip
-    done = same_without(
-        stage.session, [*words, str(stage.places["root"])], env={"PYTHONUTF8": "1"}
-    )
+    done = same_without(stage.session, [*words, str(stage.places["root"])], env={"PYTHONUTF8": "1"})
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -247,7 +247,7 @@ def test_h5py_locks_writers_out(session_factory: Callable[..., Session], tmp_pat
     try:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "4950\n"
-        writer = [sys.executable, "-c", write, source / "store.h5"]
+        writer = [sys.executable, "-c", write, str(source / "store.h5")]
         refused = session.run(writer, preload=False)
         assert refused.returncode != 0 and "lock" in refused.stderr
         reader.communicate("go\n", timeout=60)

@@ -25,8 +25,27 @@ PATHS = st.sampled_from(NAMES)
 OPERATIONS = st.one_of(
     st.tuples(
         st.sampled_from(
-            "mkdir rmdir unlink mkfifo truncate listdir listdir entries stat stat lstat exists "
-            "exists access readlink realpath walk inodes read".split()
+            [
+                "mkdir",
+                "rmdir",
+                "unlink",
+                "mkfifo",
+                "truncate",
+                "listdir",
+                "listdir",
+                "entries",
+                "stat",
+                "stat",
+                "lstat",
+                "exists",
+                "exists",
+                "access",
+                "readlink",
+                "realpath",
+                "walk",
+                "inodes",
+                "read",
+            ]
         ),
         PATHS,
     ),

@@ -5,6 +5,8 @@ is the program's one argument, and are given to the system absolute, relative to
 directory or to a directory's descriptor, as the first word says.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import json
@@ -12,6 +14,7 @@ import os
 import socket
 import stat
 import sys
+from typing import Any
 
 ROOT = sys.argv[1]
 HERE = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY)
@@ -21,17 +24,17 @@ libc.fopen.restype = ctypes.c_void_p
 libc.mkdtemp.restype = ctypes.c_char_p
 
 
-def attributes(st):
+def attributes(st: Any) -> Any:
     return [stat.filemode(st.st_mode), st.st_nlink, st.st_size if stat.S_ISREG(st.st_mode) else 0]
 
 
-def create(at, path, flags, text=""):
+def create(at: Any, path: Any, flags: Any, text: Any = "") -> Any:
     fd = os.open(path, getattr(os, flags) | os.O_CREAT | os.O_WRONLY, 0o644, **at)
     os.write(fd, text.encode())
     os.close(fd)
 
 
-def read(at, path):
+def read(at: Any, path: Any) -> Any:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK, **at)
     try:
         return os.read(fd, 1000).decode()
@@ -39,29 +42,29 @@ def read(at, path):
         os.close(fd)
 
 
-def fopen(at, path, mode):
+def fopen(at: Any, path: Any, mode: Any) -> Any:
     stream = libc.fopen(os.fsencode(path), mode.encode())
     if not stream:
         raise OSError(ctypes.get_errno(), "")
     libc.fclose(ctypes.c_void_p(stream))
 
 
-def entries(at, path):
+def entries(at: Any, path: Any) -> Any:
     with os.scandir(path) as found:
         return sorted([e.name, e.is_symlink(), e.is_dir(follow_symlinks=False)] for e in found)
 
 
-def inodes(at, path):
+def inodes(at: Any, path: Any) -> Any:
     with os.scandir(path) as found:
         return all(e.inode() == e.stat(follow_symlinks=False).st_ino for e in found)
 
 
-def bind(at, path):
+def bind(at: Any, path: Any) -> Any:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"/proc/self/fd/{HERE}/{os.path.relpath(path, ROOT)}")
 
 
-def temporary(at, path, kind):
+def temporary(at: Any, path: Any, kind: Any) -> Any:
     """Made with a random name, which is then changed to one that all know."""
     made = ctypes.create_string_buffer(os.fsencode(path) + b"/XXXXXX")
     if kind == "mkdtemp":
@@ -74,11 +77,11 @@ def temporary(at, path, kind):
     return len(made.value) > len(path)
 
 
-def two(call):
+def two(call: Any) -> Any:
     return lambda at, a, b: call(a, b, **({"src_dir_fd": HERE, "dst_dir_fd": HERE} if at else {}))
 
 
-def one(call):
+def one(call: Any) -> Any:
     return lambda at, path, *more: call(path, *more, **at)
 
 
@@ -114,8 +117,8 @@ BY_PATH = {"listdir", "entries", "inodes", "exists", "realpath", "walk", "trunca
 BY_PATH |= {"bind", "temporary"}
 
 
-def do(way, name, *words):
-    paths = words
+def do(way: Any, name: Any, *words: Any) -> Any:
+    paths = list(words)
     at = {"dir_fd": HERE} if way == "fd" and name not in BY_PATH else {}
     if way == "absolute":
         paths = [os.path.join(ROOT, word) for word in words]
@@ -130,5 +133,5 @@ for line in sys.stdin:
     try:
         answer = do(*json.loads(line))
     except OSError as error:
-        answer = errno.errorcode[error.errno]
+        answer = errno.errorcode[error.errno or 0]
     print(json.dumps(answer), flush=True)

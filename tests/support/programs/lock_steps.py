@@ -3,6 +3,8 @@
 Descriptors have slots. The program's arguments are the file and the flags that it is opened with.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import fcntl
@@ -11,52 +13,53 @@ import os
 import struct
 import subprocess
 import sys
+from typing import Any
 
 PATH, FLAGS = sys.argv[1], int(sys.argv[2])
 libc = ctypes.CDLL(None, use_errno=True)
-slots = {}
+slots: dict[int, int] = {}
 FLOCK = "hhqqi4x"  # struct flock
 
 
-def opened(slot):
+def opened(slot: Any) -> Any:
     free(slot)
     slots[slot] = os.open(PATH, FLAGS)
 
 
-def free(slot):
+def free(slot: Any) -> Any:
     if slot in slots:
         os.close(slots.pop(slot))
 
 
-def dup(slot, to):
+def dup(slot: Any, to: Any) -> Any:
     fd = os.dup(slots[slot])
     free(to)
     slots[to] = fd
 
 
-def dup2(slot, to):
+def dup2(slot: Any, to: Any) -> Any:
     if to in slots and slot in slots:
         os.dup2(slots[slot], slots[to])
 
 
-def command(slot, name, kind, start, length):
+def command(slot: Any, name: Any, kind: Any, start: Any, length: Any) -> Any:
     """F_SETLK and the like; F_GETLK tells the lock that is in the way."""
     asked = struct.pack(FLOCK, getattr(fcntl, kind), os.SEEK_SET, start, length, 0)
     found = struct.unpack(FLOCK, fcntl.fcntl(slots[slot], getattr(fcntl, name), asked))
     return [*found[:4], {0: "nobody", -1: "an open file"}.get(found[4], "a process")]
 
 
-def lockf(slot, kind, length):
+def lockf(slot: Any, kind: Any, length: Any) -> Any:
     if libc.lockf(slots[slot], {"F_LOCK": 2, "F_TEST": 3, "F_ULOCK": 0}[kind], length) != 0:
         raise OSError(ctypes.get_errno(), "")
 
 
-def lease(slot, kind):
+def lease(slot: Any, kind: Any) -> Any:
     fcntl.fcntl(slots[slot], fcntl.F_SETLEASE, getattr(fcntl, kind))
     return fcntl.fcntl(slots[slot], fcntl.F_GETLEASE)
 
 
-def forked(slot, what):
+def forked(slot: Any, what: Any) -> Any:
     """A child does it with what it has inherited, and ends."""
     child = os.fork()
     if child == 0:
@@ -64,30 +67,30 @@ def forked(slot, what):
             fcntl.flock(slots[slot], getattr(fcntl, what) | fcntl.LOCK_NB) if what else free(slot)
             os._exit(0)
         except OSError as error:
-            os._exit(error.errno)
+            os._exit(error.errno or 0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def spawned(_slot):
+def spawned(_slot: Any) -> Any:
     subprocess.run(["true"], check=True)
     subprocess.run(["true"], check=True, close_fds=False)
 
 
-def read(slot):
+def read(slot: Any) -> Any:
     return os.pread(slots[slot], 100, 0).decode()
 
 
-def other(_slot):
+def other(_slot: Any) -> Any:
     """Any other descriptor of the file, opened and closed."""
     os.close(os.open(PATH, FLAGS))
 
 
-def streamed(_slot):
+def streamed(_slot: Any) -> Any:
     with open(PATH) as file:
         return len(file.readline())
 
 
-def closed_all(_slot=0):
+def closed_all(_slot: Any = 0) -> Any:
     for slot in list(slots):
         free(slot)
 
@@ -116,5 +119,5 @@ for line in sys.stdin:
     except KeyError:
         answer = "no such slot"
     except OSError as error:
-        answer = errno.errorcode[error.errno]
+        answer = errno.errorcode[error.errno or 0]
     print(json.dumps(answer), flush=True)
