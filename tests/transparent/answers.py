@@ -9,6 +9,7 @@ import fcntl
 import os
 import struct
 import sys
+from functools import partial
 from typing import Any
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -79,20 +80,25 @@ def filesystem(s: Any) -> Any:
     return [s.f_bsize, s.f_frsize, s.f_blocks, s.f_files, s.f_flag, s.f_namemax, s.f_fsid]
 
 
-for path in sys.argv[2:]:
-    fd = os.open(path, os.O_RDONLY)
-    print(os.path.basename(path))
+def ask(path: str, fd: int) -> None:
     for what, request in {"flags": GETFLAGS, "version": GETVERSION, "bsz": FIGETBSZ}.items():
-        attempt(what, lambda request=request: number(fd, request))
-    attempt("extents", lambda: extents(fd))
-    attempt("seek", lambda: seek(fd))
+        attempt(what, partial(number, fd, request))
+    attempt("extents", partial(extents, fd))
+    attempt("seek", partial(seek, fd))
     attempt("beyond", lambda: os.lseek(fd, 1 << 40, os.SEEK_DATA))
     attempt("fstatvfs", lambda: filesystem(os.fstatvfs(fd)))
     attempt("statvfs", lambda: filesystem(os.statvfs(path)))
     # Newer kernels leave the times of the last change out if neither is asked for; we tell them.
     for mask in (0xC0, 0x2C0, 0x7FF, 0xFFF, 0x1FFF, 0x3FFF):
-        attempt("statx", lambda mask=mask: statx(AT_FDCWD, path, 0, mask))
-        attempt("by descriptor", lambda mask=mask: statx(fd, "", AT_EMPTY_PATH, mask))
-    if sys.argv[1] == "clone":
-        attempt("clone", lambda: clone(path, fd))
-    os.close(fd)
+        attempt("statx", partial(statx, AT_FDCWD, path, 0, mask))
+        attempt("by descriptor", partial(statx, fd, "", AT_EMPTY_PATH, mask))
+
+
+for name in sys.argv[2:]:
+    opened = os.open(name, os.O_RDONLY)
+    print(os.path.basename(name))
+    if sys.argv[1] == "clone":  # which changes what the extents are
+        attempt("clone", partial(clone, name, opened))
+    else:
+        ask(name, opened)
+    os.close(opened)

@@ -20,6 +20,8 @@ TREES = 240  # each program has one that nobody has changed yet
 EXAMPLES = 100
 
 NAMES = ["a", "b", "new", "d", "d/x", "d/new", "d/sub", "d/sub/y", "l", "dl/x", "e", "e/new", ""]
+CALLS = ["mkdir", "rmdir", "unlink", "mkfifo", "truncate", "read", "listdir", "entries", "inodes"]
+CALLS += ["stat", "lstat", "exists", "exists", "access", "readlink", "realpath", "walk"]
 WAYS = st.sampled_from(["absolute", "relative", "fd"])
 PATHS = st.sampled_from(NAMES)
 OPERATIONS = st.one_of(
@@ -173,6 +175,7 @@ def look(who: Commands, tree: str, way: str) -> list[Any]:
         if operation[0] == "entries" and isinstance(answer, list):
             for entry in answer:  # random names
                 entry[0] = "?" if len(entry[0]) == 6 else entry[0]
+            answer.sort()
         found.append([*operation, answer])
     return found
 

@@ -71,7 +71,9 @@ def temporary(at: Any, path: Any, kind: Any) -> Any:
         failed = not libc.mkdtemp(made)
     else:
         fd = libc.mkstemp(made)
-        failed = fd < 0 or os.close(fd)
+        failed = fd < 0
+        if not failed:
+            os.close(fd)
     if failed:
         raise OSError(ctypes.get_errno(), "")
     return len(made.value) > len(path)

@@ -95,7 +95,7 @@ def closed_all(_slot: Any = 0) -> Any:
         free(slot)
 
 
-CALLS = {
+CALLS: dict[str, Any] = {
     "open": opened,
     "close": free,
     "dup": dup,
