@@ -90,7 +90,7 @@ struct monarch_filesystem {
 
 struct monarch_source {
     uint64_t dev, ino; /* of the root directory; another one there means another namespace */
-    uint64_t up_ino;   /* of the directory above it */
+    uint64_t up_ino;   /* that its listing gives to ".." */
     struct monarch_filesystem filesystem;
     uint32_t path_len, alias_len;
     char path[MONARCH_SOURCE_PATH];  /* resolved, no trailing slash */

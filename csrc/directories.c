@@ -162,7 +162,7 @@ static int open_source(struct directory *d) {
     char path[MONARCH_PATH_MAX];
     int fd = -ENAMETOOLONG;
     if (monarch_source_path(d->session, d->catalog, d->entry, path))
-        fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC);
     if (fd >= 0)
         return fd;
     errno = -fd;

@@ -125,6 +125,20 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f) {
     memcpy(f->fsid, &s.f_fsid, sizeof f->fsid);
 }
 
+uint64_t monarch_read_up(int root) {
+    uint64_t ino = 0;
+    int fd = openat(root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
+    for (struct dirent *found; names && !ino && (found = readdir(names));)
+        if (strcmp(found->d_name, "..") == 0)
+            ino = found->d_ino;
+    if (names)
+        closedir(names);
+    else if (fd >= 0)
+        close(fd);
+    return ino;
+}
+
 static int is_same(int root, const struct monarch_catalog *c, const struct monarch_entry *e) {
     struct monarch_entry now;
     char target[MONARCH_PATH_MAX];
@@ -193,22 +207,44 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
     return n;
 }
 
+/* Nobody is told the attributes of a directory that is marked: they serve to see when it changes
+ * again. In a catalog that is replaced meanwhile they are lost, and what is in it is compared once
+ * more. */
+static void note_times(const struct comparison *x, const struct monarch_entry *d) {
+    struct monarch_entry *mine = (struct monarch_entry *)d, now;
+    char target[1];
+    if (monarch_stat_entry(x->root, d->source, monarch_pool(x->catalog, d->path), &now, target,
+                           sizeof target) != 0)
+        return;
+    mine->mtime_ns = now.mtime_ns;
+    mine->ctime_ns = now.ctime_ns;
+    mine->size = now.size;
+}
+
 uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
                                      const struct monarch_source *source, unsigned number, int root,
                                      uint64_t *at, uint64_t max) {
     struct comparison x = {c, m, source->dev, root};
     uint64_t others = 0, looked = 0, count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
     for (; *at < count && looked < max; ++*at) {
-        const struct monarch_entry *d = &monarch_entries(c)[*at];
-        if (d->kind != MONARCH_DIR || d->source != number ||
-            monarch_is_changed(m, source->dev, d->ino))
+        const struct monarch_entry *e = &monarch_entries(c)[*at];
+        if (e->source != number)
             continue;
+        if (e->kind != MONARCH_DIR) {
+            /* Found by a client after the scan: in no listing. */
+            if (e->place == MONARCH_NO_PLACE && !monarch_is_changed(m, source->dev, e->ino)) {
+                compare_file(&x, e);
+                looked++;
+            }
+            continue;
+        }
         looked++;
-        if (is_same(root, c, d))
+        if (is_same(root, c, e))
             continue;
-        others++;
-        looked += compare_names(&x, d);
-        monarch_mark_changed(m, source->dev, d->ino);
+        others += !monarch_is_changed(m, source->dev, e->ino);
+        monarch_mark_changed(m, source->dev, e->ino);
+        note_times(&x, e); /* before the names: what changes meanwhile is seen the next time */
+        looked += compare_names(&x, e);
     }
     return others;
 }

@@ -55,6 +55,8 @@ int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t di
 void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
 /* The directory that a file lies in, -1 for the root or one that is not known. */
 int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct monarch_entry *e);
+/* The inode that the root's listing gives to ".."; 0: unknown. */
+uint64_t monarch_read_up(int root);
 /* Compares the directories of a source, from entry *at on and `max` of them, with what they are at
  * the source now (`root` its descriptor). One that is another, and what has changed in it, is
  * marked in `m`. *at is where to go on; returns how many were others. */

@@ -88,6 +88,9 @@ class Metadata:
             chosen = np.flatnonzero(young & (entries["source"] == number))
             self._young[number] = [int(entry) for entry in chosen]
         self._young_at = time.monotonic() + YOUNG_S
+        for source in self.scanner.sources:
+            slot = self.shared.control.source[source.number]
+            slot.up_ino = lib.monarch_read_up(source.fd)
         self._read_filesystems()
         self._caught_up = began
         self.shared.control.compared_ns = int(began * 1e9)

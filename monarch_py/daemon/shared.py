@@ -76,7 +76,6 @@ class Shared:
         for slot, source in zip(control.source, config.sources, strict=False):
             found = source.real_path.stat()
             slot.dev, slot.ino = found.st_dev, found.st_ino
-            slot.up_ino = (source.real_path / "..").stat().st_ino
             path, alias = os.fsencode(source.real_path), os.fsencode(source.path)
             slot.path, slot.path_len = path, len(path)
             if alias != path:

@@ -1,0 +1,61 @@
+"""A session over a tree of everything, whose listings the catalog tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from csrc.building import build_program
+from support.mounts import Mounts
+from support.session import MIB, Session
+from support.told import directories, wait_told
+from transparent.trees import make_tree
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A session, and the directories of its source by what they are there for."""
+
+    session: Session
+    places: dict[str, Path]
+
+
+@pytest.fixture(scope="session")
+def listings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program listings.c."""
+    directory = tmp_path_factory.mktemp("listings")
+    return build_program(directory / "listings", HERE / "listings.c", flags=["-pthread"])
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """On the disk below the temporary directory; nobody may change anything in it."""
+    top = tmp_path_factory.mktemp("stage")
+    places = make_tree(top / "source")
+    with Session(top, top / "source") as session:
+        session.start()
+        wait_told(session)
+        yield Stage(session, places)
+
+
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A source that is a mount, with another mount below it."""
+    top = tmp_path_factory.mktemp("mounted")
+    with Mounts(top) as mounts:
+        source = mounts.ext4("source", 64 * MIB)
+        (source / "plain").mkdir()
+        (source / "plain" / "file").write_bytes(b"file")
+        inside = directories(source)
+        below = Mounts(source)
+        with below:
+            (below.tmpfs("below", MIB) / "other").write_bytes(b"other")
+            with Session(top, source) as session:
+                session.start()
+                wait_told(session, inside)
+                places = {"root": source, "plain": source / "plain", "below": source / "below"}
+                yield Stage(session, places)

@@ -1,0 +1,251 @@
+"""Directories listed from the catalog: the same names, in the same order, with the same inodes and
+types as the source has them, whoever asks and however, and without a word to the source."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from support.files import same_without
+from support.session import Session
+from support.told import directories, list_each, wait_told
+from transparent.conftest import Stage
+
+from monarch_py.demo.slowsource import SlowSource
+
+WAYS = ["plain", "rewound", "positions", "reentrant", "descriptor", "scanned"]
+WAYS += ["many", "forked", "threads", "walked", "globbed"]
+PLACES = ["root", "kinds", "hollow", "odd", "deep"]
+# By which the directories of the deep tree and the 10,000 names are not listed over and over.
+CHEAP = ["plain", "rewound", "positions", "reentrant", "scanned"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_list(stage: Stage, listings: Path, way: str, place: str) -> None:
+    argv = [str(listings), way, str(stage.places[place])]
+    if place == "root" and way in ("walked", "globbed"):
+        argv[2] = str(stage.places["kinds"])
+    before = stage.session.totals()["metadata_hits"]
+    done = same_without(stage.session, argv)
+    assert done.returncode == 0 and done.stdout
+    if way not in ("walked", "globbed"):  # these list inside libc
+        assert stage.session.totals()["metadata_hits"] > before
+
+
+@pytest.mark.parametrize("way", CHEAP)
+def test_ten_thousand_names(stage: Stage, listings: Path, way: str) -> None:
+    done = same_without(stage.session, [str(listings), way, str(stage.places["many"])])
+    assert len(done.stdout.splitlines()) > 300
+
+
+@pytest.mark.parametrize("way", ["plain", "scanned", "descriptor"])
+@pytest.mark.parametrize("place", ["root", "plain", "below"])
+def test_a_source_that_is_a_mount_with_another_below(
+    mounted: Stage, listings: Path, way: str, place: str
+) -> None:
+    same_without(mounted.session, [str(listings), way, str(mounted.places[place])])
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "{root}//kinds",
+        "{root}/kinds/",
+        "{root}/kinds/.",
+        "{root}/odd/../kinds",
+        "{root}/kinds/to_directory",
+        "{root}/kinds/to_directory/",
+        "{root}/kinds/to_directory/..",
+        "{root}/kinds/file",
+        "{root}/kinds/file/",
+        "{root}/kinds/file/x",
+        "{root}/kinds/fifo",
+        "{root}/kinds/to_nothing",
+        "{root}/kinds/to_itself",
+        "{root}/kinds/long",
+        "{root}/nothing",
+        "{root}/nothing/below",
+        "{root}/nothing/../kinds",
+        "{root}/kinds/hollow/x",
+        "",
+    ],
+)
+def test_every_spelling_and_error(stage: Stage, listings: Path, spelling: str) -> None:
+    path = spelling.format(root=stage.places["root"])
+    for way in ("plain", "scanned"):
+        same_without(stage.session, [str(listings), way, path])
+
+
+def test_names_that_are_too_long(stage: Stage, listings: Path) -> None:
+    root = str(stage.places["root"])
+    for path in (f"{root}/{'n' * 256}", f"{root}/{'n' * 255}/{'n' * 256}", root + "/." * 2100):
+        done = same_without(stage.session, [str(listings), "plain", path])
+        assert "opendir" in done.stdout
+
+
+PYTHON = {
+    "walk": "for found in os.walk(root): print(found)",
+    "walk_up": "for found in os.walk(root, topdown=False, followlinks=True): print(found)",
+    "fwalk": "for found in os.fwalk(root): print(found[:3])",
+    "walk_bytes": "for found in os.walk(os.fsencode(root)): print(found)",
+    "glob": """
+import glob
+for pattern in ("*", "*/*", "**/file", "odd/*", "kinds/to_*", "kinds/[a-f]*", ".*", "no*/x"):
+    print(pattern, glob.glob(os.path.join(root, pattern), recursive=True))
+    print(glob.glob(pattern, root_dir=root, recursive=True))
+""",
+    "rglob": """
+import pathlib
+print(list(pathlib.Path(root).rglob("*")), list(pathlib.Path(root).glob("*/file")))
+print(list(pathlib.Path(root).iterdir()))
+""",
+    "scandir": """
+for folder, _, _ in os.walk(root):
+    for e in os.scandir(folder):
+        st = e.stat(follow_symlinks=False)
+        print(e.name, e.inode(), e.is_symlink(), st[:7], st.st_mtime_ns, st.st_ctime_ns)
+        print(e.is_dir(follow_symlinks=False), st.st_blocks, st.st_blksize)
+        try:
+            print(e.is_dir(), e.is_file())
+        except OSError as error:  # a link that leads to itself
+            print(error.errno)
+""",
+    "chdir": """
+os.chdir(root)
+print(os.listdir(), os.listdir("."), os.listdir("kinds/.."))
+os.chdir("kinds/to_directory")
+print(os.listdir(), os.listdir(".."), sorted(os.listdir("../../odd")))
+""",
+    "tree_size": "import shutil; print(sum(os.lstat(os.path.join(d, f)).st_size"
+    " for d, _, fs in os.walk(root) for f in fs))",
+}
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_python(stage: Stage, name: str) -> None:
+    script = "import os, sys; root = sys.argv[1]\n" + PYTHON[name]
+    words = [sys.executable, "-I", "-S", "-c", "sys=__import__('sys')\n"
+             "sys.stdout.reconfigure(errors='surrogateescape')\n" + script]  # fmt: skip
+    done = same_without(stage.session, [*words, str(stage.places["root"])], env={"PYTHONUTF8": "1"})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+TOOLS = [
+    "ls -laR",
+    "ls -lnU --time=ctime",
+    "ls -i1U",
+    "find",
+    "find -L",
+    "du -ab",
+    "stat -c %n:%i:%s:%f:%h:%W:%Y:%Z",
+    "tar -cf - --sort=none",
+]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tools(stage: Stage, tool: str) -> None:
+    argv = [*tool.split(), str(stage.places["kinds"])]
+    if argv[0] == "find":
+        argv.append("-ls")
+    same_without(stage.session, argv)
+
+
+@pytest.fixture
+def slow(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
+    """A counting source with classes of images, whose kernel cache forgets at once."""
+    backing, mountpoint = tmp_path / "backing", tmp_path / "mount"
+    mountpoint.mkdir()
+    for label in ("ant", "bee", "cat"):
+        (backing / "train" / label).mkdir(parents=True)
+        for i in range(20):
+            (backing / "train" / label / f"{i:03d}.jpg").write_bytes(b"image %d" % i)
+    (backing / "latest").symlink_to("train")
+    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as source:
+        yield source
+
+
+FREE = {
+    "walk": "assert len(list(os.walk(root))) == 5",
+    "image_folder": """
+classes = sorted(e.name for e in os.scandir(root + "/train") if e.is_dir())
+found = [(os.path.join(d, f), classes.index(c)) for c in classes
+         for d, _, fs in sorted(os.walk(f"{root}/train/{c}", followlinks=True)) for f in sorted(fs)]
+assert len(found) == 60
+assert all(os.path.isfile(path) and os.path.getsize(path) for path, _ in found)
+""",
+    "exists": """
+assert os.path.exists(root + "/train/ant/000.jpg") and os.path.exists(root + "/latest/ant")
+assert not os.path.exists(root + "/train/ant/999.jpg") and not os.path.exists(root + "/x/y/z")
+assert not os.access(root + "/annotations.json", os.F_OK) and os.path.islink(root + "/latest")
+""",
+    "glob": "import glob; assert len(glob.glob(root + '/train/*/*.jpg')) == 60",
+    "realpath": "assert os.path.realpath(root + '/latest/ant') == root + '/train/ant'",
+    "rglob": "import pathlib; assert len(list(pathlib.Path(root).rglob('*.jpg'))) == 60",
+    "statvfs": "os.statvfs(root); os.statvfs(root + '/train/ant')",
+    "datasets": """
+import pathlib
+for path in pathlib.Path(root, "train").iterdir():
+    assert path.is_dir() and path.stat().st_mode and len(list(path.iterdir())) == 20
+""",
+}
+TENSORFLOW = """
+import tensorflow as tf
+assert len(tf.io.gfile.glob(root + "/train/*/*.jpg")) == 60
+assert tf.io.gfile.exists(root + "/train/ant") and not tf.io.gfile.exists(root + "/x")
+assert len(tf.io.gfile.listdir(root + "/train")) == 3 and len(list(tf.io.gfile.walk(root))) > 4
+"""
+
+
+def operations(source: SlowSource) -> dict[str, int]:
+    """What reached the source, but for one look at its root, which each process takes once."""
+    counts = source.counts()
+    counts["getattr"] -= min(counts["getattr"], 1)
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def test_nothing_of_it_reaches_the_source(
+    session_factory: Callable[..., Session], slow: SlowSource
+) -> None:
+    session = session_factory(slow.mountpoint).start()
+    wait_told(session, directories(slow.mountpoint))
+    for name, script in FREE.items():
+        slow.reset()
+        session.python("import os, sys; root = sys.argv[1]\n" + script, slow.mountpoint)
+        assert operations(slow) == {}, name
+        # The same without the library asks: so the counter counts.
+        session.python(
+            "import os, sys; root = sys.argv[1]\n" + script, slow.mountpoint, preload=False
+        )
+        assert operations(slow) != {}, name
+
+
+def test_nothing_of_tensorflow_reaches_the_source(
+    session_factory: Callable[..., Session], slow: SlowSource
+) -> None:
+    if find_spec("tensorflow") is None:
+        pytest.skip("tensorflow is missing: install the extra 'programs'")
+    session = session_factory(slow.mountpoint).start()
+    wait_told(session, directories(slow.mountpoint))
+    slow.reset()
+    session.python("import sys; root = sys.argv[1]\n" + TENSORFLOW, slow.mountpoint)
+    assert operations(slow) == {}
+
+
+def test_a_directory_that_changes_while_it_is_scanned_is_not_told_before_its_time(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    """Two changes within a tick of the clock look like one: what is young is listed again."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "one").touch()
+    session = session_factory(source).start()
+    session.wait_scanned()
+    (source / "two").touch()  # without the library, right after the scan
+    assert list_each(session, [os.fsencode(source)]) == 0
+    found = session.python("import os, sys; print(sorted(os.listdir(sys.argv[1])))", source)
+    assert found == "['one', 'two']\n"

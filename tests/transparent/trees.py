@@ -1,0 +1,83 @@
+"""Trees with everything that a directory can hold."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+# Names that are no text, and as long as one may be.
+ODD_NAMES = [
+    b"\xff\xfe not text \x80",
+    "schöner Name 数据".encode(),
+    b" leading and trailing ",
+    b"new\nline",
+    b"-l",
+    b"...",
+    b"..hidden",
+    b"%41",
+    b"n" * 255,
+    b"\xfe" * 255,
+]
+MANY = 10_000
+DEPTH = 60
+
+
+def make_kinds(root: Path) -> None:
+    """One of each kind of file, and links to all that a link can lead to."""
+    root.mkdir()
+    (root / "file").write_bytes(b"content")
+    (root / "empty").touch(mode=0o600)
+    (root / "directory").mkdir(mode=0o750)
+    (root / "directory" / "below").write_bytes(b"below")
+    (root / "hollow").mkdir()
+    os.mkfifo(root / "fifo", 0o640)
+    here = os.open(root, os.O_RDONLY)
+    try:  # a socket's name has room for 107 bytes: by way of the descriptor it has enough
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/proc/self/fd/{here}/socket")
+    finally:
+        os.close(here)
+    os.link(root / "file", root / "hard")
+    for name, target in {
+        "to_file": "file",
+        "to_directory": "directory",
+        "to_fifo": "./fifo",
+        "to_nothing": "nothing/at/all",
+        "to_above": "../kinds/directory/../file",
+        "to_far": "/dev/null",
+        "to_itself": "to_itself",
+        "absolute": str(root / "directory" / "below"),
+        "long": "x" * 4000,
+    }.items():
+        (root / name).symlink_to(target)
+
+
+def make_tree(root: Path) -> dict[str, Path]:
+    """The whole tree; returns the directories worth a look of their own."""
+    root.mkdir()
+    make_kinds(root / "kinds")
+    odd = root / "odd"
+    odd.mkdir()
+    for name in ODD_NAMES:
+        place = os.path.join(os.fsencode(odd), name)
+        os.mkdir(place)
+        with open(os.path.join(place, name), "wb") as file:
+            file.write(name)
+    many = root / "many"
+    many.mkdir()
+    for i in range(MANY):
+        os.close(os.open(many / f"{i * 7919 % MANY:05d}.jpg", os.O_CREAT | os.O_WRONLY, 0o644))
+    deep = root / "deep"
+    for level in range(DEPTH):
+        deep.mkdir()
+        (deep / "file").write_bytes(b"%d" % level)
+        deep = deep / f"level{level}"
+    return {
+        "root": root,
+        "kinds": root / "kinds",
+        "hollow": root / "kinds" / "hollow",
+        "odd": odd,
+        "many": many,
+        "deep": deep.parent,
+    }
