@@ -130,7 +130,7 @@ print(os.listdir(), os.listdir(".."), sorted(os.listdir("../../odd")))
 def test_python(stage: Stage, name: str) -> None:
     script = "import os, sys; root = sys.argv[1]\n" + PYTHON[name]
     words = [sys.executable, "-I", "-S", "-c", "sys=__import__('sys')\n"
-             "sys.stdout.reconfigure(errors='surrogateescape')\n" + script]  # fmt: skip
+             "sys.stdout.reconfigure(errors='backslashreplace')\n" + script]  # fmt: skip
     done = same_without(stage.session, [*words, str(stage.places["root"])], env={"PYTHONUTF8": "1"})
     assert (done.returncode, done.stderr) == (0, "")
 
