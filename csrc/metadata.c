@@ -60,7 +60,12 @@ __attribute__((noinline)) static int is_missing(struct session *s, const struct 
         n -= n > 0;
         above = monarch_find(c, (unsigned)place.source, place.path, n);
     } while (above < 0 && n);
-    return above >= 0 && monarch_listing_of(s, &monarch_entries(c)[above]) != 0;
+    if (above < 0)
+        return 0;
+    /* Whether names in it may be looked up at all is seen by those that were. */
+    const struct monarch_entry *d = &monarch_entries(c)[above];
+    uint64_t listing = monarch_listing_of(s, d);
+    return listing && (monarch_listing_length(listing) || (d->mode & 0111) == 0111);
 }
 
 enum monarch_answer monarch_know(int dir, const char *path, int follow, struct monarch_known *k) {
