@@ -11,37 +11,37 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
-SHARED = ["xxh3.c", "catalog.c", "path.c"]
+SHARED = ["shared/xxh3.c", "shared/catalog.c", "shared/path.c"]
 PRELOAD = [
-    "real.c",
-    "session.c",
-    "warn.c",
-    "log.c",
-    "where.c",
-    "serve.c",
-    "record.c",
-    "metadata.c",
-    "track.c",
-    "demand.c",
-    "promote.c",
-    "companion.c",
-    "locks.c",
-    "maps.c",
-    "mappings.c",
-    "move.c",
-    "read.c",
-    "remap.c",
-    "descriptors.c",
-    "open.c",
-    "stdio.c",
-    "stat.c",
-    "look.c",
-    "directories.c",
-    "filesystem.c",
-    "ioctl.c",
-    "watch.c",
-    "names.c",
-    "change.c",
+    "preload/real.c",
+    "preload/session.c",
+    "preload/warn.c",
+    "preload/log.c",
+    "preload/where.c",
+    "preload/serve.c",
+    "preload/record.c",
+    "preload/metadata.c",
+    "preload/track.c",
+    "preload/demand.c",
+    "preload/promote.c",
+    "preload/companion.c",
+    "preload/locks.c",
+    "preload/maps.c",
+    "preload/mappings.c",
+    "preload/move.c",
+    "preload/read.c",
+    "preload/remap.c",
+    "preload/descriptors.c",
+    "preload/open.c",
+    "preload/stdio.c",
+    "preload/stat.c",
+    "preload/look.c",
+    "preload/directories.c",
+    "preload/filesystem.c",
+    "preload/ioctl.c",
+    "preload/watch.c",
+    "preload/names.c",
+    "preload/change.c",
 ]
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
 PRELOAD_FLAGS = [
@@ -85,6 +85,7 @@ class BuildAll(build_ext):
             flags.append("-mno-outline-atomics")
         sources = [str(ROOT / "csrc" / name) for name in SHARED + PRELOAD]
         extra = shlex.split(os.environ.get("MONARCH_CFLAGS", ""))
+        flags.append(f"-I{ROOT / 'csrc' / 'shared'}")
         command = [*cc(), "-O2", "-g", "-fPIC", "-shared", *WARNINGS, *flags, *extra]
         self.spawn([*command, "-Wl,-soname,libmonarch.so", "-o", str(out), *sources])
 

@@ -10,17 +10,17 @@ from cffi import FFI
 
 HERE = Path(__file__).parent if "__file__" in globals() else Path("csrc").resolve()
 SOURCES = [
-    "xxh3.c",
-    "catalog.c",
-    "path.c",
-    "catalog_write.c",
-    "listing.c",
-    "scan.c",
-    "fill.c",
-    "job.c",
-    "schedule.c",
-    "engine.c",
-    "testing.c",
+    "shared/xxh3.c",
+    "shared/catalog.c",
+    "shared/path.c",
+    "daemon/catalog_write.c",
+    "daemon/listing.c",
+    "daemon/scan.c",
+    "daemon/fill.c",
+    "daemon/job.c",
+    "daemon/schedule.c",
+    "daemon/engine.c",
+    "daemon/testing.c",
 ]
 DEFINES = (
     "MONARCH_MAX_",
@@ -46,13 +46,20 @@ MORE_DEFINES = (
 def declarations() -> str:
     cc = shlex.split(os.environ.get("CC", "gcc"))
     text = subprocess.run(
-        [*cc, "-E", "-P", "-DMONARCH_CDEF", str(HERE / "native.h")],
+        [
+            *cc,
+            "-E",
+            "-P",
+            "-DMONARCH_CDEF",
+            f"-I{HERE / 'shared'}",
+            str(HERE / "daemon" / "native.h"),
+        ],
         check=True,
         capture_output=True,
         text=True,
     ).stdout
     constants = []
-    for line in (HERE / "catalog.h").read_text().splitlines():
+    for line in (HERE / "shared" / "catalog.h").read_text().splitlines():
         words = line.split()
         if len(words) < 3 or words[0] != "#define" or "(" in words[1]:
             continue
@@ -67,7 +74,7 @@ ffi.set_source(
     "monarch_py._native",
     '#include "native.h"',
     sources=[f"csrc/{name}" for name in SOURCES],
-    include_dirs=["csrc"],
+    include_dirs=["csrc/shared", "csrc/daemon"],
     extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter"],
     libraries=["pthread"],
 )

@@ -29,7 +29,7 @@ class CatalogReader:
     """Entries, words and paths of one catalog segment.
 
     entries : (count,) structured array over the shared memory; its fields are those of
-    `struct monarch_entry` in csrc/catalog.h.
+    `struct monarch_entry` in csrc/shared/catalog.h.
     """
 
     def __init__(self, segment: Segment) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
+INCLUDES = [f"-I{CSRC / room}" for room in ("shared", "preload", "daemon")]
 HERE = Path(__file__).resolve().parent
 
 
@@ -64,7 +65,7 @@ def build_program(out: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
         "-Wall",
         "-Wextra",
         "-Werror",
-        f"-I{CSRC}",
+        *INCLUDES,
         *flags,
         "-o",
         out,
@@ -76,7 +77,7 @@ def build_program(out: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
 def build_preload(out: Path, flags: Sequence[str] = ()) -> Path:
     """The preload library, as setup.py builds it, with more flags."""
     sources = [CSRC / name for name in PRELOAD]
-    cc("-O2", "-g", "-fPIC", "-shared", *PRELOAD_FLAGS, *flags, "-o", out, *sources)
+    cc("-O2", "-g", "-fPIC", "-shared", *INCLUDES, *PRELOAD_FLAGS, *flags, "-o", out, *sources)
     return out
 
 

@@ -27,7 +27,7 @@ class Place:
 class Known:
     """The sources `roots` (each maybe with an alias), scanned into one catalog.
 
-    c, control, clients : cffi pointers to the structs of csrc/catalog.h
+    c, control, clients : cffi pointers to the structs of csrc/shared/catalog.h
     """
 
     def __init__(self, *roots: Path, aliases: tuple[Path | None, ...] = ()) -> None:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, PRELOAD
+from csrc.building import CSRC, INCLUDES, PRELOAD
 from csrc.building import PRELOAD_FLAGS as SETUP_FLAGS
 
 from monarch_py.native import LIBRARY
@@ -46,7 +46,7 @@ def test_it_needs_no_symbol_newer_than_glibc_2_17() -> None:
 
 
 def test_it_exports_the_functions_of_the_table_and_nothing_else() -> None:
-    text = (CSRC / "calls.h").read_text()
+    text = (CSRC / "preload" / "calls.h").read_text()
     listed = set(re.findall(r"^    X\((\w+),", text, re.M))
     listed |= set(re.findall(r"^ +TWIN\((\w+), \w+\)", text, re.M))
     # The list of one twin stands in the line of its macro.
@@ -55,7 +55,7 @@ def test_it_exports_the_functions_of_the_table_and_nothing_else() -> None:
 
 
 def test_a_twin_is_its_function_and_no_second_copy() -> None:
-    text = (CSRC / "calls.h").read_text()
+    text = (CSRC / "preload" / "calls.h").read_text()
     twins = dict(re.findall(r"TWIN\((\w+), (\w+)\)", text))
     twins.pop("alias", None)
     symbols = output("nm", "-D", "--defined-only", LIBRARY).split("\n")
@@ -64,9 +64,11 @@ def test_a_twin_is_its_function_and_no_second_copy() -> None:
     assert {name: at[name] for name in twins} == {name: at[twins[name]] for name in twins}
 
 
-@pytest.mark.parametrize("source", sorted(CSRC.glob("*.c")), ids=lambda path: path.name)
+@pytest.mark.parametrize("source", sorted(CSRC.rglob("*.c")), ids=lambda path: path.name)
 def test_it_compiles_without_a_warning(source: Path) -> None:
-    subprocess.run(["gcc", *PRELOAD_FLAGS, "-fsyntax-only", str(source)], check=True)
+    """Each with what its room may see alone: what both share, and its neighbours."""
+    sees = f"-I{CSRC / 'shared'}"
+    subprocess.run(["gcc", *PRELOAD_FLAGS, sees, "-fsyntax-only", str(source)], check=True)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_it_compiles_for_aarch64(tmp_path: Path) -> None:
     library = tmp_path / "libmonarch.so"
     sources = [str(CSRC / name) for name in PRELOAD]
     flags = ["-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *SETUP_FLAGS]
-    command = [cross, *flags, "-mno-outline-atomics", "-o", str(library), *sources]
+    command = [cross, *INCLUDES, *flags, "-mno-outline-atomics", "-o", str(library), *sources]
     subprocess.run(command, check=True)
     assert newest_glibc(library) <= OLDEST_GLIBC
     assert exported(library) == exported(LIBRARY)

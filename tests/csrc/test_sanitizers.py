@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, HERE, NATIVE, PRELOAD, PRELOAD_FLAGS, build_program, cc
+from csrc.building import CSRC, HERE, INCLUDES, NATIVE, PRELOAD, PRELOAD_FLAGS, build_program, cc
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 
@@ -45,10 +45,10 @@ PROGRAMS: dict[str, Sequence[str]] = {
     "planted": NATIVE,
     "reader": PRELOAD,
     # It includes demand.c, with another bound on what a mapping waits for.
-    "mappings": [name for name in PRELOAD if name != "demand.c"],
+    "mappings": [name for name in PRELOAD if name != "preload/demand.c"],
     "engine": NATIVE,
     # It includes session.c, to reach the functions that judge a segment.
-    "segments": sorted({*PRELOAD, *NATIVE} - {"session.c"}),
+    "segments": sorted({*PRELOAD, *NATIVE} - {"preload/session.c"}),
 }
 
 
@@ -143,7 +143,7 @@ def build_all(sanitizer: str, directory: Path) -> Built:
 
     def compile_one(name: str) -> None:
         out = directory / f"{Path(name).stem}.o"
-        cc("-O1", "-g", "-c", *WARNINGS, *compiled, *flags, "-o", out, CSRC / name)
+        cc("-O1", "-g", "-c", *WARNINGS, *INCLUDES, *compiled, *flags, "-o", out, CSRC / name)
 
     def build_one(name: str) -> None:
         objects = [directory / f"{Path(part).stem}.o" for part in PROGRAMS[name]]
@@ -172,10 +172,10 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 PLANTED = {
     "address,undefined": {
         "heap": "AddressSanitizer: heap-buffer-overflow",
-        "heap_in_csrc": r"heap-buffer-overflow .*/csrc/xxh3\.c",
+        "heap_in_csrc": r"heap-buffer-overflow .*/csrc/shared/xxh3\.c",
         "leak": "LeakSanitizer: detected memory leaks",
         "undefined": r"stress_planted\.c.*runtime error: signed integer overflow",
-        "undefined_in_csrc": r"csrc/catalog\.[ch].*runtime error: .* misaligned address",
+        "undefined_in_csrc": r"csrc/shared/catalog\.[ch].*runtime error: .* misaligned address",
     },
     "thread": {
         "race": r"ThreadSanitizer: data race .*stress_planted\.c",
