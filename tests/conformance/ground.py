@@ -60,8 +60,12 @@ class Ground:
         )
 
     def __enter__(self) -> Ground:
-        self.session.start()
-        self.session.wait_scanned()
+        try:
+            self.session.start()
+            self.session.wait_scanned()
+        except BaseException:
+            self.session.stop()
+            raise
         return self
 
     def __exit__(

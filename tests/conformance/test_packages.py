@@ -20,7 +20,20 @@ LONG = {
     "numpy._core.tests.test_multiarray numpy.lib.tests.test_format numpy.lib.tests.test_utils",
     "h5py": "h5py.tests",
 }
-OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", "/dev/null", "--rootdir=."]
+# Those run or not as there is memory at that moment, and they read no file.
+NOT_HUGE = "not huge"
+OPTIONS = [
+    "-k",
+    NOT_HUGE,
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-c",
+    "/dev/null",
+    "--rootdir=.",
+]
 
 
 @pytest.fixture

@@ -80,13 +80,13 @@ READERS = {
               'diff -r tree "$OUT/tree"; rsync -a --inplace noise "$OUT/"; cmp noise "$OUT/noise"'),
     "cp": ("cp", 'cp -a tree "$OUT/"; cp noise "$OUT/"; cmp noise "$OUT/noise"; cp --sparse=always '
            'noise "$OUT/s"; cmp noise "$OUT/s"; diff -rq tree "$OUT/tree"; du -ab tree | sort'),
-    "text": ("grep", "grep -rc 7 tree | sort; wc tree/a/n*; tac tree/a/n9 | head -2; tail -n 3 "
+    "text": ("grep", "grep -rc 7 tree | sort; wc tree/a/n*; tac tree/a/n9 | sed -n 1,2p; tail -n 3 "
              "tree/a/n40; sort -rn tree/a/n8 | sed -n 3p; cat tree/a/n* | cksum; od noise | tail;"
              "head -c 70000 noise | md5sum; split -b 2500000 noise --filter=md5sum"),
     "dd": ("dd", "dd if=noise bs=65537 skip=3 count=9 status=none | md5sum;"
-           "dd if=noise of=/dev/null bs=1M 2>&1 | head -2;"
+           "dd if=noise of=/dev/null bs=1M 2>&1 | sed -n 1,2p;"
            "(head -c 10; dd bs=5 count=1 status=none; md5sum) < noise | md5sum;"
-           "(read -r a; read -r b; cat) < tree/a/n30 | head -3"),
+           "(read -r a; read -r b; cat) < tree/a/n30 | sed -n 1,3p"),
     "numpy": ("numpy", NUMPY),
     "h5py": ("h5py", H5PY),
 }  # fmt: skip

@@ -138,7 +138,7 @@ TOOLS = {
             "mv second/a second/e; sed -i s/1/one/ second/e/n*; sort -o second/e/n1 second/e/n1; "
             "grep -rc one second | sort; diff -r first second || true",
             "install -m 600 first/a/n3 second/e/n4; ln -sf n4 second/e/n5; truncate -s9 first/a/n6;"
-            "dd if=first/a/b/z3 of=first/a/b/z1 bs=999 skip=3 seek=9 count=5 conv=notrunc 2>&-\n"
+            "dd if=first/a/b/z3 of=first/a/b/z1 bs=9 skip=3 seek=9 conv=notrunc status=none;"
             "split -b 30000 first/a/b/z5 part.; cat part.* | cmp - first/a/b/z5; " + listed("."),
             "$PYTHON -m zipfile -c all.zip tree; $PYTHON -m zipfile -t all.zip; "
             "find . -newermt 2014-05-14 -type f -size +1k | sort; rm -r first; ls -R",
