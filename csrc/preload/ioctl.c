@@ -11,11 +11,21 @@
 #include "companion.h"
 #include "record.h"
 #include "session.h"
+#include "sys.h"
 
 /* The descriptor to ask instead of `fd`. */
 static int source_of(int fd) {
     int behind = monarch_companion(fd);
     return behind >= 0 ? behind : fd;
+}
+
+/* Blocks are shared within one file system alone: elsewhere the source need not be opened to hear
+ * that it cannot be done. */
+static int to_share(int from, int to) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    struct stat st;
+    return s && sys_fstat(to, &st) == 0 && monarch_source_on(s, st.st_dev, 0) >= 0 ? source_of(from)
+                                                                                   : from;
 }
 
 static int asks_file(unsigned long request) {
@@ -37,10 +47,10 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
     if (__builtin_expect(!monarch_current, 1))
         return REAL(ioctl)(fd, request, arg);
     if (request == FICLONE) /* the source of the bytes is the argument */
-        return REAL(ioctl)(fd, request, (void *)(long)source_of((int)(long)arg));
+        return REAL(ioctl)(fd, request, (void *)(long)to_share((int)(long)arg, fd));
     if (request == FICLONERANGE && arg) {
         struct file_clone_range range = *(struct file_clone_range *)arg;
-        range.src_fd = source_of((int)range.src_fd);
+        range.src_fd = to_share((int)range.src_fd, fd);
         return REAL(ioctl)(fd, request, &range);
     }
     if (changes_file(request))
