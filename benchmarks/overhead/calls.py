@@ -102,10 +102,10 @@ class Calls:
             [str(hot)],
             [copy],
             [
-                Operation("open_hot", "open+close of one hot file", "open", 1.20),
-                Operation("pread", "pread of 4 KiB", "pread", 1.03),
+                Operation("open_hot", "open+close of one hot file", "open", 1.15),
+                Operation("pread", "pread of 4 KiB", "pread", 1.02),
                 Operation("stat_hot", "stat of one hot path", "stat", 1.0),
-                Operation("fstat", "fstat of a copy's descriptor", "fstat", 1.25),
+                Operation("fstat", "fstat of a copy's descriptor", "fstat", 1.2),
             ],
         )
 
@@ -120,7 +120,7 @@ class Calls:
             copies,
             [
                 Operation(
-                    "open_random", f"{opening} at random", "open-random", 1.20, number, rounds=2
+                    "open_random", f"{opening} at random", "open-random", 1.15, number, rounds=2
                 ),
                 Operation(
                     "stat_random", f"{looking} at random", "stat-random", 1.0, number, rounds=2

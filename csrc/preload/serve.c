@@ -8,11 +8,24 @@
 #include "sys.h"
 #include "track.h"
 
+/* Eight hexadecimal digits at once, the first one in the lowest byte: every open writes a name. */
+static uint64_t eight_digits(uint64_t v) {
+    const uint64_t ones = 0x0101010101010101ULL;
+    v = (v | v << 16) & 0x0000FFFF0000FFFFULL;
+    v = (v | v << 8) & 0x00FF00FF00FF00FFULL;
+    v = (v | v << 4) & 0x0F0F0F0F0F0F0F0FULL;
+    uint64_t letters = (v + 6 * ones) >> 4 & ones; /* those above 9 */
+    return __builtin_bswap64(v + '0' * ones + letters * ('a' - '0' - 10));
+}
+
 void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *out) {
+    uint64_t high = eight_digits(number >> 32), low = eight_digits(number & 0xFFFFFFFF);
+    const size_t rest = MONARCH_COPY_NAME - 8;
+    char *name = out + tier->path_len;
     memcpy(out, tier->path, tier->path_len);
-    for (int i = MONARCH_COPY_NAME - 1; i >= 0; i--, number >>= 4)
-        out[tier->path_len + (unsigned)i] = "0123456789abcdef"[number & 15];
-    out[tier->path_len + MONARCH_COPY_NAME] = 0;
+    memcpy(name, (const char *)&high + 8 - rest, rest);
+    memcpy(name + rest, &low, 8);
+    name[MONARCH_COPY_NAME] = 0;
 }
 
 /* What was asked for of files that are not to be filled at once: entry << 32 | KiB. A file that

@@ -110,7 +110,9 @@ class Daemon:
         wanted, adopted = self.scanner.take_mail()
         for ids, rows, tier in adopted:
             self.filler.adopt(ids, rows, tier)
-        self.filler.wanted.want(wanted)
+        # An open is reason enough to fill what the scan did not know only where it is for others.
+        if self.config.prefetch != "none" and not self.config.fill_after:
+            self.filler.wanted.want(wanted)
         self.filler.wanted.take_wants()
         self.filler.wanted.take_demands()
         more = self.filler.wanted.fill_met()

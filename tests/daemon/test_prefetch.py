@@ -89,6 +89,22 @@ def test_files_in_use_come_before_all_that_is_filled_ahead(
     assert session.totals()["fills"] == MANY
 
 
+@pytest.mark.parametrize("settings", [{"prefetch": "none"}, {"fill_after": 0.9}])
+def test_what_comes_after_the_scan_is_filled_as_the_rest(
+    session_factory: Factory, tree: Path, settings: dict[str, object]
+) -> None:
+    """Its first open tells the daemon of it; that alone is no reason to copy it."""
+    session = session_factory(tree, **settings).start()
+    session.wait_scanned()
+    files = source_of(session)["files"]
+    (tree / "new").write_bytes(bytes(100_000))
+    open_only = "import os, sys; os.close(os.open(sys.argv[1], os.O_RDONLY))"
+    session.python(open_only, tree / "new")
+    wait_until(lambda: source_of(session)["files"] == files + 1, what="the new file")
+    assert_quiet(session)
+    assert source_of(session)["present"] == 0
+
+
 def test_none_fills_nothing_that_is_read(session_factory: Factory, tree: Path) -> None:
     session = session_factory(tree, prefetch="none").start()
     session.wait_scanned()
