@@ -52,7 +52,8 @@ def plant(root: Path) -> None:
     spec = find_spec("test.regrtest")
     # A part of the package is always there; the tests themselves may be packed apart.
     if spec is None or spec.origin is None or not find_spec("test.test_posix"):
-        pytest.skip("this interpreter has no regression tests: install libpython3-testsuite")
+        package = f"libpython{sys.version_info.major}.{sys.version_info.minor}-testsuite"
+        pytest.skip(f"this interpreter has no regression tests: install {package}")
     ignore = shutil.ignore_patterns("__pycache__")
     tests = root / "lib/test"
     shutil.copytree(Path(spec.origin).parent, tests, symlinks=True, ignore=ignore)
