@@ -52,8 +52,8 @@ def plant(root: Path) -> None:
     spec = find_spec("test.regrtest")
     # A part of the package is always there; the tests themselves may be packed apart.
     if spec is None or spec.origin is None or not find_spec("test.test_posix"):
-        package = f"libpython{sys.version_info.major}.{sys.version_info.minor}-testsuite"
-        pytest.skip(f"this interpreter has no regression tests: install {package}")
+        debian = f"libpython{sys.version_info.major}.{sys.version_info.minor}-testsuite"
+        pytest.skip(f"this interpreter has no regression tests: install {debian}")
     ignore = shutil.ignore_patterns("__pycache__")
     tests = root / "lib/test"
     shutil.copytree(Path(spec.origin).parent, tests, symlinks=True, ignore=ignore)
