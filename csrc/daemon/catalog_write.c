@@ -134,7 +134,8 @@ int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_cata
     if (from->count > to->capacity || from->pool_used > to->pool_bytes || to->count)
         return -1;
     memcpy(table, monarch_entries(from), from->count * sizeof *table);
-    memcpy((char *)to + to->names_at, monarch_names(from), from->count * sizeof(uint32_t));
+    uint64_t names = from->capacity < to->capacity ? from->capacity : to->capacity;
+    memcpy((char *)to + to->names_at, monarch_names(from), names * sizeof(uint32_t));
     memcpy((char *)to + to->pool_at, monarch_pool(from, 0), from->pool_used);
     to->pool_used = from->pool_used;
     for (uint64_t id = 0; id < from->count; id++) {

@@ -68,9 +68,12 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns) {
             used += n;
     }
     for (uint64_t id = 0; id < c->count; id++) {
-        if (table[id].place == MONARCH_NO_PLACE)
-            continue;
         parent = parent_of(c, &table[id], parent);
+        if (table[id].place == MONARCH_NO_PLACE) {
+            if (parent >= 0) /* a client found it, when its directory had been walked */
+                table[parent].sum = 0;
+            continue;
+        }
         if (parent >= 0 && table[parent].kind == MONARCH_DIR &&
             table[id].place + 1ULL < table[parent].sum)
             names[first[parent] + table[id].place] = (uint32_t)id;
@@ -151,6 +154,8 @@ static int is_same(int root, const struct monarch_catalog *c, const struct monar
 static int lists(DIR *names, const struct monarch_catalog *c, const struct monarch_entry *d) {
     uint64_t i = 0, n = monarch_listing_length(d->sum);
     const uint32_t *ids = monarch_names(c) + monarch_listing_first(d->sum);
+    if (!d->sum)
+        return 0;
     size_t skip = d->path_len ? d->path_len + 1U : 0;
     for (struct dirent *found; (found = readdir(names));) {
         if (strcmp(found->d_name, ".") == 0 || strcmp(found->d_name, "..") == 0)

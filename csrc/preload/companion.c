@@ -22,7 +22,7 @@ static uint32_t table[MONARCH_TRACKED];
 static uint32_t inode[MONARCH_TRACKED];
 uint32_t monarch_companions;
 
-static unsigned highest;     /* nothing above it ever had one */
+static unsigned highest;     /* nothing above it ever had one, or was one */
 static uint32_t posix_locks; /* some were taken */
 
 static uint32_t get(int fd) {
@@ -50,7 +50,7 @@ static int is_ours(int companion) {
 
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
-/* Moves `fresh` to a high number and notes it; -1 with errno. */
+/* Moves `fresh` to a high number and notes it; -1 if there is none. */
 static int stand_behind(int fd, int fresh) {
     int command = close_on_exec(fd) ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(fresh, command, FIRST_NUMBER);
@@ -60,7 +60,6 @@ static int stand_behind(int fd, int fresh) {
     if (high < 0 || high >= MONARCH_TRACKED || fd >= MONARCH_TRACKED) {
         if (high >= 0)
             sys_close(high);
-        errno = high < 0 ? -high : EMFILE;
         return -1;
     }
     struct stat st;
@@ -69,8 +68,9 @@ static int stand_behind(int fd, int fresh) {
     __atomic_fetch_add(&monarch_companions, 1, __ATOMIC_SEQ_CST);
     __atomic_store_n(&table[high], IS_COMPANION | (uint32_t)(fd + 1), __ATOMIC_RELEASE);
     unsigned seen = __atomic_load_n(&highest, __ATOMIC_RELAXED);
-    while ((unsigned)fd > seen && !__atomic_compare_exchange_n(&highest, &seen, (unsigned)fd, 0,
-                                                               __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    unsigned end = (unsigned)(high > fd ? high : fd);
+    while (end > seen && !__atomic_compare_exchange_n(&highest, &seen, end, 0, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED))
         ;
     if (change(fd, 0, (uint32_t)high + 1))
         return high;
@@ -95,7 +95,7 @@ static void drop_locks(int fd) {
 
 void monarch_companion_close_slow(int fd) {
     uint32_t w = get(fd);
-    if (!monarch_track_is_mine())
+    if ((!w && !__atomic_load_n(&posix_locks, __ATOMIC_RELAXED)) || !monarch_track_is_mine())
         return;
     if (!w && __atomic_load_n(&posix_locks, __ATOMIC_RELAXED))
         drop_locks(fd);
@@ -113,7 +113,8 @@ void monarch_companion_close_slow(int fd) {
 }
 
 void monarch_companion_close_range_slow(unsigned first, unsigned last) {
-    for (unsigned fd = first; fd <= last && fd < MONARCH_TRACKED && monarch_has_companions(); fd++)
+    unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
+    for (unsigned fd = first; fd <= last && fd <= end && monarch_has_companions(); fd++)
         if (get((int)fd) || __atomic_load_n(&posix_locks, __ATOMIC_RELAXED))
             monarch_companion_close_slow((int)fd);
 }
@@ -174,6 +175,10 @@ void monarch_companion_has_posix_locks(void) {
     __atomic_store_n(&posix_locks, 1, __ATOMIC_RELAXED);
 }
 
+int monarch_is_companion(int fd) {
+    return (get(fd) & IS_COMPANION) && monarch_track_is_mine() && is_ours(fd);
+}
+
 /* --- for the calls ------------------------------------------------------------------------------
  */
 
@@ -186,8 +191,10 @@ static int find_or_open(int fd) {
     const struct monarch_entry *e = s && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode)
                                         ? monarch_behind_copy(&s, &c, &st)
                                         : NULL;
-    if (!e || fd >= MONARCH_TRACKED || !monarch_track_is_mine())
+    if (!e)
         return -1;
+    if (fd >= MONARCH_TRACKED || !monarch_track_is_mine())
+        return -2;
     int known = monarch_has_companions() ? companion_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
@@ -199,10 +206,8 @@ static int find_or_open(int fd) {
     int fresh = sys_openat(AT_FDCWD, path, flags | O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fresh == -ENOENT || fresh == -ELOOP)
         return -1;
-    if (fresh < 0) {
-        errno = -fresh;
+    if (fresh < 0)
         return -2;
-    }
     if (!monarch_is_still(fresh, s, e)) { /* another file has its name now */
         sys_close(fresh);
         return -1;
@@ -226,6 +231,11 @@ int monarch_companion(int fd) {
     return behind;
 }
 
+static int is_one_thread(void) {
+    struct stat st;
+    return sys_fstatat(AT_FDCWD, "/proc/self/task", &st, 0) == 0 && st.st_nlink == 3;
+}
+
 void monarch_companion_compare(int fd) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;
@@ -240,6 +250,9 @@ void monarch_companion_compare(int fd) {
         return;
     monarch_mark_changed(s->clients, now.st_dev, now.st_ino);
     sys_lseek(behind, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    for_duplicates(fd, replace, behind);
+    /* In another thread the number of a duplicate may be another file's by now: they keep the copy.
+     */
+    if (is_one_thread())
+        for_duplicates(fd, replace, behind);
     replace(fd, fd, behind);
 }

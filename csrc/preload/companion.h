@@ -21,6 +21,10 @@ void monarch_companion_compare(int fd);
 /* POSIX locks were asked for on a companion: they end with any descriptor of the file. */
 void monarch_companion_has_posix_locks(void);
 
+/* Whether the number is a companion's: a program that closes it closes one that it does not know,
+ * and would lose the lock. */
+int monarch_is_companion(int fd);
+
 /* Before a close or the like; `fresh` is a duplicate of `fd`; FD_CLOEXEC was set to `flag`. */
 void monarch_companion_close_slow(int fd);
 void monarch_companion_again_slow(int fd, int fresh);

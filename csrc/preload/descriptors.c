@@ -14,6 +14,10 @@
 
 /* Apart, so that a descriptor that we know nothing of costs two looks. */
 __attribute__((noinline)) static int close_known(int fd) {
+    if (monarch_has_companions() && monarch_is_companion(fd)) {
+        errno = EBADF;
+        return -1;
+    }
     monarch_will_close(fd);
     return REAL(close)(fd);
 }

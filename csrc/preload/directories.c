@@ -53,7 +53,7 @@ static enum monarch_answer open_listing(int dir, const char *path, struct direct
     enum monarch_answer answer = monarch_know(dir, path, 1, &k);
     if (answer != MONARCH_THERE)
         return answer;
-    uint64_t listing = monarch_listing_of(k.session, k.entry);
+    uint64_t listing = monarch_listing_of(k.session, k.catalog, k.entry);
     if (!listing || !(*d = take()))
         return MONARCH_ASK;
     (*d)->fd = -1;
@@ -114,7 +114,7 @@ static int get(const struct directory *d, uint64_t at, struct dirent *out) {
         out->d_type = type_of(e);
         name = monarch_pool(d->catalog, e->path) + skip;
         n = e->path_len > skip ? e->path_len - skip : 0;
-        if (n >= sizeof out->d_name)
+        if (!n || n >= sizeof out->d_name)
             return 0;
     }
     out->d_off = (off_t)(at + 1);
@@ -186,12 +186,14 @@ PUBLIC void rewinddir(DIR *stream) {
         return;
     }
     d->at = 0;
-    if (monarch_listing_of(d->session, d->entry) == d->listing)
+    if (monarch_listing_of(d->session, d->catalog, d->entry) == d->listing)
         return;
-    int old_errno = errno, fd = d->fd >= 0 ? d->fd : open_source(d);
-    d->real = fd >= 0 ? REAL(fdopendir)(fd) : NULL;
-    if (!d->real)
-        d->listing = monarch_listing(0, 0);
+    /* Where that cannot be had, the program goes on with the names that there were. */
+    int old_errno = errno;
+    if (d->fd < 0)
+        d->fd = open_source(d);
+    if (d->fd >= 0 && REAL(fdopendir))
+        d->real = REAL(fdopendir)(d->fd);
     errno = old_errno;
 }
 

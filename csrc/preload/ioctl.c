@@ -39,6 +39,14 @@ static int changes_file(unsigned long request) {
            request == FS_IOC_FSSETXATTR;
 }
 
+/* A bad pointer is the kernel's to find. */
+static int can_be_read(const void *at, size_t n) {
+    char copy[sizeof(struct file_clone_range)];
+    struct iovec from = {(void *)at, n}, to = {copy, n};
+    return n <= sizeof copy &&
+           sys6(SYS_process_vm_readv, sys_getpid(), (long)&to, 1, (long)&from, 1, 0) == (long)n;
+}
+
 PUBLIC int ioctl(int fd, unsigned long request, ...) {
     va_list args;
     va_start(args, request);
@@ -46,16 +54,24 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
     va_end(args);
     if (__builtin_expect(!monarch_current, 1))
         return REAL(ioctl)(fd, request, arg);
-    if (request == FICLONE) /* the source of the bytes is the argument */
+    request = (unsigned)request; /* the kernel looks at no more */
+    if (request == FICLONE)      /* the source of the bytes is the argument */
         return REAL(ioctl)(fd, request, (void *)(long)to_share((int)(long)arg, fd));
-    if (request == FICLONERANGE && arg) {
+    if (request == FICLONERANGE && can_be_read(arg, sizeof(struct file_clone_range))) {
         struct file_clone_range range = *(struct file_clone_range *)arg;
         range.src_fd = to_share((int)range.src_fd, fd);
         return REAL(ioctl)(fd, request, &range);
     }
-    if (changes_file(request))
-        monarch_changed_fd(source_of(fd));
-    if (asks_file(request) || changes_file(request))
+    if (asks_file(request))
         fd = source_of(fd);
+    if (changes_file(request)) {
+        int behind = monarch_companion(fd);
+        if (behind == -2) { /* never the copy */
+            errno = EMFILE;
+            return -1;
+        }
+        fd = behind >= 0 ? behind : fd;
+        monarch_changed_fd(fd);
+    }
     return REAL(ioctl)(fd, request, arg);
 }

@@ -43,7 +43,7 @@ static int open_log(void) {
 
 __attribute__((noinline)) void monarch_log_slow(const char *what, const char *name,
                                                 const char *outcome) {
-    char line[NAME_BYTES + 256], *at = line;
+    char line[2 * NAME_BYTES + 256], *at = line;
     uint64_t now = sys_now_ns();
     int fd = open_log();
     if (fd < 0)
@@ -59,7 +59,7 @@ __attribute__((noinline)) void monarch_log_slow(const char *what, const char *na
         at += n;
         *at = 0;
     }
-    if (outcome)
+    if (outcome && strlen(outcome) < NAME_BYTES)
         at = put(put(at, ": "), outcome);
     at = put(at, "\n");
     sys_write(fd, line, (unsigned long)(at - line));

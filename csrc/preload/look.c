@@ -17,7 +17,7 @@ static int is_allowed(const struct monarch_known *k, int mode) {
         return 1;
     if (e->kind == MONARCH_FILE)
         return mode == R_OK && MONARCH_WORD_STATE(word) == MONARCH_PRESENT;
-    uint64_t listing = e->kind == MONARCH_DIR ? monarch_listing_of(k->session, e) : 0;
+    uint64_t listing = e->kind == MONARCH_DIR ? monarch_listing_of(k->session, k->catalog, e) : 0;
     if (!listing || mode & ~(R_OK | X_OK))
         return 0;
     return !(mode & X_OK) || monarch_listing_length(listing) > 0;

@@ -24,18 +24,33 @@ int monarch_is_fresh(struct session *s) {
     return 0;
 }
 
-uint64_t monarch_listing_of(struct session *s, const struct monarch_entry *e) {
-    uint64_t listing = e->kind == MONARCH_DIR ? __atomic_load_n(&e->copy_ino, __ATOMIC_ACQUIRE) : 0;
-    return listing && !is_changed(s, e) && monarch_is_fresh(s) ? listing : 0;
+/* A damaged one would lead anywhere. */
+static int is_within(const struct monarch_catalog *c, uint64_t listing) {
+    return monarch_listing_first(listing) + monarch_listing_length(listing) <= c->capacity;
+}
+
+uint64_t monarch_listing_of(struct session *s, const struct monarch_catalog *c,
+                            const struct monarch_entry *e) {
+    uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
+    uint64_t listing = e->kind == MONARCH_DIR && MONARCH_WORD_STATE(word) != MONARCH_BYPASS
+                           ? __atomic_load_n(&e->copy_ino, __ATOMIC_ACQUIRE)
+                           : 0;
+    return listing && is_within(c, listing) && !is_changed(s, e) && monarch_is_fresh(s) ? listing
+                                                                                        : 0;
 }
 
 /* A file's attributes are what was scanned, or what its copy was made of, for as long as nobody
  * says that it changed. */
-static int can_be_told(struct session *s, const struct monarch_entry *e) {
+static int can_be_told(struct session *s, const struct monarch_catalog *c,
+                       const struct monarch_entry *e) {
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (e->kind == MONARCH_DIR)
-        return monarch_listing_of(s, e) != 0;
+        return monarch_listing_of(s, c, e) != 0;
     if (e->kind == MONARCH_OTHER || is_changed(s, e))
+        return 0;
+    /* Before the scan has ended there is nothing to be compared with: these were looked at just
+     * now. */
+    if (__atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE) && !monarch_is_fresh(s))
         return 0;
     unsigned reason = MONARCH_WORD_STATE(word) == MONARCH_BYPASS ? word >> 4 & 15 : 0;
     return reason != MONARCH_CHANGED && reason != MONARCH_UNSUPPORTED && reason != MONARCH_FAILED;
@@ -47,7 +62,8 @@ __attribute__((noinline)) static int is_missing(struct session *s, const struct 
                                                 int dir, const char *path, int follow) {
     struct monarch_place place;
     monarch_locate_place(s, c, dir, path, follow, &place);
-    if (place.entry != MONARCH_UNKNOWN)
+    /* Where names differ by more than their letters, a listing does not say what is missing. */
+    if (place.entry != MONARCH_UNKNOWN || !s->control->source[place.source].filesystem.names_exact)
         return 0;
     size_t n = place.path_len, end = n;
     int64_t above;
@@ -60,11 +76,14 @@ __attribute__((noinline)) static int is_missing(struct session *s, const struct 
         n -= n > 0;
         above = monarch_find(c, (unsigned)place.source, place.path, n);
     } while (above < 0 && n);
+    /* Some file systems have directories that they do not list (.snapshot, .zfs, .lustre). */
+    if (place.path[n + (n > 0)] == '.')
+        return 0;
     if (above < 0)
         return 0;
     /* Whether names in it may be looked up at all is seen by those that were. */
     const struct monarch_entry *d = &monarch_entries(c)[above];
-    uint64_t listing = monarch_listing_of(s, d);
+    uint64_t listing = monarch_listing_of(s, c, d);
     return listing && (monarch_listing_length(listing) || (d->mode & 0111) == 0111);
 }
 
@@ -86,7 +105,7 @@ enum monarch_answer monarch_know(int dir, const char *path, int follow, struct m
     if (id >= 0) {
         k->entry = &monarch_entries(c)[id];
         k->version = __atomic_load_n(&k->entry->version, __ATOMIC_ACQUIRE);
-        if ((k->version & 1) || !can_be_told(s, k->entry))
+        if ((k->version & 1) || !can_be_told(s, c, k->entry))
             return MONARCH_ASK;
     } else if (!is_missing(s, c, dir, path, follow)) {
         return MONARCH_ASK;

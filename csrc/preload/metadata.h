@@ -29,6 +29,7 @@ int monarch_is_fresh(struct session *s);
 
 /* The listing of a directory that can be told, 0 if there is none: changed, or not compared with
  * the source for too long. Then the daemon hears of it. */
-uint64_t monarch_listing_of(struct session *s, const struct monarch_entry *e);
+uint64_t monarch_listing_of(struct session *s, const struct monarch_catalog *c,
+                            const struct monarch_entry *e);
 
 #endif

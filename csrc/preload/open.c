@@ -28,7 +28,7 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
     /* O_RDONLY | O_CREAT changes no file that there is. */
     if ((flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC)) {
         if (fd >= 0)
-            monarch_changed_names(dir, path);
+            monarch_made(fd, dir, path, real);
         return fd;
     }
     /* A copy's descriptor opened again by its name in /proc: who writes, writes to the source. */

@@ -158,15 +158,26 @@ void monarch_changed_names(int dir, const char *path) {
         mark_above(s, dir, above);
 }
 
+/* The name that was made may be one that a link in `path` leads to. */
+static void mark_made(struct session *s, const struct stat *st, int fd, int dir, const char *path,
+                      char *real) {
+    if (s && monarch_source_on(s, st->st_dev, 0) >= 0 &&
+        (monarch_name_of(fd, real) || copy_path(real, path)))
+        mark_above(s, dir, real);
+}
+
+void monarch_made(int fd, int dir, const char *path, char *real) {
+    struct stat st;
+    if (sys_fstat(fd, &st) == 0)
+        mark_made(session_for_change(), &st, fd, dir, path, real);
+}
+
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real) {
-    struct session *s = session_for_change();
     struct stat st;
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0)
         return NULL;
-    /* The name that was made may be one that a link in `path` leads to. */
-    if (created && s && monarch_source_on(s, st.st_dev, 0) >= 0 &&
-        (monarch_name_of(fd, real) || copy_path(real, path)))
-        mark_above(s, dir, real);
+    if (created)
+        mark_made(session_for_change(), &st, fd, dir, path, real);
     return record(&st, real) ? real : NULL;
 }
 

@@ -28,6 +28,8 @@ int monarch_means_descriptor(const char *path, int flags);
 /* A name is made or removed: what is listed of the directory that `path` lies in holds no longer.
  */
 void monarch_changed_names(int dir, const char *path);
+/* After an open of `path` that may have made the file; `real` is room for a path. */
+void monarch_made(int fd, int dir, const char *path, char *real);
 /* After an open of `path` that may write, or make the file (`created`): records both. The path is
  * as in monarch_fd_to_change. */
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real);

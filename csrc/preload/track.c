@@ -48,6 +48,8 @@ int monarch_track_is_mine(void) {
 }
 
 void monarch_track_adopt(void) {
+    if (__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
+        mark_page(); /* by which a child of a fork that we do not see knows that it is one */
     uint32_t *mark = __atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE);
     __atomic_store_n(&owner, (uint32_t)sys_getpid(), __ATOMIC_RELEASE);
     if (mark)

@@ -86,6 +86,8 @@ struct monarch_filesystem {
      * which fields are filled, without and with the birth time asked for. */
     uint64_t mount, attributes_mask;
     uint32_t statx_mask[2];
+    uint32_t names_exact; /* a name leads to a file only as it is listed, letter by letter */
+    uint32_t unused;
 };
 
 struct monarch_source {

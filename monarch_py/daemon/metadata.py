@@ -5,7 +5,9 @@ are compared with the source at least every `revalidate` seconds; one that has c
 it is gone or another, is left to the source for the rest of the session.
 """
 
+import errno
 import logging
+import os
 import threading
 import time
 from typing import Any
@@ -26,6 +28,21 @@ log = logging.getLogger("monarch.metadata")
 YOUNG_S = 2.0
 # Directories and files compared in one call, between which the rate is kept and a stop is seen.
 SLICE = 256
+
+
+def names_are_exact(directory: int) -> bool:
+    """Whether upper and lower case are different names there, as far as one name tells; `directory`
+    is a descriptor. Where they are not (CIFS, FAT, case folding), a name may lead to a file under
+    another than it is listed by."""
+    try:
+        names = set(os.listdir(directory))
+    except OSError:
+        return False
+    other = next((n.swapcase() for n in names if n.swapcase() not in names and n.isascii()), None)
+    try:
+        return other is None or not os.stat(other, dir_fd=directory, follow_symlinks=False)
+    except OSError as error:
+        return error.errno == errno.ENOENT
 
 
 class Metadata:
@@ -91,6 +108,7 @@ class Metadata:
         for source in self.scanner.sources:
             slot = self.shared.control.source[source.number]
             slot.up_ino = lib.monarch_read_up(source.fd)
+            slot.filesystem.names_exact = names_are_exact(source.fd)
         self._read_filesystems()
         self._caught_up = began
         self.shared.control.compared_ns = int(began * 1e9)
@@ -109,13 +127,18 @@ class Metadata:
             return True
         if time.monotonic() - self._caught_up < self.config.revalidate_s / 2:
             return False
-        return self.shared.totals()["metadata_hits"] != self._hits
+        return self._uses() != self._hits
+
+    def _uses(self) -> int:
+        """Answers that rest on what was compared: of names, and of copies that were opened."""
+        totals = self.shared.totals()
+        return int(totals["metadata_hits"] + totals["opens"])
 
     def _look(self) -> None:
         catalog = self.shared.catalog.reader()
         self._look_at_young(catalog)
         self.shared.clients.stale = 0
-        self._hits = self.shared.totals()["metadata_hits"]
+        self._hits = self._uses()
         began = time.monotonic()
         for source in self.scanner.sources:
             at = ffi.new("uint64_t *")

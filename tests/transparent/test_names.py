@@ -153,6 +153,9 @@ CHANGES: dict[str, list[list[str]]] = {
     "empty": [["unlink", "d/sub/y"], ["rmdir", "d/sub"]],
     "symlink": [["symlink", "d", "new"]],
     "symlink_elsewhere": [["unlink", "dl"], ["symlink", "e", "dl"]],
+    # The name is made where the link leads.
+    "create_through_a_link": [["symlink", "../e/new", "d/new"], ["create", "d/new", "O_APPEND"]],
+    "touch_through_a_link": [["symlink", "../e/new", "d/new"], ["touch", "d/new"]],
     "link": [["link", "a", "d/new"]],
     "mkfifo": [["mkfifo", "new"]],
     "bind": [["bind", "new"]],

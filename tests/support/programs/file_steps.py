@@ -34,6 +34,11 @@ def create(at: Any, path: Any, flags: Any, text: Any = "") -> Any:
     os.close(fd)
 
 
+def touch(at: Any, path: Any) -> Any:
+    """Makes it without the right to write."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644, **at))
+
+
 def read(at: Any, path: Any) -> Any:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK, **at)
     try:
@@ -89,6 +94,7 @@ def one(call: Any) -> Any:
 
 CALLS = {
     "create": create,
+    "touch": touch,
     "read": read,
     "fopen": fopen,
     "bind": bind,
