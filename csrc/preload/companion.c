@@ -193,6 +193,7 @@ static int find_or_open(int fd) {
                                         : NULL;
     if (!e)
         return -1;
+    monarch_track_mark();
     if (fd >= MONARCH_TRACKED || !monarch_track_is_mine())
         return -2;
     int known = monarch_has_companions() ? companion_of(fd) : -1;

@@ -20,7 +20,7 @@ static uint32_t owner; /* atomic: the process whose descriptors are meant */
 /* A page that the kernel clears in children of forks that we do not see; not in those of vfork. */
 static uint32_t *forked_mark;
 
-static void mark_page(void) {
+void monarch_track_mark(void) {
     uint32_t *page = 0;
     if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE))
         return;
@@ -48,8 +48,6 @@ int monarch_track_is_mine(void) {
 }
 
 void monarch_track_adopt(void) {
-    if (__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
-        mark_page(); /* by which a child of a fork that we do not see knows that it is one */
     uint32_t *mark = __atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE);
     __atomic_store_n(&owner, (uint32_t)sys_getpid(), __ATOMIC_RELEASE);
     if (mark)
@@ -77,7 +75,7 @@ static int change(int fd, uint64_t *seen, uint64_t to) {
 void monarch_track(struct session *s, int fd, uint64_t entry) {
     if ((unsigned)fd >= MONARCH_TRACKED || !monarch_fills_of(s))
         return;
-    mark_page();
+    monarch_track_mark();
     if (!monarch_track_is_mine())
         return;
     unsigned seen = __atomic_load_n(&highest, __ATOMIC_RELAXED);

@@ -24,6 +24,9 @@ static inline struct session *monarch_track_session(uint64_t w) {
     return monarch_session_at(w >> 4 & 31);
 }
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32) - 1; }
+/* Before anything is noted of a descriptor: makes the page by which a child of a fork that we do
+ * not see (daemon, forkpty) knows that it is one. */
+void monarch_track_mark(void);
 /* Whether the process's descriptors are the ones meant: not so in a child of vfork, which runs in
  * its parent's memory. */
 int monarch_track_is_mine(void);
