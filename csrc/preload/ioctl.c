@@ -52,7 +52,7 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
     va_start(args, request);
     void *arg = va_arg(args, void *); /* a register, passed on as it is */
     va_end(args);
-    if (__builtin_expect(!monarch_current, 1))
+    if (__builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1))
         return REAL(ioctl)(fd, request, arg);
     request = (unsigned)request; /* the kernel looks at no more */
     if (request == FICLONE)      /* the source of the bytes is the argument */

@@ -164,15 +164,17 @@ PUBLIC int mknod(const char *path, mode_t mode, dev_t device) {
     return REAL(mknod) ? REAL(mknod)(path, mode, device) : REAL(__xmknod)(0, path, mode, &device);
 }
 
-/* A local socket has a name, unless it begins with a NUL. */
+/* A local socket has a name, unless it begins with a NUL. Afterwards, because a bad pointer is the
+ * kernel's to find. */
 PUBLIC int bind(int fd, const struct sockaddr *address, socklen_t n) {
     const struct sockaddr_un *local = (const void *)address;
     char path[sizeof local->sun_path + 1];
     size_t before = offsetof(struct sockaddr_un, sun_path);
-    if (address && n > before && n <= sizeof *local && address->sa_family == AF_UNIX) {
+    int r = REAL(bind)(fd, address, n);
+    if (r == 0 && n > before && n <= sizeof *local && address->sa_family == AF_UNIX) {
         memcpy(path, local->sun_path, n - before);
         path[n - before] = 0;
         monarch_changed_names(AT_FDCWD, path);
     }
-    return REAL(bind)(fd, address, n);
+    return r;
 }

@@ -97,7 +97,8 @@ static void count(struct session *s, int from_copy, uint64_t size) {
 }
 
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
-    monarch_log("open", monarch_pool(monarch_catalog_of(s), o->entry->path), o->copy);
+    if (__builtin_expect(monarch_logging, 0))
+        monarch_log("open", monarch_pool(monarch_catalog_of(s), o->entry->path), o->copy);
     count(s, 1, o->entry->size);
 }
 

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ class Metadata:
         self._ready = False
         self._young: dict[int, list[int]] = {}  # by source: directories to be looked at again
         self._young_at = 0.0
-        self._held: list[int] = []  # of those, the ones that are what they were
+        self._held: deque[int] = deque()  # of those, the ones that are what they were
         self._hits = 0
         self._caught_up = 0.0
 
@@ -73,7 +74,7 @@ class Metadata:
             self._ready = True
             self._list()
         if self._held:
-            held, self._held = self._held, []
+            held = [self._held.popleft() for _ in range(len(self._held))]
             entries = self.shared.catalog.entries
             entries["copy_ino"][held] = entries["sum"][held]
             self.listed += len(held)
