@@ -256,3 +256,37 @@ def test_h5py_locks_writers_out(session_factory: Callable[..., Session], tmp_pat
     finally:
         reader.kill()
         reader.communicate()
+
+
+# daemon(3) forks inside libc. Its child has the parent's descriptors, and locks of its own.
+DETACHED = """
+import ctypes, fcntl, os, sys
+first, second = (open(path) for path in sys.argv[1:])
+fcntl.flock(first, fcntl.LOCK_SH)
+assert ctypes.CDLL(None).daemon(1, 1) == 0
+fcntl.flock(second, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_child_of_a_fork_inside_libc_locks_at_the_source(
+    session_factory: Callable[..., Session], tree: Path
+) -> None:
+    session = session_factory(tree).start()
+    session.wait_all_present()
+    paths = [str(tree / "a/f1"), str(tree / "a/f2")]
+    started = subprocess.Popen(
+        [sys.executable, "-c", DETACHED, *paths],
+        env=session.env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "locked\n"
+        assert session.run(["flock", "-n", paths[1], "true"], preload=False).returncode == 1
+    finally:
+        started.communicate("go\n", timeout=60)  # the child ends, or has ended
+    assert session.run(["flock", "-n", paths[1], "true"], preload=False).returncode == 0
