@@ -228,7 +228,9 @@ def test_those_programs_met_copies_in_the_making(
     """Else the test before this one would have compared the source with itself."""
     session.forget()
     before = session.totals()
-    pair[0].run([("o", 0, LARGE, 0), *EVERYTHING], session.wait_idle)
+    # Behind the ballast the file cannot be whole before the program comes to read it.
+    program: Program = [("o", BALLAST_SLOT, BALLAST, 0), ("o", 0, LARGE, 0), *EVERYTHING]
+    pair[0].run(program, session.wait_idle)
     after = session.totals()
     assert after["waits"] > before["waits"]
     assert after["bytes_while_filling"] > before["bytes_while_filling"]
