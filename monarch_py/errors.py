@@ -5,14 +5,15 @@ Each says whose fault it is and carries the exit status of the command that meet
     MonarchError            1   something went wrong; the message says what
     ├── ConfigError         2   the configuration cannot work
     ├── SessionError        3   no daemon answers, or another one holds the session
-    └── TierError           4   a tier cannot be used
+    ├── TierError           4   a tier cannot be used
+    └── PolicyError         5   a policy cannot work on this job
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["ConfigError", "MonarchError", "SessionError", "TierError"]
+__all__ = ["ConfigError", "MonarchError", "PolicyError", "SessionError", "TierError"]
 
 
 class MonarchError(Exception):
@@ -37,3 +38,9 @@ class TierError(MonarchError):
     """A tier cannot be used: gone, full, read-only or held by another daemon."""
 
     exit_status: ClassVar[int] = 4
+
+
+class PolicyError(MonarchError):
+    """A policy cannot work on this job: its paper excludes it; the message says what is missing."""
+
+    exit_status: ClassVar[int] = 5

@@ -1,0 +1,199 @@
+"""What a policy sees, and what it can decide: the same for the simulator and for the daemon.
+
+A policy looks at a `Job` and answers with a `Decision`; it touches nothing. Everything goes by
+arrays over all files or all accesses of an epoch, never file by file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "PFS",
+    "STAGING",
+    "Cluster",
+    "Copies",
+    "Decision",
+    "Job",
+    "Policy",
+    "Served",
+    "When",
+]
+
+Ints = npt.NDArray[np.integer[Any]]
+Floats = npt.NDArray[np.float64]
+
+# The holder of a file that only the parallel file system has.
+PFS = -1
+# The storage class that is the staging buffer: files lie there between prefetch and use.
+STAGING = 0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The machine: nodes, their storage classes, the links, the parallel file system (NoPFS 4).
+
+    capacity : (nodes, classes) int64 [bytes]; the first class is the staging buffer
+    threads : (classes,) int, prefetching threads of each class
+    read_rate : (nodes, classes) float64 [bytes/s], all threads of the class together
+    network : (nodes,) float64 [bytes/s], each node's link
+    pfs_rate : what the file system gives to a number of clients together [bytes/s]
+    """
+
+    capacity: npt.NDArray[np.int64]
+    threads: npt.NDArray[np.int64]
+    read_rate: Floats
+    network: Floats
+    pfs_rate: Callable[[float], float]
+
+    @property
+    def nodes(self) -> int:
+        return int(self.capacity.shape[0])
+
+    @property
+    def classes(self) -> int:
+        return int(self.capacity.shape[1])
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job: the files, who uses them when, and on what machine.
+
+    sizes : (files,) int64 [bytes];  epochs : how many;  batch : samples of a node in a step;
+    orders : for an epoch, (nodes, steps, batch) int32, the files in the order of the sampler: a
+    node takes those of a step one after the other, and all nodes meet at the end of each step;
+    seed : for policies that draw numbers of their own.
+    """
+
+    sizes: npt.NDArray[np.int64]
+    cluster: Cluster
+    epochs: int
+    batch: int
+    orders: Callable[[int], Ints]
+    seed: int = 0
+
+    @property
+    def files(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def frequencies(self) -> npt.NDArray[np.uint16]:
+        """(nodes, files): how often each node uses each file in the whole job (NoPFS 3.1)."""
+        counts = np.zeros((self.cluster.nodes, self.files), dtype=np.uint16)
+        for epoch in range(self.epochs):
+            for node, order in enumerate(self.orders(epoch)):
+                counts[node] += np.bincount(order.ravel(), minlength=self.files).astype(np.uint16)
+        return counts
+
+    @cached_property
+    def first_use(self) -> npt.NDArray[np.int64]:
+        """(nodes, files): the number of the access by which a node first uses a file, counted over
+        all epochs; larger than every access for one that it never uses."""
+        never = np.iinfo(np.int64).max
+        first = np.full((self.cluster.nodes, self.files), never, dtype=np.int64)
+        before = 0
+        for epoch in range(self.epochs):
+            orders = self.orders(epoch)
+            for node, order in enumerate(orders):
+                flat = order.ravel()
+                files, place = np.unique(flat, return_index=True)
+                first[node, files] = np.minimum(first[node, files], before + place)
+            before += orders[0].size
+        return first
+
+
+class When(Enum):
+    """When a policy's copies are made."""
+
+    BEFORE = "before"  # in a phase of their own, before the first step; nobody trains meanwhile
+    BESIDE = "beside"  # by the class's threads, in the given order, beside training
+    ON_USE = "on_use"  # when the node reads the file for the first time, by that very read
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What is to be copied where. One row a copy, and rows of one (node, class) in the order in
+    which they are filled.
+
+    node : (copies,) int32;  cls : (copies,) int8, never the staging buffer;  file : (copies,) int32
+    """
+
+    node: npt.NDArray[np.int32]
+    cls: npt.NDArray[np.int8]
+    file: npt.NDArray[np.int32]
+
+    @classmethod
+    def none(cls) -> Copies:
+        return cls(np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, np.int32))
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[int, int, Ints]]) -> Copies:
+        """parts : (node, class, files in the order of filling)"""
+        if not parts:
+            return cls.none()
+        lengths = [len(files) for _, _, files in parts]
+        return cls(
+            np.repeat(np.array([node for node, _, _ in parts], np.int32), lengths),
+            np.repeat(np.array([level for _, level, _ in parts], np.int8), lengths),
+            np.concatenate([np.asarray(files, np.int32) for _, _, files in parts]),
+        )
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where the accesses of one epoch find their files, for policies whose copies come and go.
+
+    holder : (nodes, accesses) int32, the node that has it, or PFS
+    cls : (nodes, accesses) int8, the storage class there (anything where the holder is PFS)
+    redundant : (nodes, accesses) int64 [bytes], read from the file system besides the file, by
+        policies that read in larger pieces; None for nothing
+    """
+
+    holder: npt.NDArray[np.int32]
+    cls: npt.NDArray[np.int8]
+    redundant: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy wants done.
+
+    staging : files are prefetched into the staging buffer in the exact order of access (NoPFS 5.1,
+        Rule 1); without it each is fetched when it is asked for
+    copies, when : what the other classes hold, and when it gets there
+    remote : a node may read copies of other nodes
+    pfs : a file that has a copy somewhere may still be read from the file system, if the
+        performance model says that this is faster now (NoPFS 4)
+    orders : the order of an epoch, as in Job, where the policy changes it
+    served : for an epoch and its order, where its accesses find their files; where it is given,
+        `copies` only tell what lies there before the first step
+    free : reading costs nothing (the perfect policy)
+    notes : what the reader of a report should know
+    """
+
+    staging: bool = True
+    copies: Copies = field(default_factory=Copies.none)
+    when: When = When.BESIDE
+    remote: bool = False
+    pfs: bool = True
+    orders: Callable[[int], Ints] | None = None
+    served: Callable[[int, Ints], Served] | None = None
+    free: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class Policy(Protocol):
+    """name : as on the command line, in lower case with hyphens"""
+
+    name: str
+
+    def decide(self, job: Job) -> Decision:
+        """Raises PolicyError where the policy cannot work on this job (its paper excludes it)."""
+        ...
