@@ -107,8 +107,8 @@ def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
         next((j for j in range(i + 1, len(files)) if files[j] == files[i]), NEVER)
         for i in range(len(files))
     ]
-    cache = FarthestUse(np.array([0, capacity]), 6)
-    found = cache.run(files, [1] * len(files), after, list(range(len(files))))
+    cache = FarthestUse(np.array([0, capacity]), [1] * 6)
+    found = cache.run(files, after, list(range(len(files))))
     assert len(files) - found.count(MISS) == best_possible(files, capacity)
 
 
@@ -137,14 +137,13 @@ def test_classes_of_an_lru_hit_as_one(files: list[int], fast: int, slow: int) ->
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 40), st.integers(0, 40))
 def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: int) -> None:
     """File f has f + 1 bytes. What is found can be read back: hits never exceed what fits."""
-    sizes = [file + 1 for file in files]
     after = [
         next((j for j in range(i + 1, len(files)) if files[j] == files[i]), NEVER)
         for i in range(len(files))
     ]
-    farthest = FarthestUse(np.array([0, fast, slow]), 10)
+    farthest = FarthestUse(np.array([0, fast, slow]), list(range(1, 11)))
     for at, file in enumerate(files):
-        farthest.run([file], [sizes[at]], [after[at]], [at])
+        farthest.run([file], [after[at]], [at])
         held = [(f + 1, farthest.level(f)) for f in range(10) if farthest.level(f) != MISS]
         assert sum(size for size, level in held if level == 1) <= fast
         assert sum(size for size, level in held if level == 2) <= slow
