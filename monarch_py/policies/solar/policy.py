@@ -164,6 +164,10 @@ class _Buffers:
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
         for at, (file, upcoming, who, had) in enumerate(rows):
             if had == PFS:
+                # Twice in one step (sampling with replacement): it came in a moment ago.
+                if self.holder[file] != PFS:
+                    self._caches[self.holder[file]].used(file, upcoming)
+                    continue
                 gone = self._caches[who].offer(file, upcoming, now)
                 if gone is not None:
                     self.holder[gone] = PFS
