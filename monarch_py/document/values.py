@@ -15,11 +15,23 @@ import yaml
 
 from monarch_py.document.nodes import Spot, is_empty
 from monarch_py.document.table import Parser
-from monarch_py.units import parse_size
+from monarch_py.units import parse_amount, parse_rate, parse_size
 
-__all__ = ["choice", "duration", "flag", "integer", "path", "scalar", "share", "size"]
+__all__ = [
+    "amount",
+    "choice",
+    "duration",
+    "flag",
+    "integer",
+    "path",
+    "rate",
+    "scalar",
+    "share",
+    "size",
+]
 
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_RATE_MEND = "write a rate above 0, such as 64MiB/s or 1.5GB/s"
 _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?", re.ASCII)
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _SIZE_MEND = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
@@ -31,6 +43,22 @@ def size(node: yaml.Node, spot: Spot) -> int:
         return parse_size(scalar(node, spot, "a size", _SIZE_MEND))
     except ValueError as error:
         raise spot.error(str(error), _SIZE_MEND) from None
+
+
+def amount(node: yaml.Node, spot: Spot) -> float:
+    """An average size [bytes], which may have a fraction, see units.parse_amount."""
+    try:
+        return parse_amount(scalar(node, spot, "a size", _SIZE_MEND))
+    except ValueError as error:
+        raise spot.error(str(error), _SIZE_MEND) from None
+
+
+def rate(node: yaml.Node, spot: Spot) -> float:
+    """A rate [bytes/s] above 0, see units.parse_rate."""
+    try:
+        return parse_rate(scalar(node, spot, "a rate", _RATE_MEND))
+    except ValueError as error:
+        raise spot.error(str(error), _RATE_MEND) from None
 
 
 def integer(least: int, most: int | None = None) -> Parser:

@@ -1,0 +1,1 @@
+"""A re-creation of the published simulator of NoPFS."""
