@@ -1,10 +1,12 @@
-"""Sizes as people write them: parse_size reads them, format_size writes them."""
+"""Sizes and rates as people write them: parse_size, parse_amount and parse_rate read them,
+format_size writes them."""
 
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
-__all__ = ["GIB", "KIB", "MIB", "TIB", "format_size", "parse_size"]
+__all__ = ["GIB", "KIB", "MIB", "TIB", "format_size", "parse_amount", "parse_rate", "parse_size"]
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -66,6 +68,42 @@ def _parse_text(text: str) -> int:
     if rest and (_UNIT_BYTES[unit] == 1 or n_bytes == 0):
         raise ValueError(f"{text!r} is a fraction of a byte")
     return n_bytes
+
+
+def parse_amount(amount: str) -> float:
+    """The bytes that `amount` means on average: as parse_size, with fractions of a byte
+    (``0.76KiB`` is 778.24). The nearest float of the exact value.
+
+    Raises ValueError, with one sentence, where parse_size does.
+    """
+    exact = _exact(amount, amount)
+    if exact > _LARGEST_BYTES:
+        raise ValueError(f"{amount!r} is more than any file system holds")
+    return float(exact)
+
+
+def parse_rate(rate: str) -> float:
+    """The bytes per second that `rate` means: ``64MiB/s``, ``1.5 GB/s``, or without ``/s``.
+
+    Raises ValueError, with one sentence, for what is no rate, and for rates of 0 or less.
+    """
+    amount = rate.strip()
+    if amount.startswith("-"):
+        raise ValueError(f"{rate!r} is negative and so no rate")
+    per_second = float(_exact(re.sub(r"\s*/\s*s$", "", amount), rate, "rate"))
+    if per_second == 0:
+        raise ValueError(f"{rate!r} is no rate, since nothing would ever end")
+    return per_second
+
+
+def _exact(text: str, written: str, what: str = "size") -> Fraction:
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{written!r} is not a {what}")
+    unit = found[3].lower()
+    if unit not in _UNIT_BYTES:
+        raise ValueError(f"{written!r} is not a {what}, {found[3]!r} being no unit")
+    return Fraction(f"{found[1]}.{found[2] or 0}") * _UNIT_BYTES[unit]
 
 
 def format_size(n_bytes: int) -> str:
