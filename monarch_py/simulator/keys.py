@@ -212,7 +212,7 @@ SCENARIO = Table(
 def load_scenario(
     path: str | os.PathLike[str], policies: Collection[str] | None = None
 ) -> Scenario:
-    """Read and check the scenario at `path`; see docs/simulator.md for the keys.
+    """Read and check the scenario at `path`; SCENARIO is the table of its keys.
 
     policies : the names that `policies` may hold, None for any
 

@@ -106,12 +106,6 @@ class Behaviour(Enum):
         "They read at the rate for the clients that it has.",
         "policies/FrequencyPrefetcher.py, fill_buffers",
     )
-    CLASSES_FILL_IN_THE_PAST = (
-        "What finds room in a faster class at a later request is fetched from where its thread"
-        " stopped, in the past, and by the class's first thread.",
-        "It is fetched from now on.",
-        "policies/FrequencyPrefetcher.py, fill_buffers",
-    )
     ORDERED_BY_OTHER_CLASSES = (
         "Files are put in order of first use in groups as large as each class, the staging buffer"
         " included and one file too many in each, while the classes behind it are filled.",

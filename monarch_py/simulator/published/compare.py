@@ -2,13 +2,17 @@
 
 A recorded run is an object with ``policy`` (the name in the authors' script), ``inputs`` (sizes in
 MiB, rates in MiB/s: the simulator's "MB") and what came out: ``run_time_s``, ``epoch_end_s``,
-``share_bytes_by_source``. tests/simulator/reference/README.md says where they come from.
+``share_bytes_by_source``, ``stall_s_mean_node``. tests/simulator/reference/README.md says where
+they come from.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from monarch_py.simulator.published.behaviours import AS_PUBLISHED, Behaviour
@@ -18,7 +22,7 @@ from monarch_py.simulator.result import Result
 from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
 from monarch_py.units import MIB
 
-__all__ = ["NAMES", "Difference", "compare", "scenario_of"]
+__all__ = ["NAMES", "Difference", "compare", "load_records", "scenario_of"]
 
 # The authors' names of their policies.
 NAMES = {
@@ -42,7 +46,8 @@ class Difference:
     """How far one run is from its record.
 
     run : its name;  total, epochs : relative, of the whole time and of the worst epoch
-    shares : absolute, of the worst place;  seconds : the total here, and recorded [s]
+    shares : absolute, of the worst place;  stall : absolute, of a node's mean wait [s]
+    seconds : the total here, and recorded [s]
     was_supported : whether the record has a time; if it has none, `is_supported` should not hold
     """
 
@@ -50,9 +55,16 @@ class Difference:
     total: float
     epochs: float
     shares: float
+    stall: float
     seconds: tuple[float, float]
     was_supported: bool
     is_supported: bool
+
+
+def load_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The recorded runs of a file in which runs with the same inputs share them by number."""
+    document = json.loads(Path(path).read_text())
+    return [{**run, "inputs": document["inputs"][run["inputs"]]} for run in document["runs"]]
 
 
 def scenario_of(record: Mapping[str, Any]) -> Scenario:
@@ -99,7 +111,9 @@ def _difference(record: Mapping[str, Any], on: Collection[Behaviour]) -> Differe
     if recorded is None or not isinstance(result, Result):
         seconds = result.total_seconds if isinstance(result, Result) else 0.0
         is_here = isinstance(result, Result)
-        return Difference(name, 0, 0, 0, (seconds, recorded or 0.0), recorded is not None, is_here)
+        return Difference(
+            name, 0, 0, 0, 0, (seconds, recorded or 0.0), recorded is not None, is_here
+        )
     ends = [0.0, *record["epoch_end_s"]]
     epochs = [
         abs(here / (end - begin) - 1)
@@ -110,5 +124,6 @@ def _difference(record: Mapping[str, Any], on: Collection[Behaviour]) -> Differe
         for theirs, place in _PLACES.items()
     ]
     total = abs(result.total_seconds / recorded - 1)
+    stall = abs(result.stall_seconds - record["stall_s_mean_node"])
     seconds_both = (result.total_seconds, recorded)
-    return Difference(name, total, max(epochs), max(shares), seconds_both, True, True)
+    return Difference(name, total, max(epochs), max(shares), stall, seconds_both, True, True)

@@ -33,13 +33,17 @@ class ClassPrefetchers:
         # Whether a class may still take something: the room that one left fits what another met.
         self.is_open = [True] * inputs.nodes
 
-    def fill(self, node: int, now: float) -> None:
-        """Place what fits: into each class in turn until the next file of the order does not."""
+    def fill(self, node: int) -> None:
+        """Place what fits: into each class in turn until the next file of the order does not.
+
+        A thread goes on where it stopped: the first requests, at which more may turn out to fit,
+        come long before it has fetched what it has.
+        """
         before = self._next[node]
         for level in range(1, len(self._used[node])):
             files = self._fitting(node, level)
             if len(files):
-                self._load(node, files, level, now)
+                self._load(node, files, level)
         self.is_open[node] = self._next[node] != before
 
     def _fitting(self, node: int, level: int) -> Numbers:
@@ -55,10 +59,8 @@ class ClassPrefetchers:
         self._next[node] += count
         return order[begin : begin + count]
 
-    def _load(self, node: int, files: Numbers, level: int, now: float) -> None:
+    def _load(self, node: int, files: Numbers, level: int) -> None:
         inputs, threads = self._inputs, self._free[node][level]
-        if Behaviour.CLASSES_FILL_IN_THE_PAST not in inputs.on:
-            np.maximum(threads, now, out=threads)
         if Behaviour.CLASSES_AT_ALL_CLIENTS in inputs.on:
             pfs = inputs.speeds.pfs[inputs.nodes]
             seconds = inputs.speeds.load_seconds(inputs.sizes[files], pfs)

@@ -117,7 +117,7 @@ class Run:
             self.prefetchers = ClassPrefetchers(self.inputs, self.holders, self.log)
         for node in range(self.inputs.nodes):
             if self.prefetchers is not None:
-                self.prefetchers.fill(node, now)
+                self.prefetchers.fill(node)
             if self.policy.is_staged:
                 self.staging.fill(node, now)
         if self.policy.is_perfect:
@@ -182,7 +182,7 @@ class Run:
     def _prefetch(self, node: int, limit: int, now: float) -> None:
         """What a request sets off: class prefetching, and what the freed room is used for."""
         if self.prefetchers is not None and self.prefetchers.is_open[node]:
-            self.prefetchers.fill(node, now)
+            self.prefetchers.fill(node)
         if self.staging.buffers[node].freed < limit:
             self.staging.free(node, limit)
             if self.policy.is_staged:
