@@ -21,6 +21,12 @@ SOURCES = [
     "daemon/schedule.c",
     "daemon/engine.c",
     "daemon/testing.c",
+    "plan/mersenne.c",
+    "plan/shuffle.c",
+    "plan/buffer.c",
+    "plan/access.c",
+    "plan/holder.c",
+    "plan/digest.c",
     "simulator/filling.c",
     "simulator/machine.c",
     "simulator/pfs.c",
@@ -30,7 +36,7 @@ SOURCES = [
     "simulator/ways.c",
 ]
 # What each room shows to Python.
-HEADERS = ["daemon/native.h", "simulator/simulator.h"]
+HEADERS = ["daemon/native.h", "plan/plan.h", "simulator/simulator.h"]
 DEFINES = (
     "MONARCH_MAX_",
     "MONARCH_FILTER",
