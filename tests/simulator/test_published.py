@@ -6,6 +6,7 @@ The runs of ImageNet-1k have 2.6 to 6.4 million accesses each: with --long, or a
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from simulator.published_scenarios import scenario
 
 from monarch_py.errors import ConfigError
 from monarch_py.simulator import Checkpoint, NodeOverride
-from monarch_py.simulator.published import POLICIES, simulate
+from monarch_py.simulator.published import AS_PUBLISHED, POLICIES, simulate
 from monarch_py.simulator.published.compare import NAMES, compare, load_records, scenario_of
+from monarch_py.simulator.published.inputs import make_inputs
 from monarch_py.simulator.result import Result, Unsupported, to_document
 
 RECORDS = load_records(Path(__file__).parent / "reference" / "nopfs_simulator.json")
@@ -124,6 +126,8 @@ UNSUPPORTED = [
     ("lbann_preloading", {"ram": 50_000}, "does not fit into the memory of all nodes"),
     ("lbann_dynamic", {"epochs": 1, "files": 623}, "before a node has read a shard's number"),
     ("locality_aware", {"classes": 2}, "fills class 2"),
+    ("deepio_opportunistic", {"ram": 1}, "nothing to draw from"),
+    ("parallel_staging", {"disk": 1}, "nothing to draw from"),
 ]
 
 
@@ -132,6 +136,14 @@ def test_what_a_policy_cannot(policy: str, changes: dict[str, Any], said: str) -
     result = simulate(scenario(**changes), policy)
     assert isinstance(result, Unsupported)
     assert said in result.reason
+
+
+@pytest.mark.parametrize("policy", ["lbann_preloading", "lbann_dynamic", "deepio_ordered"])
+def test_a_shard_that_is_larger_than_the_others_may_not_fit(policy: str) -> None:
+    sizes = make_inputs(scenario(), AS_PUBLISHED).sizes
+    result = simulate(scenario(ram=math.ceil(sizes.sum() / 4)), policy)
+    assert isinstance(result, Unsupported)
+    assert result.reason == "A node's part of the dataset does not fit into its memory."
 
 
 @pytest.mark.parametrize(
