@@ -82,9 +82,9 @@ def _capacity(node: yaml.Node, spot: Spot) -> int:
 
 
 def _word(node: yaml.Node, spot: Spot) -> str:
-    mend = "write lower-case letters, digits and underscores, beginning with a letter"
+    mend = "write lower-case letters, digits, - and _, beginning with a letter"
     text = values.scalar(node, spot, "a name", mend)
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", text):
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", text):
         raise spot.error(f"{text!r} is not a name", mend)
     return text
 

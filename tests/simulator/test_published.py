@@ -31,7 +31,7 @@ def is_long(record: dict[str, Any]) -> bool:
     """ImageNet-1k, and of MNIST what is the same under all three sets of rates, but for one."""
     if record["params"] in ("stressS3", "paper"):
         return False
-    differs = ("naive", "nopfs", "parallel_staging", "lbann_dynamic")
+    differs = ("naive", "nopfs", "parallel-staging", "lbann-dynamic")
     return record["dataset"] != "mnist" or NAMES[record["policy"]] not in differs
 
 
@@ -83,8 +83,8 @@ def test_results_keep_the_rules_of_the_json(policy: str) -> None:
     assert sum(kinds) == pytest.approx(1)
     assert result.total_seconds >= simulate_seconds("perfect") * (1 - 1e-12) or policy in (
         # They read other samples, which may be smaller.
-        "deepio_opportunistic",
-        "parallel_staging",
+        "deepio-opportunistic",
+        "parallel-staging",
     )
 
 
@@ -116,18 +116,18 @@ def test_naive_reads_preprocesses_and_computes_one_after_the_other() -> None:
 def test_a_short_last_batch_leaves_some_nodes_without_samples() -> None:
     # 70 = 2 x 32 + 6: the last batch has 6 samples for node 0 and none for the others.
     rest = scenario(files=70, epochs=2, drop_last=False)
-    for policy in ("perfect", "naive", "staging_buffer", "nopfs", "locality_aware"):
+    for policy in ("perfect", "naive", "staging-buffer", "nopfs", "locality-aware"):
         result = simulate(rest, policy)
         assert isinstance(result, Result)
         assert result.details["samples"] == 140
 
 
 UNSUPPORTED = [
-    ("lbann_preloading", {"ram": 50_000}, "does not fit into the memory of all nodes"),
-    ("lbann_dynamic", {"epochs": 1, "files": 623}, "before a node has read a shard's number"),
-    ("locality_aware", {"classes": 2}, "fills class 2"),
-    ("deepio_opportunistic", {"ram": 1}, "nothing to draw from"),
-    ("parallel_staging", {"disk": 1}, "nothing to draw from"),
+    ("lbann-preloading", {"ram": 50_000}, "does not fit into the memory of all nodes"),
+    ("lbann-dynamic", {"epochs": 1, "files": 623}, "before a node has read a shard's number"),
+    ("locality-aware", {"classes": 2}, "fills class 2"),
+    ("deepio-opportunistic", {"ram": 1}, "nothing to draw from"),
+    ("parallel-staging", {"disk": 1}, "nothing to draw from"),
 ]
 
 
@@ -138,7 +138,7 @@ def test_what_a_policy_cannot(policy: str, changes: dict[str, Any], said: str) -
     assert said in result.reason
 
 
-@pytest.mark.parametrize("policy", ["lbann_preloading", "lbann_dynamic", "deepio_ordered"])
+@pytest.mark.parametrize("policy", ["lbann-preloading", "lbann-dynamic", "deepio-ordered"])
 def test_a_shard_that_is_larger_than_the_others_may_not_fit(policy: str) -> None:
     sizes = make_inputs(scenario(), AS_PUBLISHED).sizes
     result = simulate(scenario(ram=math.ceil(sizes.sum() / 4)), policy)
