@@ -74,12 +74,12 @@ def _refused(one: dict[str, Any]) -> str:
 def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What each behaviour is worth: total and largest share that change when it is off."""
     worth = []
-    for behaviour in Behaviour:
-        for difference in compare(records, AS_PUBLISHED - {behaviour}):
+    one_by_one = {behaviour.name: (behaviour.off, {behaviour}) for behaviour in Behaviour}
+    every = {"every one": ("All of them at once.", set(Behaviour))}
+    for name, (off, switched) in {**one_by_one, **every}.items():
+        for difference in compare(records, AS_PUBLISHED - switched):
             if max(difference.total, difference.shares, difference.stall) > 1e-9:
-                worth.append(
-                    {"behaviour": behaviour.name, "off": behaviour.off, **asdict(difference)}
-                )
+                worth.append({"behaviour": name, "off": off, **asdict(difference)})
     return worth
 
 

@@ -44,6 +44,7 @@ CASES: dict[Behaviour, tuple[str, dict[str, Any]]] = {
     B.LOCALITY_WITHOUT_REORDERING: ("locality-aware", {}),
     B.DEEPIO_DRAWS_AGAIN: ("deepio-opportunistic", {}),
     B.DEEPIO_FIRST_NODE_LOCAL: ("deepio-opportunistic", {}),
+    B.DEEPIO_ONE_NEIGHBOUR: ("deepio-opportunistic", {}),
     B.DEEPIO_LOCAL_CHANCE: ("deepio-opportunistic", {}),
     B.STAGING_DRAWS_AGAIN: ("parallel-staging", {}),
     B.STAGING_FROM_LOWER_SHARDS: ("parallel-staging", ROOMY),
@@ -292,6 +293,14 @@ def test_the_first_node_of_deepio_is_as_the_others() -> None:
 
     assert far() == 0
     assert far(B.DEEPIO_FIRST_NODE_LOCAL) == pytest.approx(2 / 3, abs=0.06)
+
+
+def test_deepio_draws_from_every_other_node() -> None:
+    def owners(*off: Behaviour) -> list[int]:
+        one = run("deepio-opportunistic", *off)
+        return sorted(set(np.minimum(one.inputs.orders[2] // 150, 3).tolist()))
+
+    assert (owners(), owners(B.DEEPIO_ONE_NEIGHBOUR)) == ([1, 2], [0, 1, 2, 3])
 
 
 def test_the_local_chance_of_deepio() -> None:

@@ -160,6 +160,15 @@ def test_classes_that_are_refused(write: Write, change: dict[str, Any], said: st
     assert said in str(raised.value)
 
 
+def test_a_file_that_is_none_is_called_a_scenario(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("")
+    with pytest.raises(ConfigError, match="the file is empty; write at least the keys nodes, epo"):
+        load_scenario(empty)
+    with pytest.raises(ConfigError, match="the scenario cannot be read"):
+        load_scenario(tmp_path / "nothing.yaml")
+
+
 def test_sizes_of_a_directory_and_of_a_list(write: Write, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     (folder / "b").mkdir(parents=True)

@@ -120,7 +120,7 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
 
 
 def draw_deepio(inputs: Inputs, holders: Holders) -> None:
-    """Opportunistic DeepIO: a node reads random files that it or a neighbour has in memory."""
+    """Opportunistic DeepIO: a node reads random files that it or another has in memory."""
     on, nodes = inputs.on, inputs.nodes
     held = _held(holders)
     _demand_some(held)
@@ -130,6 +130,7 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
     bounds = [(int(files[0]), max(int(files[-1]), int(files[0]) + 1)) for files in held]
     chance = max(nodes - 1, 1) if Behaviour.DEEPIO_LOCAL_CHANCE in on else nodes
     again = Behaviour.DEEPIO_DRAWS_AGAIN in on
+    is_beside = Behaviour.DEEPIO_ONE_NEIGHBOUR in on
     per_epoch = inputs.scenario.batches_per_epoch
     for number, batch in enumerate(_batches(inputs)):
         if number % per_epoch == 0:
@@ -140,7 +141,10 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
             for place in range(begin, end):
                 # Drawn for the node that is always local, too.
                 is_near = draws.between(1, 1 + chance) == 1
-                owner = node if is_local or is_near else (node - 1) % nodes
+                owner = node
+                if not is_local and not is_near:
+                    away = nodes - 1 if is_beside else draws.between(1, nodes)
+                    owner = (node + away) % nodes
                 if not again:
                     order[place] = stacks.draw(owner)
                     continue
