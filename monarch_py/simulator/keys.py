@@ -296,7 +296,8 @@ def _dataset(section: Section) -> Dataset:
         try:
             return Dataset(files=len(scanned_sizes(section["scan"])), scan=section["scan"])
         except ConfigError as error:
-            raise section.spot_of("scan").error(str(error), "give another path") from None
+            problem = str(error).partition("; ")[0]
+            raise section.spot_of("scan").error(problem, "give another path") from None
     section.require("files")
     section.require("size")
     return Dataset(files=section["files"], law=_law(section["size"]))

@@ -180,8 +180,12 @@ def test_sizes_of_a_directory_and_of_a_list(write: Write, tmp_path: Path) -> Non
     assert of_folder.sizes().tolist() == [1, 3]
     listed = load_scenario(write(dataset={"scan": str(tmp_path / "sizes.npy")}, **changes))
     assert (listed.dataset.files, listed.sizes().tolist()) == (3, [7, 8, 9])
-    with pytest.raises(ConfigError, match=r"dataset\.scan: .*; give another path"):
-        load_scenario(write(dataset={"scan": str(tmp_path / "nothing")}))
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "text.npy").write_text("1 2 3")
+    np.save(tmp_path / "negative.npy", np.array([-1, 2]))
+    for name in ("nothing", "empty.npy", "text.npy", "negative.npy"):
+        with pytest.raises(ConfigError, match=r"dataset\.scan: [^;]*; give another path$"):
+            load_scenario(write(dataset={"scan": str(tmp_path / name)}))
 
 
 def one_at_a_time(law: SizeLaw, files: int, seed: int) -> tuple[list[float], float]:
