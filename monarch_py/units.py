@@ -4,7 +4,6 @@ format_size writes them."""
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 __all__ = ["GIB", "KIB", "MIB", "TIB", "format_size", "parse_amount", "parse_rate", "parse_size"]
 
@@ -76,10 +75,10 @@ def parse_amount(amount: str) -> float:
 
     Raises ValueError, with one sentence, where parse_size does.
     """
-    exact = _exact(amount, amount)
-    if exact > _LARGEST_BYTES:
+    n_bytes = _to_float(amount, amount, "size")
+    if n_bytes > _LARGEST_BYTES:
         raise ValueError(f"{amount!r} is more than any file system holds")
-    return float(exact)
+    return n_bytes
 
 
 def parse_rate(rate: str) -> float:
@@ -90,20 +89,22 @@ def parse_rate(rate: str) -> float:
     amount = rate.strip()
     if amount.startswith("-"):
         raise ValueError(f"{rate!r} is negative and so no rate")
-    per_second = float(_exact(re.sub(r"\s*/\s*s$", "", amount), rate, "rate"))
+    per_second = _to_float(re.sub(r"\s*/\s*s$", "", amount), rate, "rate")
     if per_second == 0:
         raise ValueError(f"{rate!r} is no rate, since nothing would ever end")
     return per_second
 
 
-def _exact(text: str, written: str, what: str = "size") -> Fraction:
+def _to_float(text: str, written: str, what: str) -> float:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{written!r} is not a {what}")
     unit = found[3].lower()
     if unit not in _UNIT_BYTES:
         raise ValueError(f"{written!r} is not a {what}, {found[3]!r} being no unit")
-    return Fraction(f"{found[1]}.{found[2] or 0}") * _UNIT_BYTES[unit]
+    decimals = found[2] or ""
+    # A quotient of whole numbers is rounded once, to the nearest float.
+    return int(found[1] + decimals) * _UNIT_BYTES[unit] / int(10 ** len(decimals))
 
 
 def format_size(n_bytes: int) -> str:

@@ -189,13 +189,9 @@ class Run:
                 self.staging.fill(node, now)
 
     def _late(self, node: int, place: int, file: int, now: float) -> float:
-        """When a sample arrives that is not in the staging buffer: [s]; from there, or fetched."""
-        buffer, speeds, holders, size = (
-            self.staging.buffers[node],
-            self.speeds,
-            self.holders,
-            self.sizes[file],
-        )
+        """When a sample arrives that is not in the staging buffer [s]: from there, or fetched."""
+        buffer, size = self.staging.buffers[node], self.sizes[file]
+        speeds, holders = self.speeds, self.holders
         source, fetch = PFS, size / speeds.pfs[self.log.clients(now, node)]
         level = holders.level[node][file]
         if level and holders.since[node][file] <= now and size / speeds.local[level] < fetch:
