@@ -129,7 +129,9 @@ _WORK = {
     "compute": Key(values.rate, "rate", "what one rank trains on"),
     "preprocess": Key(values.rate, "rate", "what one rank decodes and augments"),
 }
-RATES = Table(keys={**_WORK, **_LINKS})
+RATES = Table(
+    keys={name: replace(key, required=name != "pfs_link") for name, key in (_WORK | _LINKS).items()}
+)
 CLASS = Table(
     keys={
         "name": Key(_word, "name", "what reports call it", required=True),
@@ -319,8 +321,6 @@ def _law(section: Section) -> SizeLaw:
 
 
 def _rates(section: Section) -> Rates:
-    for name in ("compute", "preprocess", "network"):
-        section.require(name)
     link = section["pfs_link"] if "pfs_link" in section else section["network"]
     return Rates(section["compute"], section["preprocess"], section["network"], link)
 

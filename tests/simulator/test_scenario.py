@@ -95,6 +95,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("no epochs", {"epochs": 0}, "epochs: 0 is out of range; write"),
     ("a negative rate", {"pfs": {1: "-3MiB/s"}}, "pfs.1: '-3MiB/s' is negative"),
     ("a rate of none", {"pfs": {1: "0"}}, "pfs.1: '0' is no rate"),
+    ("rates missing", {"rates": {"compute": "1MiB/s"}}, "rates.preprocess: is missing; add 'pre"),
     ("no clients", {"pfs": {}}, "pfs: must be a mapping"),
     ("clients that are none", {"pfs": {0: "3MiB/s"}}, "pfs.0: 0 is out of range"),
     ("world size", {"ranks_per_node": None, "world_size": 6}, "world_size: 6 ranks do not divide"),
