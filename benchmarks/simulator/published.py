@@ -2,8 +2,8 @@
 
 Every recorded run is simulated in a process of its own: how far totals, epochs, shares and stalls
 are from the record, and what a million accesses cost here and cost there. ``--switches`` also runs
-each with one behaviour switched off after the other, which says what each of them is worth. All
-runs take about three minutes on one core; ``--only stressS3`` takes some seconds.
+each with one behaviour switched off after the other, and with all of them off, which says what
+each is worth. All runs take about three minutes on one core; ``--only stressS3`` takes seconds.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def _refused(one: dict[str, Any]) -> str:
 def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What each behaviour is worth: total and largest share that change when it is off."""
     worth = []
-    for behaviour in Behaviour:
-        for difference in compare(records, AS_PUBLISHED - {behaviour}):
+    one_by_one = {behaviour.name: (behaviour.off, {behaviour}) for behaviour in Behaviour}
+    every = {"every one": ("All of them at once.", set(Behaviour))}
+    for name, (off, switched) in {**one_by_one, **every}.items():
+        for difference in compare(records, AS_PUBLISHED - switched):
             if max(difference.total, difference.shares, difference.stall) > 1e-9:
-                worth.append(
-                    {"behaviour": behaviour.name, "off": behaviour.off, **asdict(difference)}
-                )
+                worth.append({"behaviour": name, "off": off, **asdict(difference)})
     return worth
 
 
@@ -103,7 +103,8 @@ def main() -> int:
     if arguments.switches:
         document["switches"] = switch_rows(records)
         for one in document["switches"]:
-            text = f"{one['behaviour']:30} {one['run']:58} {one['total']:8.1e} {one['shares']:8.1e}"
+            times = f"{one['seconds'][1]:10.4f} -> {one['seconds'][0]:10.4f} s"
+            text = f"{one['behaviour']:30} {one['run']:58} {times} shares {one['shares']:8.1e}"
             print(text, file=sys.stderr)
     text = json.dumps(document, indent=1)
     if arguments.json:

@@ -82,9 +82,9 @@ def _capacity(node: yaml.Node, spot: Spot) -> int:
 
 
 def _word(node: yaml.Node, spot: Spot) -> str:
-    mend = "write lower-case letters, digits and underscores, beginning with a letter"
+    mend = "write lower-case letters, digits, - and _, beginning with a letter"
     text = values.scalar(node, spot, "a name", mend)
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", text):
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", text):
         raise spot.error(f"{text!r} is not a name", mend)
     return text
 
@@ -129,7 +129,9 @@ _WORK = {
     "compute": Key(values.rate, "rate", "what one rank trains on"),
     "preprocess": Key(values.rate, "rate", "what one rank decodes and augments"),
 }
-RATES = Table(keys={**_WORK, **_LINKS})
+RATES = Table(
+    keys={name: replace(key, required=name != "pfs_link") for name, key in (_WORK | _LINKS).items()}
+)
 CLASS = Table(
     keys={
         "name": Key(_word, "name", "what reports call it", required=True),
@@ -296,7 +298,8 @@ def _dataset(section: Section) -> Dataset:
         try:
             return Dataset(files=len(scanned_sizes(section["scan"])), scan=section["scan"])
         except ConfigError as error:
-            raise section.spot_of("scan").error(str(error), "give another path") from None
+            problem = str(error).partition("; ")[0]
+            raise section.spot_of("scan").error(problem, "give another path") from None
     section.require("files")
     section.require("size")
     return Dataset(files=section["files"], law=_law(section["size"]))
@@ -318,8 +321,6 @@ def _law(section: Section) -> SizeLaw:
 
 
 def _rates(section: Section) -> Rates:
-    for name in ("compute", "preprocess", "network"):
-        section.require(name)
     link = section["pfs_link"] if "pfs_link" in section else section["network"]
     return Rates(section["compute"], section["preprocess"], section["network"], link)
 

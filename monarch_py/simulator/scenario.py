@@ -111,7 +111,7 @@ def scanned_sizes(scan: Path) -> Ints:
             sizes = np.array([path.stat().st_size for path in found], np.int64)
         else:
             sizes = np.asarray(np.load(scan, allow_pickle=False))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"{scan}: no sizes can be read ({error}); check dataset.scan") from None
     if sizes.ndim != 1 or not len(sizes) or sizes.dtype.kind not in "iu" or sizes.min() < 0:
         raise ConfigError(f"{scan}: holds no list of sizes; check dataset.scan")

@@ -23,30 +23,31 @@ ROOMY = {"ram": 400_000, "disk": 700_000}  # a node has room for the dataset
 # For each switch a policy and a scenario that show it.
 CASES: dict[Behaviour, tuple[str, dict[str, Any]]] = {
     B.SHUFFLES_BEFORE_SIZES: ("perfect", {}),
-    B.WHOLE_CLASS_FOR_ONE_THREAD: ("lbann_dynamic", {}),
+    B.WHOLE_CLASS_FOR_ONE_THREAD: ("lbann-dynamic", {}),
     B.PFS_FLAT_BELOW_FIRST_POINT: ("naive", {"pfs": {3: 10 * MB, 4: 15 * MB}}),
     B.CLIENTS_OF_THE_FUTURE: ("naive", {}),
     B.CLIENTS_BY_UNSORTED_SEARCH: ("nopfs", {"pfs": {3: 10 * MB, 4: 15 * MB}}),
     B.NODES_IN_TURN: ("naive", {}),
-    B.LAST_NODES_FIRST_FILL: ("locality_aware", {}),
-    B.STAGING_DURING_FIRST_FILL: ("deepio_ordered", {}),
-    B.BATCH_FREED_LATE: ("staging_buffer", TINY),
-    B.RETURNING_FILES_TAKE_NO_ROOM: ("staging_buffer", {}),
-    B.ONE_TURN_FOR_ALL: ("staging_buffer", {}),
-    B.STAGES_THE_PAST: ("staging_buffer", TINY),
+    B.LAST_NODES_FIRST_FILL: ("locality-aware", {}),
+    B.STAGING_DURING_FIRST_FILL: ("deepio-ordered", {}),
+    B.BATCH_FREED_LATE: ("staging-buffer", TINY),
+    B.RETURNING_FILES_TAKE_NO_ROOM: ("staging-buffer", {}),
+    B.ONE_TURN_FOR_ALL: ("staging-buffer", {}),
+    B.STAGES_THE_PAST: ("staging-buffer", TINY),
     B.LAST_HOLDER: ("nopfs", TINY),
     B.NOPFS_WITHOUT_PEERS: ("nopfs", {}),
     B.CLASSES_AT_ALL_CLIENTS: ("nopfs", {}),
     B.ORDERED_BY_OTHER_CLASSES: ("nopfs", {}),
     B.UNREAD_FILES_TAKE_ROOM: ("nopfs", {}),
     B.LAST_FILE_LEFT_OUT: ("nopfs", {"nodes": 1, **ROOMY}),
-    B.SHARDS_LEAVE_A_REST: ("lbann_preloading", {}),
-    B.LOCALITY_WITHOUT_REORDERING: ("locality_aware", {}),
-    B.DEEPIO_DRAWS_AGAIN: ("deepio_opportunistic", {}),
-    B.DEEPIO_FIRST_NODE_LOCAL: ("deepio_opportunistic", {}),
-    B.DEEPIO_LOCAL_CHANCE: ("deepio_opportunistic", {}),
-    B.STAGING_DRAWS_AGAIN: ("parallel_staging", {}),
-    B.STAGING_FROM_LOWER_SHARDS: ("parallel_staging", ROOMY),
+    B.SHARDS_LEAVE_A_REST: ("lbann-preloading", {}),
+    B.LOCALITY_WITHOUT_REORDERING: ("locality-aware", {}),
+    B.DEEPIO_DRAWS_AGAIN: ("deepio-opportunistic", {}),
+    B.DEEPIO_FIRST_NODE_LOCAL: ("deepio-opportunistic", {}),
+    B.DEEPIO_ONE_NEIGHBOUR: ("deepio-opportunistic", {}),
+    B.DEEPIO_LOCAL_CHANCE: ("deepio-opportunistic", {}),
+    B.STAGING_DRAWS_AGAIN: ("parallel-staging", {}),
+    B.STAGING_FROM_LOWER_SHARDS: ("parallel-staging", ROOMY),
 }
 
 
@@ -148,7 +149,7 @@ NOTHING_OR_LAST: list[tuple[Behaviour, ...]] = [(), (B.LAST_NODES_FIRST_FILL,)]
 
 
 def test_training_waits_for_the_slowest_fill() -> None:
-    last, slowest = (run("lbann_preloading", *off) for off in NOTHING_OR_LAST)
+    last, slowest = (run("lbann-preloading", *off) for off in NOTHING_OR_LAST)
     # Nothing but the fill is logged: this policy stages from the nodes' caches alone.
     ends = [max(times) for times in slowest.log.prefetches]
     assert slowest.first_fill == max(ends)
@@ -156,39 +157,39 @@ def test_training_waits_for_the_slowest_fill() -> None:
 
 
 def test_staging_begins_when_the_caches_are_full() -> None:
-    early, late = run("deepio_ordered"), run("deepio_ordered", B.STAGING_DURING_FIRST_FILL)
+    early, late = run("deepio-ordered"), run("deepio-ordered", B.STAGING_DURING_FIRST_FILL)
     assert min(early.staging.buffers[0].ready) < early.first_fill
     assert all(min(buffer.ready) > late.first_fill for buffer in late.staging.buffers)
 
 
 def test_room_is_free_once_a_sample_was_read() -> None:
-    waits = outcome("staging_buffer", **TINY)
+    waits = outcome("staging-buffer", **TINY)
     off = (B.BATCH_FREED_LATE, B.STAGES_THE_PAST, B.RETURNING_FILES_TAKE_NO_ROOM)
-    flows = outcome("staging_buffer", *off, **TINY)
+    flows = outcome("staging-buffer", *off, **TINY)
     # Late, most samples of a batch find no room; at once, room for three lets all be staged.
     assert waits.details["direct"] > 0.5
     assert flows.details["direct"] < 0.1
 
 
 def test_returning_files_take_room() -> None:
-    published = run("staging_buffer")
+    published = run("staging-buffer")
     published.result()
     assert min(buffer.used for buffer in published.staging.buffers) < -50_000
-    right = run("staging_buffer", B.RETURNING_FILES_TAKE_NO_ROOM)
+    right = run("staging-buffer", B.RETURNING_FILES_TAKE_NO_ROOM)
     right.result()
     for buffer in right.staging.buffers:
         assert 0 < buffer.used < 20_000
 
 
 def test_every_node_counts_its_own_turns() -> None:
-    assert [b.turn for b in run("staging_buffer").staging.buffers[1:]] == [0, 0, 0]
-    for buffer in run("staging_buffer", B.ONE_TURN_FOR_ALL).staging.buffers:
+    assert [b.turn for b in run("staging-buffer").staging.buffers[1:]] == [0, 0, 0]
+    for buffer in run("staging-buffer", B.ONE_TURN_FOR_ALL).staging.buffers:
         assert buffer.turn == buffer.ahead % 2
 
 
 def test_nothing_is_staged_after_it_was_read() -> None:
     for off, is_stuck in [((), True), ((B.STAGES_THE_PAST,), False)]:
-        small = run("staging_buffer", *off, **TINY)
+        small = run("staging-buffer", *off, **TINY)
         small.result()
         behind = [b.ahead < len(b.order) - 32 for b in small.staging.buffers]
         # What was staged too late is never freed, until there is no room for anything.
@@ -248,7 +249,7 @@ def test_the_last_file_is_placed() -> None:
     assert len(held(run("nopfs", B.LAST_FILE_LEFT_OUT, **changes), 0)) == 603
 
 
-@pytest.mark.parametrize("policy", ["lbann_preloading", "locality_aware", "parallel_staging"])
+@pytest.mark.parametrize("policy", ["lbann-preloading", "locality-aware", "parallel-staging"])
 def test_shards_cover_the_dataset(policy: str) -> None:
     def covered(*off: Behaviour) -> int:
         one = run(policy, *off)
@@ -259,12 +260,12 @@ def test_shards_cover_the_dataset(policy: str) -> None:
 
 def test_locality_aware_exchanges_within_a_batch() -> None:
     plain = make_inputs(scenario(), AS_PUBLISHED).orders
-    dealt = run("locality_aware", B.LOCALITY_WITHOUT_REORDERING).inputs.orders
+    dealt = run("locality-aware", B.LOCALITY_WITHOUT_REORDERING).inputs.orders
     for begin in range(0, len(plain[0]), 8):
         batch, other = ([order[begin : begin + 8] for order in orders] for orders in (plain, dealt))
         assert sorted(np.concatenate(batch)) == sorted(np.concatenate(other))
-    assert outcome("locality_aware").share["local"] < 0.3
-    assert outcome("locality_aware", B.LOCALITY_WITHOUT_REORDERING).share["local"] > 0.8
+    assert outcome("locality-aware").share["local"] < 0.3
+    assert outcome("locality-aware", B.LOCALITY_WITHOUT_REORDERING).share["local"] > 0.8
 
 
 def draws_of_epochs(one: Run, files: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
@@ -278,7 +279,7 @@ def draws_of_epochs(one: Run, files: npt.NDArray[np.intp]) -> list[npt.NDArray[n
 
 def test_deepio_uses_a_shard_up_before_it_begins_again() -> None:
     for off, spread in [((), 3), ((B.DEEPIO_DRAWS_AGAIN,), 1)]:
-        one = run("deepio_opportunistic", *off)
+        one = run("deepio-opportunistic", *off)
         counts = draws_of_epochs(one, held(one, 0))
         assert min(np.ptp(count) for count in counts) >= (2 if not off else 0)
         assert max(np.ptp(count) for count in counts) >= spread
@@ -287,16 +288,24 @@ def test_deepio_uses_a_shard_up_before_it_begins_again() -> None:
 
 def test_the_first_node_of_deepio_is_as_the_others() -> None:
     def far(*off: Behaviour) -> float:
-        one = run("deepio_opportunistic", *off)
+        one = run("deepio-opportunistic", *off)
         return float(np.mean(one.inputs.orders[0] >= 150))
 
     assert far() == 0
     assert far(B.DEEPIO_FIRST_NODE_LOCAL) == pytest.approx(2 / 3, abs=0.06)
 
 
+def test_deepio_draws_from_every_other_node() -> None:
+    def owners(*off: Behaviour) -> list[int]:
+        one = run("deepio-opportunistic", *off)
+        return sorted(set(np.minimum(one.inputs.orders[2] // 150, 3).tolist()))
+
+    assert (owners(), owners(B.DEEPIO_ONE_NEIGHBOUR)) == ([1, 2], [0, 1, 2, 3])
+
+
 def test_the_local_chance_of_deepio() -> None:
     def near(*off: Behaviour) -> float:
-        one = run("deepio_opportunistic", *off, epochs=30)
+        one = run("deepio-opportunistic", *off, epochs=30)
         return float(np.mean(one.inputs.orders[1] // 150 == 1))
 
     assert near() == pytest.approx(1 / 3, abs=0.03)
@@ -305,7 +314,7 @@ def test_the_local_chance_of_deepio() -> None:
 
 def test_parallel_staging_reads_a_file_once_an_epoch() -> None:
     for off, most in [((), 2), ((B.STAGING_DRAWS_AGAIN,), 1)]:
-        one = run("parallel_staging", *off)
+        one = run("parallel-staging", *off)
         counts = np.max(draws_of_epochs(one, held(one, 0)))
         assert counts >= most if not off else counts == 1
 
@@ -314,7 +323,7 @@ NOTHING_OR_UPPER: list[tuple[Behaviour, ...]] = [(), (B.STAGING_FROM_LOWER_SHARD
 
 
 def test_parallel_staging_copies_whatever_there_is_room_for() -> None:
-    published, right = (run("parallel_staging", *off, **ROOMY) for off in NOTHING_OR_UPPER)
+    published, right = (run("parallel-staging", *off, **ROOMY) for off in NOTHING_OR_UPPER)
     assert [len(held(published, node)) for node in range(4)] == [150, 300, 450, 600]
     assert [len(held(right, node)) for node in range(4)] == [603] * 4
 

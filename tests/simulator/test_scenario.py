@@ -95,6 +95,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("no epochs", {"epochs": 0}, "epochs: 0 is out of range; write"),
     ("a negative rate", {"pfs": {1: "-3MiB/s"}}, "pfs.1: '-3MiB/s' is negative"),
     ("a rate of none", {"pfs": {1: "0"}}, "pfs.1: '0' is no rate"),
+    ("rates missing", {"rates": {"compute": "1MiB/s"}}, "rates.preprocess: is missing; add 'pre"),
     ("no clients", {"pfs": {}}, "pfs: must be a mapping"),
     ("clients that are none", {"pfs": {0: "3MiB/s"}}, "pfs.0: 0 is out of range"),
     ("world size", {"ranks_per_node": None, "world_size": 6}, "world_size: 6 ranks do not divide"),
@@ -160,6 +161,15 @@ def test_classes_that_are_refused(write: Write, change: dict[str, Any], said: st
     assert said in str(raised.value)
 
 
+def test_a_file_that_is_none_is_called_a_scenario(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("")
+    with pytest.raises(ConfigError, match="the file is empty; write at least the keys nodes, epo"):
+        load_scenario(empty)
+    with pytest.raises(ConfigError, match="the scenario cannot be read"):
+        load_scenario(tmp_path / "nothing.yaml")
+
+
 def test_sizes_of_a_directory_and_of_a_list(write: Write, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     (folder / "b").mkdir(parents=True)
@@ -171,8 +181,12 @@ def test_sizes_of_a_directory_and_of_a_list(write: Write, tmp_path: Path) -> Non
     assert of_folder.sizes().tolist() == [1, 3]
     listed = load_scenario(write(dataset={"scan": str(tmp_path / "sizes.npy")}, **changes))
     assert (listed.dataset.files, listed.sizes().tolist()) == (3, [7, 8, 9])
-    with pytest.raises(ConfigError, match=r"dataset\.scan: .*; give another path"):
-        load_scenario(write(dataset={"scan": str(tmp_path / "nothing")}))
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "text.npy").write_text("1 2 3")
+    np.save(tmp_path / "negative.npy", np.array([-1, 2]))
+    for name in ("nothing", "empty.npy", "text.npy", "negative.npy"):
+        with pytest.raises(ConfigError, match=r"dataset\.scan: [^;]*; give another path$"):
+            load_scenario(write(dataset={"scan": str(tmp_path / name)}))
 
 
 def one_at_a_time(law: SizeLaw, files: int, seed: int) -> tuple[list[float], float]:

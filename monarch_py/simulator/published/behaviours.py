@@ -144,6 +144,12 @@ class Behaviour(Enum):
         "It draws as the others do, its neighbour being the last node.",
         "policies/DeepIOPolicy.py, _reorder_batches",
     )
+    DEEPIO_ONE_NEIGHBOUR = (
+        "What a node of opportunistic DeepIO does not draw from its own shard is of the node before"
+        " it.",
+        "It is of any other node.",
+        "policies/DeepIOPolicy.py, _reorder_batches",
+    )
     DEEPIO_LOCAL_CHANCE = (
         "Opportunistic DeepIO draws a local sample with a chance of 1 / (N - 1).",
         "The chance is 1 / N, as the comment there says.",

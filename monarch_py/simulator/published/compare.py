@@ -28,13 +28,13 @@ __all__ = ["NAMES", "Difference", "compare", "load_records", "scenario_of"]
 NAMES = {
     "Lower Bound": "perfect",
     "Naive": "naive",
-    "Staging Buffer": "staging_buffer",
-    "DeepIO (Ord.)": "deepio_ordered",
-    "DeepIO (Opp.)": "deepio_opportunistic",
-    "Parallel Staging": "parallel_staging",
-    "LBANN (Dynamic)": "lbann_dynamic",
-    "LBANN (Preloading)": "lbann_preloading",
-    "Locality-Aware": "locality_aware",
+    "Staging Buffer": "staging-buffer",
+    "DeepIO (Ord.)": "deepio-ordered",
+    "DeepIO (Opp.)": "deepio-opportunistic",
+    "Parallel Staging": "parallel-staging",
+    "LBANN (Dynamic)": "lbann-dynamic",
+    "LBANN (Preloading)": "lbann-preloading",
+    "Locality-Aware": "locality-aware",
     "HDMLP": "nopfs",
 }
 _PLACES = {"none/perfect": "staging", "local": "local", "remote": "remote", "pfs": "pfs"}

@@ -140,7 +140,8 @@ def fill_staged(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]
         others = np.arange(first, dtype="i")
         if Behaviour.STAGING_FROM_LOWER_SHARDS not in inputs.on:
             others = np.concatenate([others, np.arange(end, inputs.files, dtype="i")])
-        fill = np.cumsum([inputs.sizes[own].cumsum()[-1], *inputs.sizes[others]])[1:]
+        used = np.cumsum([0.0, *inputs.sizes[own]])[-1]
+        fill = np.cumsum([used, *inputs.sizes[others]])[1:]
         others = others[: np.searchsorted(fill, _room(inputs, DISK), "right")]
         seconds = inputs.speeds.load_seconds(inputs.sizes[others], inputs.speeds.remote[DISK])
         ends = thread_ends(seconds, np.full(_threads(inputs, DISK), stalls[node]))

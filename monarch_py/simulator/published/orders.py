@@ -5,6 +5,7 @@ Each function replaces inputs.orders by orders of the same lengths.
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Sized
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.simulator.published.behaviours import Behaviour
+from monarch_py.simulator.published.fills import CannotRunError
 from monarch_py.simulator.published.holders import Holders
 from monarch_py.simulator.published.inputs import Inputs
 
@@ -77,6 +79,18 @@ def _batches(inputs: Inputs) -> list[list[tuple[int, int]]]:
     return [list(parts) for parts in zip(*ranges, strict=True)]
 
 
+def _held(holders: Holders) -> list[Numbers]:
+    """Of every node, the files that it holds."""
+    return [
+        np.flatnonzero(np.frombuffer(levels, np.uint8)).astype(np.int32) for levels in holders.level
+    ]
+
+
+def _demand_some(parts: Sequence[Sized]) -> None:
+    if not all(len(part) for part in parts):
+        raise CannotRunError("A node that has room for no file has nothing to draw from.")
+
+
 def draw_staged(inputs: Inputs, holders: Holders) -> None:
     """Parallel Staging: a node reads random files of its own shard."""
     random, batches = inputs.random, _batches(inputs)
@@ -86,8 +100,12 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
         for levels, (first, end) in zip(holders.level, inputs.shards(), strict=True)
     ]
     again = Behaviour.STAGING_DRAWS_AGAIN in inputs.on
-    # The highest number that the node holds at all: as its caches are filled, one of its shard.
-    highest = [int(np.flatnonzero(np.frombuffer(levels, np.uint8))[-1]) for levels in holders.level]
+    _demand_some(parts)
+    # As published, up to the highest number that the node holds at all, and without it.
+    ends = [
+        max(int(files[-1]), int(part[0]) + 1)
+        for files, part in zip(_held(holders), parts, strict=True)
+    ]
     stacks = Stacks([part.astype(np.int32) for part in parts], random)
     for number, batch in enumerate(batches):
         if number % per_epoch == 0:
@@ -96,23 +114,23 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
             order = inputs.orders[node]
             if again:
                 first = int(parts[node][0])
-                order[begin:end] = random.randint(first, highest[node], end - begin)
+                order[begin:end] = random.randint(first, ends[node], end - begin)
             else:
                 order[begin:end] = [stacks.draw(node) for _ in range(begin, end)]
 
 
 def draw_deepio(inputs: Inputs, holders: Holders) -> None:
-    """Opportunistic DeepIO: a node reads random files that it or a neighbour has in memory."""
+    """Opportunistic DeepIO: a node reads random files that it or another has in memory."""
     on, nodes = inputs.on, inputs.nodes
-    held = [
-        np.flatnonzero(np.frombuffer(level, np.uint8)).astype(np.int32) for level in holders.level
-    ]
+    held = _held(holders)
+    _demand_some(held)
     draws = RawDraws(inputs.random)
     stacks = Stacks(held, np.random.RandomState(inputs.random.randint(1 << 31)))
     # As published, the last file of a part is never drawn.
     bounds = [(int(files[0]), max(int(files[-1]), int(files[0]) + 1)) for files in held]
     chance = max(nodes - 1, 1) if Behaviour.DEEPIO_LOCAL_CHANCE in on else nodes
     again = Behaviour.DEEPIO_DRAWS_AGAIN in on
+    is_beside = Behaviour.DEEPIO_ONE_NEIGHBOUR in on
     per_epoch = inputs.scenario.batches_per_epoch
     for number, batch in enumerate(_batches(inputs)):
         if number % per_epoch == 0:
@@ -123,7 +141,10 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
             for place in range(begin, end):
                 # Drawn for the node that is always local, too.
                 is_near = draws.between(1, 1 + chance) == 1
-                owner = node if is_local or is_near else (node - 1) % nodes
+                owner = node
+                if not is_local and not is_near:
+                    away = nodes - 1 if is_beside else draws.between(1, nodes)
+                    owner = (node + away) % nodes
                 if not again:
                     order[place] = stacks.draw(owner)
                     continue

@@ -52,13 +52,13 @@ class Policy:
 POLICIES = {
     "perfect": Policy(is_staged=False, is_perfect=True),
     "naive": Policy(is_staged=False),
-    "staging_buffer": Policy(from_pfs=True),
-    "deepio_ordered": Policy(fills.fill_deepio, from_peers=True),
-    "deepio_opportunistic": Policy(fills.fill_deepio, orders.draw_deepio, from_peers=True),
-    "parallel_staging": Policy(fills.fill_staged, orders.draw_staged),
-    "lbann_dynamic": Policy(fills.fill_lbann_dynamic, from_peers=True),
-    "lbann_preloading": Policy(fills.fill_lbann_preloading, from_peers=True),
-    "locality_aware": Policy(fills.fill_shards, orders.exchange, from_peers=True, from_pfs=True),
+    "staging-buffer": Policy(from_pfs=True),
+    "deepio-ordered": Policy(fills.fill_deepio, from_peers=True),
+    "deepio-opportunistic": Policy(fills.fill_deepio, orders.draw_deepio, from_peers=True),
+    "parallel-staging": Policy(fills.fill_staged, orders.draw_staged),
+    "lbann-dynamic": Policy(fills.fill_lbann_dynamic, from_peers=True),
+    "lbann-preloading": Policy(fills.fill_lbann_preloading, from_peers=True),
+    "locality-aware": Policy(fills.fill_shards, orders.exchange, from_peers=True, from_pfs=True),
     "nopfs": Policy(from_pfs=True, has_class_prefetchers=True),
 }
 
@@ -189,13 +189,9 @@ class Run:
                 self.staging.fill(node, now)
 
     def _late(self, node: int, place: int, file: int, now: float) -> float:
-        """When a sample arrives that is not in the staging buffer: [s]; from there, or fetched."""
-        buffer, speeds, holders, size = (
-            self.staging.buffers[node],
-            self.speeds,
-            self.holders,
-            self.sizes[file],
-        )
+        """When a sample arrives that is not in the staging buffer [s]: from there, or fetched."""
+        buffer, size = self.staging.buffers[node], self.sizes[file]
+        speeds, holders = self.speeds, self.holders
         source, fetch = PFS, size / speeds.pfs[self.log.clients(now, node)]
         level = holders.level[node][file]
         if level and holders.since[node][file] <= now and size / speeds.local[level] < fetch:

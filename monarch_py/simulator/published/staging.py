@@ -23,7 +23,7 @@ class Buffer:
     """One node's staging buffer. `order` is (samples,) files.
 
     ready : (samples,) when a sample is in the buffer [s], NOT_STAGED for never
-    source : (samples,) where it came from
+    source : (samples,) where it came from, or where its rank got it without the buffer
     """
 
     def __init__(self, order: array[int], files: int, threads: int) -> None:
@@ -103,7 +103,8 @@ class Staging:
             source, end = self._fetch(node, file, size, begin)
             if source:
                 threads[turn] = buffer.ready[place] = end
-                buffer.source[place] = source
+                if place >= buffer.asked:
+                    buffer.source[place] = source
                 if not known[file]:
                     used += size
                     known[file] = self._is_counted_once
