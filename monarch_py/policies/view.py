@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "NO_FILE",
     "PFS",
     "STAGING",
     "Cluster",
@@ -32,6 +33,8 @@ Floats = npt.NDArray[np.float64]
 
 # The holder of a file that only the parallel file system has.
 PFS = -1
+# In a policy's order: the node takes fewer samples in this step than others do.
+NO_FILE = -1
 # The storage class that is the staging buffer: files lie there between prefetch and use.
 STAGING = 0
 
@@ -171,7 +174,8 @@ class Decision:
     remote : a node may read copies of other nodes
     pfs : a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
-    orders : the order of an epoch, as in Job, where the policy changes it
+    orders : the order of an epoch, as in Job, where the policy changes it; it may be wider than
+        the batch, with NO_FILE behind the samples of nodes that take fewer (nothing is read then)
     served : for an epoch and its order, where its accesses find their files; where it is given,
         `copies` only tell what lies there before the first step
     keep : a read from elsewhere of a file that has a place on the node puts it there, so that it

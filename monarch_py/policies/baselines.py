@@ -1,0 +1,128 @@
+"""What the others are compared with: nothing kept, and the stores that hold the dataset in shares.
+
+Perfect, Naive, StagingBuffer, DeepIO and LBANN as NoPFS section 6 describes them, and their own
+papers. Those that change the order are in `reordering`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from monarch_py.errors import PolicyError
+from monarch_py.policies.caches import used_in_order
+from monarch_py.policies.filling import copies_of, shards
+from monarch_py.policies.view import STAGING, Decision, Job, When
+
+__all__ = [
+    "MEMORY",
+    "DeepIO",
+    "LBANNDynamic",
+    "LBANNPreloading",
+    "Naive",
+    "Perfect",
+    "StagingBuffer",
+    "need_memory",
+]
+
+# The class of a node's memory: the fastest behind the staging buffer.
+MEMORY = STAGING + 1
+
+
+class Perfect:
+    """No access ever waits: what compute alone takes, a lower bound (NoPFS 6)."""
+
+    name = "perfect"
+
+    def decide(self, job: Job) -> Decision:
+        return Decision(free=True)
+
+
+class Naive:
+    """Every access reads from the file system when it is made, nothing is kept (NoPFS 6)."""
+
+    name = "naive"
+
+    def decide(self, job: Job) -> Decision:
+        return Decision(staging=False)
+
+
+class StagingBuffer:
+    """The staging buffer is filled from the file system in the order of access, and files are
+    dropped after use: double buffering, tf.data (NoPFS 6)."""
+
+    name = "staging-buffer"
+
+    def decide(self, job: Job) -> Decision:
+        return Decision()
+
+
+class DeepIO:
+    """Ordered mode of DeepIO (Zhu et al. 2018): every node loads a contiguous share of the dataset
+    into its memory before training, and batches in the sampler's order come from there.
+
+    What does not fit is read from the file system when it is used (the paper's hybrid mode).
+    """
+
+    name = "deepio-ordered"
+
+    def decide(self, job: Job) -> Decision:
+        need_memory(job, self.name)
+        own = shards(job.files, job.cluster.nodes)
+        copies = copies_of(job.cluster, job.sizes, own.__getitem__, classes=MEMORY + 1)
+        return Decision(copies=copies, when=When.BEFORE, remote=True, pfs=False)
+
+
+class LBANNPreloading:
+    """Preloading mode of LBANN's data store (Jacobs et al. 2019): every node loads a contiguous
+    share into its memory before training; from then on samples come from memories alone.
+
+    Raises PolicyError where the dataset is larger than all memories: the store has no other place.
+    """
+
+    name = "lbann-preloading"
+
+    def decide(self, job: Job) -> Decision:
+        _need_all_memory(job, self.name)
+        own = shards(job.files, job.cluster.nodes)
+        copies = copies_of(job.cluster, job.sizes, own.__getitem__, classes=MEMORY + 1)
+        return Decision(copies=copies, when=When.BEFORE, remote=True, pfs=False)
+
+
+class LBANNDynamic:
+    """Dynamic mode of LBANN's data store (Jacobs et al. 2019): whoever reads a sample first, in the
+    first epoch, keeps it in memory for all.
+
+    Assumption: a node whose memory is full keeps no more; such samples are read again. That happens
+    where shares differ in size. Raises PolicyError as the preloading mode does.
+    """
+
+    name = "lbann-dynamic"
+
+    def decide(self, job: Job) -> Decision:
+        _need_all_memory(job, self.name)
+        # Nodes that use it at the same time: the first of them keeps it.
+        owner, first = job.first_use.argmin(axis=0), job.first_use.min(axis=0)
+        order = used_in_order(first)
+        copies = copies_of(
+            job.cluster, job.sizes, lambda node: order[owner[order] == node], classes=MEMORY + 1
+        )
+        return Decision(copies=copies, when=When.ON_USE, remote=True, pfs=False)
+
+
+def need_memory(job: Job, name: str) -> None:
+    """PolicyError where the cluster has no class for copies."""
+    if job.cluster.classes <= MEMORY:
+        raise PolicyError(
+            f"{name}: classes has the staging buffer alone; add one that holds copies"
+        )
+
+
+def _need_all_memory(job: Job, name: str) -> None:
+    need_memory(job, name)
+    room, needed = int(job.cluster.capacity[:, MEMORY].sum()), int(np.sum(job.sizes))
+    if needed > room:
+        raise PolicyError(
+            f"{name}: the dataset ({needed} bytes) is larger than the memory of all nodes "
+            f"(classes: {room} bytes in all), and this store holds samples nowhere else; "
+            "add nodes or memory"
+        )

@@ -1,0 +1,139 @@
+"""Policies that keep what was read: first fit, LRU, and Belady's with bypass.
+
+Each works for every node by itself, or, with `shared`, for all nodes together: then every file has
+one home, the only node that may hold it, and the others read it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.policies.eviction import FarthestUse, LeastRecent
+from monarch_py.policies.filling import copies_of, homes
+from monarch_py.policies.replay import Replay, in_time, next_uses
+from monarch_py.policies.view import PFS, STAGING, Decision, Ints, Job, Served, When
+
+__all__ = ["LRU", "Belady", "FirstFit"]
+
+# Uses one cache: node, epoch, files, numbers of their accesses -> the class that had each.
+Use = Callable[[int, int, npt.NDArray[np.int32], npt.NDArray[np.int64]], bytearray]
+
+
+class FirstFit:
+    """The fastest class with room, in order of first use, no eviction (Dantas 2022, 4.1.2).
+
+    With every file used once an epoch no policy loads less than D - C of a dataset D with a cache C
+    in an epoch: at its start C lies there at most, and D is read. What is pinned is hit in every
+    epoch, so that pinning any C of it reaches that bound; which files they are makes no difference
+    (the argument of MinIO's cache, Mohan et al. 2021, 4.1). Hence it is the default.
+    """
+
+    name = "first-fit"
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared
+        self.name = "first-fit-shared" if shared else "first-fit"
+
+    def decide(self, job: Job) -> Decision:
+        first = job.first_use
+        if not self.shared:
+            orders = [used_in_order(each) for each in first]
+            copies = copies_of(job.cluster, job.sizes, orders.__getitem__)
+            return Decision(copies=copies, when=When.ON_USE, pfs=False)
+        order, home = used_in_order(first.min(axis=0)), homes(job.files, job.cluster)
+        copies = copies_of(job.cluster, job.sizes, lambda node: order[home[order] == node])
+        return Decision(copies=copies, when=When.BESIDE, remote=True, pfs=False)
+
+
+class LRU:
+    """The least recently used file goes; every miss comes in.
+
+    On random orders of a dataset that does not fit it has few hits: what was used last will be used
+    last again, on average.
+    """
+
+    name = "lru"
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared
+        self.name = "lru-shared" if shared else "lru"
+
+    def decide(self, job: Job) -> Decision:
+        def begin() -> Iterator[Served]:
+            caches = [LeastRecent(each) for each in job.cluster.capacity]
+
+            def use(node: int, _: int, files: Ints, __: Ints) -> bytearray:
+                return caches[node].run(files.tolist(), job.sizes[files].tolist())
+
+            return _served(job, self.shared, use)
+
+        return _decision(begin, self.shared)
+
+
+class Belady:
+    """The file whose next use is farthest goes; a miss that is used later than everything held
+    does not come in (Belady 1966, with bypass).
+
+    Loads the least of all policies where files have one size and nodes do not share: then the
+    bound of `FirstFit` again, D - C in every epoch but the first.
+    """
+
+    name = "belady"
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared
+        self.name = "belady-shared" if shared else "belady"
+
+    def decide(self, job: Job) -> Decision:
+        known: list[list[npt.NDArray[np.int64]]] = []
+
+        def begin() -> Iterator[Served]:
+            if not known:
+                known.append(next_uses(job, together=self.shared))
+            caches = [FarthestUse(each, job.files) for each in job.cluster.capacity]
+            starts = np.cumsum([0, *(each.size for each in known[0])])
+
+            def use(node: int, epoch: int, files: Ints, at: Ints) -> bytearray:
+                after = in_time(known[0][epoch])[at]
+                sizes = job.sizes[files].tolist()
+                times = (starts[epoch] + at).tolist()
+                return caches[node].run(files.tolist(), sizes, after.tolist(), times)
+
+            return _served(job, self.shared, use)
+
+        return _decision(begin, self.shared)
+
+
+def used_in_order(first: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """The files that are used at all, in order of first use.  first : (files,), as in `Job`"""
+    order = np.argsort(first, kind="stable").astype(np.int32)
+    return order[: np.count_nonzero(first != np.iinfo(np.int64).max)]
+
+
+def _decision(begin: Callable[[], Iterator[Served]], shared: bool) -> Decision:
+    replay = Replay(begin)
+    return Decision(
+        when=When.ON_USE, remote=shared, pfs=False, served=lambda epoch, _: replay.at(epoch)
+    )
+
+
+def _served(job: Job, shared: bool, use: Use) -> Iterator[Served]:
+    """Epoch by epoch where the accesses find their files. Each goes to the cache of the file's
+    home, or of the node itself, and a cache sees its accesses in order of time."""
+    nodes = job.cluster.nodes
+    home = homes(job.files, job.cluster)
+    for epoch in range(job.epochs):
+        order = job.orders(epoch)
+        files = in_time(order)
+        reader = np.tile(np.arange(nodes, dtype=np.int32), len(files) // nodes)
+        cache = home[files] if shared else reader
+        found = np.zeros(len(files), dtype=np.int8)
+        for node in range(nodes):
+            at = np.flatnonzero(cache == node)
+            found[at] = np.frombuffer(use(node, epoch, files[at], at), dtype=np.int8)
+        holder = np.where(found == STAGING, PFS, cache).astype(np.int32)
+        shape = (-1, nodes)
+        yield Served(holder.reshape(shape).T, found.reshape(shape).T)

@@ -1,0 +1,88 @@
+"""Filling storage classes with files in a given order, by arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.policies.view import STAGING, Cluster, Copies, Ints
+
+__all__ = ["NOWHERE", "copies_of", "fill", "homes", "shards", "take"]
+
+# No class has room for the file.
+NOWHERE = -1
+
+
+def take(sizes: Ints, room: int) -> npt.NDArray[np.bool_]:
+    """Which files go in, taken in order: one too large for what is left does not stop later ones.
+
+    sizes : (files,) [bytes], in the order of filling;  room [bytes].  Returns (files,) bool.
+    """
+    taken = np.zeros(len(sizes), dtype=bool)
+    waiting = np.flatnonzero(sizes <= room)
+    while len(waiting):
+        # All up to the first that does not fit at once; then of the rest those that still can.
+        total = np.cumsum(sizes[waiting], dtype=np.int64)
+        fitting = int(np.searchsorted(total, room, side="right"))
+        taken[waiting[:fitting]] = True
+        room -= int(total[fitting - 1]) if fitting else 0
+        waiting = waiting[fitting + 1 :]
+        waiting = waiting[sizes[waiting] <= room]
+    return taken
+
+
+def fill(sizes: Ints, capacity: Ints) -> npt.NDArray[np.int8]:
+    """The class of each file: the fastest with room (Dantas 2022, 4.1.2), no eviction.
+
+    sizes : (files,) [bytes], in the order of filling;  capacity : (classes,) [bytes], as in
+    `Cluster`: the staging buffer, which comes first, takes none.
+    Returns (files,) int8, NOWHERE for no room.
+    """
+    chosen = np.full(len(sizes), NOWHERE, dtype=np.int8)
+    for level in range(STAGING + 1, len(capacity)):
+        waiting = np.flatnonzero(chosen == NOWHERE)
+        fits = take(sizes[waiting], int(capacity[level]))
+        chosen[waiting[fits]] = level
+    return chosen
+
+
+def copies_of(
+    cluster: Cluster, sizes: Ints, wanted: Callable[[int], Ints], *, classes: int | None = None
+) -> Copies:
+    """Every node's wanted files, in their order, in the fastest class with room.
+
+    sizes : (files,) [bytes];  wanted : of a node, the files in the order of filling;  classes : as
+    many, with the staging buffer, as are used (all of them).
+    """
+    parts = []
+    for node in range(cluster.nodes):
+        files = np.asarray(wanted(node))
+        chosen = fill(sizes[files], cluster.capacity[node, :classes])
+        for level in range(STAGING + 1, cluster.classes):
+            parts.append((node, level, files[chosen == level]))
+    return Copies.of(parts)
+
+
+def shards(files: int, nodes: int) -> list[npt.NDArray[np.int32]]:
+    """The dataset in as many contiguous, equal parts as there are nodes."""
+    return np.array_split(np.arange(files, dtype=np.int32), nodes)
+
+
+def homes(files: int, cluster: Cluster) -> npt.NDArray[np.int32]:
+    """(files,) int32: the one node that may hold each file, where nobody knows the plan.
+
+    Nodes get files in proportion to their room, by a hash of the file's number (the finalizer of
+    SplitMix64), so that neighbours, which are often read together, lie on different nodes.
+    """
+    mixed = np.arange(1, files + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
+    if not room.sum():
+        room[:] = 1
+    bounds = np.cumsum(room / room.sum())[:-1]
+    home = np.searchsorted(bounds, mixed / 2.0**64, side="right")
+    return np.asarray(home, dtype=np.int32)

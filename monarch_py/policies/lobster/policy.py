@@ -1,0 +1,154 @@
+"""Eviction by reuse (Lobster 4.4), and the policy that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.policies.eviction import MISS, FarthestUse
+from monarch_py.policies.replay import NEVER, Replay, next_uses
+from monarch_py.policies.view import PFS, Decision, Ints, Job, Served, When
+
+Flags = npt.NDArray[np.bool_]
+
+__all__ = ["Evictions", "Lobster", "no_more_use", "too_far"]
+
+
+@dataclass
+class Evictions:
+    """How many copies each of the three rules has dropped."""
+
+    reuse_count: int = 0
+    reuse_distance: int = 0
+    prefetch: int = 0
+
+
+class Lobster:
+    """Nodes cache what they load, and three rules say what goes (Lobster 4.4).
+
+    1. Reuse count: after its last use on the node a copy goes, unless no other node holds one.
+    2. Reuse distance: used in iteration h of the I of its epoch, a copy goes if its next use on the
+       node is more than 2 I - h iterations away, which is beyond the end of the next epoch.
+    3. Coordination with prefetching: where the cache is full, the copy with the largest reuse
+       distance goes for the nearest sample that is prefetched.
+
+    A node that does not have a sample reads it from one that does, else from the file system, and
+    keeps it. On one node every sample is used in every epoch, so that only rule 3 can act.
+
+    Assumptions: what is loaded is prefetched shortly before its use, so it is the nearest prefetch,
+    and whether it stays after its use is decided with its own next use, by rule 3; nodes see what
+    the others held at the start of the step; rule 2 is for samples that are used again, as those
+    that are not are rule 1's.
+    """
+
+    name = "lobster"
+
+    def __init__(self) -> None:
+        self.evictions = Evictions()
+
+    def decide(self, job: Job) -> Decision:
+        def begin() -> Iterator[Served]:
+            self.evictions = Evictions()
+            return _Nodes(job, self.evictions).run()
+
+        replay = Replay(begin)
+        return Decision(
+            when=When.ON_USE, remote=True, pfs=False, served=lambda epoch, _: replay.at(epoch)
+        )
+
+
+def no_more_use(upcoming: Ints, copies: Ints) -> npt.NDArray[np.bool_]:
+    """Rule 1.  upcoming : next use on this node, NEVER for none;  copies : that all nodes hold."""
+    return np.asarray((upcoming == NEVER) & (copies > 1))
+
+
+def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> npt.NDArray[np.bool_]:
+    """Rule 2.  upcoming : the iteration of the next use on this node, counted over all epochs as
+    `now` is;  iteration : the place of `now` in its epoch, from 1;  iterations : I of an epoch."""
+    distance = upcoming - now
+    return np.asarray((upcoming != NEVER) & (distance > 2 * iterations - iteration))
+
+
+@dataclass
+class _Nodes:
+    """The caches of all nodes, step by step."""
+
+    job: Job
+    evictions: Evictions
+    held: npt.NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        cluster = self.job.cluster
+        self.held = np.zeros((cluster.nodes, self.job.files), dtype=bool)
+        self.caches = [FarthestUse(each, self.job.files) for each in cluster.capacity]
+        # Later than every access.
+        self.end = sum(self.job.orders(epoch).size for epoch in range(self.job.epochs))
+
+    def run(self) -> Iterator[Served]:
+        upcoming = next_uses(self.job, together=False)
+        nodes, start = self.job.cluster.nodes, 0
+        for epoch in range(self.job.epochs):
+            order = self.job.orders(epoch)
+            _, steps, batch = order.shape
+            after = upcoming[epoch].reshape(order.shape)
+            holder = np.full(order.shape, PFS, dtype=np.int32)
+            cls = np.zeros(order.shape, dtype=np.int8)
+            for step in range(steps):
+                for node in range(nodes):
+                    self._find(node, order[node, step], holder[node, step], cls[node, step])
+                # All have looked before anybody drops anything.
+                now = start + (step + 1) * batch * nodes - 1
+                for node in range(nodes):
+                    beyond = too_far(
+                        np.where(
+                            after[node, step] == NEVER, NEVER, after[node, step] // (batch * nodes)
+                        ),
+                        now // (batch * nodes),
+                        step + 1,
+                        steps,
+                    )
+                    self._use(node, order[node, step], after[node, step], beyond, now)
+            start += order.size
+            for cache in self.caches:
+                cache.forget(start - 1)
+            yield Served(holder.reshape(nodes, -1), cls.reshape(nodes, -1))
+
+    def _find(self, node: int, files: Ints, holder: Ints, cls: Ints) -> None:
+        """Where the samples of a step are; fills holder and cls."""
+        having = self.held[:, files]
+        own = having[node]
+        anyone = having.any(axis=0)
+        holder[:] = np.where(own, node, np.where(anyone, having.argmax(axis=0), PFS))
+        for at in np.flatnonzero(anyone):
+            cls[at] = self.caches[holder[at]].level(int(files[at]))
+
+    def _use(self, node: int, files: Ints, after: Ints, beyond: Flags, now: int) -> None:
+        """Uses the samples of a step, keeps them or not, and drops by the rules.
+
+        after : next uses;  beyond : those too far for rule 2;  now : the last access of the step
+        """
+        cache, mine = self.caches[node], self.held[node]
+        others = self.held[:, files].sum(axis=0) - mine[files]
+        last = no_more_use(after, others + 1)
+        sizes = self.job.sizes[files].tolist()
+        # The last copy of all, without a use here, is what goes first when room is needed.
+        nexts = np.where(after == NEVER, self.end, after).tolist()
+        for at, file in enumerate(files.tolist()):
+            held = cache.level(file) != MISS
+            if last[at] or beyond[at]:
+                if held:
+                    cache.drop(file)
+                    mine[file] = False
+                    self.evictions.reuse_count += int(last[at])
+                    self.evictions.reuse_distance += int(beyond[at])
+            elif held:
+                cache.used(file, nexts[at])
+            else:
+                gone = cache.offer(file, sizes[at], nexts[at], now)
+                if gone is not None:
+                    mine[gone] = False
+                    mine[file] = True
+                    self.evictions.prefetch += len(gone)

@@ -1,0 +1,115 @@
+"""How long preprocessing takes with some threads: a piece-wise linear model (Lobster 4.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import PolicyError
+from monarch_py.policies.view import Floats
+
+__all__ = ["PiecewiseLinear"]
+
+
+@dataclass(frozen=True)
+class PiecewiseLinear:
+    """Straight lines, each for a range of x.
+
+    starts : (pieces,) where each begins, rising; the first one also holds below, the last beyond;
+    slope, intercept : (pieces,)
+    """
+
+    starts: Floats
+    slope: Floats
+    intercept: Floats
+
+    @classmethod
+    def fit(cls, x: npt.ArrayLike, y: npt.ArrayLike, pieces: int) -> PiecewiseLinear:
+        """The lines that fit the measurements best, by least squares.
+
+        x : (points,), for example threads;  y : (points,), for example seconds a batch;  pieces :
+        at most so many lines. Each has two different x at least, unless there is one x in all.
+        All ways to cut the points are compared (Bellman 1961), so the sum of squares is the least.
+        Raises PolicyError without points or with no piece.
+
+        Speed rises with threads until cores or memory are used up, and falls beyond: no single
+        line says that, and two or three do.
+        """
+        xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+        if not len(xs) or len(xs) != len(ys) or pieces < 1:
+            raise PolicyError(
+                "preprocess: a model needs one measured time for each number of threads, and one "
+                f"piece or more ({len(xs)} numbers, {len(ys)} times, {pieces} pieces given)"
+            )
+        by_x = np.argsort(xs, kind="stable")
+        xs, ys = xs[by_x], ys[by_x]
+        cuts = _best_cuts(xs, ys, pieces)
+        lines = [_line(xs[a:b], ys[a:b]) for a, b in zip(cuts, [*cuts[1:], len(xs)], strict=True)]
+        return cls(
+            xs[cuts], np.array([line[0] for line in lines]), np.array([line[1] for line in lines])
+        )
+
+    def __call__(self, x: npt.ArrayLike) -> Floats:
+        """The model's y; never below 0, as no time is. Between the points of two pieces the line of
+        the lower one holds."""
+        xs = np.asarray(x, dtype=np.float64)
+        piece = np.maximum(0, np.searchsorted(self.starts, xs, side="right") - 1)
+        return np.maximum(0, self.slope[piece] * xs + self.intercept[piece])
+
+    def best(self, most: int) -> int:
+        """The number of threads, 1 to `most`, with the least time; of equal ones the smallest, as
+        what is not used here loads data."""
+        return int(np.argmin(self(np.arange(1, most + 1)))) + 1
+
+    def enough(self, most: int, seconds: float) -> int:
+        """The smallest number of threads that needs at most `seconds`; that with the least time
+        where none does. What is left over goes to loading (Lobster 4.1)."""
+        meeting = np.flatnonzero(self(np.arange(1, most + 1)) <= seconds)
+        return int(meeting[0]) + 1 if len(meeting) else self.best(most)
+
+
+def _line(x: Floats, y: Floats) -> tuple[float, float, float]:
+    """Slope, intercept and sum of squares of the best line."""
+    deviation = x - x.mean()
+    spread = float(deviation @ deviation)
+    slope = float(deviation @ y) / spread if spread else 0.0
+    intercept = float(y.mean() - slope * x.mean())
+    rest = y - slope * x - intercept
+    return slope, intercept, float(rest @ rest)
+
+
+def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
+    """The points at which pieces begin; points of one x stay together."""
+    starts = [0, *(np.flatnonzero(np.diff(x)) + 1).tolist()]
+    ends = [*starts[1:], len(x)]
+    cost = {
+        (i, j): _line(x[starts[i] : ends[j]], y[starts[i] : ends[j]])[2]
+        for i in range(len(starts))
+        for j in range(i + 1, len(starts))
+    }
+    if not cost:
+        return [0]
+    # least[k][j] : the best for all up to j with k + 1 pieces, and where the last one begins.
+    least = [{j: (cost[0, j], 0) for j in range(1, len(starts))}]
+    for _ in range(1, pieces):
+        before, now = least[-1], {}
+        for j in range(1, len(starts)):
+            options = [(before[i - 1][0] + cost[i, j], i) for i in range(2, j) if i - 1 in before]
+            if options:
+                now[j] = min(options)
+        least.append(now)
+    last = len(starts) - 1
+    # Fewer pieces where more do not help: rounding alone must not make one.
+    slack = 1e-12 * float(y @ y)
+    count = min(
+        (k for k in range(len(least)) if last in least[k]),
+        key=lambda k: (max(slack, least[k][last][0]), k),
+    )
+    cuts, j = [], last
+    for k in range(count, -1, -1):
+        begin = least[k][j][1]
+        cuts.append(starts[begin])
+        j = begin - 1
+    return cuts[::-1]

@@ -1,0 +1,238 @@
+"""Who holds what: NoPFS 5.1 made complete.
+
+The paper lets every node fill its classes with the files that it uses most often. Nobody asks
+whether a file has a holder at all: where the sum of the tiers just fits the dataset, a sixth of the
+files has none and is read from the file system in every epoch (`literal`). Here the sum of
+frequency x size over all copies is maximised subject to the quotas and to one holder for every
+file; further holders get only room that is left (`place`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.policies.filling import fill, take
+from monarch_py.policies.nopfs.prices import Prices, Program, Rows, bound, find_prices
+from monarch_py.policies.view import PFS, STAGING, Copies, Floats, Ints
+
+__all__ = ["Placement", "copies_of", "homeless", "into_classes", "literal", "place"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """owner : (files,) int32, the node that holds a file for all, PFS where no node has room;
+    extra : for each node the files that it holds besides;  value : the sum of value x size over all
+    copies;  bound : no placement within the quotas reaches more than this."""
+
+    owner: npt.NDArray[np.int32]
+    extra: tuple[npt.NDArray[np.int64], ...]
+    value: float
+    bound: float
+
+    def held(self, node: int) -> npt.NDArray[np.int64]:
+        """The files of a node, its own and the others."""
+        return np.concatenate([np.flatnonzero(self.owner == node), self.extra[node]])
+
+
+def place(
+    frequencies: Rows,
+    sizes: Ints,
+    quotas: Ints,
+    *,
+    weights: Floats | None = None,
+    seed: int = 0,
+) -> Placement:
+    """One owner for every file that fits anywhere, further holders in the room left over.
+
+    frequencies : for each node (files,), how often it uses each file: an array (nodes, files), or
+    rows made one at a time;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes];  weights :
+    (nodes,), what a local read saves there, where links or classes differ (1 for all).
+    Returns a Placement whose value is within 1 % of its bound where files are small beside quotas.
+
+    NoPFS 5.1 as a linear program: maximise the sum of f[n, k] s[k] x[n, k] over nodes n and files
+    k, subject to sum_k s[k] x[n, k] <= quota[n], and to sum_n x[n, k] >= 1 where the quotas hold
+    the dataset together, <= 1 where they do not: a second copy would then push another file out.
+    Prices of room from its dual (`prices`) settle who owns what; quotas are kept by passing on.
+    """
+    everything = int(quotas.sum()) >= int(sizes.sum())
+    values = _Weighted(frequencies, np.ones(len(quotas)) if weights is None else weights)
+    program = Program(values, sizes, quotas, everything)
+    prices = find_prices(program, np.random.default_rng(seed))
+    owner, left = _own(program, prices)
+    extra: list[npt.NDArray[np.int64]] = []
+    value = 0.0
+    for node in range(len(quotas)):
+        # Where a file has no owner, the room that is left is too small for it.
+        more = _most_used(frequencies[node], sizes, owner == node, int(left[node]))
+        extra.append(more)
+        row = values[node] * sizes
+        value += float(row[owner == node].sum() + row[more].sum())
+    # Prices lie above those without noise by its width at most; any prices give a bound.
+    lower = np.maximum(0, prices.room - prices.width)
+    most = min(bound(program, each) for each in (prices.room, lower))
+    return Placement(owner, tuple(extra), value, most)
+
+
+class _Weighted(Sequence[npt.NDArray[np.float32]]):
+    """Rows of frequencies times the node's weight, made when they are asked for."""
+
+    def __init__(self, rows: Rows, weights: Floats) -> None:
+        self._rows, self._weights = rows, weights
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __getitem__(self, node: int) -> npt.NDArray[np.float32]:  # type: ignore[override]
+        row = np.asarray(self._rows[node], dtype=np.float32)
+        return np.asarray(row * np.float32(self._weights[node]))
+
+
+def _own(program: Program, prices: Prices) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """(files,) the owner, and (nodes,) [bytes] the room that is left.
+
+    First beside the room that each node wants for copies of files that others own, if there is to
+    be any, so that this does not end up on the nodes that are filled last; then in all room.
+    """
+    owner = np.full(len(program.sizes), PFS, dtype=np.int32)
+    left = np.array(program.quotas, dtype=np.int64)
+    if program.everything:
+        kept = np.minimum(_wanted_besides(program, prices), left)
+        left -= kept
+        _settle(program, prices, owner, left)
+        left += kept
+    _settle(program, prices, owner, left)
+    _squeeze(owner, program.sizes, left)
+    return owner, left
+
+
+def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
+    """(nodes,) [bytes]: files worth more than the price at a node that is not their best one."""
+    nodes, files = len(program.quotas), len(program.sizes)
+    best, _, _ = _two_best(program.values, prices, np.arange(nodes), np.arange(files))
+    wanted = np.zeros(nodes, dtype=np.int64)
+    for node in range(nodes):
+        value = program.values[node] + prices.noise(node)
+        wanted[node] = program.sizes[(value > prices.room[node]) & (best != node)].sum()
+    return wanted
+
+
+def _settle(
+    program: Program, prices: Prices, owner: npt.NDArray[np.int32], left: npt.NDArray[np.int64]
+) -> None:
+    """Gives owners to files that have none, within what is left; changes both.
+
+    In each round every file goes to the node where value - price is largest; a node that is full
+    keeps those that would lose most elsewhere, and passes the others on.
+    """
+    sizes, open_nodes = program.sizes, left > 0
+    waiting = np.flatnonzero(owner == PFS)
+    while len(waiting) and open_nodes.any():
+        nodes = np.flatnonzero(open_nodes)
+        best, gain, second = _two_best(program.values, prices, nodes, waiting)
+        # Elsewhere is the second node, or, where room is short, nowhere, which costs nothing.
+        loss = gain - (second if program.everything else np.maximum(second, 0))
+        for node in np.unique(best):
+            mine = np.flatnonzero(best == node)
+            mine = waiting[mine[np.argsort(-loss[mine], kind="stable")]]
+            fits = take(sizes[mine], int(left[node]))
+            owner[mine[fits]] = node
+            left[node] -= int(sizes[mine[fits]].sum())
+            open_nodes[node] = bool(fits.all())
+        waiting = waiting[owner[waiting] == PFS]
+
+
+def _two_best(
+    values: Rows, prices: Prices, nodes: Ints, files: Ints
+) -> tuple[npt.NDArray[np.int32], Floats, Floats]:
+    """Of each file the node with the largest gain, that gain, and the second largest."""
+    best = np.zeros(len(files), dtype=np.int32)
+    first = np.full(len(files), -np.inf)
+    second = first.copy()
+    for node in nodes.tolist():
+        gain = values[node][files] - prices.room[node] + prices.noise(node, files)
+        better = gain > first
+        second = np.where(better, first, np.maximum(second, gain))
+        first = np.where(better, gain, first)
+        best[better] = node
+    return best, first, second
+
+
+def _squeeze(owner: npt.NDArray[np.int32], sizes: Ints, left: npt.NDArray[np.int64]) -> None:
+    """The last files, the largest first, into what is left anywhere; changes owner and left."""
+    waiting = np.flatnonzero(owner == PFS)
+    waiting = waiting[sizes[waiting] <= left.max(initial=0)]
+    for file in waiting[np.argsort(-sizes[waiting], kind="stable")]:
+        node = int(left.argmax())
+        if sizes[file] <= left[node]:
+            owner[file] = node
+            left[node] -= int(sizes[file])
+
+
+def _most_used(
+    frequency: npt.NDArray[Any], sizes: Ints, own: npt.NDArray[np.bool_], room: int
+) -> npt.NDArray[np.int64]:
+    """Files that the node uses and does not own, the most used first, into the room left."""
+    others = np.flatnonzero((np.asarray(frequency) > 0) & ~own)
+    if not len(others) or room < int(sizes[others].min()):
+        return np.zeros(0, dtype=np.int64)
+    others = others[np.argsort(-frequency[others].astype(np.float64), kind="stable")]
+    return others[take(sizes[others], room)]
+
+
+def literal(frequencies: Rows, sizes: Ints, quotas: Ints) -> tuple[npt.NDArray[np.int64], ...]:
+    """NoPFS 5.1 to the letter: every node takes the files that it uses most often, by itself.
+
+    Arguments as of `place`.  Returns for each node its files, the most used first; where several
+    are used equally often, those with the smaller numbers (as the published simulator sorts them).
+    """
+    nobody = np.zeros(len(sizes), dtype=bool)
+    return tuple(
+        _most_used(frequencies[node], sizes, nobody, int(quotas[node]))
+        for node in range(len(quotas))
+    )
+
+
+def into_classes(
+    held: Ints,
+    frequency: npt.NDArray[Any],
+    first_use: Ints,
+    sizes: Ints,
+    capacity: Ints,
+) -> list[npt.NDArray[np.int64]]:
+    """A node's files by storage class: the most used in the fastest, and each class in the order in
+    which it is filled, that of first use (Rule 1 of NoPFS 2).
+
+    held : files of the node;  frequency, first_use, sizes : (files,) of all files, those of the
+    node where they differ;  capacity : (classes,) [bytes], the staging buffer first.
+    Returns for each class its files, none for the staging buffer. A file that fits in no class any
+    more, because the room is in pieces, is left out.
+    """
+    by_use = held[np.lexsort((first_use[held], -frequency[held].astype(np.float64)))]
+    level = fill(sizes[by_use], capacity)
+    answer = [np.zeros(0, dtype=np.int64)]
+    for cls in range(STAGING + 1, len(capacity)):
+        files = by_use[level == cls]
+        answer.append(files[np.argsort(first_use[files], kind="stable")])
+    return answer
+
+
+def homeless(held: Ints, classes: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """Files of a node that none of its classes took."""
+    return np.setdiff1d(held, np.concatenate(classes))
+
+
+def copies_of(parts: list[list[npt.NDArray[np.int64]]]) -> Copies:
+    """parts : for each node the files of each class, as `into_classes` gives them."""
+    return Copies.of(
+        [
+            (node, level, files)
+            for node, classes in enumerate(parts)
+            for level, files in enumerate(classes)
+            if level != STAGING
+        ]
+    )

@@ -1,0 +1,122 @@
+"""NoPFS as a policy: frequency decides who holds what, the order of use when it is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.policies.nopfs.placement import copies_of, homeless, into_classes, literal, place
+from monarch_py.policies.replay import NEVER
+from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
+
+Files = npt.NDArray[np.int64]
+
+__all__ = ["NoPFS", "NoPFSLiteral"]
+
+
+class NoPFS:
+    """Clairvoyant placement (NoPFS 5.1), made complete: every file that fits anywhere has an owner.
+
+    Also on one node, and for files that nobody holds (the paper's scenario 4), the staging buffer
+    is filled in the exact order of access. Classes fill beside training in order of first use, and
+    each fetch takes the fastest of local, remote and file system (`fetching`).
+    """
+
+    name = "nopfs"
+
+    def decide(self, job: Job) -> Decision:
+        quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
+        placed = place(
+            list(job.frequencies),
+            job.sizes,
+            quotas,
+            weights=saved_by_a_copy(job.cluster, float(job.sizes.mean())),
+            seed=job.seed,
+        )
+        held = [placed.held(node) for node in range(job.cluster.nodes)]
+        covered = f"{np.mean(placed.owner >= 0):.1%} of the files have a holder"
+        return Decision(
+            copies=_by_class(job, held), when=When.BESIDE, remote=True, notes=(covered,)
+        )
+
+
+class NoPFSLiteral:
+    """NoPFS 5.1 to the letter: every node holds what it uses most, whoever else holds it.
+
+    Leaves files without a holder even where the tiers together have room for all.
+    """
+
+    name = "nopfs-literal"
+
+    def decide(self, job: Job) -> Decision:
+        quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
+        held = list(literal(list(job.frequencies), job.sizes, quotas))
+        return Decision(copies=_by_class(job, held), when=When.BESIDE, remote=True)
+
+
+def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
+    """(nodes,) what a node saves by having a file itself instead of reading it from another one,
+    relative to the mean of the nodes (NoPFS 4: the remote case less the local one).
+
+    size : of a mean file [bytes]
+    """
+    threads = np.maximum(1, cluster.threads[STAGING + 1 :])
+    rates = cluster.read_rate[:, STAGING + 1 :] / threads
+    if not rates.shape[1] or not rates.max() > 0:
+        return np.ones(cluster.nodes)
+    local = rates.max(axis=1)
+    others = np.array([np.delete(local, node).max(initial=0.0) for node in range(len(local))])
+    remote = np.minimum(cluster.network, others)
+    with np.errstate(divide="ignore"):
+        saved = size / remote - size / local
+    # One node alone, or a link not slower than the class: nothing to weigh.
+    if not np.isfinite(saved).all() or saved.min() <= 0:
+        return np.ones(cluster.nodes)
+    return np.asarray(saved / saved.mean(), dtype=np.float64)
+
+
+def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
+    """Every node's files in its classes; what the pieces of room of one node cannot take goes to
+    another that can."""
+    # Files that their owner never uses are fetched when somebody needs them.
+    anyone = job.first_use.min(axis=0)
+    parts: list[list[Files]] = []
+    lost: list[Files] = []
+    for node, files in enumerate(held):
+        first = np.where(job.first_use[node] == NEVER, anyone, job.first_use[node])
+        capacity = job.cluster.capacity[node]
+        classes = into_classes(files, job.frequencies[node], first, job.sizes, capacity)
+        parts.append(classes)
+        lost.append(homeless(files, classes))
+    _rehouse(job, parts, np.concatenate(lost), anyone)
+    return copies_of(parts)
+
+
+def _rehouse(job: Job, parts: list[list[Files]], lost: Files, first: Ints) -> None:
+    """Puts files without a copy into a class anywhere with room, or with a file that others hold
+    as well and that leaves room enough; changes parts.  first : (files,), first use by anyone"""
+    count = np.zeros(job.files, dtype=np.int64)
+    for files in (each for classes in parts for each in classes):
+        count[files] += 1
+    places = [
+        (node, level)
+        for node in range(len(parts))
+        for level in range(STAGING + 1, job.cluster.classes)
+    ]
+    for file in lost[count[lost] == 0].tolist():
+        for node, level in places:
+            files = parts[node][level]
+            room = int(job.cluster.capacity[node, level]) - int(job.sizes[files].sum())
+            double = (count[files] > 1) & (job.sizes[files] + room >= job.sizes[file])
+            if room < job.sizes[file]:
+                if not double.any():
+                    continue
+                at = int(double.argmax())
+                count[files[at]] -= 1
+                files = np.delete(files, at)
+            at = int(np.searchsorted(first[files], first[file]))
+            parts[node][level] = np.insert(files, at, file)
+            count[file] += 1
+            break

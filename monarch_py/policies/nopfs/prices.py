@@ -1,0 +1,145 @@
+"""What a byte of each node's room is worth: the dual of the placement (see `placement`).
+
+The placement is a linear program with two kinds of constraints: quotas of nodes, and one holder for
+every file. Prices of room, one a node, take the quotas into the objective; what is left falls apart
+file by file and is solved by comparing numbers. For any prices its value is a bound on what any
+placement can reach (weak duality), and at the best prices that is the linear program's optimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.policies.view import Floats, Ints
+
+__all__ = ["Prices", "Program", "Rows", "bound", "find_prices"]
+
+# Of each node (files,): a table, or rows that are made one at a time.
+Rows = Sequence[npt.NDArray[Any]]
+
+# Table entries (files x nodes) of the samples on which prices are sought, and steps on each: first
+# roughly, then on as many files as make the quotas of single nodes sharp.
+STAGES = ((320_000, 150), (2_000_000, 60))
+# Values are small whole numbers: without noise thousands of files tie, and a price moves them all
+# at once. Its width, as a part of the mean of the files' largest values: what it can cost at most.
+NOISE = 0.01
+
+
+@dataclass(frozen=True)
+class Program:
+    """The placement as a linear program.
+
+    values : for each node (files,), what a byte of the file is worth there;  sizes : (files,)
+    [bytes];  quotas : (nodes,) [bytes];  everything : every file must be held, and may be held by
+    several nodes; otherwise each is held by one at most
+    """
+
+    values: Rows
+    sizes: Ints
+    quotas: Ints
+    everything: bool
+
+
+@dataclass(frozen=True)
+class Prices:
+    """room : (nodes,), what a byte of room is worth;  width : of the noise that breaks ties;
+    draws : (files,) uniform in [0, 1), from which it is made."""
+
+    room: Floats
+    width: float
+    draws: Floats
+
+    def noise(self, node: int, files: Ints | slice = slice(None)) -> Floats:
+        """What is added to the values of these files at the node: uniform in [0, width), and as
+        good as independent from node to node."""
+        return np.asarray(self.draws[files] * (1009.0 + 613.0 * node) % 1.0 * self.width)
+
+
+def bound(program: Program, prices: Floats) -> float:
+    """No placement is worth more than this, whatever the prices.  prices : (nodes,), 0 or more
+
+    With gain g = value - price, a file adds size x (sum of the positive g, or the largest g where
+    none is) if it must be held, and size x max(0, largest g) if it is held once at most.
+    """
+    total = np.zeros(len(program.sizes))
+    largest = np.full(len(program.sizes), -np.inf)
+    # Node by node, so that no table of all nodes is made.
+    for node, price in enumerate(prices):
+        gain = program.values[node] - price
+        np.maximum(largest, gain, out=largest)
+        if program.everything:
+            total += np.maximum(0, gain)
+    files = total + np.minimum(0, largest) if program.everything else np.maximum(0, largest)
+    return float(prices @ program.quotas + np.dot(program.sizes, files))
+
+
+def find_prices(program: Program, rng: np.random.Generator) -> Prices:
+    """Prices at which what the nodes want is close to what they have room for.
+
+    Subgradient steps on samples of the files: the price of a node rises while it wants more than
+    its quota. Steps shrink, and the prices with the least bound are kept.
+    """
+    sizes, nodes = program.sizes, len(program.quotas)
+    draws = rng.random(len(sizes))
+    prices, width = np.zeros(nodes), 0.0
+    share = program.quotas / max(1, int(sizes.sum()))
+    for entries, steps in STAGES:
+        chosen = np.arange(len(sizes), dtype=np.int64)
+        most = max(1000, entries // nodes)
+        if len(sizes) > most:
+            chosen = np.sort(rng.choice(len(sizes), most, replace=False))
+        rows = [np.asarray(program.values[node][chosen], np.float32) for node in range(nodes)]
+        table = np.stack(rows)
+        # The second time prices are right but for the ties, which lie within the noise.
+        pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
+        width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
+        found = Prices(prices, width, draws)
+        table += np.stack([found.noise(node, chosen) for node in range(nodes)])
+        weights = (sizes[chosen] / max(1, int(sizes[chosen].sum()))).astype(np.float32)
+        sample = _Sample(table, weights, share, program.everything)
+        prices = _descend(sample, prices, pace, steps)
+    return Prices(prices, width, draws)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """table : (nodes, files), values;  weights : (files,), sizes, sum 1;  share : (nodes,), quotas
+    in the same unit;  everything : as in `Program`"""
+
+    table: npt.NDArray[np.float32]
+    weights: npt.NDArray[np.float32]
+    share: Floats
+    everything: bool
+
+    def at(self, prices: Floats) -> tuple[float, Floats]:
+        """The bound, and (nodes,) what each node wants at these prices."""
+        gain = self.table - prices.astype(np.float32)[:, None]
+        largest = gain.max(axis=0)
+        # What must be held is wanted by its best node though it loses there, and by all that gain;
+        # what is held once at most by its best node, if that gains.
+        pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
+        wanted = gain >= pivot
+        got = np.where(wanted, gain, np.float32(0)) @ self.weights
+        used = wanted.astype(np.float32) @ self.weights
+        return float(prices @ self.share + got.sum(dtype=np.float64)), used.astype(np.float64)
+
+
+def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats:
+    """The prices with the least bound on the way; pace : of the first step."""
+    best, best_value = prices, np.inf
+    for step in range(steps):
+        value, used = sample.at(prices)
+        if value < best_value:
+            best, best_value = prices, value
+        excess = (used - sample.share) / np.maximum(sample.share, 1e-12)
+        # Bounded, because a tiny quota makes any excess huge; and by a part at least, because
+        # prices would not come far where all excesses are small.
+        most = min(1.0, 4 * float(np.abs(excess).max()) + 1e-12)
+        direction = np.clip(excess / most, -1, 1)
+        prices = np.maximum(0, prices + pace / (1 + step / 3) * direction)
+    return best

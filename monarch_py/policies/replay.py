@@ -1,0 +1,102 @@
+"""What policies share whose copies come and go: when files are used next, and epochs replayed.
+
+What lies in a cache at the start of an epoch depends on all epochs before, so such a policy is
+written as a generator of epochs, and `Replay` answers for the epoch that is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.policies.view import Ints, Job
+
+__all__ = ["NEVER", "Replay", "in_time", "next_uses"]
+
+# The next use of a file that is not used again: later than every access.
+NEVER = int(np.iinfo(np.int64).max)
+# Epochs whose answers stay at hand: one that is running, and those that a prefetcher looks into.
+KEPT_EPOCHS = 3
+
+T = TypeVar("T")
+
+
+class Replay(Generic[T]):
+    """Random access to what a generator yields epoch by epoch; an epoch that has gone by is made
+    again from the first one on.
+
+    begin : starts a generator of all epochs, with the state in which the job starts
+    """
+
+    def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
+        self._begin = begin
+        self._kept: dict[int, T] = {}
+        self._running: Iterator[T] | None = None
+        self._next = 0
+
+    def at(self, epoch: int) -> T:
+        """What the generator yields for `epoch`; IndexError past the last epoch."""
+        if epoch not in self._kept and (epoch < self._next or self._running is None):
+            self._running, self._next = self._begin(), 0
+        while epoch not in self._kept:
+            made = next(self._running, None) if self._running is not None else None
+            if made is None:
+                raise IndexError(f"epoch {epoch} is past the last one, {self._next - 1}")
+            self._kept[self._next] = made
+            self._kept.pop(self._next - KEPT_EPOCHS, None)
+            self._next += 1
+        return self._kept[epoch]
+
+
+def in_time(order: Ints) -> npt.NDArray[Any]:
+    """The accesses of all nodes in the order in which they happen, nodes taking turns.
+
+    order : (nodes, ...), as in `Job.orders`.  Returns (nodes x accesses,), node by node for the
+    first access of each, then for the second: of access a of node n it is entry a x nodes + n.
+    """
+    return np.asarray(order.reshape(len(order), -1).T.ravel())
+
+
+def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
+    """When the file of each access is used next, for all epochs.
+
+    together : by any node, where all share one cache; otherwise by the same node.
+    Returns for each epoch (nodes, accesses) int64: the number of the next access of that file, or
+    NEVER. Accesses are numbered over all epochs, as in `in_time`: those of a step lie together.
+    Takes 8 bytes for every access of the job: policies that look ahead pay that once.
+    """
+    nodes, upcoming = job.cluster.nodes, np.full(job.files, NEVER, dtype=np.int64)
+    own = [upcoming] * nodes if together else [upcoming.copy() for _ in range(nodes)]
+    lengths = [job.orders(epoch).size for epoch in range(job.epochs)]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    answer: list[npt.NDArray[np.int64]] = []
+    for epoch in reversed(range(job.epochs)):
+        order = job.orders(epoch).reshape(nodes, -1)
+        times = starts[epoch] + np.arange(order.size).reshape(-1, nodes).T
+        after = np.empty(order.shape, dtype=np.int64)
+        if together:
+            flat = _upcoming(in_time(order), times.T.ravel(), upcoming)
+            after[:] = flat.reshape(-1, nodes).T
+        else:
+            for node in range(nodes):
+                after[node] = _upcoming(order[node], times[node], own[node])
+        answer.append(after)
+    return answer[::-1]
+
+
+def _upcoming(
+    files: Ints, times: npt.NDArray[np.int64], upcoming: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The next use after each of these accesses, in order of time; `upcoming` (files,), the first
+    use after them, becomes that from the first of them on."""
+    after = upcoming[files]
+    # A file that comes twice within the epoch (sampling with replacement) is used again in it.
+    by_file = np.argsort(files, kind="stable")
+    again = files[by_file][1:] == files[by_file][:-1]
+    after[by_file[:-1][again]] = times[by_file[1:][again]]
+    # Backwards, because of several values for one place the last one stays.
+    upcoming[files[::-1]] = times[::-1]
+    return after

@@ -1,0 +1,54 @@
+"""The cheapest assignment of rows to columns."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.policies.view import Floats
+
+__all__ = ["assign"]
+
+
+def assign(costs: Floats) -> npt.NDArray[np.int64]:
+    """Gives each row a column of its own so that the sum of the costs is least.
+
+    costs : (n, n).  Returns (n,) int64, the column of each row.
+    The Hungarian method by shortest augmenting paths with potentials (Jonker and Volgenant 1987):
+    n paths of at most n steps, each over all columns at once.
+    """
+    n = len(costs)
+    row_price, column_price = np.zeros(n), np.zeros(n)
+    row_of = np.full(n, -1)
+    for row in range(n):
+        distance = np.full(n, np.inf)
+        came_from = np.full(n, -1)
+        open_ = np.ones(n, dtype=bool)
+        current, length, column = row, 0.0, -1
+        while True:
+            reach = length + costs[current] - row_price[current] - column_price
+            nearer = open_ & (reach < distance)
+            distance[nearer] = reach[nearer]
+            came_from[nearer] = current
+            column = int(np.where(open_, distance, np.inf).argmin())
+            length = float(distance[column])
+            open_[column] = False
+            if row_of[column] < 0:
+                break
+            current = int(row_of[column])
+        done = ~open_
+        column_price[done] += distance[done] - length
+        inner = done & (row_of >= 0)
+        row_price[row_of[inner]] += length - distance[inner]
+        row_price[row] += length
+        while True:
+            before = int(came_from[column])
+            taken = np.flatnonzero(row_of == before)
+            row_of[column] = before
+            if before == row:
+                break
+            # The path goes on at the column that this row gives up.
+            column = int(taken[taken != column][0])
+    answer = np.empty(n, dtype=np.int64)
+    answer[row_of] = np.arange(n)
+    return answer

@@ -1,0 +1,63 @@
+"""Which node takes which samples of a step (SOLAR 4.3).
+
+Gradients of a step are summed over all nodes, so that only the set of its samples matters. Each
+goes to the node that holds it, and those that must be loaded are dealt so that all nodes load about
+as many; batches of nodes then differ in size, up to a cap.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.policies.view import PFS, Ints
+
+__all__ = ["balanced", "deal"]
+
+
+def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
+    """How many samples each node loads, so that the largest number is as small as possible.
+
+    held : (nodes,), samples that it takes from its buffer, `cap` at most;  loads : to be dealt;
+    cap : samples that a node takes in a step at most; nodes x cap must be enough for all.
+    Returns (nodes,) int64 with sum `loads`: the same number everywhere but where the cap is
+    reached, and where they do not divide, one more on the nodes that hold least.
+    """
+    room = cap - np.asarray(held, dtype=np.int64)
+    share = np.zeros(len(room), dtype=np.int64)
+    # Water fills the room of all alike; each round at least one node is full, or all is dealt.
+    while loads > 0:
+        open_ = np.flatnonzero(share < room)
+        level = loads // len(open_)
+        if level == 0:
+            by_room = open_[np.argsort(-(room - share)[open_], kind="stable")]
+            share[by_room[:loads]] += 1
+            break
+        added = np.minimum(level, (room - share)[open_])
+        share[open_] += added
+        loads -= int(added.sum())
+    return share
+
+
+def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Deals the samples of one step.
+
+    files : (samples,);  holder : (samples,), the node that holds each, or PFS;  cap : as of
+    `balanced`.
+    Returns (samples,) the node of each, and (samples,) bool, whether it must be loaded: what no
+    node holds, and what a node holds beyond the cap. Loads are dealt in runs of neighbouring
+    numbers, which lie beside each other in their file (see `chunks`).
+    """
+    # The place of each sample among those of its holder.
+    by_holder = np.argsort(holder, kind="stable")
+    sorted_holder = holder[by_holder]
+    rank = np.empty(len(files), dtype=np.int64)
+    rank[by_holder] = np.arange(len(files)) - np.searchsorted(sorted_holder, sorted_holder)
+    loaded = (holder == PFS) | (rank >= cap)
+    node = np.array(holder, dtype=np.int64)
+    held = np.bincount(node[~loaded], minlength=nodes)
+    share = balanced(held, int(np.count_nonzero(loaded)), cap)
+    waiting = np.flatnonzero(loaded)
+    waiting = waiting[np.argsort(files[waiting], kind="stable")]
+    node[waiting] = np.repeat(np.arange(nodes), share)
+    return node, loaded

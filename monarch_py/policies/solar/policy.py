@@ -1,0 +1,167 @@
+"""SOLAR as a policy: buffers that know the future, and batches that follow what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import PolicyError
+from monarch_py.policies.eviction import MISS, FarthestUse
+from monarch_py.policies.replay import Replay, in_time, next_uses
+from monarch_py.policies.solar.chunks import join
+from monarch_py.policies.solar.epochs import edge_costs, order_epochs
+from monarch_py.policies.solar.mapping import deal
+from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
+
+__all__ = ["Solar"]
+
+
+class Solar:
+    """Samples go to the nodes that hold them, loads are balanced, buffers drop what is used last.
+
+    cap : samples that a node takes in a step at most, as a multiple of its batch (SOLAR lets
+    batches differ between ranks, and what a GPU's memory holds bounds them);  chunk, gap : as of
+    `chunks.join`, reads that go over unwanted samples (0 for none);  reorder : also order the
+    epochs. That is off: under independent shuffles all edges cost nearly the same, and buffers that
+    drop what is used last load D - C in an epoch whatever came before it.
+
+    A sample is held by one node, the one that loaded it, which by the mapping uses it again.
+    What a node holds beyond the cap is loaded by another one, and stays where it is.
+    Assumptions: buffers are all classes of a node together; every node has the same cap.
+    Raises PolicyError for a cap below 1 and for what `chunks.join` refuses.
+    """
+
+    name = "solar"
+
+    def __init__(
+        self, *, cap: float = 1.5, chunk: int = 1, gap: int = 0, reorder: bool = False
+    ) -> None:
+        if cap < 1:
+            raise PolicyError(
+                f"{self.name}: cap is {cap}; below 1 there is no room for all samples of a step"
+            )
+        join(np.zeros(0, dtype=np.int64), gap, chunk)
+        self.cap, self.chunk, self.gap, self.reorder = cap, chunk, gap, reorder
+        if reorder:
+            self.name = "solar-reordered"
+
+    def decide(self, job: Job) -> Decision:
+        if self.reorder:
+            path, given = self._path(job), job.orders
+            job = replace(job, orders=lambda epoch: given(int(path[epoch])))
+        replay = Replay(lambda: self._epochs(job))
+        return Decision(
+            when=When.ON_USE,
+            pfs=False,
+            orders=lambda epoch: replay.at(epoch)[0],
+            served=lambda epoch, _: replay.at(epoch)[1],
+        )
+
+    @staticmethod
+    def _path(job: Job) -> npt.NDArray[np.int64]:
+        room = int(job.cluster.capacity[:, STAGING + 1 :].sum())
+        capacity = min(job.files, room // max(1, int(job.sizes.mean())))
+        return order_epochs(edge_costs(job.orders, job.epochs, capacity, job.files))
+
+    def _epochs(self, job: Job) -> Iterator[tuple[Ints, Served]]:
+        nodes = job.cluster.nodes
+        upcoming = next_uses(job, together=True)
+        buffers = _Buffers(job)
+        # [bytes] before each sample in the file.
+        offset = np.concatenate([[0], np.cumsum(job.sizes)])
+        start = 0
+        for epoch in range(job.epochs):
+            steps, batch = job.orders(epoch).shape[1:]
+            shape = (nodes, steps, int(np.ceil(self.cap * batch)))
+            order = np.full(shape, NO_FILE, dtype=np.int32)
+            cls = np.zeros(shape, dtype=np.int8)
+            redundant = np.zeros(shape, dtype=np.int64)
+            files = in_time(job.orders(epoch)).reshape(steps, -1)
+            after = in_time(upcoming[epoch]).reshape(steps, -1)
+            for step in range(steps):
+                node, loaded = deal(files[step], buffers.holder[files[step]], nodes, shape[2])
+                place = (node, step, _places(node))
+                order[place] = files[step]
+                now = start + (step + 1) * nodes * batch - 1
+                cls[place] = buffers.use(files[step], after[step], node, loaded, now)
+                vain = self._redundant(files[step], node, loaded, offset)
+                redundant[place] = vain
+            start += nodes * steps * batch
+            buffers.forget(start - 1)
+            rows = np.arange(nodes, dtype=np.int32)[:, None, None]
+            holder = np.where(cls == MISS, PFS, rows).reshape(nodes, -1).astype(np.int32)
+            served = Served(holder, cls.reshape(nodes, -1), redundant.reshape(nodes, -1))
+            yield order, served
+
+    def _redundant(
+        self, files: Ints, node: Ints, loaded: npt.NDArray[np.bool_], offset: Ints
+    ) -> npt.NDArray[np.int64]:
+        """(samples,) [bytes] read besides, told with the first sample of each read."""
+        answer = np.zeros(len(files), dtype=np.int64)
+        if self.gap == 0:
+            return answer
+        for each in np.unique(node[loaded]):
+            at = np.flatnonzero(loaded & (node == each))
+            reads = join(files[at], self.gap, self.chunk)
+            whole = offset[reads.start + reads.count] - offset[reads.start]
+            sizes = offset[files[at] + 1] - offset[files[at]]
+            wanted = np.bincount(reads.read_of, sizes, len(whole)).astype(np.int64)
+            _, first = np.unique(reads.read_of, return_index=True)
+            answer[at[first]] = whole - wanted
+        return answer
+
+
+def _places(node: Ints) -> npt.NDArray[np.int64]:
+    """The place of each sample in its node's batch: they keep their order."""
+    by_node = np.argsort(node, kind="stable")
+    rank = np.empty(len(node), dtype=np.int64)
+    rank[by_node] = np.arange(len(node)) - np.searchsorted(node[by_node], node[by_node])
+    return rank
+
+
+class _Buffers:
+    """The buffers of all nodes.  holder : (files,) int32, the node that has each, or PFS"""
+
+    def __init__(self, job: Job) -> None:
+        self._sizes = job.sizes
+        self._caches = [FarthestUse(each, job.files) for each in job.cluster.capacity]
+        self.holder = np.full(job.files, PFS, dtype=np.int32)
+
+    def use(
+        self, files: Ints, after: Ints, node: Ints, loaded: npt.NDArray[np.bool_], now: int
+    ) -> npt.NDArray[np.int8]:
+        """Uses the samples of a step, and keeps those that were loaded where that pays.
+
+        Arrays (samples,): next uses, the nodes that use them, whether they were loaded;  now : the
+        last access of the step.  Returns (samples,) the class that had each, MISS for a load.
+        """
+        cls = np.zeros(len(files), dtype=np.int8)
+        owner = self.holder[files].tolist()
+        sizes = self._sizes[files].tolist()
+        # Arrays are slow one by one.
+        rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
+        for at, (file, upcoming, who, had) in enumerate(rows):
+            if had == PFS:
+                gone = self._caches[who].offer(file, sizes[at], upcoming, now)
+                if gone is not None:
+                    self.holder[gone] = PFS
+                    self.holder[file] = who
+                continue
+            # Evicted by a load of this very step: it was read before that.
+            level = self._caches[had].level(file)
+            if level == MISS:
+                cls[at] = STAGING + 1
+                continue
+            if not loaded[at]:
+                cls[at] = level
+            self._caches[had].used(file, upcoming)
+            if self._caches[had].level(file) == MISS:
+                self.holder[file] = PFS
+        return cls
+
+    def forget(self, now: int) -> None:
+        for cache in self._caches:
+            cache.forget(now)

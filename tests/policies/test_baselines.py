@@ -1,0 +1,80 @@
+"""The baselines on a dozen files, as their papers say."""
+
+from __future__ import annotations
+
+import pytest
+from policies.jobs import cluster, held_by, written
+
+from monarch_py.errors import PolicyError
+from monarch_py.policies.baselines import (
+    DeepIO,
+    LBANNDynamic,
+    LBANNPreloading,
+    Naive,
+    Perfect,
+    StagingBuffer,
+)
+from monarch_py.policies.view import When
+
+# Two nodes, two steps of three: every file once an epoch.
+ORDERS = [
+    [[[0, 2, 4], [6, 8, 10]], [[1, 3, 5], [7, 9, 11]]],
+    [[[11, 10, 9], [8, 7, 6]], [[5, 4, 3], [2, 1, 0]]],
+]
+
+
+def test_nothing_is_kept_by_the_first_three() -> None:
+    """They differ in what waits: nothing, every access, or only what the buffer is too late for."""
+    job = written(ORDERS, cluster([[6], [6]]))
+    perfect, naive, staging = (each().decide(job) for each in (Perfect, Naive, StagingBuffer))
+    assert [len(each.copies.file) for each in (perfect, naive, staging)] == [0, 0, 0]
+    assert (perfect.free, naive.free, staging.free) == (True, False, False)
+    assert (naive.staging, staging.staging) == (False, True)
+    assert all(each.served is None and each.orders is None for each in (perfect, naive, staging))
+
+
+def test_deepio_loads_shares_that_lie_together() -> None:
+    """12 files, 2 nodes: 0 to 5 and 6 to 11, in memory, before training; order as the sampler's."""
+    decision = DeepIO().decide(written(ORDERS, cluster([[6, 100], [6, 100]])))
+    assert held_by(decision, 0, 1) == [0, 1, 2, 3, 4, 5]
+    assert held_by(decision, 1, 1) == [6, 7, 8, 9, 10, 11]
+    assert (decision.when, decision.remote, decision.pfs) == (When.BEFORE, True, False)
+    assert decision.orders is None
+
+
+def test_deepio_keeps_what_fits_and_reads_the_rest() -> None:
+    """Its hybrid mode: memory for 4 files each; the disk, which it does not know, stays empty."""
+    decision = DeepIO().decide(written(ORDERS, cluster([[4, 100], [4, 100]])))
+    assert held_by(decision, 0, 1) == [0, 1, 2, 3]
+    assert held_by(decision, 1, 1) == [6, 7, 8, 9]
+    assert held_by(decision, 0, 2) == held_by(decision, 1, 2) == []
+
+
+def test_lbann_dynamic_keeps_what_a_node_reads_first() -> None:
+    """In the first epoch node 0 reads the even files and node 1 the odd ones, in this order."""
+    decision = LBANNDynamic().decide(written(ORDERS, cluster([[6], [6]])))
+    assert held_by(decision, 0, 1) == [0, 2, 4, 6, 8, 10]
+    assert held_by(decision, 1, 1) == [1, 3, 5, 7, 9, 11]
+    assert (decision.when, decision.remote) == (When.ON_USE, True)
+
+
+def test_lbann_preloading_takes_contiguous_shares() -> None:
+    decision = LBANNPreloading().decide(written(ORDERS, cluster([[6], [6]])))
+    assert held_by(decision, 0, 1) == [0, 1, 2, 3, 4, 5]
+    assert decision.when is When.BEFORE
+
+
+@pytest.mark.parametrize("policy", [LBANNDynamic(), LBANNPreloading()])
+def test_lbann_refuses_what_memory_cannot_hold(policy: LBANNDynamic | LBANNPreloading) -> None:
+    """The disk does not count: NoPFS 6 has the data store fail there."""
+    job = written(ORDERS, cluster([[6, 100], [5, 100]]))
+    with pytest.raises(PolicyError, match=r"12 bytes.*11 bytes in all.*add nodes or memory"):
+        policy.decide(job)
+
+
+@pytest.mark.parametrize("policy", [DeepIO(), LBANNDynamic(), LBANNPreloading()])
+def test_without_a_class_for_copies_there_is_one_sentence(
+    policy: DeepIO | LBANNDynamic | LBANNPreloading,
+) -> None:
+    with pytest.raises(PolicyError, match="classes has the staging buffer alone"):
+        policy.decide(written(ORDERS, cluster([[], []])))

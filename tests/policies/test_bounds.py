@@ -1,0 +1,87 @@
+"""What the literature promises, on jobs small enough for a test; benchmarks/policies has the
+rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from policies.jobs import cluster, holders, loads, order_of, shuffled
+
+from monarch_py.policies.caches import LRU, Belady, FirstFit
+from monarch_py.policies.replay import NEVER, Replay, next_uses
+from monarch_py.policies.solar import Solar
+from monarch_py.policies.view import NO_FILE, PFS
+
+FILES = 6400
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_steady_epochs_load_what_does_not_fit(part: float, nodes: int) -> None:
+    """Pinning, Belady and SOLAR's mapping: at most 1.02 (D - C) an epoch, over all nodes."""
+    machine = cluster([[int(part * FILES / nodes)]] * nodes)
+    job = shuffled(FILES, machine, epochs=3, batch=32)
+    bound = 1.02 * (FILES - machine.capacity[:, 1:].sum())
+    pinned = FirstFit(shared=nodes > 1).decide(job)
+    held = np.zeros(FILES, dtype=bool)
+    held[pinned.copies.file] = True
+    for epoch in (1, 2):
+        assert np.count_nonzero(~held[job.orders(epoch)]) <= bound
+    for policy in (Belady(shared=nodes > 1), Solar()):
+        assert max(loads(job, policy.decide(job))[1:]) <= bound
+
+
+def test_solar_loads_a_quarter_on_every_rank() -> None:
+    """Fig. 11: 16 ranks that together hold 0.8 of the dataset. Before, each caches for itself."""
+    job = shuffled(8192, cluster([[int(0.8 * 8192 / 16)]] * 16), epochs=4, batch=32)
+
+    def of_rank(policy: LRU | Solar) -> tuple[float, int]:
+        decision = policy.decide(job)
+        counts = []
+        for epoch in range(1, 4):
+            order = order_of(job, decision, epoch).reshape(16, -1)
+            missed = (holders(job, decision, epoch) == PFS) & (order != NO_FILE)
+            counts.append(missed.sum(axis=1))
+        rank = np.sum(counts, axis=0)
+        return float(rank.mean()), int(rank.max())
+
+    before, after = of_rank(LRU()), of_rank(Solar())
+    assert before[0] / after[0] >= 4
+    assert before[1] / after[1] >= 4
+
+
+def test_next_uses_by_hand() -> None:
+    """Two nodes, two epochs of three accesses each. Together: node 0 has 0 1 2, then 3 4 0; node 1
+    has 3 4 5, then 1 2 5. In time: 0 3 1 4 2 5 | 3 1 4 2 0 5, numbered 0 to 11."""
+    orders = np.array([[[[0, 1, 2]], [[3, 4, 5]]], [[[3, 4, 0]], [[1, 2, 5]]]], dtype=np.int32)
+    job = shuffled(6, cluster([[1], [1]]), epochs=2, batch=3)
+    job = type(job)(job.sizes, job.cluster, 2, 3, lambda epoch: orders[epoch])
+    together, alone = (next_uses(job, together=each) for each in (True, False))
+    assert together[0].tolist() == [[10, 7, 9], [6, 8, 11]]
+    assert (together[1] == NEVER).all()
+    assert alone[0].tolist() == [[10, NEVER, NEVER], [NEVER, NEVER, 11]]
+
+
+def test_a_file_that_comes_twice_in_an_epoch_is_used_again_in_it() -> None:
+    orders = np.array([[[[0, 1, 0, 1, 0]]], [[[1, 1, 2, 0, 0]]]], dtype=np.int32)
+    job = shuffled(3, cluster([[1]]), epochs=2, batch=1)
+    job = type(job)(job.sizes, job.cluster, 2, 5, lambda epoch: orders[epoch])
+    first, second = next_uses(job, together=False)
+    assert first.tolist() == [[2, 3, 4, 5, 8]]
+    assert second.tolist() == [[6, NEVER, NEVER, 9, NEVER]]
+
+
+def test_a_replay_runs_once_where_epochs_are_asked_in_order() -> None:
+    begun = []
+
+    def begin() -> object:
+        begun.append(1)
+        return iter("abcdef")
+
+    replay: Replay[str] = Replay(begin)  # type: ignore[arg-type]
+    assert [replay.at(epoch) for epoch in (0, 1, 0, 2, 3, 2)] == list("abacdc")
+    assert len(begun) == 1
+    assert replay.at(0) == "a"
+    assert len(begun) == 2
+    with pytest.raises(IndexError, match="epoch 6 is past the last one, 5"):
+        replay.at(6)

@@ -1,0 +1,159 @@
+"""First fit, LRU and Belady: a dozen files by hand, bounds for all."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policies.jobs import cluster, held_by, holders, loads, shuffled, written
+
+from monarch_py.policies.caches import LRU, Belady, FirstFit
+from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent
+from monarch_py.policies.replay import NEVER
+from monarch_py.policies.view import PFS, When
+
+UP = [[list(range(12))]]
+DOWN = [[list(range(11, -1, -1))]]
+
+
+def test_first_fit_pins_what_comes_first() -> None:
+    """Sizes 1, but file 1 has 3 and file 2 has 9; classes of 4 and 3. In order of use: 0 goes to
+    the first (3 left), 1 too (0 left), 2 fits nowhere and stops nobody, 3 4 5 fill the second."""
+    sizes = [1, 3, 9, *[1] * 9]
+    decision = FirstFit().decide(written([UP, DOWN], cluster([[4, 3]]), sizes))
+    assert held_by(decision, 0, 1) == [0, 1]
+    assert held_by(decision, 0, 2) == [3, 4, 5]
+    assert (decision.when, decision.remote) == (When.ON_USE, False)
+
+
+def test_shared_first_fit_has_one_home_for_a_file() -> None:
+    job = shuffled(1200, cluster([[300], [300], [600]]), epochs=2, batch=10)
+    decision = FirstFit(shared=True).decide(job)
+    assert len(set(decision.copies.file.tolist())) == len(decision.copies.file)
+    # Homes in proportion to the room: 300, 300 and 600 files, give or take the hash.
+    assert len(decision.copies.file) > 1150
+    assert decision.remote
+
+
+def test_lru_up_and_down() -> None:
+    """Room for 4 of 12 files, read up, down and up. Up ends with 8 9 10 11 there: down hits these
+    four and ends with 3 2 1 0 there, which the next way up hits. The same way again hits
+    nothing."""
+    job = written([UP, DOWN, UP, UP], cluster([[4]]))
+    decision = LRU().decide(job)
+    assert loads(job, decision) == [12, 8, 8, 12]
+    assert np.flatnonzero(holders(job, decision, 1)[0] == 0).tolist() == [0, 1, 2, 3]
+
+
+def test_lru_of_two_classes_is_one_stack() -> None:
+    """Two classes of 2. After the way up the stack is 11 10 | 9 8. Down: 11 and 10 are in the
+    first; 9 comes from the second, pushing 11 there, and so does 8."""
+    job = written([UP, DOWN], cluster([[2, 2]]))
+    decision = LRU().decide(job)
+    assert decision.served is not None
+    assert decision.served(1, job.orders(1)).cls[0, :5].tolist() == [1, 1, 2, 2, 0]
+
+
+def test_lru_never_hits_on_a_cyclic_scan_one_file_too_large() -> None:
+    job = written([[[list(range(100))]]] * 5, cluster([[99]]))
+    assert loads(job, LRU().decide(job)) == [100] * 5
+
+
+def test_belady_up_down_and_up_again() -> None:
+    """Room for 4 of 12. Up: file f is used again at 23 - f, so each one is nearer than those before
+    it, and 8 9 10 11 stay: hit on the way down. Going down, f is used again at 24 + f: again each
+    is nearer, 3 2 1 0 stay and are hit going up. Going up twice, f is used again 12 later: those
+    that are there are nearer than all that come: nothing is exchanged, and the same four are
+    hit."""
+    job = written([UP, DOWN, UP, UP], cluster([[4]]))
+    decision = Belady().decide(job)
+    assert loads(job, decision) == [12, 8, 8, 8]
+    assert np.flatnonzero(holders(job, decision, 3)[0] == 0).tolist() == [0, 1, 2, 3]
+
+
+def test_epochs_can_be_asked_for_in_any_order() -> None:
+    job = shuffled(60, cluster([[20]]), epochs=5, batch=5)
+    decision = Belady().decide(job)
+    forwards = [holders(job, decision, epoch).tolist() for epoch in range(5)]
+    assert [holders(job, decision, epoch).tolist() for epoch in (4, 0, 3, 1, 2)] == [
+        forwards[epoch] for epoch in (4, 0, 3, 1, 2)
+    ]
+    with pytest.raises(IndexError):
+        holders(job, decision, 5)
+
+
+def best_possible(files: list[int], capacity: int) -> int:
+    """The most hits that any policy reaches, by trying all of them."""
+    states = {frozenset[int](): 0}
+    for file in files:
+        later: dict[frozenset[int], int] = {}
+        for held, hits in states.items():
+            now = hits + (file in held)
+            pool = held | {file}
+            kept = [pool] if len(pool) <= capacity else map(frozenset, combinations(pool, capacity))
+            for each in kept:
+                later[frozenset(each)] = max(later.get(frozenset(each), 0), now)
+        states = later
+    return max(states.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=14), st.integers(0, 4))
+def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
+    after = [
+        next((j for j in range(i + 1, len(files)) if files[j] == files[i]), NEVER)
+        for i in range(len(files))
+    ]
+    cache = FarthestUse(np.array([0, capacity]), 6)
+    found = cache.run(files, [1] * len(files), after, list(range(len(files))))
+    assert len(files) - found.count(MISS) == best_possible(files, capacity)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(10, 60), st.floats(0.05, 1.2), st.integers(2, 5), st.integers(0, 2**32))
+def test_belady_hits_as_often_as_any(files: int, part: float, epochs: int, seed: int) -> None:
+    """Equal sizes, one node. In every epoch from the second on exactly D - C are loaded."""
+    room = int(part * files)
+    job = shuffled(files, cluster([[room]]), epochs=epochs, batch=1, seed=seed)
+    least = loads(job, Belady().decide(job))
+    assert least == [files] + [max(0, files - room)] * (epochs - 1)
+    for other in (LRU(),):
+        assert sum(loads(job, other.decide(job))) >= sum(least)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 8), st.integers(0, 8))
+def test_classes_of_an_lru_hit_as_one(files: list[int], fast: int, slow: int) -> None:
+    """Files of one size: the classes together hold what one of their size would."""
+    two = LeastRecent(np.array([0, fast, slow])).run(files, [1] * len(files))
+    one = LeastRecent(np.array([0, fast + slow])).run(files, [1] * len(files))
+    assert [bool(level) for level in two] == [bool(level) for level in one]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 40), st.integers(0, 40))
+def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: int) -> None:
+    """File f has f + 1 bytes. What is found can be read back: hits never exceed what fits."""
+    sizes = [file + 1 for file in files]
+    after = [
+        next((j for j in range(i + 1, len(files)) if files[j] == files[i]), NEVER)
+        for i in range(len(files))
+    ]
+    farthest = FarthestUse(np.array([0, fast, slow]), 10)
+    for at, file in enumerate(files):
+        farthest.run([file], [sizes[at]], [after[at]], [at])
+        held = [(f + 1, farthest.level(f)) for f in range(10) if farthest.level(f) != MISS]
+        assert sum(size for size, level in held if level == 1) <= fast
+        assert sum(size for size, level in held if level == 2) <= slow
+
+
+def test_nodes_that_share_load_what_one_of_their_size_would() -> None:
+    """3 nodes with 100 files each of 600: D - C = 300 in all, where each alone loads far more."""
+    job = shuffled(600, cluster([[100]] * 3), epochs=4, batch=10)
+    together, alone = (loads(job, Belady(shared=each).decide(job)) for each in (True, False))
+    assert together[1:] == [300, 300, 300]
+    assert min(alone[1:3]) > 310
+    assert PFS in holders(job, Belady(shared=True).decide(job), 1)

@@ -1,0 +1,62 @@
+"""Group shuffle with double buffering, by hand and for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from policies.jobs import cluster, shuffled, written
+
+from monarch_py.errors import PolicyError
+from monarch_py.policies.groupshuffle import GroupShuffle, largest_group
+from monarch_py.policies.view import Job
+
+ORDER = [[[[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]]]
+
+
+def with_buffer(job: Job, bytes_: int) -> Job:
+    room = job.cluster.capacity.copy()
+    room[:, 0] = bytes_
+    return replace(job, cluster=replace(job.cluster, capacity=room))
+
+
+def test_groups_stay_together_and_are_shuffled_within() -> None:
+    """12 samples in groups of 4: a run of four accesses is one group, whichever comes when, and
+    over 20 epochs both the groups and the samples within have changed places."""
+    job = written(ORDER * 20, cluster([[]]))
+    decision = GroupShuffle(4).decide(job)
+    assert decision.orders is not None
+    orders = [decision.orders(epoch).ravel() for epoch in range(20)]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(12))
+        for run in order.reshape(3, 4):
+            assert len(set((run // 4).tolist())) == 1
+    assert len({tuple((order[::4] // 4).tolist()) for order in orders}) > 3
+    assert any((order[:4] % 4).tolist() != [0, 1, 2, 3] for order in orders)
+    assert decision.staging
+    assert not len(decision.copies.file)
+
+
+def test_two_of_the_largest_groups_fit_the_buffer() -> None:
+    """Sizes 1 to 12; groups of 4 take 10, 26 and 42 bytes, groups of 5 take 15, 40 and 23. Twice 42
+    fit into 84 bytes and not into 83, twice 40 into both: the largest group counts, so a buffer of
+    83 gets fewer samples although five at a time would do."""
+    job = written(ORDER, cluster([[]]), np.arange(1, 13))
+    assert largest_group(job.sizes, 4) == 42
+    with pytest.raises(PolicyError, match=r"2 groups of 4 samples take 84 bytes.*capacity of 83"):
+        GroupShuffle(4).decide(with_buffer(job, 83))
+    assert "groups of 4" in GroupShuffle(4).decide(with_buffer(job, 84)).notes[0]
+
+
+def test_the_default_uses_the_buffer() -> None:
+    """1,000 samples of 10 bytes and a buffer of 2,000: 100 samples a group."""
+    job = shuffled(1000, cluster([[], []]), epochs=1, batch=5, sizes=[10] * 1000)
+    assert GroupShuffle().decide(with_buffer(job, 2000)).notes == (
+        "groups of 100 samples, shuffled within",
+    )
+
+
+def test_a_group_of_nothing_is_refused() -> None:
+    with pytest.raises(PolicyError, match="group is 0"):
+        GroupShuffle(0)

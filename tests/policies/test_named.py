@@ -1,0 +1,72 @@
+"""Every policy by its name: none is another one, and none says what cannot be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from policies.jobs import cluster, shuffled
+
+from monarch_py.errors import PolicyError
+from monarch_py.policies.named import NAMES, make_policy
+from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Job
+
+
+def job_of() -> Job:
+    """Room for half of the dataset in memories and another fifth on disks."""
+    return shuffled(360, cluster([[60, 24]] * 3), epochs=4, batch=6)
+
+
+@pytest.mark.parametrize("name", [each for each in NAMES if not each.startswith("lbann")])
+def test_what_it_wants_can_be(name: str) -> None:
+    """Copies fit, each is told once, orders name files, and who serves holds something."""
+    job = job_of()
+    decision = make_policy(name).decide(job)
+    copies, capacity = decision.copies, job.cluster.capacity
+    used = np.zeros(capacity.shape, dtype=np.int64)
+    np.add.at(used, (copies.node, copies.cls), job.sizes[copies.file])
+    assert (used[:, STAGING + 1 :] <= capacity[:, STAGING + 1 :]).all()
+    assert not (copies.cls == STAGING).any()
+    assert len({*zip(copies.node.tolist(), copies.file.tolist(), strict=True)}) == len(copies.file)
+    for epoch in range(job.epochs):
+        order = (decision.orders or job.orders)(epoch)
+        assert ((order >= 0) & (order < job.files) | (order == NO_FILE)).all()
+        if decision.served is None:
+            continue
+        served = decision.served(epoch, order)
+        assert served.holder.shape == served.cls.shape == order.reshape(3, -1).shape
+        assert (served.cls[served.holder != PFS] != STAGING).all()
+        if not decision.remote:
+            own = served.holder == np.arange(3)[:, None]
+            assert (own | (served.holder == PFS)).all()
+
+
+def told(job: Job, decision: Decision) -> str:
+    """Everything that a policy decides, for comparison."""
+    orders = [(decision.orders or job.orders)(epoch) for epoch in range(job.epochs)]
+    served = decision.served
+    holders = [served(e, o).holder.tolist() for e, o in enumerate(orders)] if served else None
+    rows = sorted(zip(*(each.tolist() for each in vars(decision.copies).values()), strict=True))
+    flags = (decision.staging, decision.remote, decision.pfs, decision.free, decision.when)
+    return repr((flags, rows, holders, [order.tolist() for order in orders]))
+
+
+def test_no_two_are_one() -> None:
+    """Each pair differs on one of two jobs at least, in what is decided or in what is refused:
+    DeepIO and LBANN's preloading do the same where memory holds all, and only one works where
+    not."""
+    small = shuffled(120, cluster([[60, 24]] * 3), epochs=4, batch=4)
+    decided: dict[str, str] = {}
+    for name in NAMES:
+        answers = []
+        for job in (job_of(), small):
+            try:
+                answers.append(told(job, make_policy(name).decide(job)))
+            except PolicyError as error:
+                answers.append(type(error).__name__)
+        decided[name] = repr(answers)
+    assert len(set(decided.values())) == len(NAMES)
+
+
+def test_a_name_that_is_none() -> None:
+    with pytest.raises(PolicyError, match=r"policy: 'fifo' is none of perfect, naive, .*solar"):
+        make_policy("fifo")

@@ -1,0 +1,103 @@
+"""Baselines that deal samples anew: by hand, and what holds for all orders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policies.jobs import cluster, held_by, shuffled, written
+
+from monarch_py.errors import PolicyError
+from monarch_py.policies.reordering import (
+    DeepIOOpportunistic,
+    LocalityAware,
+    ParallelStaging,
+    exchange,
+)
+from monarch_py.policies.view import PFS
+
+ORDERS = [[[[0, 7, 8], [1, 2, 3]], [[9, 4, 10], [5, 6, 11]]]]
+
+
+def test_locality_aware_exchanges_within_a_step() -> None:
+    """Node 0 holds 0 to 5, node 1 holds 6 to 11. Step 0 has 0 7 8 and 9 4 10: node 0 gets 0, 4 and,
+    because node 1 has four of its own and takes three (7 8 9), the 10. Step 1 has 1 2 3 and 5 6 11:
+    node 0 has four of its own, keeps 1 2 3, and 5 goes to node 1 beside 6 and 11."""
+    job = written(ORDERS, cluster([[6], [6]]))
+    decision = LocalityAware().decide(job)
+    assert decision.orders is not None
+    dealt = decision.orders(0)
+    assert [sorted(step) for step in dealt[0].tolist()] == [[0, 4, 10], [1, 2, 3]]
+    assert [sorted(step) for step in dealt[1].tolist()] == [[7, 8, 9], [5, 6, 11]]
+    assert decision.remote
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**32))
+def test_an_exchange_keeps_steps_and_moves_as_few_as_it_can(
+    nodes: int, steps: int, batch: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(nodes * steps * batch).reshape(nodes, steps, batch).astype(np.int32)
+    holder = rng.integers(PFS, nodes, order.size)
+    dealt = exchange(order, holder[order])
+    for step in range(steps):
+        assert sorted(dealt[:, step].ravel()) == sorted(order[:, step].ravel())
+        owned = holder[order[:, step]].ravel()
+        for node in range(nodes):
+            local = np.count_nonzero(holder[dealt[node, step]] == node)
+            assert local == min(batch, np.count_nonzero(owned == node))
+
+
+def test_parallel_staging_uses_its_share_alone() -> None:
+    """Shares 0 to 5 and 6 to 11: each node's epoch is a permutation of its own, as long as it."""
+    job = written(ORDERS, cluster([[6], [6]]))
+    decision = ParallelStaging().decide(job)
+    assert decision.orders is not None
+    dealt = decision.orders(0).reshape(2, -1)
+    assert sorted(dealt[0]) == [0, 1, 2, 3, 4, 5]
+    assert sorted(dealt[1]) == [6, 7, 8, 9, 10, 11]
+    assert decision.notes == ()
+    assert not decision.remote
+
+
+def test_parallel_staging_says_what_it_never_uses() -> None:
+    """Room for 4 and 2 files: six accesses pass over 4 of them once and a half, over 2 three
+    times."""
+    decision = ParallelStaging().decide(written(ORDERS, cluster([[4], [2]])))
+    assert decision.orders is not None
+    first, second = decision.orders(0).reshape(2, -1)
+    assert sorted(set(first.tolist())) == [0, 1, 2, 3]
+    assert sorted(second.tolist()) == [6, 6, 6, 7, 7, 7]
+    assert "does not access the whole dataset" in decision.notes[0]
+
+
+def test_deepio_opportunistic_deals_what_is_in_memory() -> None:
+    """Memory for all: one pass over the twelve, in an order that is not the sampler's. Memory for 3
+    files each (0 1 2 and 6 7 8): two passes over these six, and nothing from the file system."""
+    job = written(ORDERS, cluster([[6], [6]]))
+    whole = DeepIOOpportunistic().decide(job)
+    assert whole.orders is not None
+    assert sorted(whole.orders(0).ravel().tolist()) == list(range(12))
+    assert whole.orders(0).tolist() != job.orders(0).tolist()
+    part = DeepIOOpportunistic().decide(written(ORDERS, cluster([[3], [3]])))
+    assert part.orders is not None
+    assert sorted(part.orders(0).ravel().tolist()) == sorted([0, 1, 2, 6, 7, 8] * 2)
+    assert held_by(part, 1, 1) == [6, 7, 8]
+    assert "memory" in part.notes[0]
+
+
+def test_deepio_opportunistic_reads_one_in_nodes_at_home() -> None:
+    """4 nodes: 1/4 of 4,000 accesses, with a standard deviation of 27."""
+    job = shuffled(4000, cluster([[1000]] * 4), epochs=1, batch=10)
+    decision = DeepIOOpportunistic().decide(job)
+    assert decision.orders is not None
+    home = decision.orders(0).reshape(4, -1) // 1000 == np.arange(4)[:, None]
+    assert 850 < home.sum() < 1150
+
+
+@pytest.mark.parametrize("policy", [ParallelStaging(), DeepIOOpportunistic()])
+def test_no_room_at_all_is_one_sentence(policy: ParallelStaging | DeepIOOpportunistic) -> None:
+    with pytest.raises(PolicyError, match=r"room for a single file.*raise"):
+        policy.decide(written(ORDERS, cluster([[0], [0]])))

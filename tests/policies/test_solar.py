@@ -1,0 +1,204 @@
+"""SOLAR: order of epochs, mapping, balance, chunks; a dozen samples by hand, bounds for all."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policies.jobs import cluster, holders, loads, order_of, shuffled, written
+
+from monarch_py.errors import PolicyError
+from monarch_py.policies.solar import Solar
+from monarch_py.policies.solar.assignment import assign
+from monarch_py.policies.solar.chunks import join, worthwhile_gap
+from monarch_py.policies.solar.epochs import edge_costs, lower_bound, order_epochs, path_cost
+from monarch_py.policies.solar.mapping import balanced, deal
+from monarch_py.policies.view import NO_FILE, PFS
+
+# Three epochs of twelve samples on one node.
+A, B, C = list(range(12)), list(range(11, -1, -1)), [*range(6, 12), *range(6)]
+
+
+def test_edges_by_hand() -> None:
+    """Room for 4. A begins with 0 1 2 3 and ends with 8 9 10 11, B is A backwards, C begins with
+    6 7 8 9 and ends with 2 3 4 5. B after A loads nothing new, A after B neither; C after A loads
+    6 and 7, A after C 0 and 1; C after B all four, and B after C too."""
+    job = written([[[A]], [[B]], [[C]]], cluster([[4]]))
+    costs = edge_costs(job.orders, 3, 4, 12)
+    assert costs.tolist() == [[0, 0, 2], [0, 0, 4], [2, 4, 0]]
+    path = order_epochs(costs)
+    assert path_cost(costs, path) == 2
+    # Without the condition that it is one path, A and B follow each other.
+    assert lower_bound(costs) == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 2**32))
+def test_an_assignment_is_the_cheapest(size: int, seed: int) -> None:
+    costs = np.random.default_rng(seed).integers(0, 20, (size, size)).astype(np.float64)
+    columns = assign(costs)
+    assert sorted(columns.tolist()) == list(range(size))
+    best = min(
+        sum(costs[row, column] for row, column in enumerate(each))
+        for each in permutations(range(size))
+    )
+    assert costs[np.arange(size), columns].sum() == best
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 7), st.integers(0, 2**32))
+def test_paths_are_whole_and_above_the_bound(epochs: int, seed: int) -> None:
+    costs = np.random.default_rng(seed).integers(10, 100, (epochs, epochs))
+    np.fill_diagonal(costs, 0)
+    path = order_epochs(costs)
+    assert sorted(path.tolist()) == list(range(epochs))
+    best = min(path_cost(costs, np.array(each)) for each in permutations(range(epochs)))
+    assert lower_bound(costs) <= best + 1e-6
+    assert best <= path_cost(costs, path) <= 1.2 * best
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
+def test_the_path_is_near_its_bound(part: float) -> None:
+    """30 shuffles of 2,000 samples; the issue asks for 20 %."""
+    job = shuffled(2000, cluster([[1]]), epochs=30, batch=10)
+    costs = edge_costs(job.orders, 30, int(part * 2000), 2000)
+    path = order_epochs(costs)
+    assert lower_bound(costs) <= path_cost(costs, path) <= 1.2 * lower_bound(costs)
+    assert path_cost(costs, path) <= path_cost(costs, np.arange(30))
+
+
+def test_water_fills_alike() -> None:
+    """Rooms of 1, 3 and 4 under a cap of 4: 5 loads are 1, 2 and 2; 8 fill all."""
+    assert balanced(np.array([3, 1, 0]), 5, 4).tolist() == [1, 2, 2]
+    assert balanced(np.array([3, 1, 0]), 8, 4).tolist() == [1, 3, 4]
+    assert balanced(np.array([3, 1, 0]), 0, 4).tolist() == [0, 0, 0]
+    assert balanced(np.array([0, 0]), 1, 4).sum() == 1
+
+
+def test_a_step_is_dealt_by_hand() -> None:
+    """Three nodes, cap 5. Node 0 holds 1 3 5 7 9 11: five of them stay, 11 is loaded elsewhere;
+    node 1 holds 2. Nobody holds 4 6 8 10 0. Six loads, node 0 being full: 0 4 6 on node 1 and 8 10
+    11 on node 2, each a run of neighbours."""
+    files = np.arange(12)
+    holder = np.array([PFS, 0, 1, 0, PFS, 0, PFS, 0, PFS, 0, PFS, 0])
+    node, loaded = deal(files, holder, 3, 5)
+    assert files[loaded].tolist() == [0, 4, 6, 8, 10, 11]
+    assert node[loaded].tolist() == [1, 1, 1, 2, 2, 2]
+    assert node[~loaded].tolist() == [0, 1, 0, 0, 0, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 20), st.floats(1, 3), st.integers(0, 2**32))
+def test_dealing_keeps_the_cap_and_balances(nodes: int, batch: int, cap: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    most = int(np.ceil(cap * batch))
+    holder = rng.integers(PFS, nodes, nodes * batch)
+    node, loaded = deal(rng.permutation(nodes * batch), holder, nodes, most)
+    taken = np.bincount(node, minlength=nodes)
+    counts = np.bincount(node[loaded], minlength=nodes)
+    assert taken.max() <= most
+    assert (node[~loaded] == holder[~loaded]).all()
+    # Whoever loads less than another by two has reached the cap.
+    assert (taken[counts < counts.max() - 1] == most).all()
+
+
+def test_reads_are_joined_by_hand() -> None:
+    """Chunks of ten. 3 5 6 are one read of four with one in vain; 20 and 21 one of two; 9 and 10
+    lie in different chunks, and 40 is far."""
+    reads = join(np.array([40, 5, 3, 6, 21, 20, 10, 9]), gap=1, chunk=10)
+    assert reads.start.tolist() == [3, 9, 10, 20, 40]
+    assert reads.count.tolist() == [4, 1, 1, 2, 1]
+    assert reads.redundant.tolist() == [1, 0, 0, 0, 0]
+    assert reads.read_of.tolist() == [4, 0, 0, 0, 3, 3, 2, 1]
+    # 1 ms at 1 GB/s are 1 MB: five samples of 200 KB.
+    assert worthwhile_gap(1e-3, 1e9, 200e3) == 5
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sets(st.integers(0, 200)), st.integers(0, 8), st.integers(1, 30))
+def test_reads_bring_what_is_wanted(wanted: set[int], gap: int, chunk: int) -> None:
+    samples = np.array(sorted(wanted), dtype=np.int64)
+    reads = join(samples, gap, chunk)
+    brought = [
+        set(range(start, start + count))
+        for start, count in zip(reads.start.tolist(), reads.count.tolist(), strict=True)
+    ]
+    assert sum(map(len, brought)) - len(wanted) == reads.redundant.sum()
+    for sample, read in zip(samples.tolist(), reads.read_of.tolist(), strict=True):
+        assert sample in brought[read]
+    assert all(max(each) // chunk == min(each) // chunk for each in brought)
+
+
+@pytest.mark.parametrize(("gap", "chunk"), [(-1, 4), (0, 0)])
+def test_reads_without_sense_are_refused(gap: int, chunk: int) -> None:
+    with pytest.raises(PolicyError, match="chunk"):
+        Solar(gap=gap, chunk=chunk)
+
+
+def test_a_cap_below_the_batch_is_refused() -> None:
+    with pytest.raises(PolicyError, match=r"solar: cap is 0\.9"):
+        Solar(cap=0.9)
+
+
+def test_two_epochs_by_hand() -> None:
+    """Two nodes with room for 3, two steps of six samples. The first epoch loads all, in each step
+    0 1 2 on node 0 and 3 4 5 on node 1 (runs of neighbours), then 6 7 8 and 9 10 11. The second one
+    starts with the second half: by then node 0 has exchanged 0 1 2 for 6 7 8, used sooner, and node
+    1 has 9 10 11. They are read where they are, and the other six are loaded, three each."""
+    first, second = [[0, 2, 4], [6, 8, 10]], [[1, 3, 5], [7, 9, 11]]
+    job = written([[first, second], [first[::-1], second[::-1]]], cluster([[3], [3]]))
+    decision = Solar(cap=1.0).decide(job)
+    assert order_of(job, decision, 0)[:, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
+    dealt = order_of(job, decision, 1)
+    assert [sorted(each) for each in dealt[:, 0].tolist()] == [[6, 7, 8], [9, 10, 11]]
+    assert holders(job, decision, 1).tolist() == [[0, 0, 0, PFS, PFS, PFS], [1, 1, 1] + [PFS] * 3]
+    assert loads(job, decision) == [12, 6]
+
+
+def used(order: npt.NDArray[Any], step: int) -> list[int]:
+    flat = order[:, step].ravel()
+    return sorted(flat[flat != NO_FILE].tolist())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    nodes=st.integers(1, 4),
+    part=st.floats(0.05, 1),
+    cap=st.floats(1, 2),
+    seed=st.integers(0, 2**32),
+)
+def test_the_sets_of_steps_stay(nodes: int, part: float, cap: float, seed: int) -> None:
+    machine = cluster([[int(part * 120 / nodes)]] * nodes)
+    job = shuffled(120, machine, epochs=3, batch=5, seed=seed)
+    decision = Solar(cap=cap).decide(job)
+    for epoch in range(3):
+        given_order, dealt = job.orders(epoch), order_of(job, decision, epoch)
+        for step in range(given_order.shape[1]):
+            assert used(dealt, step) == used(given_order, step)
+        mine = holders(job, decision, epoch)
+        assert ((mine == PFS) | (mine == np.arange(nodes)[:, None])).all()
+
+
+def test_what_is_read_in_vain_is_counted() -> None:
+    """One node without room, chunks of twelve, gaps of one: 0 2 4 are read as 0 to 4, two in vain;
+    so are 6 8 10 with 7 and 9. Samples of 100 bytes."""
+    job = written([[[[0, 2, 4], [6, 8, 10], [1, 3, 11]]]], cluster([[0]]), [100] * 12)
+    decision = Solar(chunk=12, gap=1).decide(job)
+    assert decision.served is not None
+    redundant = decision.served(0, order_of(job, decision, 0)).redundant
+    assert redundant is not None
+    assert redundant.reshape(3, -1).sum(axis=1).tolist() == [200, 200, 100]
+
+
+def test_reordered_epochs_are_the_same_epochs() -> None:
+    job = shuffled(300, cluster([[60], [60]]), epochs=6, batch=10)
+    decision = Solar(reorder=True).decide(job)
+    given_sets = sorted(str(used(job.orders(epoch), 0)) for epoch in range(6))
+    assert sorted(str(used(order_of(job, decision, epoch), 0)) for epoch in range(6)) == given_sets
+    # Right eviction leaves nothing to save.
+    assert loads(job, decision)[1:] == pytest.approx([180] * 5, rel=0.02)
