@@ -9,11 +9,13 @@ void sim_drop(struct monarch_sim *s, uint32_t rank) {
 static void use_next(struct monarch_sim *s, uint32_t rank, double *at) {
     struct rank *r = &s->rank[rank];
     uint32_t node = rank / s->job.ranks_per_node;
+    int32_t file = file_at(s, rank, r->used);
     if (*at <= r->clock) {
-        s->out->ready[r->used / per_epoch(s)]++;
+        s->out->ready[r->used / per_epoch(s)] += file >= 0;
         *at = r->clock;
     }
-    double compute = size_at(s, rank, r->used) / s->job.compute[node] + s->job.sample_seconds;
+    double compute = size_of(s, file) / s->job.compute[node];
+    compute += file < 0 ? 0 : s->job.sample_seconds;
     s->out->stall[rank] += *at - r->clock;
     s->out->rank_compute[rank] += compute;
     r->clock = *at + compute;

@@ -122,6 +122,10 @@ static void fetch(struct monarch_sim *s, uint32_t thread, double now) {
     uint32_t node = thread / s->threads;
     int32_t file = k->order[place];
     double bytes = size_of(s, file);
+    if (file < 0) {
+        staged(s, thread, now);
+        return;
+    }
     struct way w = k->holder ? told_way(k, place, node) : sim_best_way(s, now, node, file);
     count(s, node, t->access, &w, bytes);
     if (s->job.is_free) {

@@ -88,12 +88,17 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
            in_epoch % s->job.batch;
 }
 
+/* Less than 0 is no file: a rank takes fewer samples in a step than others do. */
 static inline double size_of(const struct monarch_sim *s, int32_t file) {
-    return (double)s->job.sizes[file];
+    return file < 0 ? 0 : (double)s->job.sizes[file];
+}
+
+static inline int32_t file_at(struct monarch_sim *s, uint32_t rank, uint64_t access) {
+    return known_of(s, access)->order[place_of(s, rank, access)];
 }
 
 static inline double size_at(struct monarch_sim *s, uint32_t rank, uint64_t access) {
-    return size_of(s, known_of(s, access)->order[place_of(s, rank, access)]);
+    return size_of(s, file_at(s, rank, access));
 }
 
 /* --- ranks.c --- */

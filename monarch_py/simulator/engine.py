@@ -80,6 +80,12 @@ def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
     arrays = _Arrays(struct)
     _describe_machine(struct, arrays, scenario, job)
     _describe_decision(struct, arrays, decision)
+    orders = decision.orders or job.orders
+    # A policy's order may be wider than the batch.
+    nodes, struct.steps, width = orders(0).shape
+    if nodes != scenario.nodes or width % scenario.ranks_per_node:
+        raise ValueError(f"an order of {nodes} nodes, {width} samples in a step, is not this job's")
+    struct.batch = width // scenario.ranks_per_node
     measured = Measured(scenario)
     sim = lib.monarch_sim_new(struct, measured.c)
     if sim == ffi.NULL:
@@ -100,8 +106,6 @@ def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: 
         "classes": cluster.classes,
         "files": job.files,
         "epochs": scenario.epochs,
-        "steps": scenario.batches_per_epoch,
-        "batch": scenario.batch_per_rank,
     }
     if scenario.checkpoint:
         numbers["checkpoint_steps"] = scenario.checkpoint.every

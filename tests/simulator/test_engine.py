@@ -131,6 +131,16 @@ def test_what_a_policy_says_is_served_is_served() -> None:
     assert measured.epoch_end.tolist() == pytest.approx([11.5])
 
 
+def test_a_node_may_take_fewer_samples_in_a_step() -> None:
+    """Node 0 takes three samples, node 1 one; what is no file takes no time, and is not counted."""
+    order = [[[[0, 1, 2]], [[3, -1, -1]]]]
+    measured = run(Machine({1: 10, 2: 20}, compute=10), [10] * 4, order, DEMAND)
+    assert measured.epoch_end.tolist() == pytest.approx([6])
+    assert measured.compute.tolist() == pytest.approx([3, 1])
+    assert measured.bytes[0].sum() == 40
+    assert measured.ready.tolist() == [0]
+
+
 def test_two_ranks_of_a_node_share_its_threads() -> None:
     """Rank 0 has samples of 30 bytes, rank 1 of 10; one thread each, or both for who has less. Of
     10 bytes/s a thread may take all; samples are asked for in turn."""
