@@ -78,6 +78,7 @@ void monarch_sim_free(struct monarch_sim *s) {
     free(s->class_thread);
     free(s->copy);
     free(s->first_copy);
+    free(s->reused);
     free(s->cursor);
     free(s->list_end);
     free(s);
@@ -106,6 +107,7 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
     s->class_thread = calloc((size_t)s->class_threads + 1, sizeof *s->class_thread);
     s->copy = calloc(job->copies + 1, sizeof *s->copy);
     s->first_copy = calloc((size_t)job->files + 1, sizeof *s->first_copy);
+    s->reused = calloc((size_t)job->files * EPOCHS_KNOWN + 1, sizeof *s->reused);
     s->cursor = calloc(lists, sizeof *s->cursor);
     s->list_end = calloc(lists, sizeof *s->list_end);
     if (!has_machine || !s->heap.event || !s->rank || !s->staging || !s->class_thread || !s->copy ||

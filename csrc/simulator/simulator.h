@@ -58,7 +58,7 @@ struct monarch_sim_result {
     double *epoch_end;    /* epochs [s] */
     double *bytes;        /* epochs x MONARCH_SIM_FROMS, by where a sample came from */
     double *node_bytes;   /* nodes x MONARCH_SIM_FROMS */
-    double *reused;       /* epochs: bytes that a copy of an earlier epoch gave */
+    double *reused;       /* epochs: bytes of files that a copy of an earlier epoch gave */
     double *stall;        /* ranks: waited for samples [s] */
     double *rank_compute; /* ranks [s] */
     double *filled;       /* nodes: bytes from the file system for copies, besides samples */

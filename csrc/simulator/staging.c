@@ -84,14 +84,18 @@ static struct way told_way(const struct known *k, size_t place, uint32_t node) {
 }
 
 static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const struct way *w,
-                  double bytes) {
-    uint64_t epoch = access / per_epoch(s);
+                  int32_t file) {
+    uint32_t epoch = (uint32_t)(access / per_epoch(s));
+    double bytes = size_of(s, file);
     uint32_t from = s->job.is_free ? (uint32_t)MONARCH_SIM_STAGING : w->from;
     s->out->bytes[epoch * MONARCH_SIM_FROMS + from] += bytes;
     s->out->node_bytes[node * MONARCH_SIM_FROMS + from] += bytes;
-    if (from != MONARCH_SIM_PFS && from != MONARCH_SIM_STAGING &&
-        (!w->copy || w->copy->epoch < (int64_t)epoch))
-        s->out->reused[epoch] += bytes;
+    uint32_t *last = &s->reused[(size_t)file * EPOCHS_KNOWN + epoch % EPOCHS_KNOWN];
+    if (from == MONARCH_SIM_PFS || from == MONARCH_SIM_STAGING || *last == epoch + 1 ||
+        (w->copy && w->copy->epoch >= (int32_t)epoch))
+        return;
+    *last = epoch + 1;
+    s->out->reused[epoch] += bytes;
 }
 
 /* The sample has come to the node. Into the buffer it goes with its preprocessing, at the thread's
@@ -127,7 +131,7 @@ static void fetch(struct monarch_sim *s, uint32_t thread, double now) {
         return;
     }
     struct way w = k->holder ? told_way(k, place, node) : sim_best_way(s, now, node, file);
-    count(s, node, t->access, &w, bytes);
+    count(s, node, t->access, &w, file);
     if (s->job.is_free) {
         staged(s, thread, now);
     } else if (w.from == MONARCH_SIM_PFS) {

@@ -69,6 +69,7 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy;         /* of each file */
+    uint32_t *reused;            /* files x EPOCHS_KNOWN: the last epoch in which it was, and one */
     uint64_t *cursor, *list_end; /* nodes x classes: what is still to be copied */
 };
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.native import ffi, lib, pointer
-from monarch_py.policies.view import Decision, Job, Policy, When
+from monarch_py.policies.view import NO_FILE, Decision, Ints, Job, Policy, When
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
 from monarch_py.simulator.scenario import Scenario
@@ -80,18 +80,16 @@ def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
     arrays = _Arrays(struct)
     _describe_machine(struct, arrays, scenario, job)
     _describe_decision(struct, arrays, decision)
-    orders = decision.orders or job.orders
-    # A policy's order may be wider than the batch.
-    nodes, struct.steps, width = orders(0).shape
-    if nodes != scenario.nodes or width % scenario.ranks_per_node:
-        raise ValueError(f"an order of {nodes} nodes, {width} samples in a step, is not this job's")
-    struct.batch = width // scenario.ranks_per_node
+    nodes, struct.steps, width = (decision.orders or job.orders)(0).shape
+    if nodes != scenario.nodes:
+        raise ValueError(f"an order of {nodes} nodes is not this job's, which has {scenario.nodes}")
+    struct.batch = -(-width // scenario.ranks_per_node)
     measured = Measured(scenario)
     sim = lib.monarch_sim_new(struct, measured.c)
     if sim == ffi.NULL:
         raise MemoryError("the simulation does not fit into memory")
     try:
-        _run(sim, job, decision)
+        _run(sim, job, decision, scenario.ranks_per_node)
     finally:
         lib.monarch_sim_free(sim)
     return measured
@@ -149,29 +147,47 @@ def _describe_decision(struct: object, arrays: _Arrays, decision: Decision) -> N
         setattr(struct, name, value)
 
 
-def _run(sim: object, job: Job, decision: Decision) -> None:
+def _run(sim: Any, job: Job, decision: Decision, ranks: int) -> None:
     orders = decision.orders or job.orders
-    known: list[list[npt.NDArray[np.generic]]] = []
+    known: list[list[npt.NDArray[Any]]] = []
     epoch = 0
     while (state := lib.monarch_sim_run(sim)) == 1:
-        order = np.ascontiguousarray(orders(epoch), dtype=np.int32)
-        arrays: list[npt.NDArray[np.generic]] = [order]
-        holder = cls = redundant = ffi.NULL
+        order: npt.NDArray[Any] = orders(epoch)
+
+        def deal(values: npt.NDArray[Any], dtype: type[Any], like: Ints = order) -> Any:
+            shaped = np.asarray(values, dtype).reshape(like.shape)
+            return shaped if like.shape[2] == job.batch else _dealt(shaped, ranks)
+
+        arrays = [np.ascontiguousarray(deal(order, np.int32))]
+        pointers = [ffi.NULL, ffi.NULL, ffi.NULL]
         if decision.served is not None:
             served = decision.served(epoch, order)
-            arrays += [
-                np.ascontiguousarray(served.holder, np.int32),
-                np.ascontiguousarray(served.cls, np.int8),
-            ]
-            holder, cls = pointer(arrays[1], "int32_t *"), pointer(arrays[2], "int8_t *")
-            if served.redundant is not None:
-                arrays.append(np.ascontiguousarray(served.redundant, np.int64))
-                redundant = pointer(arrays[3], "int64_t *")
-        if not lib.monarch_sim_give(sim, pointer(order, "int32_t *"), holder, cls, redundant):
+            parts: Any = (
+                (served.holder, np.int32),
+                (served.cls, np.int8),
+                (served.redundant, np.int64),
+            )
+            ctypes = ("int32_t *", "int8_t *", "int64_t *")
+            for at, ((values, dtype), ctype) in enumerate(zip(parts, ctypes, strict=True)):
+                if values is not None:
+                    arrays.append(np.ascontiguousarray(deal(values, dtype)))
+                    pointers[at] = pointer(arrays[-1], ctype)
+        if not lib.monarch_sim_give(sim, pointer(arrays[0], "int32_t *"), *pointers):
             raise MemoryError("the simulation does not fit into memory")
         known = [*known, arrays][-EPOCHS_KNOWN:]
         epoch += 1
     assert state == 0, "nothing moves, and the job is not over"
+
+
+def _dealt(values: npt.NDArray[Any], ranks: int) -> npt.NDArray[Any]:
+    """(nodes, steps, ranks, samples) of (nodes, steps, width): a policy that makes steps of its own
+    says what a node takes; its ranks take that in turn, and NO_FILE where there is no more."""
+    nodes, steps, width = values.shape
+    each = -(-width // ranks)
+    padded = np.full((nodes, steps, each * ranks), NO_FILE, values.dtype)
+    padded[:, :, :width] = values
+    dealt: npt.NDArray[Any] = padded.reshape(nodes, steps, each, ranks).swapaxes(2, 3)
+    return dealt
 
 
 def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Result:
@@ -181,14 +197,14 @@ def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Resu
     """
     job = job or job_of(scenario)
     decision = policy.decide(job)
-    return result_of(scenario, measure(scenario, job, decision), decision)
+    return result_of(scenario, job, measure(scenario, job, decision), decision)
 
 
-def result_of(scenario: Scenario, measured: Measured, decision: Decision) -> Result:
+def result_of(scenario: Scenario, job: Job, measured: Measured, decision: Decision) -> Result:
     """A run in the words of the report (`result`)."""
     ends = measured.epoch_end
     by_place = measured.bytes.sum(axis=0)
-    later = measured.bytes[1:].sum()
+    later = float(job.sizes.sum()) * (scenario.epochs - 1)
     samples = scenario.epochs * scenario.batches_per_epoch * scenario.global_batch
     details = {
         "bytes_from_pfs": measured.bytes_from_pfs,
