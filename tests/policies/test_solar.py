@@ -115,6 +115,8 @@ def test_reads_are_joined_by_hand() -> None:
     assert reads.count.tolist() == [4, 1, 1, 2, 1]
     assert reads.redundant.tolist() == [1, 0, 0, 0, 0]
     assert reads.read_of.tolist() == [4, 0, 0, 0, 3, 3, 2, 1]
+    # With nothing to be read in vain 3 stands alone, and neighbours stay joined.
+    assert join(np.array([3, 5, 6]), gap=1, chunk=10, vain=0).count.tolist() == [1, 2]
     # 1 ms at 1 GB/s are 1 MB: five samples of 200 KB.
     assert worthwhile_gap(1e-3, 1e9, 200e3) == 5
 
@@ -188,11 +190,17 @@ def test_what_is_read_in_vain_is_counted() -> None:
     """One node without room, chunks of twelve, gaps of one: 0 2 4 are read as 0 to 4, two in vain;
     so are 6 8 10 with 7 and 9. Samples of 100 bytes."""
     job = written([[[[0, 2, 4], [6, 8, 10], [1, 3, 11]]]], cluster([[0]]), [100] * 12)
-    decision = Solar(chunk=12, gap=1).decide(job)
+    decision = Solar(chunk=12, gap=1, vain=1).decide(job)
     assert decision.served is not None
     redundant = decision.served(0, order_of(job, decision, 0)).redundant
     assert redundant is not None
     assert redundant.reshape(3, -1).sum(axis=1).tolist() == [200, 200, 100]
+    # A sixth of three samples a step is none, then one, then none again.
+    frugal = Solar(chunk=12, gap=1, vain=1 / 6).decide(job)
+    assert frugal.served is not None
+    redundant = frugal.served(0, order_of(job, frugal, 0)).redundant
+    assert redundant is not None
+    assert redundant.reshape(3, -1).sum(axis=1).tolist() == [0, 100, 0]
 
 
 def test_reordered_epochs_are_the_same_epochs() -> None:

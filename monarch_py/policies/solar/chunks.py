@@ -34,12 +34,13 @@ def worthwhile_gap(latency_s: float, bytes_per_s: float, sample_bytes: float) ->
     return int(latency_s * bytes_per_s / max(1.0, sample_bytes))
 
 
-def join(samples: Ints, gap: int, chunk: int) -> Reads:
+def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:
     """The reads that bring these samples.
 
     samples : (samples,), numbers within the dataset, in any order, each once;  gap : unwanted
     samples between two wanted ones over which a read goes on;  chunk : samples of a chunk of the
-    file: a read ends with its chunk, as chunks need not lie beside each other.
+    file: a read ends with its chunk, as chunks need not lie beside each other;  vain : unwanted
+    samples that are read at most, in all. The narrowest gaps are crossed first.
     Raises PolicyError for a negative gap or a chunk without samples.
     """
     if gap < 0 or chunk < 1:
@@ -52,7 +53,11 @@ def join(samples: Ints, gap: int, chunk: int) -> Reads:
     if not len(wanted):
         nothing = np.zeros(0, dtype=np.int64)
         return Reads(nothing, nothing, nothing, nothing)
-    apart = (np.diff(wanted) - 1 > gap) | (np.diff(wanted // chunk) != 0)
+    between = np.diff(wanted) - 1
+    apart = (between > gap) | (np.diff(wanted // chunk) != 0)
+    narrow = np.flatnonzero(~apart)
+    narrow = narrow[np.argsort(between[narrow], kind="stable")]
+    apart[narrow[np.cumsum(between[narrow]) > vain]] = True
     first = np.concatenate([[0], np.flatnonzero(apart) + 1])
     end = np.concatenate([first[1:], [len(wanted)]])
     count = wanted[end - 1] - wanted[first] + 1

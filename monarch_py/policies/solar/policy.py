@@ -24,9 +24,11 @@ class Solar:
 
     cap : samples that a node takes in a step at most, as a multiple of its batch (SOLAR lets
     batches differ between ranks, and what a GPU's memory holds bounds them);  chunk, gap : as of
-    `chunks.join`, reads that go over unwanted samples (0 for none);  reorder : also order the
-    epochs. That is off: under independent shuffles all edges cost nearly the same, and buffers that
-    drop what is used last load D - C in an epoch whatever came before it.
+    `chunks.join`, reads that go over unwanted samples (0 for none);  vain : how many of these, as a
+    part of the samples that a node loads (a larger part saves more reads, and loads more bytes than
+    D - C);  reorder : also order the epochs. That is off: under independent shuffles all edges cost
+    nearly the same, and buffers that drop what is used last load D - C in an epoch whatever came
+    before it.
 
     A sample is held by one node, the one that loaded it, which by the mapping uses it again.
     What a node holds beyond the cap is loaded by another one, and stays where it is.
@@ -37,14 +39,20 @@ class Solar:
     name = "solar"
 
     def __init__(
-        self, *, cap: float = 1.5, chunk: int = 1, gap: int = 0, reorder: bool = False
+        self,
+        *,
+        cap: float = 1.5,
+        chunk: int = 1,
+        gap: int = 0,
+        vain: float = 0.01,
+        reorder: bool = False,
     ) -> None:
         if cap < 1:
             raise PolicyError(
                 f"{self.name}: cap is {cap}; below 1 there is no room for all samples of a step"
             )
         join(np.zeros(0, dtype=np.int64), gap, chunk)
-        self.cap, self.chunk, self.gap, self.reorder = cap, chunk, gap, reorder
+        self.cap, self.chunk, self.gap, self.vain, self.reorder = cap, chunk, gap, vain, reorder
         if reorder:
             self.name = "solar-reordered"
 
@@ -72,6 +80,8 @@ class Solar:
         buffers = _Buffers(job)
         # [bytes] before each sample in the file.
         offset = np.concatenate([[0], np.cumsum(job.sizes)])
+        # Samples that each node may still read in vain.
+        spare = np.zeros(nodes)
         start = 0
         for epoch in range(job.epochs):
             steps, batch = job.orders(epoch).shape[1:]
@@ -87,8 +97,9 @@ class Solar:
                 order[place] = files[step]
                 now = start + (step + 1) * nodes * batch - 1
                 cls[place] = buffers.use(files[step], after[step], node, loaded, now)
-                vain = self._redundant(files[step], node, loaded, offset)
-                redundant[place] = vain
+                redundant[place] = self._redundant(
+                    files[step], node, loaded, offset=offset, spare=spare
+                )
             start += nodes * steps * batch
             buffers.forget(start - 1)
             rows = np.arange(nodes, dtype=np.int32)[:, None, None]
@@ -97,15 +108,24 @@ class Solar:
             yield order, served
 
     def _redundant(
-        self, files: Ints, node: Ints, loaded: npt.NDArray[np.bool_], offset: Ints
+        self,
+        files: Ints,
+        node: Ints,
+        loaded: npt.NDArray[np.bool_],
+        *,
+        offset: Ints,
+        spare: npt.NDArray[np.float64],
     ) -> npt.NDArray[np.int64]:
-        """(samples,) [bytes] read besides, told with the first sample of each read."""
+        """(samples,) [bytes] read besides, told with the first sample of each read; changes
+        spare."""
         answer = np.zeros(len(files), dtype=np.int64)
         if self.gap == 0:
             return answer
         for each in np.unique(node[loaded]):
             at = np.flatnonzero(loaded & (node == each))
-            reads = join(files[at], self.gap, self.chunk)
+            spare[each] += self.vain * len(at)
+            reads = join(files[at], self.gap, self.chunk, float(spare[each]))
+            spare[each] -= reads.redundant.sum()
             whole = offset[reads.start + reads.count] - offset[reads.start]
             sizes = offset[files[at] + 1] - offset[files[at]]
             wanted = np.bincount(reads.read_of, sizes, len(whole)).astype(np.int64)

@@ -1,0 +1,234 @@
+"""``python -m benchmarks.policies``: what the policies reach, beside what the literature promises.
+
+- Loads of an epoch in the steady state over D - C, for pinning, Belady with bypass and SOLAR's
+  mapping, summed over the nodes, with what chunked reads bring in vain; LRU beside them.
+- SOLAR Fig. 11: samples that a rank loads, before (LRU on every rank) and after, mean and worst.
+- The order of epochs: cost of the path over the assignment bound, time, and what it saves in
+  samples and seconds under LRU and under Belady.
+- NoPFS 5.1: share of files without a holder, the gap to the dual bound, seconds, for ImageNet-1k.
+- Lobster's Algorithm 1 against brute force, and its time.
+- The cost of an access in the caches.
+
+Counts of samples are the same at any size of the dataset but for the batch, which does not shrink
+with it; --samples says how many there are here. Times are of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.numbers import Result, describe_machine, report
+from benchmarks.policies.jobs import loads_of_ranks, shuffled_job
+from monarch_py.policies.caches import LRU, Belady, FirstFit
+from monarch_py.policies.lobster.threads import share_threads
+from monarch_py.policies.nopfs.placement import literal, place
+from monarch_py.policies.solar import Solar
+from monarch_py.policies.solar.epochs import edge_costs, lower_bound, order_epochs, path_cost
+from monarch_py.policies.view import Decision, Job, Policy
+
+PARTS = (0.25, 0.5, 0.8)
+NODES = 16
+BATCH = 32
+# SOLAR's smallest dataset: 87,632 samples, 17 GB (its artifact's README and Table 2).
+SOLAR_SAMPLES, SOLAR_BYTES = 87_632, 17_000_000_000
+SOLAR_EPOCHS = 100
+# What 8 clients get of the reference's file system [bytes/s]: to tell samples in seconds.
+PFS_BYTES_PER_S = 2870 * 2**20
+# ImageNet-1k as in NoPFS Fig. 3: files, mean bytes, epochs.
+IMAGENET, IMAGENET_MEAN, IMAGENET_EPOCHS = 1_281_167, 110_000, 90
+MICROSECONDS = 1e6
+
+
+def steady_loads(samples: int, results: list[Result]) -> None:
+    """Loads over D - C, the worst of the epochs from the second on."""
+    for part in PARTS:
+        job = shuffled_job(samples, NODES, part=part, epochs=4, batch=BATCH, size=1000)
+        least = samples - int(job.cluster.capacity[:, 1].sum()) // 1000
+        shown: list[tuple[str, Policy, float | None]] = [
+            ("pinning", FirstFit(shared=True), 1.02),
+            ("Belady", Belady(shared=True), 1.02),
+            # 1 ms, in which another read begins, at a node's 2 GB/s: ten samples of 194 KB.
+            ("SOLAR mapping, chunks of 64", Solar(chunk=64, gap=10), 1.02),
+            ("LRU", LRU(shared=True), None),
+        ]
+        for what, policy, limit in shown:
+            decision = policy.decide(job)
+            worst = max(float(loads_of_ranks(job, decision, e).sum()) for e in range(1, 4))
+            name = f"loads_{policy.name}_{part}"
+            text = f"{what}: loads / (D - C), C/D = {part}"
+            results.append(Result(name, text, "ratio", worst / least, limit))
+
+
+def solar_ranks(samples: int, document: dict[str, Any], results: list[Result]) -> None:
+    """SOLAR Fig. 11, the medium machine: 16 ranks that hold 0.8 of 321 GB together. The paper's
+    data is not here: as many equal samples as asked for, shuffled."""
+    job = shuffled_job(samples, 16, part=0.8, epochs=4, batch=BATCH)
+    rows: dict[str, dict[str, float]] = {}
+    for when, policy in (("before", LRU()), ("after", Solar())):
+        decision = policy.decide(job)
+        ranks = np.mean([loads_of_ranks(job, decision, epoch) for epoch in range(1, 4)], axis=0)
+        rows[when] = {"mean": float(ranks.mean()), "worst": float(ranks.max())}
+    document["solar_fig_11"] = {"ranks": 16, "samples": samples, "loads_of_a_rank": rows}
+    for which in ("mean", "worst"):
+        value = rows["after"][which] / rows["before"][which]
+        text = f"SOLAR Fig. 11: loads after / before, {which} rank (paper: <= 1/4)"
+        results.append(Result(f"fig_11_{which}", text, "ratio", value, 0.25))
+
+
+def total_loads(job: Job, decision: Decision) -> float:
+    return sum(float(loads_of_ranks(job, decision, e).sum()) for e in range(job.epochs))
+
+
+def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
+    """The path, and what it saves; SOLAR reports 25.6 % and 59.4 % fewer loads."""
+    rows = document["epoch_order"] = []
+    for part in PARTS:
+        job = shuffled_job(samples, 1, part=part, epochs=epochs, batch=BATCH)
+        capacity = int(job.cluster.capacity[0, 1])
+        start = time.perf_counter()
+        costs = edge_costs(job.orders, epochs, capacity, samples)
+        edges_s = time.perf_counter() - start
+        path = order_epochs(costs)
+        path_s = time.perf_counter() - start - edges_s
+        least, cost = lower_bound(costs), path_cost(costs, path)
+        given = path_cost(costs, np.arange(epochs))
+        other = costs[~np.eye(epochs, dtype=bool)]
+        row: dict[str, Any] = {
+            "part": part,
+            "epochs": epochs,
+            "samples": samples,
+            "edges_s": round(edges_s, 3),
+            "path_s": round(path_s, 3),
+            "edge_mean": float(other.mean()),
+            "edge_deviation": float(other.std()),
+            "path_saves": 1 - cost / given,
+        }
+        moved = replace(job, orders=_along(job, path))
+        for policy in (LRU(), Belady()):
+            plain, ours = (total_loads(each, policy.decide(each)) for each in (job, moved))
+            saved = (plain - ours) / plain
+            row[f"samples_saved_{policy.name}"] = plain - ours
+            row[f"seconds_saved_{policy.name}"] = (
+                (plain - ours) * SOLAR_BYTES / SOLAR_SAMPLES / PFS_BYTES_PER_S
+            )
+            text = (
+                f"epoch order: loads saved under {policy.name}, C/D = {part} (SOLAR: 0.256, 0.594)"
+            )
+            name = f"epoch_order_{policy.name}_{part}"
+            # That it is off by default rests on this: well under 1 % with the right eviction.
+            limit = 0.01 if policy.name == "belady" else None
+            results.append(Result(name, text, "share", saved, limit))
+        rows.append(row)
+        text = f"epoch order: path / lower bound, C/D = {part}"
+        results.append(Result(f"epoch_path_{part}", text, "ratio", cost / least, 1.2))
+
+
+def _along(job: Job, path: npt.NDArray[np.int64]) -> Callable[[int], npt.NDArray[Any]]:
+    return lambda epoch: job.orders(int(path[epoch]))
+
+
+def placement(files: int, document: dict[str, Any], results: list[Result]) -> None:
+    """NoPFS 5.1 on 16 nodes with 5 % of room to spare."""
+    rng = np.random.default_rng(1)
+    used = np.zeros((NODES, files), dtype=np.uint8)
+    for _ in range(IMAGENET_EPOCHS):
+        order = rng.permutation(files)
+        for node in range(NODES):
+            used[node, order[node::NODES]] += 1
+    sizes = np.maximum(1, rng.normal(IMAGENET_MEAN, IMAGENET_MEAN / 2, files)).astype(np.int64)
+    quotas = np.full(NODES, int(1.05 * sizes.sum() / NODES))
+    start = time.perf_counter()
+    placed = place(list(used), sizes, quotas)
+    seconds = time.perf_counter() - start
+    held = np.zeros(files, dtype=bool)
+    for each in literal(list(used), sizes, quotas):
+        held[each] = True
+    document["placement"] = {"files": files, "nodes": NODES, "seconds": round(seconds, 2)}
+    lost, gap = float(np.mean(placed.owner < 0)), 1 - placed.value / placed.bound
+    results += [
+        Result("placement_lost", "NoPFS: files without a holder, 5 % to spare", "share", lost, 0.0),
+        Result("placement_gap", "NoPFS: gap to the dual bound", "share", gap, 0.01),
+        Result(
+            "placement_literal",
+            "  the same to the letter of 5.1: without a holder",
+            "share",
+            float(np.mean(~held)),
+            None,
+        ),
+        Result("placement_s", f"NoPFS: {files:,} files, {NODES} nodes", "s", seconds, None),
+    ]
+
+
+def threads(results: list[Result]) -> None:
+    """Algorithm 1: the largest gap over the best possible one, and the time on 8 GPUs."""
+    rng, worst = np.random.default_rng(1), 1.0
+    for _ in range(40):
+        queues = int(rng.integers(2, 5))
+        total = int(rng.integers(queues, 17))
+        seconds = rng.uniform(1, 8, queues)[:, None] / np.arange(1, total + 1) ** 0.8
+        ours = float(np.ptp(seconds[np.arange(queues), share_threads(seconds, total) - 1]))
+        best = min(
+            float(np.ptp(seconds[np.arange(queues), list(each)]))
+            for each in product(range(total - queues + 1), repeat=queues)
+            if sum(each) + queues <= total
+        )
+        worst = max(worst, ours / best if best else 1.0 if ours == 0 else np.inf)
+    alone = rng.uniform(1, 8, 8)[:, None] / np.arange(1, 65) ** 0.8
+    start = time.perf_counter()
+    share_threads(alone, 64)
+    took = time.perf_counter() - start
+    results += [
+        Result("threads_gap", "Algorithm 1: max - min over brute force's", "ratio", worst, 1.05),
+        Result("threads_s", "Algorithm 1: 8 queues, 64 threads", "s", took, None),
+    ]
+
+
+def access_cost(accesses: int, results: list[Result]) -> None:
+    epochs = 5
+    job = shuffled_job(accesses // epochs, 1, part=0.5, epochs=epochs, batch=BATCH)
+    for policy in (LRU(), Belady(), Solar()):
+        start = time.process_time()
+        total_loads(job, policy.decide(job))
+        each = (time.process_time() - start) / accesses * MICROSECONDS
+        text = f"{policy.name}: CPU time of an access, {accesses:,} of them, C/D = 0.5"
+        results.append(Result(f"access_{policy.name}", text, "us", each, None))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__)
+    parser.add_argument("--samples", type=int, default=SOLAR_SAMPLES, help="of the dataset")
+    parser.add_argument("--epochs", type=int, default=SOLAR_EPOCHS, help="that are ordered")
+    parser.add_argument("--files", type=int, default=IMAGENET, help="that NoPFS places")
+    parser.add_argument("--accesses", type=int, default=2_000_000, help="that are timed")
+    parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
+    args = parser.parse_args()
+    document: dict[str, Any] = {"benchmark": "policies", "machine": describe_machine()}
+    # Whole steps: what is dropped at the end of an epoch would count as saved.
+    samples = -(-args.samples // (NODES * BATCH)) * NODES * BATCH
+    document["samples"] = samples
+    results: list[Result] = []
+    steady_loads(samples, results)
+    solar_ranks(samples, document, results)
+    epoch_order(samples, args.epochs, document, results)
+    placement(args.files, document, results)
+    threads(results)
+    access_cost(args.accesses, results)
+    print(json.dumps(document["epoch_order"], indent=2), file=sys.stderr)
+    met = report(document, results, args.json)
+    return 1 if args.check and not met else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
