@@ -21,7 +21,22 @@ SOURCES = [
     "daemon/schedule.c",
     "daemon/engine.c",
     "daemon/testing.c",
+    "plan/mersenne.c",
+    "plan/shuffle.c",
+    "plan/buffer.c",
+    "plan/access.c",
+    "plan/holder.c",
+    "plan/digest.c",
+    "simulator/filling.c",
+    "simulator/machine.c",
+    "simulator/pfs.c",
+    "simulator/ranks.c",
+    "simulator/simulator.c",
+    "simulator/staging.c",
+    "simulator/ways.c",
 ]
+# What each room shows to Python.
+HEADERS = ["daemon/native.h", "plan/plan.h", "simulator/simulator.h"]
 DEFINES = (
     "MONARCH_MAX_",
     "MONARCH_FILTER",
@@ -45,19 +60,13 @@ MORE_DEFINES = (
 
 def declarations() -> str:
     cc = shlex.split(os.environ.get("CC", "gcc"))
-    text = subprocess.run(
-        [
-            *cc,
-            "-E",
-            "-P",
-            "-DMONARCH_CDEF",
-            f"-I{HERE / 'shared'}",
-            str(HERE / "daemon" / "native.h"),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    preprocess = [*cc, "-E", "-P", "-DMONARCH_CDEF", f"-I{HERE / 'shared'}"]
+    text = "".join(
+        subprocess.run(
+            [*preprocess, str(HERE / header)], check=True, capture_output=True, text=True
+        ).stdout
+        for header in HEADERS
+    )
     constants = []
     for line in (HERE / "shared" / "catalog.h").read_text().splitlines():
         words = line.split()
@@ -72,9 +81,9 @@ ffi = FFI()
 ffi.cdef(declarations())
 ffi.set_source(
     "monarch_py._native",
-    '#include "native.h"',
+    "".join(f'#include "{header}"\n' for header in HEADERS),
     sources=[f"csrc/{name}" for name in SOURCES],
-    include_dirs=["csrc/shared", "csrc/daemon"],
+    include_dirs=["csrc", "csrc/shared", "csrc/daemon"],
     extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter"],
     libraries=["pthread"],
 )

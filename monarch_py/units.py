@@ -1,10 +1,11 @@
-"""Sizes as people write them: parse_size reads them, format_size writes them."""
+"""Sizes and rates as people write them: parse_size, parse_amount and parse_rate read them,
+format_size writes them."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["GIB", "KIB", "MIB", "TIB", "format_size", "parse_size"]
+__all__ = ["GIB", "KIB", "MIB", "TIB", "format_size", "parse_amount", "parse_rate", "parse_size"]
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -54,18 +55,55 @@ def parse_size(size: str | float) -> int:
 
 
 def _parse_text(text: str) -> int:
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"{text!r} is not a size")
-    whole, decimals, unit = found[1], found[2] or "", found[3].lower()
-    if unit not in _UNIT_BYTES:
-        raise ValueError(f"{text!r} is not a size, {found[3]!r} being no unit")
-    scale: int = 10 ** len(decimals)
+    number, scale, unit_bytes = _parts(text, text, "size")
     # Integers, not floats: 8.1 TiB as a float product is a byte off.
-    n_bytes, rest = divmod(int(whole + decimals) * _UNIT_BYTES[unit], scale)
-    if rest and (_UNIT_BYTES[unit] == 1 or n_bytes == 0):
+    n_bytes, rest = divmod(number * unit_bytes, scale)
+    if rest and (unit_bytes == 1 or n_bytes == 0):
         raise ValueError(f"{text!r} is a fraction of a byte")
     return n_bytes
+
+
+def parse_amount(amount: str) -> float:
+    """The bytes that `amount` means on average: as parse_size, with fractions of a byte
+    (``0.76KiB`` is 778.24). The nearest float of the exact value.
+
+    Raises ValueError, with one sentence, for what is no size or larger than any file system.
+    """
+    n_bytes = _to_float(amount, amount, "size")
+    if n_bytes > _LARGEST_BYTES:
+        raise ValueError(f"{amount!r} is more than any file system holds")
+    return n_bytes
+
+
+def parse_rate(rate: str) -> float:
+    """The bytes per second that `rate` means: ``64MiB/s``, ``1.5 GB/s``, or without ``/s``.
+
+    Raises ValueError, with one sentence, for what is no rate, and for rates of 0 or less.
+    """
+    amount = rate.strip()
+    if amount.startswith("-"):
+        raise ValueError(f"{rate!r} is negative and so no rate")
+    per_second = _to_float(re.sub(r"\s*/\s*s$", "", amount), rate, "rate")
+    if per_second == 0:
+        raise ValueError(f"{rate!r} is no rate, since nothing would ever end")
+    return per_second
+
+
+def _to_float(text: str, written: str, what: str) -> float:
+    number, scale, unit_bytes = _parts(text, written, what)
+    # A quotient of whole numbers is rounded once, to the nearest float.
+    return number * unit_bytes / scale
+
+
+def _parts(text: str, written: str, what: str) -> tuple[int, int, int]:
+    """`text` as (number, scale, bytes of the unit), which is number / scale units."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{written!r} is not a {what}")
+    whole, decimals, unit = found[1], found[2] or "", found[3].lower()
+    if unit not in _UNIT_BYTES:
+        raise ValueError(f"{written!r} is not a {what}, {found[3]!r} being no unit")
+    return int(whole + decimals), int(10 ** len(decimals)), _UNIT_BYTES[unit]
 
 
 def format_size(n_bytes: int) -> str:

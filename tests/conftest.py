@@ -27,11 +27,22 @@ from monarch_py.demo.slowsource import (
 # In CI a test that is left out because something is missing is a failure.
 pytest_plugins = ["ci_plugin"]
 
+LONG_LIMIT_S = 2000  # of a test marked long: two runs of a suite, and some
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--long", action="store_true", help="run the suites of tests/conformance that take minutes"
-    )
+    parser.addoption("--long", action="store_true", help="run the tests that take minutes as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    long = [item for item in items if item.get_closest_marker("long")]
+    if config.getoption("--long"):
+        for item in long:
+            item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
+        return
+    # Not skipped: in CI a skip means that something is missing.
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]
 
 
 @pytest.fixture(scope="session")

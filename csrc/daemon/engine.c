@@ -11,18 +11,28 @@
 #include "doorbell.h"
 #include "schedule.h"
 
+/* Results of copies that nobody waits for, in the daemon's hands at a time: a quarter of the slots,
+ * which they hold until then. */
+#define RESULTS_AT_ONCE (MONARCH_FILL_SLOTS / 4)
 /* A reader has waited for a unit of the file within this time: it is moved in units [ns]. */
 #define ASKED_NS 500000000ULL
 
 /* --- doing it -----------------------------------------------------------------------------------
  */
 
+/* A daemon that has been rung for one result takes all. A copy that nobody waits for can wait for
+ * others, so that a turn of the daemon's loop is not spent on every small file: until they hold a
+ * part of the slots, or there is little left to do. */
 static void finish(struct pool *p, struct job *job) {
     pthread_mutex_lock(&p->lock);
-    int was_empty = !p->done.first;
     monarch_push(&p->done, job);
+    int can_wait = job->result.kind == MONARCH_FILL && !job->result.in_use &&
+                   job->result.status == MONARCH_DONE && p->done.length < RESULTS_AT_ONCE &&
+                   p->normal.length >= RESULTS_AT_ONCE;
+    int rings = !can_wait && !p->rung;
+    p->rung |= rings;
     pthread_mutex_unlock(&p->lock);
-    if (was_empty) /* a daemon that has been rung for one takes all */
+    if (rings)
         monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
@@ -292,6 +302,7 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
         out[n++] = job->result;
         monarch_push(&p->told, job);
     }
+    p->rung = p->done.first != NULL;
     pthread_mutex_unlock(&p->lock);
     return n;
 }

@@ -23,6 +23,7 @@ struct pool {
     uint64_t pending[2];             /* queued, running, or done and not yet told: normal, in use */
     uint64_t taken[MONARCH_DEMANDS]; /* demands that a thread works on */
     unsigned next_demand, free_slots;
+    int rung; /* the daemon has been told of what is done, and has not taken it */
     int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */
     uint32_t width;               /* atomic: threads that do what nobody waits for */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from monarch_py.config import _values as values
-from monarch_py.config._document import Spot
-from monarch_py.config._table import Key, Section, Table, list_of, read_mapping
+from monarch_py.config import _values as own
 from monarch_py.config.schema import (
     DEFAULT_BLOCK_SIZE_BYTES,
     DEFAULT_COPY_THREADS,
@@ -21,12 +19,13 @@ from monarch_py.config.schema import (
     PREFETCHES,
     SYSTEM_SWITCH_FILE,
 )
+from monarch_py.document import Key, Section, Spot, Table, list_of, read_mapping, values
 
 __all__ = ["DATA_PLANE", "DOCUMENT", "LEVEL", "SETTINGS", "SOURCE"]
 
 # `disk` is what older configurations of the original say for file_system.
 _KINDS = {"ram": "ram", "ssd": "ssd", "file_system": "file_system", "disk": "file_system"}
-_PATTERNS = list_of(values.glob, "write a list such as ['*.tfrecord']")
+_PATTERNS = list_of(own.glob, "write a list such as ['*.tfrecord']")
 
 SOURCE = Table(
     keys={
@@ -72,7 +71,7 @@ LEVEL = Table(
             default_text="`false`",
         ),
         "block_size": Key(
-            values.block_size,
+            own.block_size,
             "size or `max`",
             "the size of one read from the source, for files of this tier",
             default_text="the global `block_size`",
@@ -120,7 +119,7 @@ SETTINGS = Table(
             default_text="required",
         ),
         "block_size": Key(
-            values.block_size,
+            own.block_size,
             "size or `max`",
             "the size of one read from the source; `max` is the default",
             DEFAULT_BLOCK_SIZE_BYTES,

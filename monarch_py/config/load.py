@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_py.config import _disk as disk
-from monarch_py.config._document import Spot, load_document
 from monarch_py.config._keys import DOCUMENT, SETTINGS
-from monarch_py.config._table import Section, read_mapping
 from monarch_py.config.schema import (
     DEFAULT_BLOCK_SIZE_BYTES,
     MAX_SOURCES,
@@ -25,6 +23,7 @@ from monarch_py.config.schema import (
     SourceLimits,
     TierConfig,
 )
+from monarch_py.document import Section, Spot, load_document, read_mapping
 from monarch_py.units import format_size
 
 __all__ = ["load_config"]
@@ -40,7 +39,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     the file cannot be read or what it asks for cannot work on this machine.
     """
     file = Path(path)
-    root, spot = load_document(file)
+    root, spot = load_document(file, "configuration", "'sources' and 'hierarchy'")
     settings = _settings(read_mapping(root, spot, DOCUMENT))
     sources, tiers = _split(settings)
     source_configs = tuple(_source(section) for section in sources)

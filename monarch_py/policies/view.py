@@ -117,7 +117,7 @@ class When(Enum):
 
     BEFORE = "before"  # in a phase of their own, before the first step; nobody trains meanwhile
     BESIDE = "beside"  # by the class's threads, in the given order, beside training
-    ON_USE = "on_use"  # when the node reads the file for the first time, by that very read
+    ON_USE = "on_use"  # when the node reads the file for the first time, by that very read alone
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,10 @@ class Decision:
         the batch, with NO_FILE behind the samples of nodes that take fewer (nothing is read then)
     served : for an epoch and its order, where its accesses find their files; where it is given,
         `copies` only tell what lies there before the first step
+    keep : a read from elsewhere of a file that has a place on the node puts it there, so that it
+        is not fetched twice
+    share_threads : a staging thread that is free goes to the rank of its node that has the least in
+        advance (Lobster 4.2); without it every rank has its own
     free : reading costs nothing (the perfect policy)
     notes : what the reader of a report should know
     """
@@ -189,6 +193,8 @@ class Decision:
     pfs: bool = True
     orders: Callable[[int], Ints] | None = None
     served: Callable[[int, Ints], Served] | None = None
+    keep: bool = True
+    share_threads: bool = False
     free: bool = False
     notes: tuple[str, ...] = ()
 

@@ -12,7 +12,7 @@ import pytest
 
 from monarch_py.config import Config, SourceConfig, TierConfig, _disk, load_config
 from monarch_py.config._keys import DATA_PLANE, DOCUMENT, LEVEL, SETTINGS, SOURCE
-from monarch_py.config._table import Table, markdown_rows
+from monarch_py.document import Table, markdown_rows
 
 if TYPE_CHECKING:
     from config.conftest import Site

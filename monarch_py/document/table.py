@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from monarch_py.config._document import Spot, is_empty
+from monarch_py.document.nodes import Spot, is_empty
 
 __all__ = ["Key", "Parser", "Section", "Table", "list_of", "markdown_rows", "read_mapping"]
 

@@ -11,7 +11,7 @@ from monarch_py.errors import ConfigError
 
 __all__ = ["Document", "Spot", "describe", "is_empty", "load_document"]
 
-# A configuration has a few lines. The limit keeps a data file given by mistake out of memory.
+# What people write has a few lines. The limit keeps a data file given by mistake out of memory.
 MAX_FILE_BYTES = 1 << 20
 
 
@@ -56,10 +56,14 @@ class Spot:
         return f"{where}: {self.key}" if self.key else where
 
 
-def load_document(path: Path) -> tuple[yaml.Node, Spot]:
-    """The root node of the YAML file at `path` and its spot; ConfigError if there is none."""
+def load_document(path: Path, kind: str, first_keys: str) -> tuple[yaml.Node, Spot]:
+    """The root node of the YAML file at `path` and its spot; ConfigError if there is none.
+
+    kind : what the file is to its user, as in "configuration";  first_keys : for the file that is
+    empty, the keys that it needs at least
+    """
     document = Document(str(path))
-    text = _read_text(document)
+    text = _read_text(document, kind)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -77,12 +81,10 @@ def load_document(path: Path) -> tuple[yaml.Node, Spot]:
         ) from None
     except RecursionError:
         raise Spot(document, 1).error(
-            "not a configuration (nested too deeply)", "check the path"
+            f"not a {kind} (nested too deeply)", "check the path"
         ) from None
     if root is None or is_empty(root):
-        raise Spot(document, 1).error(
-            "the file is empty", "write at least the keys 'sources' and 'hierarchy'"
-        )
+        raise Spot(document, 1).error("the file is empty", f"write at least the keys {first_keys}")
     return root, Spot(document, _line_of(root))
 
 
@@ -104,19 +106,17 @@ def _line_of(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _read_text(document: Document) -> str:
+def _read_text(document: Document, kind: str) -> str:
     try:
         with open(document.name, "rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(
-            f"{document.name}: the configuration cannot be read ({error.strerror});"
+            f"{document.name}: the {kind} cannot be read ({error.strerror});"
             " check the path and its permissions"
         ) from None
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(
-            f"{document.name}: larger than 1 MiB and so no configuration; check the path"
-        )
+        raise ConfigError(f"{document.name}: larger than 1 MiB and so no {kind}; check the path")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

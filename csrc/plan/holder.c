@@ -1,0 +1,58 @@
+/* Which nodes use each file most. The accesses of some files are collected over all epochs, two
+ * bytes each, and then looked at file by file: exact, and memory bounded by how many files one
+ * pass takes. */
+#include "plan.h"
+
+int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
+                         uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
+                         uint64_t room) {
+    for (uint64_t row = 0; row < rows; row++, accesses += ranks)
+        for (uint64_t rank = 0, node = 0, left = per_node; rank < ranks; rank++, left--) {
+            if (left == 0) {
+                node++;
+                left = per_node;
+            }
+            /* Numbers below `low`, and -1, become very large. */
+            uint64_t unit = (uint64_t)accesses[rank] - low;
+            if (unit >= units)
+                continue;
+            uint64_t at = cursors[unit]++;
+            if (at >= room)
+                return -1;
+            slots[at] = (uint16_t)node;
+        }
+    return 0;
+}
+
+/* The node with the highest count; of several, the one that comes first. */
+static int32_t best_of(const uint16_t *slots, uint64_t n, const uint32_t *counts) {
+    int32_t best = -1;
+    uint32_t most = 0;
+    for (uint64_t i = 0; i < n; i++)
+        if (counts[slots[i]] > most) {
+            most = counts[slots[i]];
+            best = slots[i];
+        }
+    return best;
+}
+
+void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t units, uint64_t top,
+                       uint32_t *scratch, int32_t *nodes, uint32_t *counts) {
+    uint64_t start = 0;
+    for (uint64_t unit = 0; unit < units; unit++) {
+        const uint16_t *own = slots + start;
+        uint64_t n = ends[unit] - start;
+        for (uint64_t i = 0; i < n; i++)
+            scratch[own[i]]++;
+        for (uint64_t k = 0; k < top; k++) {
+            int32_t best = best_of(own, n, scratch);
+            nodes[unit * top + k] = best;
+            counts[unit * top + k] = best < 0 ? 0 : scratch[best];
+            if (best >= 0)
+                scratch[best] = 0;
+        }
+        for (uint64_t i = 0; i < n; i++)
+            scratch[own[i]] = 0;
+        start = ends[unit];
+    }
+}

@@ -1,0 +1,82 @@
+/* The inner loops of access plans: the shuffles of samplers, to the index, and the counting that
+ * goes over every access. None of it decides anything: which sampler, which node and what follows
+ * from the numbers is said in Python.
+ *
+ * A sample's or a file's number is an int32_t; where there is no access, it is -1. */
+#ifndef MONARCH_PLAN_H
+#define MONARCH_PLAN_H
+
+#ifndef MONARCH_CDEF
+#include <stdint.h>
+#endif
+
+/* --- MT19937, the generator of torch and of NumPy's RandomState: mersenne.c --------------------
+ */
+
+struct monarch_mersenne {
+    uint32_t state[624];
+    uint32_t used; /* words of `state` that were given out */
+};
+
+void monarch_mersenne_seed(struct monarch_mersenne *g, uint32_t seed);
+void monarch_mersenne_skip(struct monarch_mersenne *g, uint64_t draws);
+void monarch_mersenne_fill(struct monarch_mersenne *g, uint32_t *out, uint64_t n);
+
+/* --- the orders of samplers: shuffle.c, buffer.c -----------------------------------------------
+ */
+
+/* torch.randperm(n, generator=g) on the CPU; `large`: the way it takes from 2**32 / 20 on. */
+void monarch_torch_randperm(struct monarch_mersenne *g, int large, int32_t *out, uint64_t n);
+/* torch.randint(high, (n,), generator=g); `wide`: by two draws each. */
+void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, int32_t *out,
+                           uint64_t n);
+/* std::shuffle of libstdc++ with std::minstd_rand0, whose state is *state. */
+void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n);
+/* std::shuffle of libstdc++ with std::mt19937; `by_division`: as before GCC 11. */
+void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
+                              uint64_t n);
+/* What tf.data's shuffle(buffer) makes of 0, 1, ..., n-1, seeds as its iterator gets them. */
+int monarch_buffer_shuffle(uint64_t seed, uint64_t seed2, uint64_t buffer, int32_t *out,
+                           uint64_t n);
+/* The next `n` numbers of Philox 4x32-10, from the start. */
+void monarch_philox(uint64_t seed, uint64_t seed2, uint32_t *out, uint64_t n);
+
+/* --- counting accesses: access.c ---------------------------------------------------------------
+ */
+
+/* counts[u] += 1 for each access; 0, or -1 if a number is not below `units`. */
+int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units);
+/* The same for all nodes: each row of `accesses` has `ranks` of them, `per_node` ranks a node;
+ * counts is (nodes, units). */
+int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ranks,
+                             uint64_t per_node, uint16_t *counts, uint64_t units);
+/* first[u] = the position of the first access, if it is -1; positions count up from `start`. */
+int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
+                       uint64_t units);
+/* Backwards: next[i] = later[u], then later[u] = the position of i. */
+int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
+                      uint64_t units, int64_t *next);
+
+/* --- which node uses a file most: holder.c -----------------------------------------------------
+ */
+
+/* For units from `low` on, `units` of them: appends the node of each access to the unit's slots;
+ * cursors[u] is where the unit's next slot is. 0, or -1 if slots would overflow. */
+int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
+                         uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
+                         uint64_t room);
+/* Of each unit, whose slots end at ends[u], the `top` nodes that use it most, the earlier first use
+ * first where they use it equally; -1 and 0 where there are fewer. nodes, counts: (units, top).
+ * `scratch`: as many counters as there are nodes, all 0, and so they are left. */
+void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t units, uint64_t top,
+                       uint32_t *scratch, int32_t *nodes, uint32_t *counts);
+
+/* --- what a dataset is: digest.c ---------------------------------------------------------------
+ */
+
+/* Adds to sum[2], for each file, two hashes of its name (bytes starts[i] to starts[i + 1] of
+ * `pool`) and its size: the sum does not depend on the order of the files. */
+void monarch_plan_digest(const char *pool, const uint64_t *starts, const uint64_t *sizes,
+                         uint64_t n, uint64_t *sum);
+
+#endif

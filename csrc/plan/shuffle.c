@@ -1,0 +1,184 @@
+/* Shuffles, each as the sampler's own library does it, draw for draw.
+ *
+ * The items of a large dataset lie far apart in memory. So the places to exchange are worked out
+ * some hundred ahead, and asked of the memory together, before any of them is used. */
+#include "plan.h"
+
+/* A multiple of two; enough to hide the memory's latency, small enough for the first cache. */
+#define AHEAD 512
+
+static void count_up(int32_t *items, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++)
+        items[i] = (int32_t)i;
+}
+
+static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) {
+        int32_t kept = items[first + i];
+        items[first + i] = items[with[i]];
+        items[with[i]] = kept;
+    }
+}
+
+/* --- torch ------------------------------------------------------------------------------------ */
+
+/* Fisher-Yates from the front. n is below 2**32 / 20, so that 32 bits hold everything. */
+static void randperm(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
+    uint32_t with[AHEAD];
+    count_up(out, n);
+    for (uint64_t i = 0; i + 1 < n; i += AHEAD) {
+        uint64_t some = n - 1 - i < AHEAD ? n - 1 - i : AHEAD;
+        monarch_mersenne_fill(g, with, some);
+        for (uint64_t j = 0; j < some; j++) {
+            uint32_t at = (uint32_t)(i + j);
+            with[j] = at + with[j] % ((uint32_t)n - at);
+            __builtin_prefetch(&out[with[j]], 1);
+        }
+        exchange(out, i, with, some);
+    }
+}
+
+/* The first of two draws is the upper half. */
+static uint64_t pair(const uint32_t *draws) { return (uint64_t)draws[0] << 32 | draws[1]; }
+
+/* "Inside out": each new item takes a place among those before it. */
+static void randperm_large(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
+    uint32_t draws[2 * AHEAD];
+    for (uint64_t i = 0; i < n; i += AHEAD) {
+        uint64_t some = n - i < AHEAD ? n - i : AHEAD;
+        monarch_mersenne_fill(g, draws, 2 * some);
+        for (uint64_t j = 0; j < some; j++) {
+            draws[j] = (uint32_t)(pair(draws + 2 * j) % (i + j + 1));
+            __builtin_prefetch(&out[draws[j]], 1);
+        }
+        for (uint64_t j = 0; j < some; j++) {
+            out[i + j] = (int32_t)(i + j);
+            out[i + j] = out[draws[j]];
+            out[draws[j]] = (int32_t)(i + j);
+        }
+    }
+}
+
+void monarch_torch_randperm(struct monarch_mersenne *g, int large, int32_t *out, uint64_t n) {
+    if (large)
+        randperm_large(g, out, n);
+    else
+        randperm(g, out, n);
+}
+
+void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, int32_t *out,
+                           uint64_t n) {
+    uint32_t draws[2 * AHEAD];
+    uint64_t each = wide ? 2 : 1;
+    for (uint64_t i = 0; i < n; i += AHEAD) {
+        uint64_t some = n - i < AHEAD ? n - i : AHEAD;
+        monarch_mersenne_fill(g, draws, each * some);
+        for (uint64_t j = 0; j < some; j++)
+            out[i + j] = (int32_t)((wide ? pair(draws + 2 * j) : draws[j]) % high);
+    }
+}
+
+/* --- libstdc++ -------------------------------------------------------------------------------- */
+
+/* What std::uniform_int_distribution(0, below - 1) makes of a generator of this many numbers, which
+ * is no power of two: draws in the incomplete last part are repeated. */
+struct minstd {
+    uint32_t state;
+};
+
+#define MINSTD_MODULUS 2147483647U
+#define MINSTD_NUMBERS 2147483645U /* max() - min(): one less than there are */
+
+static uint32_t minstd_draw(struct minstd *g) {
+    g->state = (uint32_t)((uint64_t)g->state * 16807 % MINSTD_MODULUS);
+    return g->state - 1;
+}
+
+static uint32_t minstd_below(struct minstd *g, uint32_t below) {
+    uint32_t scale = MINSTD_NUMBERS / below, past = below * scale, drawn;
+    do
+        drawn = minstd_draw(g);
+    while (drawn >= past);
+    return drawn / scale;
+}
+
+static uint32_t mersenne_draw(struct monarch_mersenne *g) {
+    uint32_t drawn;
+    monarch_mersenne_fill(g, &drawn, 1);
+    return drawn;
+}
+
+/* From GCC 11 on, the upper half of a product (Lemire, 2019), if the generator fills a word. */
+static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
+    if (by_division) {
+        uint32_t scale = UINT32_MAX / below, drawn;
+        do
+            drawn = mersenne_draw(g);
+        while ((uint64_t)drawn >= (uint64_t)below * scale);
+        return drawn / scale;
+    }
+    uint64_t product = (uint64_t)mersenne_draw(g) * below;
+    if ((uint32_t)product < below) {
+        uint32_t least = -below % below;
+        while ((uint32_t)product < least)
+            product = (uint64_t)mersenne_draw(g) * below;
+    }
+    return (uint32_t)(product >> 32);
+}
+
+struct source {
+    struct minstd minstd;
+    struct monarch_mersenne *mersenne;
+    int by_division;
+};
+
+static uint32_t below(struct source *s, uint32_t bound) {
+    if (s->mersenne)
+        return mersenne_below(s->mersenne, bound, s->by_division);
+    return minstd_below(&s->minstd, bound);
+}
+
+/* Where item `at` goes; two items share one draw while the generator has numbers for both. */
+static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
+    for (uint64_t j = 0; j < some; j += 2) {
+        uint32_t second = (uint32_t)(at + j + 2);
+        uint32_t both = below(s, (second - 1) * second);
+        with[j] = both / second;
+        with[j + 1] = both % second;
+    }
+}
+
+static void places(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
+    for (uint64_t j = 0; j < some; j++)
+        with[j] = below(s, (uint32_t)(at + j + 1));
+}
+
+static void shuffle(struct source *s, uint32_t numbers, int32_t *items, uint64_t n) {
+    uint32_t with[AHEAD];
+    uint64_t at = 1;
+    int in_pairs = n > 0 && numbers / n >= n;
+    if (in_pairs && n % 2 == 0) {
+        with[0] = below(s, 2);
+        exchange(items, 1, with, 1);
+        at = 2;
+    }
+    for (; at < n; at += AHEAD) {
+        uint64_t some = n - at < AHEAD ? n - at : AHEAD;
+        (in_pairs ? places_in_pairs : places)(s, at, with, some);
+        for (uint64_t j = 0; j < some; j++)
+            __builtin_prefetch(&items[with[j]], 1);
+        exchange(items, at, with, some);
+    }
+}
+
+void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n) {
+    struct source s = {.minstd = {*state}};
+    shuffle(&s, MINSTD_NUMBERS, items, n);
+    *state = s.minstd.state;
+}
+
+void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
+                              uint64_t n) {
+    struct source s = {.mersenne = g, .by_division = by_division};
+    shuffle(&s, UINT32_MAX, items, n);
+}

@@ -1,0 +1,45 @@
+/* Events in the order of time, equal ones in the order of their numbers: a run repeats to the bit.
+ */
+#ifndef MONARCH_SIM_HEAP_H
+#define MONARCH_SIM_HEAP_H
+
+#include <stdint.h>
+
+struct event {
+    double at; /* [s] */
+    uint32_t who;
+};
+
+/* Holds as many events as there are who can have one; each has one at most. */
+struct heap {
+    struct event *event;
+    uint32_t n;
+};
+
+static inline int is_before(struct event a, struct event b) {
+    return a.at < b.at || (a.at == b.at && a.who < b.who);
+}
+
+static inline void heap_push(struct heap *h, double at, uint32_t who) {
+    struct event e = {at, who};
+    uint32_t i = h->n++;
+    for (; i && is_before(e, h->event[(i - 1) / 2]); i = (i - 1) / 2)
+        h->event[i] = h->event[(i - 1) / 2];
+    h->event[i] = e;
+}
+
+static inline struct event heap_pop(struct heap *h) {
+    struct event first = h->event[0], last = h->event[--h->n];
+    uint32_t i = 0;
+    for (uint32_t child; (child = 2 * i + 1) < h->n; i = child) {
+        if (child + 1 < h->n && is_before(h->event[child + 1], h->event[child]))
+            child++;
+        if (!is_before(h->event[child], last))
+            break;
+        h->event[i] = h->event[child];
+    }
+    h->event[i] = last;
+    return first;
+}
+
+#endif

@@ -1,0 +1,54 @@
+#include "machine.h"
+
+#include <stdlib.h>
+
+int machine_open(struct machine *m, const struct monarch_sim_job *job) {
+    uint32_t nodes = job->nodes;
+    m->job = job;
+    m->class_free = calloc((size_t)nodes * job->classes, sizeof(double));
+    m->in_free = calloc(nodes, sizeof(double));
+    m->out_free = calloc(nodes, sizeof(double));
+    return m->class_free && m->in_free && m->out_free;
+}
+
+void machine_close(struct machine *m) {
+    free(m->class_free);
+    free(m->in_free);
+    free(m->out_free);
+}
+
+static inline double later(double a, double b) { return a > b ? a : b; }
+
+static inline double serve(double *is_free, double now, double seconds, int take) {
+    double end = later(now, *is_free) + seconds;
+    if (take)
+        *is_free = end;
+    return end;
+}
+
+/* A class gives its rate to all its threads together, and to each its part of it (NoPFS 4). */
+static double from_class(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
+                         int take) {
+    size_t at = (size_t)node * m->job->classes + cls;
+    double rate = m->job->read_rate[at];
+    double end = serve(&m->class_free[at], now, bytes / rate, take);
+    return later(end, now + bytes * m->job->threads[cls] / rate);
+}
+
+double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
+                     int take) {
+    return from_class(m, now, node, cls, bytes, take);
+}
+
+double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
+                      double bytes, int take) {
+    double end = from_class(m, now, holder, cls, bytes, take);
+    double out = serve(&m->out_free[holder], now, bytes / m->job->network[holder], take);
+    double in = serve(&m->in_free[node], now, bytes / m->job->network[node], take);
+    return later(end, later(out, in));
+}
+
+void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes) {
+    size_t at = (size_t)node * m->job->classes + cls;
+    serve(&m->class_free[at], now, bytes / m->job->write_rate[at], 1);
+}

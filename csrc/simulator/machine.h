@@ -1,0 +1,25 @@
+/* Storage classes and links. Whoever comes first is served
+ * first, and nothing gives more than its rate. */
+#ifndef MONARCH_SIM_MACHINE_H
+#define MONARCH_SIM_MACHINE_H
+
+#include "simulator.h"
+
+struct machine {
+    const struct monarch_sim_job *job;
+    double *class_free;         /* nodes x classes: when what was asked for so far is served [s] */
+    double *in_free, *out_free; /* nodes: links */
+};
+
+int machine_open(struct machine *m, const struct monarch_sim_job *job);
+void machine_close(struct machine *m);
+
+/* When `bytes` asked for at `now` are there. With `take` the way there is taken by them. */
+double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
+                     int take);
+double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
+                      double bytes, int take);
+/* A class takes what is written to it beside what it gives. */
+void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);
+
+#endif

@@ -1,0 +1,85 @@
+/* A training job on a machine of nodes, storage classes, links and a parallel file system, as
+ * events in the order of time. Python decides what lies where and who reads what
+ * (monarch_py/policies); here it only takes its time. The model and what it leaves out:
+ * docs/simulator.md. */
+#ifndef MONARCH_SIMULATOR_H
+#define MONARCH_SIMULATOR_H
+
+#ifndef MONARCH_CDEF
+#include <stdint.h>
+#endif
+
+/* Epochs that are known at a time: prefetching ends at the end of the one after the present one. */
+enum { MONARCH_SIM_EPOCHS = 2 };
+
+enum monarch_sim_from {
+    MONARCH_SIM_STAGING, /* costs nothing */
+    MONARCH_SIM_LOCAL,
+    MONARCH_SIM_REMOTE,
+    MONARCH_SIM_PFS,
+    MONARCH_SIM_FROMS
+};
+
+/* What does not change. Arrays stay the caller's and outlive the simulation. Bytes, seconds,
+ * bytes/s.
+ */
+struct monarch_sim_job {
+    uint32_t nodes, ranks_per_node, classes, files;
+    uint32_t epochs, steps, batch;      /* steps of an epoch, samples of a rank in a step */
+    const int64_t *sizes;               /* files */
+    const double *read_rate;            /* nodes x classes: all threads of a class together */
+    const double *write_rate;           /* nodes x classes */
+    const uint32_t *threads;            /* classes */
+    const double *staging;              /* nodes: capacity of the staging buffer */
+    const double *network;              /* nodes: each link, either way */
+    const double *pfs_link;             /* nodes: the most that each gets of the file system */
+    const double *pfs;                  /* nodes + 1: the file system's rate by clients */
+    const double *compute, *preprocess; /* nodes: of a rank; of a thread */
+    double sample_seconds;              /* of compute for a sample, besides its bytes */
+    /* The copies: rows of one (node, class) in the order in which they are filled. */
+    uint64_t copies;
+    const int32_t *copy_node, *copy_file;
+    const int8_t *copy_class;
+    uint8_t stages;         /* files are prefetched into the staging buffer */
+    uint8_t fills;          /* the classes' threads make the copies */
+    uint8_t fills_first;    /* ... before the first step */
+    uint8_t keeps;          /* a file that is read from elsewhere is kept, if it has a place here */
+    uint8_t reads_remote;   /* other nodes' copies are read */
+    uint8_t weighs_pfs;     /* the file system is read if that is faster, though there is a copy */
+    uint8_t shares_threads; /* a free thread goes to the rank that has the least in advance */
+    uint8_t is_free;        /* reading takes no time */
+    uint32_t checkpoint_steps; /* 0: none are written */
+    double checkpoint_bytes;   /* of each rank */
+};
+
+/* What is measured. Arrays are the caller's, all zero at the beginning. */
+struct monarch_sim_result {
+    double first_step;    /* when it began [s] */
+    double *epoch_end;    /* epochs [s] */
+    double *bytes;        /* epochs x MONARCH_SIM_FROMS, by where a sample came from */
+    double *node_bytes;   /* nodes x MONARCH_SIM_FROMS */
+    double *reused;       /* epochs: bytes of files that a copy of an earlier epoch gave */
+    double *stall;        /* ranks: waited for samples [s] */
+    double *rank_compute; /* ranks [s] */
+    double *filled;       /* nodes: bytes from the file system for copies, besides samples */
+    uint64_t *ready;      /* epochs: samples that were there when they were asked for */
+    uint64_t *imbalanced; /* epochs: steps in which ranks' times differed, see imbalance */
+    double imbalance;     /* ... by more than this share of the slowest one's */
+    double pfs_busy;      /* [s] */
+};
+
+/* NULL when there is no memory. */
+struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
+                                    struct monarch_sim_result *result);
+void monarch_sim_free(struct monarch_sim *sim);
+
+/* The next epoch's accesses: nodes x steps x ranks_per_node x batch files, -1 for none. holder (-1:
+ * the file system), cls and redundant [bytes] are of the same shape, or NULL. The last
+ * MONARCH_SIM_EPOCHS that were given are referred to. 0: no memory. */
+int monarch_sim_give(struct monarch_sim *sim, const int32_t *order, const int32_t *holder,
+                     const int8_t *cls, const int64_t *redundant);
+/* Goes on until the next epoch has to be given: 1; or until the end: 0. -1: nothing moves (a fault
+ * of this program). */
+int monarch_sim_run(struct monarch_sim *sim);
+
+#endif

@@ -1,0 +1,189 @@
+/* Samples on their way into the staging buffer, in the order of their use (NoPFS 5.1, Rule 1); or,
+ * without one, each when it is asked for. */
+#include "state.h"
+
+#define NOBODY UINT32_MAX
+
+enum turn { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
+
+/* An epoch takes the place of one that is over by now. */
+static enum turn next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
+                            double *until) {
+    if (epoch < EPOCHS_KNOWN)
+        return NEEDS_EPOCH;
+    uint64_t old = epoch - EPOCHS_KNOWN;
+    if (s->step < (old + 1) * s->job.steps)
+        return WAITS_FOR_USE;
+    *until = s->out->epoch_end[old];
+    return *until > now ? WAITS_UNTIL : NEEDS_EPOCH;
+}
+
+/* Whether the rank's next sample can be fetched at `now`; if not, until when not. */
+static enum turn turn_of(struct monarch_sim *s, uint32_t rank, double now, double *until) {
+    struct rank *r = &s->rank[rank];
+    uint64_t epoch = r->fetched / per_epoch(s);
+    if (epoch >= s->job.epochs)
+        return IS_OVER;
+    if (epoch >= s->given)
+        return next_epoch(s, epoch, now, until);
+    if (!s->job.stages) {
+        if (r->used < r->fetched || r->is_at_barrier)
+            return WAITS_FOR_USE;
+        *until = r->clock;
+        return r->clock > now ? WAITS_UNTIL : FETCHES;
+    }
+    double most = s->job.staging[rank / s->job.ranks_per_node] / s->job.ranks_per_node;
+    double bytes = size_at(s, rank, r->fetched);
+    while (r->dropped < r->fetched && r->staged + bytes > most) {
+        if (r->dropped >= r->used)
+            return WAITS_FOR_USE;
+        *until = known_of(s, r->dropped)->at[place_of(s, rank, r->dropped)];
+        if (*until > now)
+            return WAITS_UNTIL;
+        sim_drop(s, rank);
+    }
+    return FETCHES;
+}
+
+/* With shared threads: the rank of the node that has the least in advance, of those with room. */
+static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now, enum turn *turn,
+                         double *until) {
+    uint32_t per_node = s->job.ranks_per_node, first = thread / s->threads * per_node;
+    uint32_t best = NOBODY;
+    if (!s->job.shares_threads) {
+        uint32_t own = first + thread % s->threads % per_node;
+        *turn = turn_of(s, own, now, until);
+        return own;
+    }
+    *turn = IS_OVER;
+    for (uint32_t i = first; i < first + per_node; i++) {
+        double when = now;
+        enum turn t = turn_of(s, i, now, &when);
+        uint64_t ahead = s->rank[i].fetched - s->rank[i].used;
+        if (t == FETCHES && (best == NOBODY || ahead < s->rank[best].fetched - s->rank[best].used))
+            best = i;
+        if (t == WAITS_UNTIL && (*turn != WAITS_UNTIL || when < *until))
+            *until = when;
+        if (*turn == IS_OVER || t == NEEDS_EPOCH || t == WAITS_UNTIL)
+            *turn = t;
+    }
+    if (best != NOBODY)
+        *turn = FETCHES;
+    return best;
+}
+
+static struct way told_way(const struct known *k, size_t place, uint32_t node) {
+    int32_t holder = k->holder[place];
+    struct way w = {0, MONARCH_SIM_PFS, 0, 0, NULL};
+    if (holder >= 0) {
+        w.from = (uint32_t)holder == node ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE;
+        w.holder = (uint32_t)holder;
+        w.cls = (uint32_t)k->cls[place];
+    }
+    return w;
+}
+
+static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const struct way *w,
+                  int32_t file) {
+    uint32_t epoch = (uint32_t)(access / per_epoch(s));
+    double bytes = size_of(s, file);
+    uint32_t from = s->job.is_free ? (uint32_t)MONARCH_SIM_STAGING : w->from;
+    s->out->bytes[epoch * MONARCH_SIM_FROMS + from] += bytes;
+    s->out->node_bytes[node * MONARCH_SIM_FROMS + from] += bytes;
+    uint32_t *last = &s->reused[(size_t)file * EPOCHS_KNOWN + epoch % EPOCHS_KNOWN];
+    if (from == MONARCH_SIM_PFS || from == MONARCH_SIM_STAGING || *last == epoch + 1 ||
+        (w->copy && w->copy->epoch >= (int32_t)epoch))
+        return;
+    *last = epoch + 1;
+    s->out->reused[epoch] += bytes;
+}
+
+/* The sample has come to the node. Into the buffer it goes with its preprocessing, at the thread's
+ * part of the rate (NoPFS 4, write). */
+static void staged(struct monarch_sim *s, uint32_t thread, double now) {
+    struct staging_thread *t = &s->staging[thread];
+    uint32_t node = thread / s->threads;
+    double bytes = size_at(s, t->rank, t->access), *at;
+    double prepare = bytes / s->job.preprocess[node];
+    double write = bytes * s->job.threads[0] / s->job.write_rate[(size_t)node * s->job.classes];
+    double end = s->job.is_free ? now : now + (write > prepare ? write : prepare);
+    at = &known_of(s, t->access)->at[place_of(s, t->rank, t->access)];
+    *at = end;
+    if (s->job.stages) {
+        heap_push(&s->heap, end, thread);
+    } else {
+        t->waits = 1; /* until it has been used */
+        t->since = end;
+    }
+    if (t->access == s->rank[t->rank].used)
+        sim_advance(s, t->rank);
+}
+
+static void fetch(struct monarch_sim *s, uint32_t thread, double now) {
+    struct staging_thread *t = &s->staging[thread];
+    struct known *k = known_of(s, t->access);
+    size_t place = place_of(s, t->rank, t->access);
+    uint32_t node = thread / s->threads;
+    int32_t file = k->order[place];
+    double bytes = size_of(s, file);
+    if (file < 0) {
+        staged(s, thread, now);
+        return;
+    }
+    struct way w = k->holder ? told_way(k, place, node) : sim_best_way(s, now, node, file);
+    count(s, node, t->access, &w, file);
+    if (s->job.is_free) {
+        staged(s, thread, now);
+    } else if (w.from == MONARCH_SIM_PFS) {
+        double more = k->redundant ? (double)k->redundant[place] : 0;
+        s->out->filled[node] += more;
+        pfs_ask(&s->pfs, now, t->access, node, thread, bytes + more);
+    } else {
+        double end = sim_take_way(s, now, node, &w, bytes);
+        if (w.from == MONARCH_SIM_REMOTE && !k->holder)
+            sim_keep(s, end, node, file, (int32_t)(t->access / per_epoch(s)));
+        staged(s, thread, end);
+    }
+}
+
+void sim_staged_from_pfs(struct monarch_sim *s, uint32_t thread, double now) {
+    struct staging_thread *t = &s->staging[thread];
+    struct known *k = known_of(s, t->access);
+    if (!k->holder)
+        sim_keep(s, now, thread / s->threads, k->order[place_of(s, t->rank, t->access)],
+                 (int32_t)(t->access / per_epoch(s)));
+    staged(s, thread, now);
+}
+
+int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now) {
+    struct staging_thread *t = &s->staging[thread];
+    enum turn turn;
+    double until = now;
+    uint32_t rank = rank_for(s, thread, now, &turn, &until);
+    if (turn == NEEDS_EPOCH || turn == WAITS_UNTIL) {
+        heap_push(&s->heap, until > now ? until : now, thread);
+        return turn == WAITS_UNTIL;
+    }
+    if (turn == WAITS_FOR_USE) {
+        t->waits = 1;
+        t->since = now;
+    }
+    if (turn == FETCHES) {
+        t->rank = rank;
+        t->access = s->rank[rank].fetched++;
+        s->rank[rank].staged += size_at(s, rank, t->access);
+        fetch(s, thread, now);
+    }
+    return 1;
+}
+
+void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
+    uint32_t per_node = s->job.ranks_per_node, first = rank / per_node * s->threads;
+    for (uint32_t i = first; i < first + s->threads; i++) {
+        struct staging_thread *t = &s->staging[i];
+        if (!t->waits || (!s->job.shares_threads && (i - first) % per_node != rank % per_node))
+            continue;
+        t->waits = 0;
+        heap_push(&s->heap, now > t->since ? now : t->since, i);
+    }
+}

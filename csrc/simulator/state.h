@@ -1,0 +1,147 @@
+/* What a simulation knows at a time. */
+#ifndef MONARCH_SIM_STATE_H
+#define MONARCH_SIM_STATE_H
+
+#include <stddef.h>
+
+#include "heap.h"
+#include "machine.h"
+#include "pfs.h"
+#include "simulator.h"
+
+#define EPOCHS_KNOWN MONARCH_SIM_EPOCHS
+
+struct copy {
+    int32_t node, file, next; /* of the same file; -1: the last */
+    int32_t epoch;            /* in which it was made; -1: before the first */
+    double at;                /* when it is whole [s]; negative: not yet */
+    int8_t cls;
+};
+
+/* Accesses count from the job's first; those of a rank are its own. */
+struct rank {
+    uint64_t fetched, used, dropped; /* the next to prefetch, to use, to leave the staging buffer */
+    double staged;                   /* [bytes] */
+    double clock;                    /* when its compute so far is over [s] */
+    int is_at_barrier;
+};
+
+struct known {
+    const int32_t *order, *holder;
+    const int8_t *cls;
+    const int64_t *redundant;
+    double *at; /* when a sample is there; then, when it was taken; negative: not known [s] */
+};
+
+struct staging_thread {
+    uint32_t rank;   /* for whom it fetches now, and */
+    uint64_t access; /* what */
+    double since;    /* when it had nothing to do, or no room */
+    int waits;       /* ... until a rank has used something */
+};
+
+struct class_thread {
+    uint32_t copy, node; /* what it copies; the next of its list is in `cursor` */
+    uint8_t cls;
+};
+
+/* Events have numbers: the staging threads, those of node n from n * threads on; the classes' own
+ * threads; the checkpoint. */
+struct monarch_sim {
+    struct monarch_sim_job job;
+    struct monarch_sim_result *out;
+    struct machine machine;
+    struct pfs pfs;
+    struct heap heap;
+    struct known known[EPOCHS_KNOWN];
+    uint32_t given; /* epochs */
+    int is_started;
+    /* ranks */
+    struct rank *rank;
+    uint32_t ranks, arrived;
+    uint64_t step; /* the present one, of all */
+    double step_end;
+    uint32_t writing; /* nodes that write the checkpoint */
+    /* threads */
+    uint32_t threads, class_threads, checkpoint;
+    struct staging_thread *staging;
+    struct class_thread *class_thread;
+    /* copies */
+    struct copy *copy;
+    int32_t *first_copy;         /* of each file */
+    uint32_t *reused;            /* files x EPOCHS_KNOWN: the last epoch in which it was, and one */
+    uint64_t *cursor, *list_end; /* nodes x classes: what is still to be copied */
+};
+
+static inline uint64_t per_epoch(const struct monarch_sim *s) {
+    return (uint64_t)s->job.steps * s->job.batch;
+}
+
+static inline struct known *known_of(struct monarch_sim *s, uint64_t access) {
+    return &s->known[access / per_epoch(s) % EPOCHS_KNOWN];
+}
+
+/* Its place in arrays of nodes x steps x ranks of a node x batch. */
+static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
+    uint64_t in_epoch = access % per_epoch(s), step = in_epoch / s->job.batch;
+    uint32_t node = rank / s->job.ranks_per_node, local = rank % s->job.ranks_per_node;
+    return (((size_t)node * s->job.steps + step) * s->job.ranks_per_node + local) * s->job.batch +
+           in_epoch % s->job.batch;
+}
+
+/* Less than 0 is no file: a rank takes fewer samples in a step than others do. */
+static inline double size_of(const struct monarch_sim *s, int32_t file) {
+    return file < 0 ? 0 : (double)s->job.sizes[file];
+}
+
+static inline int32_t file_at(struct monarch_sim *s, uint32_t rank, uint64_t access) {
+    return known_of(s, access)->order[place_of(s, rank, access)];
+}
+
+static inline double size_at(struct monarch_sim *s, uint32_t rank, uint64_t access) {
+    return size_of(s, file_at(s, rank, access));
+}
+
+/* --- ranks.c --- */
+
+/* After a rank's sample has come: on to where one waits for the next, over barriers. */
+void sim_advance(struct monarch_sim *s, uint32_t rank);
+void sim_start_ranks(struct monarch_sim *s, double now);
+/* The sample that has been in the staging buffer longest leaves it. */
+void sim_drop(struct monarch_sim *s, uint32_t rank);
+/* All have come to the checkpoint; a node has written its part. */
+void sim_begin_checkpoint(struct monarch_sim *s, double now);
+void sim_checkpoint_written(struct monarch_sim *s, double now);
+
+/* --- ways.c --- */
+
+struct way {
+    double end;
+    uint32_t from, holder, cls; /* from: enum monarch_sim_from */
+    const struct copy *copy;
+};
+
+/* The copy from which the file is there first, or the file system (NoPFS 4: the least of the times;
+ * here with what others have asked for before). */
+struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file);
+/* Takes the way: when the bytes are there. Not for the file system, which is asked. */
+double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
+                    double bytes);
+/* A file that has come from elsewhere goes where it has its place. */
+void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
+
+/* --- staging.c --- */
+
+/* 0 when the next epoch is needed first. */
+int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
+void sim_staged_from_pfs(struct monarch_sim *s, uint32_t thread, double now);
+/* The rank has used something at `now`: there is room. */
+void sim_wake(struct monarch_sim *s, uint32_t rank, double now);
+
+/* --- filling.c --- */
+
+void sim_add_copies(struct monarch_sim *s);
+void sim_class_thread(struct monarch_sim *s, uint32_t number, double now);
+void sim_filled_from_pfs(struct monarch_sim *s, uint32_t number, double now);
+
+#endif

@@ -1,0 +1,215 @@
+"""`monarch calibrate`: what this machine's tiers and source give, as a scenario for the simulator.
+
+Rates are measured as the performance model has them (NoPFS, section 4): of all threads together, at
+some numbers of threads. What cannot be measured on one node is written with a question mark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from monarch_py.config import Config, PathFilter
+from monarch_py.errors import ConfigError, TierError
+from monarch_py.units import GIB, MIB
+
+__all__ = ["THREADS", "Calibration", "calibrate", "scenario_text"]
+
+# The numbers of threads that are tried.
+THREADS = (1, 2, 4, 8)
+# One measurement ends after so many bytes, or so long: enough for a rate, little for a user [s].
+MOST_BYTES = 256 * MIB
+MOST_SECONDS = 5.0
+PIECE_BYTES = 1 * MIB
+# A tier is measured with files of this size, of which there are as many as threads.
+SCRATCH_BYTES = 32 * MIB
+# Source files that are looked at to choose those that are read.
+LISTED_FILES = 100_000
+
+Curve = dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Rates [bytes/s] by the number of threads: of the source, and of each tier, both ways."""
+
+    source: Curve
+    read: tuple[Curve, ...]
+    write: tuple[Curve, ...]
+
+
+def _drop_pages(fd: int) -> None:
+    """Of a file that was written to disk: what is read next comes from there."""
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _read(path: Path, until: float) -> int:
+    """Reads a whole file, but no longer than `until`; returns how many bytes."""
+    buffer = bytearray(PIECE_BYTES)
+    done = 0
+    with open(path, "rb", buffering=0) as file:
+        _drop_pages(file.fileno())
+        while time.monotonic() < until and (n := file.readinto(buffer)):
+            done += n
+        _drop_pages(file.fileno())
+    return done
+
+
+def _write(path: Path, until: float) -> int:
+    # Not all zeros: there are file systems that do not write those.
+    piece = os.urandom(PIECE_BYTES)
+    done = 0
+    with open(path, "wb", buffering=0) as file:
+        while done < SCRATCH_BYTES and time.monotonic() < until:
+            done += file.write(piece)
+        os.fsync(file.fileno())
+    return done
+
+
+def _rate(work: Callable[[Path, float], int], paths: Sequence[Path], threads: int) -> float:
+    """Bytes per second of `work` on each path, so many at a time; OSError of the first failure."""
+    begun = time.monotonic()
+    until = begun + MOST_SECONDS
+    with ThreadPoolExecutor(threads) as pool:
+        done = sum(pool.map(lambda path: work(path, until), paths))
+    return done / (time.monotonic() - begun)
+
+
+def _source_files(config: Config) -> list[tuple[Path, int]]:
+    """Files of the first source that a fill would take, with their sizes [bytes]."""
+    source = config.sources[0]
+    fits = PathFilter(source.include, source.exclude)
+
+    def found() -> Iterator[tuple[Path, int]]:
+        for directory, _, names in os.walk(source.real_path):
+            for name in names:
+                path = Path(directory, name)
+                if fits.matches(str(path.relative_to(source.real_path))) and path.is_file():
+                    yield path, path.stat().st_size
+
+    files = [(path, size) for path, size in islice(found(), LISTED_FILES) if size]
+    if not files:
+        raise ConfigError(f"{config.file}: source {source.path} has no file that can be read")
+    return files
+
+
+def _measure_source(files: list[tuple[Path, int]]) -> Curve:
+    """Every number of threads reads files of its own: what was read once may be in some cache."""
+    order = np.random.default_rng(0).permutation(len(files))
+    parts = np.array_split(order, len(THREADS))
+    curve = {}
+    for threads, part in zip(THREADS, parts, strict=True):
+        chosen = [files[i] for i in part] or files
+        total = np.cumsum([size for _, size in chosen])
+        enough = 1 + int(np.searchsorted(total, MOST_BYTES))
+        paths = [path for path, _ in chosen[: max(enough, threads)]]
+        curve[threads] = _rate(_read, paths, threads)
+    return curve
+
+
+@contextmanager
+def _scratch(tier: Path) -> Iterator[Path]:
+    try:
+        with tempfile.TemporaryDirectory(prefix=".monarch-calibrate-", dir=tier) as made:
+            free = os.statvfs(made).f_bavail * os.statvfs(made).f_frsize
+            if free < 2 * SCRATCH_BYTES * max(THREADS):
+                raise TierError(
+                    f"tier {tier} has {free // MIB} MiB free, and measuring it takes "
+                    f"{2 * SCRATCH_BYTES * max(THREADS) // MIB} MiB; make room, or measure later"
+                )
+            yield Path(made)
+    except OSError as error:
+        raise TierError(f"tier {tier} cannot be measured: {error}; check its mount point") from None
+
+
+def _measure_tier(tier: Path) -> tuple[Curve, Curve]:
+    read, write = {}, {}
+    with _scratch(tier) as scratch:
+        for threads in THREADS:
+            paths = [scratch / f"{threads}-{i}" for i in range(threads)]
+            write[threads] = _rate(_write, paths, threads)
+            read[threads] = _rate(_read, paths, threads)
+            for path in paths:
+                path.unlink()
+    return read, write
+
+
+def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> Calibration:
+    """Measures the tiers and the first source of a configuration.
+
+    It reads 256 MiB of the source for each number of threads, drops their pages, and writes up to
+    256 MiB to a directory of its own in every tier. tell : is called with what is measured next.
+    Raises TierError where a tier has no room, ConfigError where the source has no files.
+    """
+    tell(f"source {config.sources[0].path}")
+    files = _source_files(config)
+    try:
+        source = _measure_source(files)
+    except OSError as error:
+        raise ConfigError(f"{config.file}: the source cannot be read: {error}") from None
+    read, write = [], []
+    for tier in config.tiers:
+        tell(f"tier {tier.mount_point}")
+        r, w = _measure_tier(tier.mount_point)
+        read.append(r)
+        write.append(w)
+    return Calibration(source, tuple(read), tuple(write))
+
+
+def _curve_text(curve: Curve) -> str:
+    points = ", ".join(f"{n}: {rate / MIB:.1f}MiB/s" for n, rate in curve.items())
+    return "{" + points + "}"
+
+
+def scenario_text(config: Config, measured: Calibration) -> str:
+    """The scenario (YAML): what was measured, and what only the user knows, marked.
+
+    The staging buffer is the memory that readers hold, at the rate of the fastest tier.
+    """
+    threads = config.copy_threads
+    best = max(measured.source, key=lambda n: measured.source[n])
+    quotas = [tier.quota_bytes for tier in config.tiers]
+    staging = min(GIB, max(64 * MIB, quotas[0] // 8))
+    classes = [("staging", staging, measured.read[0], measured.write[0])]
+    classes += [
+        (f"{tier.kind}{number}", tier.quota_bytes, measured.read[number], measured.write[number])
+        for number, tier in enumerate(config.tiers)
+    ]
+    lines = [
+        f"# Measured by `monarch calibrate` with {config.file}.",
+        "# Lines with a question mark were not measured: write what your job has.",
+        "name: this machine",
+        "nodes: 1",
+        "epochs: 5                 # ?",
+        "batch_per_rank: 32        # ?",
+        "drop_last: true",
+        "seed: 0",
+        f"dataset: {{scan: {json.dumps(str(config.sources[0].real_path))}}}",
+        "rates:",
+        "  compute: 100MiB/s       # ? samples that a rank trains on, in bytes",
+        "  preprocess: 200MiB/s    # ? of one loading thread",
+        "  network: 1GiB/s         # ? to other nodes, if there are any",
+        "# One node is one client; this is what all its threads got together, by their number:",
+        f"# {_curve_text(measured.source)}",
+        f"pfs: {{1: {measured.source[best] / MIB:.1f}MiB/s}}",
+        "classes:",
+    ]
+    for name, capacity, read, write in classes:
+        lines += [
+            f"  - name: {name}",
+            f"    capacity: {capacity}B",
+            f"    threads: {threads}",
+            f"    read: {_curve_text(read)}",
+            f"    write: {_curve_text(write)}",
+        ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,146 @@
+"""simulate, calibrate: what any policy would make of a job, on this machine or another."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from monarch_py.cli.options import as_json, checked, config_option
+from monarch_py.errors import ConfigError
+
+__all__ = ["COMMANDS"]
+
+
+def _scenario_file(given: str) -> Path:
+    """A file, or the name of one that comes with Monarch; ConfigError for neither."""
+    from monarch_py.simulator import shipped_scenarios
+
+    shipped = shipped_scenarios()
+    path = shipped.get(given, Path(given))
+    if not path.exists():
+        names = ", ".join(sorted(shipped))
+        raise ConfigError(f"there is no scenario {given!r}; give a file, or one of {names}")
+    return path
+
+
+@click.command()
+@click.argument("scenario", required=False)
+@click.option("-p", "--policy", "policies", multiple=True, help="Only these; may be repeated.")
+@click.option(
+    "--as-published", is_flag=True, help="As the authors of NoPFS simulate it, oddities included."
+)
+@click.option(
+    "--without", multiple=True, help="Of that, an oddity that is put right; may be repeated."
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw the times and where bytes came from."
+)
+@click.option("--list", "lists", is_flag=True, help="The policies, and the scenarios there are.")
+@as_json
+def simulate(
+    scenario: str | None,
+    policies: tuple[str, ...],
+    *,
+    as_published: bool,
+    without: tuple[str, ...],
+    plot: Path | None,
+    lists: bool,
+    as_json: bool,
+) -> None:
+    """Simulate a training job under several policies.
+
+    SCENARIO is a YAML file, or the name of one that comes with Monarch.
+
+    \b
+    monarch simulate nopfs_fig8_1
+    monarch simulate mine.yaml -p naive -p first-fit --plot mine.png
+    """
+    from monarch_py.simulator import load_scenario
+    from monarch_py.simulator.comparison import compare, names
+    from monarch_py.simulator.result import to_document
+
+    if lists:
+        _list()
+        return
+    if scenario is None:
+        raise click.UsageError("name a scenario, or give --list")
+    loaded = load_scenario(_scenario_file(scenario), names(as_published=as_published))
+    chosen = policies or loaded.policies
+    results = compare(loaded, chosen, as_published=as_published, without=without)
+    document = to_document(loaded.name, loaded.assumptions, results)
+    if plot is not None:
+        from monarch_py.simulator.plot import draw
+
+        draw(document, plot)
+    if as_json:
+        json.dump(document, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        _show(document)
+
+
+def _list() -> None:
+    from monarch_py.simulator import load_scenario, shipped_scenarios
+    from monarch_py.simulator.comparison import names
+    from monarch_py.simulator.published import Behaviour
+
+    click.echo("policies: " + ", ".join(names(as_published=False)))
+    click.echo("as published: " + ", ".join(names(as_published=True)))
+    for behaviour in Behaviour:
+        click.echo(f"  {behaviour.name.lower().replace('_', '-')}: {behaviour.value[0]}")
+    for name, path in shipped_scenarios().items():
+        click.echo(f"{name}: {load_scenario(path).name}")
+
+
+def _show(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=document["scenario"])
+    table.add_column("policy", no_wrap=True)
+    for column in ("total [s]", "first", "later", "waited", "ready", "local", "remote", "PFS"):
+        table.add_column(column, justify="right")
+    missing = []
+    for policy, result in document["policies"].items():
+        if "unsupported" in result:
+            missing.append(f"{policy}: {result['unsupported']}")
+            continue
+        epochs, share = result["epoch_seconds"], result["share"]
+        later = sum(epochs[1:]) / len(epochs[1:]) if epochs[1:] else None
+        table.add_row(
+            policy,
+            f"{result['total_seconds']:.4g}",
+            f"{epochs[0]:.4g}",
+            "-" if later is None else f"{later:.4g}",
+            f"{result['stall_seconds']:.2g}",
+            f"{result['ready_ratio']:.0%}",
+            *(f"{share[place]:.0%}" for place in ("local", "remote", "pfs")),
+        )
+    console = Console()
+    console.print(table)
+    for line in (*missing, *document["assumptions"]):
+        console.print(line, style="dim")
+
+
+@click.command()
+@config_option
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to a file.")
+def calibrate(config_file: Path, output: Path | None) -> None:
+    """Measure this machine's tiers and source, as a scenario for `monarch simulate`."""
+    from monarch_py import calibrate as measuring
+
+    config = checked(config_file)
+    measured = measuring.calibrate(config, lambda what: click.echo(f"measuring {what}", err=True))
+    text = measuring.scenario_text(config, measured)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text)
+        click.echo(f"{output}: change the lines with a question mark, then monarch simulate it")
+
+
+COMMANDS = [simulate, calibrate]

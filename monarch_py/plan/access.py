@@ -1,0 +1,164 @@
+"""What follows from a timeline: how often a node accesses a unit, when first, and when next.
+
+Epochs stream: what is held grows with the number of units, never with that of the epochs. The loops
+over accesses are in C (csrc/plan/access.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.native import lib, pointer
+from monarch_py.plan.samplers import NONE, Order
+from monarch_py.plan.timeline import Section, Timeline
+
+__all__ = [
+    "NEVER",
+    "NodeAccess",
+    "all_frequencies",
+    "analyse",
+    "files_per_step",
+    "next_uses",
+    "reuse_distances",
+    "spread",
+]
+
+# The position of a use that does not come.
+NEVER = -1
+
+# Rows that are made contiguous at a time where they are not.
+ROWS = 1 << 14
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class NodeAccess:
+    """What one node does with every unit.
+
+    frequency : (units,) uint32, accesses in all epochs (NoPFS, 3.1)
+    first_use : (units,) int64, position of the first one, NEVER without one
+    """
+
+    node: int
+    frequency: npt.NDArray[np.uint32]
+    first_use: Positions
+
+
+def analyse(timeline: Timeline, node: int, epoch: int = 0) -> NodeAccess:
+    """Frequencies and first uses of a node, the union of its ranks, from `epoch` on.
+
+    ConfigError for a node that is none.
+    """
+    _check_node(timeline, node)
+    frequency = np.zeros(timeline.units, dtype=np.uint32)
+    first = np.full(timeline.units, NEVER, dtype=np.int64)
+    counts, firsts = pointer(frequency, "uint32_t *"), pointer(first, "int64_t *")
+    for section in timeline.sections(epoch):
+        own = section.node(node)
+        taken = pointer(own, "int32_t *")
+        check(lib.monarch_plan_count(taken, len(own), counts, timeline.units))
+        check(lib.monarch_plan_first(taken, len(own), section.start, firsts, timeline.units))
+    return NodeAccess(node, frequency, first)
+
+
+def all_frequencies(timeline: Timeline, epoch: int = 0) -> npt.NDArray[np.uint16]:
+    """Frequencies of all nodes, (nodes, units) uint16: for few nodes or few units.
+
+    ConfigError where a unit is accessed more than 65,535 times by a node.
+    """
+    counts = np.zeros((timeline.nodes, timeline.units), dtype=np.uint16)
+    out = pointer(counts.reshape(-1), "uint16_t *")
+    for section in timeline.sections(epoch):
+        for rows in in_pieces(section.rows):
+            shape = (len(rows), rows.shape[1], timeline.ranks_per_node)
+            status = lib.monarch_plan_count_nodes(
+                pointer(rows, "int32_t *"), *shape, out, timeline.units
+            )
+            check(status)
+    return counts
+
+
+def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Positions]]:
+    """For every access of a node the position of its next access of the same unit.
+
+    Yields a section, the last one first, and (its accesses of this node,) int64; NEVER where none
+    comes, and where there is no access. ConfigError for a node that is none.
+    """
+    _check_node(timeline, node)
+    later = np.full(timeline.units, NEVER, dtype=np.int64)
+    for section in timeline.sections_backwards():
+        own = section.node(node)
+        following = np.empty(len(own), dtype=np.int64)
+        status = lib.monarch_plan_next(
+            pointer(own, "int32_t *"),
+            len(own),
+            section.start,
+            pointer(later, "int64_t *"),
+            timeline.units,
+            pointer(following, "int64_t *"),
+        )
+        check(status)
+        yield section, following
+
+
+def reuse_distances(section: Section, following: Positions) -> Positions:
+    """How many accesses of the node lie between each access of a section and its next use, that one
+    included (in steps: divide by Section.per_step; Lobster, 4, counts those); NEVER without one.
+
+    following : (accesses,) int64 of next_uses
+    """
+    own = np.arange(section.start, section.start + len(following))
+    return np.where(following == NEVER, NEVER, following - own)
+
+
+def files_per_step(section: Section, node: int) -> npt.NDArray[np.int64]:
+    """Different units that a node accesses in each step, (steps,) int64."""
+    own, size = section.node(node), section.per_step
+    steps = -(-len(own) // size)
+    full = np.full(steps * size, NONE, dtype=np.int32)
+    full[: len(own)] = own
+    ordered = np.sort(full.reshape(steps, size), axis=1)
+    is_new = np.diff(ordered, axis=1, prepend=NONE) != 0
+    is_new[:, 0] = True
+    return np.asarray((is_new & (ordered != NONE)).sum(axis=1))
+
+
+def spread(frequency: npt.NDArray[np.uint32]) -> float:
+    """The standard deviation of frequencies over their mean; 0 without accesses.
+
+    A policy that lives on differences between files has nothing to work with near 0: whole files of
+    many samples are all accessed equally often.
+    """
+    mean = float(frequency.mean()) if len(frequency) else 0.0
+    return float(frequency.std()) / mean if mean else 0.0
+
+
+def in_pieces(rows: Order) -> Iterator[Order]:
+    """Rows in contiguous pieces: all at once, or some at a time where they must be copied."""
+    if rows.flags.c_contiguous:
+        yield rows
+        return
+    for low in range(0, len(rows), ROWS):
+        yield np.ascontiguousarray(rows[low : low + ROWS])
+
+
+def check(status: int) -> None:
+    """Raises what a kernel's status means."""
+    if status == -1:
+        raise MonarchError("a sample lies in no unit of the plan; build its index anew")
+    if status == -2:
+        raise ConfigError(
+            "epochs: a unit is accessed more than 65,535 times by one node; plan fewer epochs, or"
+            " ask for one node at a time"
+        )
+
+
+def _check_node(timeline: Timeline, node: int) -> None:
+    if not 0 <= node < timeline.nodes:
+        raise ConfigError(f"node: {node} is none of the {timeline.nodes}; count from 0")

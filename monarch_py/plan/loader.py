@@ -1,0 +1,160 @@
+"""How the order of a sampler is dealt out: to ranks, batches and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from monarch_py.errors import ConfigError
+from monarch_py.plan.samplers import NONE, DistributedSampler, Order, Sampler
+
+__all__ = ["SPLITS", "Loader"]
+
+# strided : rank r takes the numbers r, r + ranks, ... (DistributedSampler)
+# slices : rank r takes the r-th slice of each global batch (NoPFS)
+# chunks : rank r takes the r-th part of the epoch, in one piece (DALI's shards)
+# replicated : every rank takes everything
+SPLITS = ("strided", "slices", "chunks", "replicated")
+
+
+def _check_at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{key}: {value} is out of range; write a whole number, {least} or more")
+
+
+@dataclass(frozen=True)
+class Loader:
+    """What the ranks read in an epoch, and in which order: torch's BatchSampler and DataLoader over
+    a sampler, or what does the same.
+
+    world_size : ranks;  batch_size : samples that a rank takes in one step
+    drop_last : a rank's last batch is left out if it is not full
+    split : one of SPLITS
+    workers, prefetch_factor : of a DataLoader; worker w makes the batches w, w + workers, ...
+    """
+
+    sampler: Sampler
+    world_size: int
+    batch_size: int
+    drop_last: bool = False
+    split: str = "strided"
+    workers: int = 0
+    prefetch_factor: int = 2
+
+    def __post_init__(self) -> None:
+        _check_at_least("world_size", self.world_size, 1)
+        _check_at_least("batch_size", self.batch_size, 1)
+        _check_at_least("workers", self.workers, 0)
+        _check_at_least("prefetch_factor", self.prefetch_factor, 1)
+        if self.split not in SPLITS:
+            raise ConfigError(f"split: {self.split!r} is not known; write {' or '.join(SPLITS)}")
+        if isinstance(self.sampler, DistributedSampler):
+            if self.sampler.replicas != self.world_size:
+                raise ConfigError(
+                    f"replicas: {self.sampler.replicas} is not the number of ranks,"
+                    f" {self.world_size}; write the same"
+                )
+            if self.split != "strided":
+                raise ConfigError(
+                    f"split: {self.split!r}, but DistributedSampler deals out 'strided'; write that"
+                )
+        if self.steps == 0:
+            raise ConfigError(
+                f"batch_size: {self.batch_size} leaves no full batch of the {self.sampler.count}"
+                f" samples for {self.world_size} ranks; write a smaller one or 'drop_last: false'"
+            )
+
+    @property
+    def longest(self) -> int:
+        """Samples of the rank that has most, before drop_last."""
+        count, ranks = self.sampler.count, self.world_size
+        if self.split == "replicated":
+            return count
+        if self.split == "slices":
+            whole, rest = divmod(count, ranks * self.batch_size)
+            return whole * self.batch_size + min(rest, self.batch_size)
+        return -(-count // ranks)
+
+    @property
+    def steps(self) -> int:
+        """Batches of the rank that has most."""
+        if self.drop_last:
+            return self.longest // self.batch_size
+        return -(-self.longest // self.batch_size)
+
+    @property
+    def per_rank(self) -> int:
+        """Accesses of the rank that has most; others have NONE at their end."""
+        return self.steps * self.batch_size if self.drop_last else self.longest
+
+    @property
+    def ahead(self) -> int:
+        """Batches that workers may have begun beyond the one that the training waits for."""
+        return self.workers * self.prefetch_factor
+
+    def rows(self, order: Order) -> Order:
+        """An epoch's order dealt out, (per_rank, world_size) int32: row i has what the ranks access
+        as their i-th sample, NONE where a rank has no more. May be a view of `order`."""
+        rows = getattr(self, f"_{self.split}")(order)
+        if self.drop_last:
+            rows = self._without_rests(rows[: self.per_rank])
+        return np.asarray(rows)
+
+    def ranks(self, epoch: int) -> Order:
+        """The samples of every rank in the order of access, (world_size, per_rank) int32; NONE at
+        the end of a rank that has fewer."""
+        return np.asarray(self.rows(self.sampler.epoch(epoch)).T)
+
+    def batches(self, epoch: int) -> Order:
+        """The same by batches, (world_size, steps, batch_size) int32; NONE where it is not full."""
+        ranks = self.ranks(epoch)
+        full = np.full((self.world_size, self.steps * self.batch_size), NONE, dtype=np.int32)
+        full[:, : ranks.shape[1]] = ranks
+        return full.reshape(self.world_size, self.steps, self.batch_size)
+
+    def worker_batches(self, epoch: int, rank: int, worker: int) -> Order:
+        """What one DataLoader worker of a rank reads, (its batches, batch_size) int32."""
+        if not 0 <= worker < max(1, self.workers):
+            raise ConfigError(f"worker: {worker} is none of the {self.workers}; count from 0")
+        return self.batches(epoch)[rank, worker :: max(1, self.workers)]
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        """`rows` of the epochs from `start` on."""
+        for order in self.sampler.epochs(start):
+            yield self.rows(order)
+
+    def _strided(self, order: Order) -> Order:
+        rest = len(order) % self.world_size
+        if rest:
+            order = np.append(order, np.full(self.world_size - rest, NONE, dtype=np.int32))
+        return order.reshape(-1, self.world_size)
+
+    def _slices(self, order: Order) -> Order:
+        batch = self.batch_size * self.world_size
+        rest = len(order) % batch
+        if rest:
+            order = np.append(order, np.full(batch - rest, NONE, dtype=np.int32))
+        dealt = order.reshape(-1, self.world_size, self.batch_size)
+        rows: Order = dealt.transpose(0, 2, 1).reshape(-1, self.world_size)
+        return rows[: self.longest]
+
+    def _chunks(self, order: Order) -> Order:
+        edges = [len(order) * rank // self.world_size for rank in range(self.world_size + 1)]
+        rows = np.full((self.longest, self.world_size), NONE, dtype=np.int32)
+        for rank in range(self.world_size):
+            low, high = edges[rank], edges[rank + 1]
+            rows[: high - low, rank] = order[low:high]
+        return rows
+
+    def _replicated(self, order: Order) -> Order:
+        return np.asarray(np.broadcast_to(order[:, np.newaxis], (len(order), self.world_size)))
+
+    def _without_rests(self, rows: Order) -> Order:
+        """Takes the last, incomplete batch from ranks that have fewer samples than others."""
+        short = np.flatnonzero(rows[-1] == NONE)
+        if len(short):
+            rows = rows.copy()
+            rows[-self.batch_size :, short] = NONE
+        return rows

@@ -1,0 +1,37 @@
+"""Samplers: which sample is accessed when, known before the training runs.
+
+Every one is exact to the index. Where an order depends on what else a program does, the sampler
+says for how many epochs it is known (`reach`), or the order is recorded (Recorded, Listed).
+"""
+
+from monarch_py.plan.samplers._base import MAX_SAMPLES, NONE, Order, Sampler
+from monarch_py.plan.samplers._nopfs import NoPFSSampler
+from monarch_py.plan.samplers._numpy import NumpySampler
+from monarch_py.plan.samplers._plain import Listed, Recorded, SequentialSampler, read_indices
+from monarch_py.plan.samplers._pytorch import (
+    DistributedSampler,
+    GlobalRandomSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from monarch_py.plan.samplers._tensorflow import TensorFlowShuffle
+
+__all__ = [
+    "MAX_SAMPLES",
+    "NONE",
+    "DistributedSampler",
+    "GlobalRandomSampler",
+    "Listed",
+    "NoPFSSampler",
+    "NumpySampler",
+    "Order",
+    "RandomSampler",
+    "Recorded",
+    "Sampler",
+    "SequentialSampler",
+    "SubsetRandomSampler",
+    "TensorFlowShuffle",
+    "WeightedRandomSampler",
+    "read_indices",
+]

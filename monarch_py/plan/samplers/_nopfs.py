@@ -1,0 +1,57 @@
+"""The sampler of NoPFS (Dryden et al., SC'21): std::shuffle of libstdc++."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isqrt
+
+import numpy as np
+
+from monarch_py.native import ffi, lib, pointer
+from monarch_py.plan.samplers._base import (
+    Buffers,
+    Order,
+    Sampler,
+    check_length,
+    in_blocks_backwards,
+)
+from monarch_py.plan.samplers._numpy import BLOCK_EPOCHS
+
+__all__ = ["NoPFSSampler"]
+
+# std::minstd_rand0: x -> 16807 x mod this.
+_MODULUS = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class NoPFSSampler(Sampler):
+    """One array, shuffled anew each epoch from what the epoch before has left, by std::shuffle with
+    std::default_random_engine, which libstdc++ makes std::minstd_rand0.
+
+    Ranks take slices of each global batch: `split: slices` of a Loader.
+    """
+
+    length: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_length("length", self.length)
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        # The engine is seeded with an unsigned number; 0 would stay 0 for ever, and becomes 1.
+        state = ffi.new("uint32_t *", (self.seed & 0xFFFFFFFFFFFFFFFF) % _MODULUS or 1)
+        items, buffers = np.arange(self.length, dtype=np.int32), Buffers()
+        number = 0
+        while True:
+            lib.monarch_minstd_shuffle(state, pointer(items, "int32_t *"), self.length)
+            if number >= start:
+                order = buffers.take(self.length)
+                order[:] = items
+                yield order
+                del order  # else it is never free again
+            number += 1
+
+    def backwards(self, start: int, stop: int) -> Iterator[Order]:
+        block = max(BLOCK_EPOCHS, isqrt(stop - start))
+        return in_blocks_backwards(self, start, stop, block)

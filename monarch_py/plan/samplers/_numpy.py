@@ -1,0 +1,86 @@
+"""Orders that a program draws with NumPy itself, by NumPy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+import numpy as np
+
+from monarch_py.errors import ConfigError
+from monarch_py.plan.samplers._base import (
+    Buffers,
+    Order,
+    Sampler,
+    check_length,
+    in_blocks_backwards,
+)
+
+__all__ = ["NumpySampler"]
+
+# name -> what makes the generator from a seed
+_GENERATORS = {"RandomState": np.random.RandomState, "default_rng": np.random.default_rng}
+_METHODS = ("permutation", "shuffle")
+
+# Epochs that are held in memory at a time when cumulative orders are asked for backwards.
+BLOCK_EPOCHS = 8
+
+
+@dataclass(frozen=True)
+class NumpySampler(Sampler):
+    """A permutation by numpy.random each epoch.
+
+    generator : 'RandomState' (as np.random.seed) or 'default_rng'
+    method : 'permutation', rng.permutation(length) each epoch, or 'shuffle', rng.shuffle of one
+        array that stays as the epoch before has left it
+    reseed : the generator is made anew each epoch, from seed + epoch; else it runs on
+    """
+
+    length: int
+    seed: int
+    generator: str = "default_rng"
+    method: str = "permutation"
+    reseed: bool = False
+
+    def __post_init__(self) -> None:
+        check_length("length", self.length)
+        if self.seed < 0:
+            raise ConfigError(
+                f"seed: {self.seed} is negative, which NumPy refuses; write 0 or more"
+            )
+        if self.generator not in _GENERATORS:
+            raise ConfigError(
+                f"generator: {self.generator!r} is not known; write {' or '.join(_GENERATORS)}"
+            )
+        if self.method not in _METHODS:
+            raise ConfigError(
+                f"method: {self.method!r} is not known; write {' or '.join(_METHODS)}"
+            )
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        independent = self.reseed and self.method == "permutation"
+        number = start if independent else 0
+        rng = self._rng(number)
+        items, buffers = np.arange(self.length, dtype=np.int32), Buffers()
+        while True:
+            if self.reseed:
+                rng = self._rng(number)
+            if self.method == "shuffle":
+                rng.shuffle(items)
+                order = buffers.take(self.length)
+                order[:] = items
+            else:
+                order = rng.permutation(self.length).astype(np.int32)
+            if number >= start:
+                yield order
+            del order  # else it is never free again
+            number += 1
+
+    def backwards(self, start: int, stop: int) -> Iterator[Order]:
+        block = max(BLOCK_EPOCHS, isqrt(stop - start))
+        return in_blocks_backwards(self, start, stop, block)
+
+    def _rng(self, number: int) -> Any:
+        return _GENERATORS[self.generator](self.seed + (number if self.reseed else 0))

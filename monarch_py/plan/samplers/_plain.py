@@ -1,0 +1,117 @@
+"""Orders that are written down: one after the other, a file of numbers, what was observed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import ConfigError
+from monarch_py.plan.samplers._base import Order, Sampler, check_length
+from monarch_py.plan.samplers._pytorch import as_order, same_fields
+
+__all__ = ["Listed", "Recorded", "SequentialSampler", "read_indices"]
+
+
+@dataclass(frozen=True)
+class SequentialSampler(Sampler):
+    """0, 1, 2, ... in every epoch."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        check_length("length", self.length)
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        while True:
+            yield np.arange(self.length, dtype=np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(Sampler):
+    """Orders from a file of indices.
+
+    indices : (epochs, count) integers, and then known for so many epochs; or (count,), and then the
+        same in every epoch
+    """
+
+    length: int
+    indices: npt.NDArray[Any]
+
+    def __post_init__(self) -> None:
+        check_length("length", self.length)
+        indices = np.asarray(self.indices)
+        if indices.ndim not in (1, 2):
+            raise ConfigError(
+                f"indices: has {indices.ndim} dimensions; write one row of samples an epoch"
+            )
+        flat = as_order("indices", indices.reshape(-1), self.length)
+        object.__setattr__(self, "indices", flat.reshape(indices.shape))
+        object.__setattr__(self, "reach", len(indices) if indices.ndim == 2 else None)
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def count(self) -> int:
+        return int(self.indices.shape[-1])
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        self.check_epoch(start)
+        number = start
+        while self.reach is None or number < self.reach:
+            row = self.indices if self.reach is None else self.indices[number]
+            yield row.astype(np.int32)
+            number += 1
+
+
+class Recorded(Listed):
+    """The order observed in the first epoch, for readers that repeat it in every other (PyTorch
+    with DALI and TFRecords does: Dantas 2022, 6.1).
+
+    indices : (count,) integers, as observed
+    """
+
+    def __post_init__(self) -> None:
+        if np.ndim(self.indices) != 1:
+            raise ConfigError("indices: one epoch is recorded; write its samples as one row")
+        super().__post_init__()
+
+    def repeated_by(self, observed: npt.NDArray[Any]) -> bool:
+        """Whether what was observed, (count,) integers, is this order again."""
+        return bool(np.array_equal(self.indices, observed))
+
+
+def read_indices(path: Path) -> npt.NDArray[np.int64]:
+    """A file of indices: .npy, or text with one number a line, an empty line between two epochs.
+
+    Returns (count,) or (epochs, count). ConfigError if it cannot be read, or its epochs are of
+    different lengths.
+    """
+    try:
+        if path.suffix == ".npy":
+            numbers = np.load(path, allow_pickle=False)
+            if not np.issubdtype(numbers.dtype, np.integer):
+                raise ValueError("it does not hold whole numbers")
+            return np.asarray(numbers, dtype=np.int64)
+        epochs = [
+            np.array(text.split(), dtype=np.int64)
+            for text in path.read_text().replace("\r\n", "\n").split("\n\n")
+            if text.strip()
+        ]
+        if len({len(epoch) for epoch in epochs}) != 1:
+            raise ValueError("it has no epochs, or epochs of different lengths")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a file of indices") from None
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: not a file of indices ({error}); write one number a line, an empty line"
+            " between two epochs"
+        ) from None
+    return epochs[0] if len(epochs) == 1 else np.stack(epochs)

@@ -1,0 +1,373 @@
+"""The samplers of torch.utils.data, without torch: to the index what torch 2.13 gives on the CPU.
+
+A torch.Generator on the CPU is MT19937, of whose seed the low 32 bits count. randperm is a
+Fisher-Yates shuffle with one draw an item, and from 2**32 / 20 items on another one with two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import ConfigError
+from monarch_py.native import lib, pointer
+from monarch_py.plan._mersenne import Mersenne
+from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_length
+
+__all__ = [
+    "LOADER_DRAWS",
+    "DistributedSampler",
+    "GlobalRandomSampler",
+    "RandomSampler",
+    "SubsetRandomSampler",
+    "WeightedRandomSampler",
+]
+
+# From so many items on, randperm takes two draws an item (TensorFactories.cpp).
+LARGE_RANDPERM = ((1 << 32) - 1) // 20
+# From so many on, randint takes two draws a number (DistributionTemplates.h).
+WIDE_RANDINT = 1 << 28
+
+# A DataLoader that is given the sampler's own generator draws the seed of its workers from it: two
+# draws before each epoch, with persistent_workers before the first alone.
+LOADER_DRAWS = ("none", "every_epoch", "first_epoch")
+
+
+def randperm(generator: Mersenne, order: Order) -> Order:
+    """torch.randperm(n, generator=generator), written into `order` (n,), which is returned."""
+    n = len(order)
+    numbers = pointer(order, "int32_t *")
+    lib.monarch_torch_randperm(generator.handle, n >= LARGE_RANDPERM, numbers, n)
+    return order
+
+
+def randperm_draws(n: int) -> int:
+    """How many numbers randperm takes from its generator."""
+    return 2 * n if n >= LARGE_RANDPERM else max(0, n - 1)
+
+
+def loader_skips(loader_draws: str, run: int) -> int:
+    """How many numbers a DataLoader has taken from the generator up to epoch `run`, itself
+    included."""
+    return {"none": 0, "every_epoch": 2 * (run + 1), "first_epoch": 2}[loader_draws]
+
+
+def _check_loader_draws(value: str) -> None:
+    if value not in LOADER_DRAWS:
+        raise ConfigError(
+            f"loader_draws: {value!r} is not known; write {' or '.join(LOADER_DRAWS)}"
+        )
+
+
+def same_fields(one: Any, other: Any) -> bool:
+    """Equality of two dataclasses, some of whose fields are arrays."""
+    return type(one) is type(other) and all(
+        np.array_equal(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)
+    )
+
+
+@dataclass(frozen=True)
+class DistributedSampler(Sampler):
+    """torch.utils.data.DistributedSampler; the order before it is dealt out, rank r taking the
+    numbers r, r + replicas, ...
+
+    seed : the same on all ranks;  set_epoch : whether the training calls set_epoch
+    drop_last : the tail that does not divide is dropped, else the head is repeated
+    """
+
+    length: int
+    replicas: int
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = False
+    set_epoch: bool = True
+    by_epoch: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_length("length", self.length)
+        check_length("replicas", self.replicas)
+        if self.count == 0:
+            raise ConfigError(
+                f"length: {self.length} samples leave nothing for {self.replicas} ranks; write"
+                " 'drop_last: false'"
+            )
+
+    @property
+    def count(self) -> int:
+        rest = self.length % self.replicas
+        whole = self.length - rest
+        return whole if rest == 0 or self.drop_last else whole + self.replicas
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        number, buffers = start, Buffers()
+        while True:
+            yield self._one(number, buffers)
+            number += 1
+
+    def _one(self, number: int, buffers: Buffers) -> Order:
+        order = buffers.take(max(self.count, self.length))
+        head = order[: self.length]
+        if self.shuffle:
+            randperm(Mersenne(self.seed + (number if self.set_epoch else 0)), head)
+        else:
+            head[:] = np.arange(self.length)
+        # np.resize repeats the head as often as it takes.
+        order[self.length :] = np.resize(head, max(0, self.count - self.length))
+        return order[: self.count]
+
+
+@dataclass(frozen=True)
+class RandomSampler(Sampler):
+    """torch.utils.data.RandomSampler(generator=g), g seeded once and used by nothing else, but by
+    the DataLoader as `loader_draws` says; epochs are read to their end.
+
+    seed : of g.manual_seed;  num_samples : None = length
+    """
+
+    length: int
+    seed: int
+    replacement: bool = False
+    num_samples: int | None = None
+    loader_draws: str = "none"
+
+    def __post_init__(self) -> None:
+        check_length("length", self.length)
+        if self.num_samples is not None:
+            check_length("num_samples", self.num_samples)
+        _check_loader_draws(self.loader_draws)
+
+    @property
+    def count(self) -> int:
+        return self.length if self.num_samples is None else self.num_samples
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        generator, buffers = Mersenne(self.seed), Buffers()
+        generator.skip(start * self._draws() + loader_skips(self.loader_draws, start))
+        while True:
+            yield self._one(generator, buffers)
+            if self.loader_draws == "every_epoch":
+                generator.skip(2)
+
+    def _draws(self) -> int:
+        """Numbers that one epoch takes. Without replacement one permutation more than is used: at
+        the end of an epoch torch draws it before it knows that nothing is left to give."""
+        if self.replacement:
+            return self.count * (2 if self.length >= WIDE_RANDINT else 1)
+        return (self.count // self.length + 1) * randperm_draws(self.length)
+
+    def _one(self, generator: Mersenne, buffers: Buffers) -> Order:
+        if self.replacement:
+            order = buffers.take(self.count)
+            wide = self.length >= WIDE_RANDINT
+            numbers = pointer(order, "int32_t *")
+            lib.monarch_torch_randint(generator.handle, self.length, wide, numbers, self.count)
+            return order
+        whole, rest = divmod(self.count, self.length)
+        order = buffers.take((whole + (rest > 0)) * self.length)
+        for low in range(0, len(order), self.length):
+            randperm(generator, order[low : low + self.length])
+        if not rest:
+            generator.skip(randperm_draws(self.length))
+        return order[: self.count]
+
+
+@dataclass(frozen=True)
+class GlobalRandomSampler(Sampler):
+    """torch.utils.data.RandomSampler without a generator (shuffle=True), for one epoch.
+
+    It draws a new seed from torch's global generator whenever it is iterated over. What else draws
+    from that generator in between (dropout, augmentation, initialisation) is not known, so that
+    only the epoch is known that begins with the state that was seen.
+
+    state : the global generator's, torch.get_rng_state() as bytes, right before iter(DataLoader);
+    loader : a DataLoader is between, which draws the seed of its workers first
+    """
+
+    length: int
+    state: bytes
+    loader: bool = True
+    replacement: bool = False
+    num_samples: int | None = None
+    reach: ClassVar[int | None] = 1
+
+    def __post_init__(self) -> None:
+        check_length("length", self.length)
+        if self.num_samples is not None:
+            check_length("num_samples", self.num_samples)
+        _words_of(self.state)
+
+    @property
+    def count(self) -> int:
+        return self.length if self.num_samples is None else self.num_samples
+
+    def seed(self) -> int:
+        """The seed that the sampler will draw from the global generator."""
+        words, used = _words_of(self.state)
+        generator = Mersenne(0)
+        generator.handle.state[0 : len(words)] = words
+        generator.handle.used = used
+        return int(generator.draw64(2 if self.loader else 1)[-1]) & ((1 << 63) - 1)
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        self.check_epoch(start)
+        own = RandomSampler(self.length, self.seed(), self.replacement, self.num_samples)
+        yield own.epoch(0)
+
+
+def _words_of(state: bytes) -> tuple[list[int], int]:
+    """The words and the number of those used of a CPU generator's state as torch saves it: seed,
+    words left, seeded (8, 4, 4 bytes), next (8), 624 words of 8 bytes each, then what belongs to
+    normal numbers."""
+    if len(state) != 5056:
+        raise ConfigError(
+            f"state: {len(state)} bytes, but a state of torch's generator has 5056; write"
+            " torch.get_rng_state().numpy().tobytes()"
+        )
+    left = int(np.frombuffer(state, dtype=np.int32, count=1, offset=8)[0])
+    following = int(np.frombuffer(state, dtype=np.uint64, count=1, offset=16)[0])
+    words = np.frombuffer(state, dtype=np.uint64, count=624, offset=24)
+    # `left` is 1 when all are used; a fresh generator has its first words still to be made.
+    used = 624 if left <= 1 else following
+    return [int(word) for word in words], used
+
+
+@dataclass(frozen=True, eq=False)
+class SubsetRandomSampler(Sampler):
+    """torch.utils.data.SubsetRandomSampler(indices, generator=g), as RandomSampler.
+
+    indices : (m,) integers, the samples it draws from
+    """
+
+    length: int
+    indices: npt.NDArray[Any]
+    seed: int
+    loader_draws: str = "none"
+    # The same numbers as an order of this module.
+    _indices: Order = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_length("length", self.length)
+        _check_loader_draws(self.loader_draws)
+        object.__setattr__(self, "_indices", as_order("indices", self.indices, self.length))
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def count(self) -> int:
+        return len(self._indices)
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        generator, permutation = Mersenne(self.seed), np.empty(self.count, dtype=np.int32)
+        draws = start * randperm_draws(self.count)
+        generator.skip(draws + loader_skips(self.loader_draws, start))
+        while True:
+            yield self._indices[randperm(generator, permutation)]
+            if self.loader_draws == "every_epoch":
+                generator.skip(2)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedRandomSampler(Sampler):
+    """torch.utils.data.WeightedRandomSampler(weights, num_samples, generator=g), as RandomSampler.
+
+    Without replacement, or for one sample, torch draws exponential numbers by means of the library
+    that it was built with: then torch itself must be there, and ConfigError says so if it is not.
+    weights : (length,) float64, 0 or more
+    """
+
+    length: int
+    weights: npt.NDArray[np.float64]
+    num_samples: int
+    seed: int
+    replacement: bool = True
+    loader_draws: str = "none"
+
+    def __post_init__(self) -> None:
+        check_length("length", self.length)
+        check_length("num_samples", self.num_samples)
+        _check_loader_draws(self.loader_draws)
+        weights = np.asarray(self.weights, dtype=np.float64)
+        if weights.shape != (self.length,) or not (weights >= 0).all() or not weights.any():
+            raise ConfigError(
+                f"weights: must be {self.length} numbers, none negative and not all 0;"
+                " write one for each sample"
+            )
+        if not self.replacement and self.num_samples > np.count_nonzero(weights):
+            raise ConfigError(
+                f"num_samples: {self.num_samples} without replacement is more than there are"
+                " samples with a weight; write fewer or set 'replacement: true'"
+            )
+        object.__setattr__(self, "weights", weights)
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def count(self) -> int:
+        return self.num_samples
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        if self.replacement and self.num_samples > 1:
+            return self._with_replacement(start)
+        return self._by_torch(start)
+
+    def _with_replacement(self, start: int) -> Iterator[Order]:
+        """As torch.multinomial: where a number falls among the sums of the weights."""
+        sums = np.cumsum(self.weights)
+        sums /= sums[-1]
+        generator = Mersenne(self.seed)
+        generator.skip(2 * self.count * start + loader_skips(self.loader_draws, start))
+        while True:
+            # The low 53 of 64 bits are the fraction (uniform_real_distribution).
+            bits = generator.draw64(self.count) & np.uint64((1 << 53) - 1)
+            drawn = np.searchsorted(sums, bits.astype(np.float64) * 2.0**-53, side="left")
+            yield drawn.astype(np.int32)
+            if self.loader_draws == "every_epoch":
+                generator.skip(2)
+
+    def _by_torch(self, start: int) -> Iterator[Order]:
+        try:
+            import torch
+        except ImportError:
+            raise ConfigError(
+                "replacement: without it the order is torch's own to draw; install torch here, or"
+                " use 'kind: Recorded'"
+            ) from None
+        generator = torch.Generator()
+        generator.manual_seed(self.seed)
+        weights = torch.from_numpy(self.weights)
+        number = 0
+        while True:
+            if self.loader_draws == "every_epoch" or (
+                self.loader_draws == "first_epoch" and number == 0
+            ):
+                torch.empty((), dtype=torch.int64).random_(generator=generator)
+            drawn = torch.multinomial(
+                weights, self.num_samples, self.replacement, generator=generator
+            )
+            if number >= start:
+                yield drawn.numpy().astype(np.int32)
+            number += 1
+
+
+def as_order(key: str, numbers: npt.NDArray[Any], length: int) -> Order:
+    """`numbers` as an Order; ConfigError, naming `key`, unless all are samples of the dataset."""
+    numbers = np.asarray(numbers)
+    if numbers.ndim != 1 or len(numbers) == 0 or not np.issubdtype(numbers.dtype, np.integer):
+        raise ConfigError(f"{key}: must be a list of whole numbers; write the numbers of samples")
+    if int(numbers.min()) < 0 or int(numbers.max()) >= length:
+        outside = numbers[(numbers < 0) | (numbers >= length)][0]
+        raise ConfigError(
+            f"{key}: {outside} is no sample of a dataset of {length}; write numbers from 0"
+            f" to {length - 1}"
+        )
+    return numbers.astype(np.int32)

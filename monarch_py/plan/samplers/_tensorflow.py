@@ -1,0 +1,64 @@
+"""tf.data.Dataset.shuffle, without TensorFlow: to the index what TensorFlow 2.21 gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from monarch_py.errors import MonarchError
+from monarch_py.native import lib, pointer
+from monarch_py.plan.samplers._base import Order, Sampler, check_length
+
+__all__ = ["TensorFlowShuffle"]
+
+# What stands for the global seed where tf.random.set_seed was not called (random_seed.py).
+_DEFAULT_GLOBAL_SEED = 87654321
+# Seeds are taken modulo this, and it stands for the second of two that are 0.
+_SEEDS = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class TensorFlowShuffle(Sampler):
+    """range(length) through .shuffle(buffer_size, seed, reshuffle_each_iteration), where each epoch
+    is a new iterator over it. tf.data.Dataset.list_files(seed=...) is this over the sorted names,
+    with buffer_size = length.
+
+    seed : given to shuffle; without one TensorFlow's order depends on what ran before: record it
+    global_seed : of tf.random.set_seed; None where it was not called
+    """
+
+    length: int
+    buffer_size: int
+    seed: int
+    global_seed: int | None = None
+    reshuffle: bool = True
+
+    def __post_init__(self) -> None:
+        check_length("length", self.length)
+        check_length("buffer_size", self.buffer_size)
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        number = start
+        while True:
+            seed, seed2 = self._iterator_seeds(number)
+            order = np.empty(self.length, dtype=np.int32)
+            buffer = min(self.buffer_size, self.length)
+            out = pointer(order, "int32_t *")
+            if lib.monarch_buffer_shuffle(seed, seed2, buffer, out, self.length) != 0:
+                raise MonarchError(f"no memory for a shuffle buffer of {buffer} samples")
+            yield order
+            number += 1
+
+    def _iterator_seeds(self, number: int) -> tuple[int, int]:
+        """What the iterator of this epoch starts from: two draws of the dataset's own generator."""
+        given = _DEFAULT_GLOBAL_SEED if self.global_seed is None else self.global_seed
+        seeds = given % _SEEDS, self.seed % _SEEDS
+        if seeds == (0, 0):
+            seeds = 0, _SEEDS
+        if not self.reshuffle:
+            return seeds
+        drawn = np.empty(2 * number + 2, dtype=np.uint32)
+        lib.monarch_philox(*seeds, pointer(drawn, "uint32_t *"), len(drawn))
+        return int(drawn[-2]), int(drawn[-1])

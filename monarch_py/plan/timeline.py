@@ -1,0 +1,201 @@
+"""The accesses of a whole training, epoch by epoch, in the order in which they happen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import ConfigError
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import NONE, Order
+
+__all__ = ["MAX_NODES", "Part", "Section", "Timeline"]
+
+# A node's number takes two bytes where the accesses of all nodes are held.
+MAX_NODES = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One loop over a dataset: the training's, or the validation's.
+
+    every : runs in each epoch whose number, counted from 1, this divides
+    lookup : (samples + 1,) int32, the unit in which each sample lies, the last one NONE;
+        None = samples are the units
+    """
+
+    name: str
+    loader: Loader
+    every: int = 1
+    lookup: npt.NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"every: {self.every} is out of range; write 1 or more")
+        if self.lookup is not None and len(self.lookup) != self.loader.sampler.length + 1:
+            raise ConfigError(
+                f"dataset: has {len(self.lookup) - 1} samples, but the sampler"
+                f" {self.loader.sampler.length}; correct 'length' or name the dataset it is for"
+            )
+
+    def runs(self, epoch: int) -> bool:
+        """Whether it runs in this epoch, counted from 0."""
+        return (epoch + 1) % self.every == 0
+
+    def number(self, epoch: int) -> int:
+        """The sampler's own number of this epoch."""
+        return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
+
+    def units(self, rows: Order) -> Order:
+        """Samples as units; NONE stays NONE."""
+        return rows if self.lookup is None else self.lookup[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """One run of one part.
+
+    start : position of its first access, the same on every node
+    rows : (per_rank, world_size) int32, units, row by row in the order of time; NONE = no access
+    """
+
+    epoch: int
+    part: Part
+    start: int
+    ranks_per_node: int
+    rows: Order
+
+    def node(self, node: int) -> Order:
+        """What one node accesses, (per_rank x ranks_per_node,) int32: its ranks take turns. Place i
+        has the position `start` + i."""
+        low = node * self.ranks_per_node
+        return np.ascontiguousarray(self.rows[:, low : low + self.ranks_per_node]).reshape(-1)
+
+    @property
+    def per_step(self) -> int:
+        """Accesses of a node in one step."""
+        return self.part.loader.batch_size * self.ranks_per_node
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """What every rank accesses, in all epochs.
+
+    Units are what is accessed: samples, files or blocks. Positions count the accesses of one node,
+    its ranks taking turns, through all sections; they are the same number on every node.
+
+    parts : in the order in which they run in an epoch
+    nodes : rank r is on node r // ranks_per_node;  units : how many there are
+    ConfigError if the parts do not fit these numbers.
+    """
+
+    parts: tuple[Part, ...]
+    epochs: int
+    nodes: int
+    units: int
+    ranks_per_node: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ConfigError(f"epochs: {self.epochs} is out of range; write 1 or more")
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise ConfigError(f"nodes: {self.nodes} is out of range; write 1 to {MAX_NODES}")
+        if not self.parts:
+            raise ConfigError("parts: there is none; describe at least the training")
+        world_size = self.parts[0].loader.world_size
+        if any(part.loader.world_size != world_size for part in self.parts):
+            raise ConfigError("world_size: the parts differ; write the same ranks for all of them")
+        if world_size % self.nodes:
+            raise ConfigError(
+                f"world_size: {world_size} ranks do not divide among {self.nodes} nodes; write a"
+                " multiple"
+            )
+        object.__setattr__(self, "ranks_per_node", world_size // self.nodes)
+        for part in self.parts:
+            if part.every > self.epochs:
+                continue
+            part.loader.sampler.check_epoch(part.number(self.epochs // part.every * part.every - 1))
+
+    @classmethod
+    def of(cls, loader: Loader, epochs: int, nodes: int) -> Timeline:
+        """That of one training whose samples are its files."""
+        return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
+
+    def layout(self) -> list[tuple[int, Part, int]]:
+        """Epoch, part and start of every section, in order; nothing is drawn."""
+        found, start = [], 0
+        for epoch in range(self.epochs):
+            for part in self.parts:
+                if part.runs(epoch):
+                    found.append((epoch, part, start))
+                    start += part.loader.per_rank * self.ranks_per_node
+        return found
+
+    @property
+    def length(self) -> int:
+        """Positions in all."""
+        _, part, start = self.layout()[-1]
+        return start + part.loader.per_rank * self.ranks_per_node
+
+    def sections(self, epoch: int = 0) -> Iterator[Section]:
+        """The sections from `epoch` on. One is held at a time."""
+        orders = {id(part): self._orders(part, epoch) for part in self.parts}
+        for number, part, start in self.layout():
+            if number >= epoch:
+                yield self._section(number, part, start, next(orders[id(part)]))
+
+    def sections_backwards(self) -> Iterator[Section]:
+        """All sections, the last one first."""
+        orders = {id(part): self._orders_backwards(part) for part in self.parts}
+        for number, part, start in reversed(self.layout()):
+            yield self._section(number, part, start, next(orders[id(part)]))
+
+    def section(self, epoch: int, part: str | None = None) -> Section:
+        """One section; part : None = the first. ConfigError if there is none."""
+        for number, each, start in self.layout():
+            if number == epoch and part in (None, each.name):
+                order = each.loader.sampler.epoch(each.number(epoch))
+                return self._section(number, each, start, order)
+        raise ConfigError(
+            f"epoch: {part or 'nothing'} runs in epoch {epoch} of {self.epochs}; choose another"
+            if part is None
+            else f"part: {part!r} does not run in epoch {epoch} of {self.epochs}; choose another"
+        )
+
+    def position(self, epoch: int, batch: int, part: str | None = None) -> int:
+        """The position of the first access of a step: where a training that starts with this batch
+        enters. ConfigError if there is no such batch."""
+        for number, each, start in self.layout():
+            if number == epoch and part in (None, each.name):
+                if not 0 <= batch < each.loader.steps:
+                    raise ConfigError(
+                        f"batch: {batch} is none of the {each.loader.steps}; count from 0"
+                    )
+                return start + batch * each.loader.batch_size * self.ranks_per_node
+        raise ConfigError(f"epoch: {epoch} is none of the {self.epochs}; count from 0")
+
+    def _section(self, epoch: int, part: Part, start: int, order: Order) -> Section:
+        rows = part.units(part.loader.rows(order))
+        return Section(epoch, part, start, self.ranks_per_node, rows)
+
+    def _orders(self, part: Part, epoch: int) -> Iterator[Order]:
+        numbers = [part.number(each) for each in range(epoch, self.epochs) if part.runs(each)]
+        if not numbers:
+            return iter(())
+        if numbers == list(range(numbers[0], numbers[-1] + 1)):
+            return part.loader.sampler.epochs(numbers[0])
+        return (part.loader.sampler.epoch(number) for number in numbers)
+
+    def _orders_backwards(self, part: Part) -> Iterator[Order]:
+        numbers = [part.number(each) for each in range(self.epochs) if part.runs(each)]
+        if numbers == list(range(len(numbers))):
+            return part.loader.sampler.backwards(0, len(numbers))
+        return (part.loader.sampler.epoch(number) for number in reversed(numbers))
+
+
+def lookup_of(units: npt.NDArray[np.int32], base: int = 0) -> npt.NDArray[np.int32]:
+    """A Part's lookup from the units (samples,) of its samples, counted from `base` on."""
+    return np.append(units + np.int32(base), np.int32(NONE)).astype(np.int32)

@@ -1,0 +1,226 @@
+"""A policy's decision on a scenario, run through the machine (csrc/simulator)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.native import ffi, lib, pointer
+from monarch_py.policies.view import NO_FILE, Decision, Ints, Job, Policy, When
+from monarch_py.simulator.jobs import job_of
+from monarch_py.simulator.result import IMBALANCE, PLACES, Result
+from monarch_py.simulator.scenario import Scenario
+
+__all__ = ["Measured", "measure", "simulate"]
+
+Floats = npt.NDArray[np.float64]
+
+EPOCHS_KNOWN = int(lib.MONARCH_SIM_EPOCHS)
+
+
+class Measured:
+    """What a run gave.
+
+    epoch_end : (epochs,) [s];  bytes : (epochs, 4) [bytes], node_bytes : (nodes, 4) [bytes], by
+    PLACES;  reused : (epochs,) bytes from copies of earlier epochs;  stall, compute : (ranks,) [s];
+    filled : (nodes,) bytes from the file system besides the samples;  ready, imbalanced : (epochs,)
+    samples, steps;  first_step, pfs_busy : [s]
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        epochs, nodes = scenario.epochs, scenario.nodes
+        ranks = nodes * scenario.ranks_per_node
+        self.epoch_end = np.zeros(epochs)
+        self.bytes = np.zeros((epochs, len(PLACES)))
+        self.node_bytes = np.zeros((nodes, len(PLACES)))
+        self.reused = np.zeros(epochs)
+        self.stall, self.compute = np.zeros(ranks), np.zeros(ranks)
+        self.filled = np.zeros(nodes)
+        self.ready = np.zeros(epochs, np.uint64)
+        self.imbalanced = np.zeros(epochs, np.uint64)
+        self.c = ffi.new("struct monarch_sim_result *")
+        for name in ("epoch_end", "bytes", "node_bytes", "reused", "stall", "filled"):
+            setattr(self.c, name, pointer(getattr(self, name), "double *"))
+        self.c.rank_compute = pointer(self.compute, "double *")
+        self.c.ready = pointer(self.ready, "uint64_t *")
+        self.c.imbalanced = pointer(self.imbalanced, "uint64_t *")
+        self.c.imbalance = IMBALANCE
+
+    @property
+    def first_step(self) -> float:
+        return float(self.c.first_step)
+
+    @property
+    def pfs_busy(self) -> float:
+        return float(self.c.pfs_busy)
+
+    @property
+    def bytes_from_pfs(self) -> float:
+        """All that the file system gave, copies and redundant bytes included."""
+        return float(self.bytes[:, PLACES.index("pfs")].sum() + self.filled.sum())
+
+
+class _Arrays:
+    """Contiguous arrays under the names of the C struct, kept alive with it."""
+
+    def __init__(self, struct: object) -> None:
+        self._struct, self._kept = struct, list[npt.NDArray[np.generic]]()
+
+    def set(self, name: str, values: Any, dtype: type[np.generic], ctype: str) -> None:
+        array = np.ascontiguousarray(values, dtype=dtype)
+        self._kept.append(array)
+        setattr(self._struct, name, pointer(array, ctype))
+
+
+def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
+    """Runs a decision on a scenario whose job this is. MemoryError when there is too little."""
+    struct = ffi.new("struct monarch_sim_job *")
+    arrays = _Arrays(struct)
+    _describe_machine(struct, arrays, scenario, job)
+    _describe_decision(struct, arrays, decision)
+    nodes, struct.steps, width = (decision.orders or job.orders)(0).shape
+    if nodes != scenario.nodes:
+        raise ValueError(f"an order of {nodes} nodes is not this job's, which has {scenario.nodes}")
+    struct.batch = -(-width // scenario.ranks_per_node)
+    measured = Measured(scenario)
+    sim = lib.monarch_sim_new(struct, measured.c)
+    if sim == ffi.NULL:
+        raise MemoryError("the simulation does not fit into memory")
+    try:
+        _run(sim, job, decision, scenario.ranks_per_node)
+    finally:
+        lib.monarch_sim_free(sim)
+    return measured
+
+
+def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: Job) -> None:
+    cluster, nodes = job.cluster, scenario.nodes
+    rates = scenario.rates_of_nodes()
+    numbers = {
+        "nodes": nodes,
+        "ranks_per_node": scenario.ranks_per_node,
+        "classes": cluster.classes,
+        "files": job.files,
+        "epochs": scenario.epochs,
+    }
+    if scenario.checkpoint:
+        numbers["checkpoint_steps"] = scenario.checkpoint.every
+        numbers["checkpoint_bytes"] = scenario.checkpoint.size_bytes
+    for name, number in numbers.items():
+        setattr(struct, name, number)
+    write = np.tile([storage.write_rate for storage in scenario.classes], (nodes, 1))
+    arrays.set("sizes", job.sizes, np.int64, "int64_t *")
+    arrays.set("threads", cluster.threads, np.uint32, "uint32_t *")
+    doubles = {
+        "read_rate": cluster.read_rate,
+        "write_rate": write,
+        "staging": cluster.capacity[:, 0],
+        "network": cluster.network,
+        "pfs_link": rates["pfs_link"],
+        "pfs": [0.0, *(cluster.pfs_rate(n) for n in range(1, nodes + 1))],
+        "compute": rates["compute"],
+        "preprocess": rates["preprocess"],
+    }
+    for name, values in doubles.items():
+        arrays.set(name, values, np.float64, "double *")
+
+
+def _describe_decision(struct: object, arrays: _Arrays, decision: Decision) -> None:
+    copies = decision.copies
+    arrays.set("copy_node", copies.node, np.int32, "int32_t *")
+    arrays.set("copy_file", copies.file, np.int32, "int32_t *")
+    arrays.set("copy_class", copies.cls, np.int8, "int8_t *")
+    flags = {
+        "copies": len(copies.node),
+        "stages": decision.staging and not decision.free,
+        "fills": decision.when is not When.ON_USE,
+        "fills_first": decision.when is When.BEFORE,
+        "keeps": decision.keep or decision.when is When.ON_USE,
+        "reads_remote": decision.remote,
+        "weighs_pfs": decision.pfs,
+        "shares_threads": decision.share_threads,
+        "is_free": decision.free,
+    }
+    for name, value in flags.items():
+        setattr(struct, name, value)
+
+
+def _run(sim: Any, job: Job, decision: Decision, ranks: int) -> None:
+    orders = decision.orders or job.orders
+    known: list[list[npt.NDArray[Any]]] = []
+    epoch = 0
+    while (state := lib.monarch_sim_run(sim)) == 1:
+        order: npt.NDArray[Any] = orders(epoch)
+
+        def deal(values: npt.NDArray[Any], dtype: type[Any], like: Ints = order) -> Any:
+            shaped = np.asarray(values, dtype).reshape(like.shape)
+            return shaped if like.shape[2] == job.batch else _dealt(shaped, ranks)
+
+        arrays = [np.ascontiguousarray(deal(order, np.int32))]
+        pointers = [ffi.NULL, ffi.NULL, ffi.NULL]
+        if decision.served is not None:
+            served = decision.served(epoch, order)
+            parts: Any = (
+                (served.holder, np.int32),
+                (served.cls, np.int8),
+                (served.redundant, np.int64),
+            )
+            ctypes = ("int32_t *", "int8_t *", "int64_t *")
+            for at, ((values, dtype), ctype) in enumerate(zip(parts, ctypes, strict=True)):
+                if values is not None:
+                    arrays.append(np.ascontiguousarray(deal(values, dtype)))
+                    pointers[at] = pointer(arrays[-1], ctype)
+        if not lib.monarch_sim_give(sim, pointer(arrays[0], "int32_t *"), *pointers):
+            raise MemoryError("the simulation does not fit into memory")
+        known = [*known, arrays][-EPOCHS_KNOWN:]
+        epoch += 1
+    assert state == 0, "nothing moves, and the job is not over"
+
+
+def _dealt(values: npt.NDArray[Any], ranks: int) -> npt.NDArray[Any]:
+    """(nodes, steps, ranks, samples) of (nodes, steps, width): a policy that makes steps of its own
+    says what a node takes; its ranks take that in turn, and NO_FILE where there is no more."""
+    nodes, steps, width = values.shape
+    each = -(-width // ranks)
+    padded = np.full((nodes, steps, each * ranks), NO_FILE, values.dtype)
+    padded[:, :, :width] = values
+    dealt: npt.NDArray[Any] = padded.reshape(nodes, steps, each, ranks).swapaxes(2, 3)
+    return dealt
+
+
+def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Result:
+    """What a policy makes of a scenario.
+
+    job : of the scenario, if it is at hand. Raises PolicyError where the policy cannot work.
+    """
+    job = job or job_of(scenario)
+    decision = policy.decide(job)
+    return result_of(scenario, job, measure(scenario, job, decision), decision)
+
+
+def result_of(scenario: Scenario, job: Job, measured: Measured, decision: Decision) -> Result:
+    """A run in the words of the report (`result`)."""
+    ends = measured.epoch_end
+    by_place = measured.bytes.sum(axis=0)
+    later = float(job.sizes.sum()) * (scenario.epochs - 1)
+    samples = scenario.epochs * scenario.batches_per_epoch * scenario.global_batch
+    details = {
+        "bytes_from_pfs": measured.bytes_from_pfs,
+        "pfs_busy_seconds": measured.pfs_busy,
+        "epoch_bytes": [dict(zip(PLACES, row, strict=True)) for row in measured.bytes.tolist()],
+        **({"notes": list(decision.notes)} if decision.notes else {}),
+    }
+    return Result(
+        epoch_seconds=tuple(np.diff(ends, prepend=0.0).tolist()),
+        stall_seconds=float(measured.stall.mean()),
+        bytes={place: int(n) for place, n in zip(PLACES, by_place.tolist(), strict=True)},
+        reuse_hit_ratio=float(measured.reused[1:].sum() / later) if later else 0.0,
+        ready_ratio=float(measured.ready.sum() / samples),
+        imbalanced_iterations=float(
+            measured.imbalanced.sum() / (scenario.epochs * scenario.batches_per_epoch)
+        ),
+        initial_seconds=measured.first_step,
+        details=details,
+    )

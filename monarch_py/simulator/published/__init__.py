@@ -1,0 +1,10 @@
+"""The simulator that the authors of NoPFS published, re-created: what it gives, and why.
+
+Its results are reproduced for all its policies, and every way in which it does otherwise than its
+paper, or than a cluster would, is a Behaviour that can be switched off alone.
+"""
+
+from monarch_py.simulator.published.behaviours import AS_PUBLISHED, Behaviour
+from monarch_py.simulator.published.run import POLICIES, simulate
+
+__all__ = ["AS_PUBLISHED", "POLICIES", "Behaviour", "simulate"]

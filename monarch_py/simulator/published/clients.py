@@ -1,0 +1,74 @@
+"""How many nodes read from the PFS at a time, told from what they have logged."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable
+
+from monarch_py.simulator.published.behaviours import Behaviour
+
+__all__ = ["WINDOW_S", "ClientLog"]
+
+# How far from now a read may begin to count as at the same time [s]: the published value.
+WINDOW_S = 0.1
+_NEVER = float("-inf")
+
+
+class ClientLog:
+    """When every node began reads from the PFS [s]: of samples, and of prefetches.
+
+    Reads of samples come in order of time. Prefetches do not: several threads write.
+    """
+
+    def __init__(self, nodes: int, on: Collection[Behaviour]) -> None:
+        self.last_read = [_NEVER] * nodes
+        self.reads: list[list[float]] = [[] for _ in range(nodes)]
+        self.prefetches: list[list[float]] = [[] for _ in range(nodes)]
+        self._others = [[other for other in range(nodes) if other != node] for node in range(nodes)]
+        self._of_the_future = Behaviour.CLIENTS_OF_THE_FUTURE in on
+        self._unsorted = Behaviour.CLIENTS_BY_UNSORTED_SEARCH in on
+
+    def read(self, node: int, time: float) -> None:
+        """A sample came from the PFS, which is logged for `time`."""
+        self.last_read[node] = time
+        if not self._of_the_future:
+            self.reads[node].append(time)
+
+    def prefetch(self, node: int, time: float) -> None:
+        """A prefetch began at `time`."""
+        if self._unsorted:
+            self.prefetches[node].append(time)
+        else:
+            insort(self.prefetches[node], time)
+
+    def prefetch_many(self, node: int, times: Iterable[float]) -> None:
+        """Prefetches began at `times`, in the order in which they are logged."""
+        self.prefetches[node].extend(times)
+        if not self._unsorted:
+            self.prefetches[node].sort()
+
+    def clients(self, now: float, node: int) -> int:
+        """How many nodes read at `now`, `node` included."""
+        if self._of_the_future:
+            return 1 + sum(self._reads_from(other, now) for other in self._others[node])
+        return 1 + sum(self._reads_about(other, now) for other in self._others[node])
+
+    def _reads_from(self, node: int, now: float) -> bool:
+        """Whether a search of the logs finds a read at `now` or later.
+
+        As published, a log whose last entry is older than the window is not searched.
+        """
+        if self.last_read[node] >= now:
+            return True
+        log = self.prefetches[node]
+        if not log or log[-1] <= now - WINDOW_S:
+            return False
+        return log[-1] >= now or bisect_left(log, now) < len(log)
+
+    def _reads_about(self, node: int, now: float) -> bool:
+        """Whether a read is logged within the window about `now`."""
+        for log in (self.reads[node], self.prefetches[node]):
+            at = bisect_left(log, now - WINDOW_S)
+            if at < len(log) and log[at] <= now + WINDOW_S:
+                return True
+        return False

@@ -1,0 +1,129 @@
+"""Comparing with recorded outputs of the authors' simulator.
+
+A recorded run is an object with ``policy`` (the name in the authors' script), ``inputs`` (sizes in
+MiB, rates in MiB/s: the simulator's "MB") and what came out: ``run_time_s``, ``epoch_end_s``,
+``share_bytes_by_source``, ``stall_s_mean_node``. tests/simulator/reference/README.md says where
+they come from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monarch_py.simulator.published.behaviours import AS_PUBLISHED, Behaviour
+from monarch_py.simulator.published.run import simulate
+from monarch_py.simulator.rates import Curve
+from monarch_py.simulator.result import Result
+from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.units import MIB
+
+__all__ = ["NAMES", "Difference", "compare", "load_records", "scenario_of"]
+
+# The authors' names of their policies.
+NAMES = {
+    "Lower Bound": "perfect",
+    "Naive": "naive",
+    "Staging Buffer": "staging-buffer",
+    "DeepIO (Ord.)": "deepio-ordered",
+    "DeepIO (Opp.)": "deepio-opportunistic",
+    "Parallel Staging": "parallel-staging",
+    "LBANN (Dynamic)": "lbann-dynamic",
+    "LBANN (Preloading)": "lbann-preloading",
+    "Locality-Aware": "locality-aware",
+    "HDMLP": "nopfs",
+}
+_PLACES = {"none/perfect": "staging", "local": "local", "remote": "remote", "pfs": "pfs"}
+_CLASSES = ("staging", "ram", "ssd")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far one run is from its record.
+
+    run : its name;  total, epochs : relative, of the whole time and of the worst epoch
+    shares : absolute, of the worst place;  stall : absolute, of a node's mean wait [s]
+    seconds : the total here, and recorded [s]
+    was_supported : whether the record has a time; if it has none, `is_supported` should not hold
+    """
+
+    run: str
+    total: float
+    epochs: float
+    shares: float
+    stall: float
+    seconds: tuple[float, float]
+    was_supported: bool
+    is_supported: bool
+
+
+def load_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The recorded runs of a file in which runs with the same inputs share them by number."""
+    document = json.loads(Path(path).read_text())
+    return [{**run, "inputs": document["inputs"][run["inputs"]]} for run in document["runs"]]
+
+
+def scenario_of(record: Mapping[str, Any]) -> Scenario:
+    """The scenario of a recorded run."""
+    inputs = record["inputs"]
+    classes = tuple(
+        StorageClass(name, int(inputs["capacity_MB"][key] * MIB), threads, curve, curve)
+        for name, (key, threads) in zip(_CLASSES, inputs["prefetch_threads"].items(), strict=True)
+        for curve in [_curve(inputs["storage_classes_read_MBps"][key])]
+    )
+    law = SizeLaw(inputs["mu_MB"] * MIB, inputs["sigma_MB"] * MIB, inputs["min_MB"] * MIB)
+    rates = (inputs[name] * MIB for name in ("c", "beta", "b_c", "b_fs"))
+    return Scenario(
+        name=f"{record['dataset']}/{record['params']}/{inputs['E']} epochs",
+        nodes=inputs["N"],
+        ranks_per_node=1,
+        epochs=inputs["E"],
+        batch_per_rank=inputs["batch_per_worker"],
+        drop_last=inputs["drop_last"],
+        seed=inputs["seed"],
+        dataset=Dataset(inputs["F"], law),
+        rates=Rates(*rates),
+        pfs=_curve(inputs["pfs_t"]),
+        classes=classes,
+    )
+
+
+def _curve(points: Mapping[str, float]) -> Curve:
+    return Curve.of({int(number): rate * MIB for number, rate in points.items()})
+
+
+def compare(
+    records: Sequence[Mapping[str, Any]], on: Collection[Behaviour] = AS_PUBLISHED
+) -> list[Difference]:
+    """Every recorded run, simulated with the behaviours that are on, beside its record."""
+    return [_difference(record, on) for record in records]
+
+
+def _difference(record: Mapping[str, Any], on: Collection[Behaviour]) -> Difference:
+    scenario, policy = scenario_of(record), NAMES[record["policy"]]
+    name = f"{scenario.name}/{policy}"
+    result = simulate(scenario, policy, on)
+    recorded = record.get("run_time_s")
+    if recorded is None or not isinstance(result, Result):
+        seconds = result.total_seconds if isinstance(result, Result) else 0.0
+        is_here = isinstance(result, Result)
+        return Difference(
+            name, 0, 0, 0, 0, (seconds, recorded or 0.0), recorded is not None, is_here
+        )
+    ends = [0.0, *record["epoch_end_s"]]
+    epochs = [
+        abs(here / (end - begin) - 1)
+        for here, begin, end in zip(result.epoch_seconds, ends[:-1], ends[1:], strict=True)
+    ]
+    shares = [
+        abs(result.share[place] - record["share_bytes_by_source"][theirs])
+        for theirs, place in _PLACES.items()
+    ]
+    total = abs(result.total_seconds / recorded - 1)
+    stall = abs(result.stall_seconds - record["stall_s_mean_node"])
+    seconds_both = (result.total_seconds, recorded)
+    return Difference(name, total, max(epochs), max(shares), stall, seconds_both, True, True)

@@ -1,0 +1,150 @@
+"""The caches of the policies that fill them before training (NoPFS, section 6.1)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.simulator.published.behaviours import Behaviour
+from monarch_py.simulator.published.clients import ClientLog
+from monarch_py.simulator.published.holders import Holders
+from monarch_py.simulator.published.inputs import Inputs
+
+__all__ = [
+    "CannotRunError",
+    "fill_deepio",
+    "fill_lbann_dynamic",
+    "fill_lbann_preloading",
+    "fill_shards",
+    "fill_staged",
+    "thread_ends",
+]
+
+MEMORY, DISK = 1, 2
+
+Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int32]
+
+
+class CannotRunError(Exception):
+    """The policy cannot run in this scenario; the message is one sentence."""
+
+
+def thread_ends(seconds: Floats, begins: Floats) -> Floats:
+    """(files,) when each of `seconds` [s] ends, with threads taking turns from `begins` on."""
+    ends = np.empty(len(seconds), np.float64)
+    for thread, begin in enumerate(begins[: len(seconds)]):
+        ends[thread :: len(begins)] = np.cumsum([begin, *seconds[thread :: len(begins)]])[1:]
+    return ends
+
+
+def _threads(inputs: Inputs, level: int) -> int:
+    if level >= len(inputs.scenario.classes):
+        raise CannotRunError(f"It fills class {level}, and the scenario has no such class.")
+    return inputs.scenario.classes[level].threads
+
+
+def _room(inputs: Inputs, level: int) -> float:
+    return float(inputs.scenario.classes[level].capacity_bytes)
+
+
+def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int) -> Floats:
+    """(files,) when `node` has files from the PFS, with all nodes as its clients."""
+    threads = _threads(inputs, level)
+    seconds = inputs.speeds.load_seconds(inputs.sizes[files], inputs.speeds.pfs[inputs.nodes])
+    ends = thread_ends(seconds, np.zeros(threads))
+    log.prefetch_many(node, ends.tolist())
+    return ends
+
+
+def _fitting(inputs: Inputs, first: int, end: int, level: int) -> Numbers:
+    """The files from `first` on that go into a class until one does not fit."""
+    fill = np.cumsum(inputs.sizes[first:end])
+    return np.arange(first, first + np.searchsorted(fill, _room(inputs, level), "right"), dtype="i")
+
+
+def _all(inputs: Inputs, first: int, end: int, level: int) -> Numbers:
+    if inputs.sizes[first:end].sum() > _room(inputs, level):
+        raise CannotRunError("A node's part of the dataset does not fit into its memory.")
+    return np.arange(first, end, dtype="i")
+
+
+def _last_end(ends: Floats) -> float:
+    return float(ends.max()) if len(ends) else 0.0
+
+
+def fill_deepio(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
+    """Equal shards, or, of a dataset that is too large, what fits, node after node."""
+    _threads(inputs, MEMORY)
+    nodes, part, begin = inputs.nodes, inputs.files // inputs.nodes, 0
+    does_not_fit = inputs.sizes.sum() / nodes > _room(inputs, MEMORY)
+    stalls = []
+    for node in range(nodes):
+        if does_not_fit:
+            files = _fitting(inputs, begin, inputs.files, MEMORY)
+        else:
+            end = inputs.files if node == nodes - 1 else begin + part
+            files = _all(inputs, begin, end, MEMORY)
+        begin += len(files)
+        stalls.append(_last_end(_load(inputs, log, node, files, MEMORY)))
+        holders.hold(node, files, MEMORY, 0.0)
+    return stalls
+
+
+def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
+    """Equal shards of a dataset that fits into the memory of all nodes."""
+    _check_memory(inputs)
+    stalls = []
+    for node, (first, end) in enumerate(inputs.shards()):
+        files = _all(inputs, first, end, MEMORY)
+        stalls.append(_last_end(_load(inputs, log, node, files, MEMORY)))
+        holders.hold(node, files, MEMORY, 0.0)
+    return stalls
+
+
+def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
+    """Every node loads what it reads first, a shard's number of samples, while training runs."""
+    _check_memory(inputs)
+    for node, (first, end) in enumerate(inputs.shards()):
+        files = inputs.orders[node][: end - first]
+        if len(files) < end - first:
+            raise CannotRunError("The epochs end before a node has read a shard's number of files.")
+        if inputs.sizes[np.unique(files)].sum() > _room(inputs, MEMORY):
+            raise CannotRunError("A node's part of the dataset does not fit into its memory.")
+        holders.hold(node, files, MEMORY, _load(inputs, log, node, files, MEMORY))
+    return [0.0] * inputs.nodes
+
+
+def _check_memory(inputs: Inputs) -> None:
+    _threads(inputs, MEMORY)
+    if inputs.sizes.sum() > _room(inputs, MEMORY) * inputs.nodes:
+        raise CannotRunError("The dataset does not fit into the memory of all nodes.")
+
+
+def fill_shards(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
+    """What fits of equal shards, on the disk."""
+    _threads(inputs, DISK)
+    stalls = []
+    for node, (first, end) in enumerate(inputs.shards()):
+        files = _fitting(inputs, first, end, DISK)
+        stalls.append(_last_end(_load(inputs, log, node, files, DISK)))
+        holders.hold(node, files, DISK, 0.0)
+    return stalls
+
+
+def fill_staged(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
+    """Shards on the disk, then copies of what other nodes have (parallel data staging)."""
+    stalls = fill_shards(inputs, holders, log)
+    for node, (first, end) in enumerate(inputs.shards()):
+        own = _fitting(inputs, first, end, DISK)
+        others = np.arange(first, dtype="i")
+        if Behaviour.STAGING_FROM_LOWER_SHARDS not in inputs.on:
+            others = np.concatenate([others, np.arange(end, inputs.files, dtype="i")])
+        used = np.cumsum([0.0, *inputs.sizes[own]])[-1]
+        fill = np.cumsum([used, *inputs.sizes[others]])[1:]
+        others = others[: np.searchsorted(fill, _room(inputs, DISK), "right")]
+        seconds = inputs.speeds.load_seconds(inputs.sizes[others], inputs.speeds.remote[DISK])
+        ends = thread_ends(seconds, np.full(_threads(inputs, DISK), stalls[node]))
+        stalls[node] = max(stalls[node], _last_end(ends))
+        holders.hold(node, others, DISK, 0.0)
+    return stalls

@@ -1,0 +1,76 @@
+"""Which node holds which file, in which class, and from when on."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.simulator.published.behaviours import Behaviour
+
+__all__ = ["Holders"]
+
+_NOBODY = -1
+
+
+class Holders:
+    """Copies in the cache classes of all nodes. A node holds a file in one class at most.
+
+    level : of every node (files,), the class that holds the file, 0 for none
+    since : of every node (files,), when the copy is there [s]
+    """
+
+    def __init__(self, nodes: int, files: int, rates: list[float], on: Collection[Behaviour]):
+        """rates : (classes,) at which another node's copies are read [bytes/s]"""
+        self.level = [bytearray(files) for _ in range(nodes)]
+        self.since = [array("d", bytes(8 * files)) for _ in range(nodes)]
+        self._rates = rates
+        # The two holders with the highest numbers: one of them is not the node that asks.
+        self._last = array("i", [_NOBODY]) * files
+        self._second = array("i", [_NOBODY]) * files
+        self._is_last_asked = Behaviour.LAST_HOLDER in on
+
+    def hold(
+        self, node: int, files: npt.NDArray[np.int32], level: int, since: npt.ArrayLike
+    ) -> None:
+        """`node` has `files` (n,) in class `level` from `since` [s] on; what it has stays."""
+        new, first = np.unique(files, return_index=True)
+        times = np.broadcast_to(np.asarray(since, np.float64), len(files))[first]
+        levels = np.frombuffer(self.level[node], np.uint8)
+        is_new = levels[new] == 0
+        new, times = new[is_new], times[is_new]
+        levels[new] = level
+        np.frombuffer(self.since[node], np.float64)[new] = times
+        last = np.frombuffer(self._last, np.int32)
+        second = np.frombuffer(self._second, np.int32)
+        second[new] = np.maximum(second[new], np.minimum(last[new], node))
+        last[new] = np.maximum(last[new], node)
+
+    def elsewhere(self, node: int, file: int) -> int:
+        """The node other than `node` that is asked for a file, or -1."""
+        last = self._last[file]
+        other = last if last != node else self._second[file]
+        if self._is_last_asked or other == _NOBODY:
+            return other
+        return self._fastest(node, file, float("inf"))
+
+    def elsewhere_now(self, node: int, file: int, now: float) -> int:
+        """As `elsewhere`, of those whose copy is there at `now` [s]."""
+        if not self._is_last_asked:
+            return self._fastest(node, file, now)
+        for other in range(len(self.level) - 1, -1, -1):
+            if other != node and self.level[other][file] and self.since[other][file] <= now:
+                return other
+        return _NOBODY
+
+    def _fastest(self, node: int, file: int, now: float) -> int:
+        best, best_key = _NOBODY, (0.0, 0.0)
+        for other, levels in enumerate(self.level):
+            since = self.since[other][file]
+            if other != node and levels[file] and since <= now:
+                key = (self._rates[levels[file]], -since)
+                if best == _NOBODY or key > best_key:
+                    best, best_key = other, key
+        return best

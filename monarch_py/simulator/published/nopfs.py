@@ -1,0 +1,114 @@
+"""The class prefetchers of NoPFS (section 5.1): files by how often a node reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.simulator.published.behaviours import Behaviour
+from monarch_py.simulator.published.clients import ClientLog
+from monarch_py.simulator.published.fills import thread_ends
+from monarch_py.simulator.published.holders import Holders
+from monarch_py.simulator.published.inputs import Inputs
+
+__all__ = ["ClassPrefetchers"]
+
+Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int32]
+
+
+class ClassPrefetchers:
+    """What goes into the cache classes of every node, in one order over all of them."""
+
+    def __init__(self, inputs: Inputs, holders: Holders, log: ClientLog) -> None:
+        self._inputs = inputs
+        self._holders = holders
+        self._log = log
+        classes = inputs.scenario.classes
+        self._orders = [self._order(node) for node in range(inputs.nodes)]
+        self._next = [0] * inputs.nodes
+        self._used = [[0.0] * len(classes) for _ in range(inputs.nodes)]
+        # When each thread is free [s].
+        self._free = [[np.zeros(c.threads) for c in classes] for _ in range(inputs.nodes)]
+        # Whether a class may still take something: the room that one left fits what another met.
+        self.is_open = [True] * inputs.nodes
+
+    def fill(self, node: int) -> None:
+        """Place what fits: into each class in turn until the next file of the order does not.
+
+        A thread goes on where it stopped: the first requests, at which more may turn out to fit,
+        come long before it has fetched what it has.
+        """
+        before = self._next[node]
+        for level in range(1, len(self._used[node])):
+            files = self._fitting(node, level)
+            if len(files):
+                self._load(node, files, level)
+        self.is_open[node] = self._next[node] != before
+
+    def _fitting(self, node: int, level: int) -> Numbers:
+        order, begin = self._orders[node], self._next[node]
+        end = len(order) - (Behaviour.LAST_FILE_LEFT_OUT in self._inputs.on)
+        room = float(self._inputs.scenario.classes[level].capacity_bytes)
+        used = self._used[node][level]
+        if begin >= end or used + self._inputs.sizes[order[begin]] > room:
+            return order[:0]
+        fill = np.cumsum([used, *self._inputs.sizes[order[begin:end]]])[1:]
+        count = int(np.searchsorted(fill, room, "right"))
+        self._used[node][level] = float(fill[count - 1])
+        self._next[node] += count
+        return order[begin : begin + count]
+
+    def _load(self, node: int, files: Numbers, level: int) -> None:
+        inputs, threads = self._inputs, self._free[node][level]
+        if Behaviour.CLASSES_AT_ALL_CLIENTS in inputs.on:
+            pfs = inputs.speeds.pfs[inputs.nodes]
+            seconds = inputs.speeds.load_seconds(inputs.sizes[files], pfs)
+            ends = thread_ends(seconds, threads)
+            self._log.prefetch_many(node, _begins(ends, threads).tolist())
+            for thread in range(min(len(threads), len(files))):
+                threads[thread] = ends[thread :: len(threads)][-1]
+        else:
+            ends = np.array(
+                [self._load_one(node, file, threads, k) for k, file in enumerate(files)]
+            )
+        self._holders.hold(node, files, level, ends)
+
+    def _load_one(self, node: int, file: int, threads: Floats, number: int) -> float:
+        speeds, size = self._inputs.speeds, self._inputs.sizes[file]
+        begin = float(threads[number % len(threads)])
+        clients = self._log.clients(begin, node)
+        self._log.prefetch(node, begin)
+        end = begin + float(size / speeds.write + size / speeds.pfs[clients])
+        threads[number % len(threads)] = end
+        return end
+
+    def _order(self, node: int) -> Numbers:
+        """The files in the order in which they are placed: by frequency, and in each group of
+        them by first use."""
+        inputs = self._inputs
+        reads = inputs.orders[node]
+        counts = np.bincount(reads, minlength=inputs.files)
+        order = np.argsort(-counts, kind="stable").astype(np.int32)
+        if Behaviour.UNREAD_FILES_TAKE_ROOM not in inputs.on:
+            order = order[counts[order] > 0]
+        first = np.full(inputs.files, len(reads), np.int64)
+        seen, at = np.unique(reads, return_index=True)
+        first[seen] = at
+        begin, is_published = 0, Behaviour.ORDERED_BY_OTHER_CLASSES in inputs.on
+        classes = inputs.scenario.classes
+        for storage in classes if is_published else classes[1:]:
+            fill = np.cumsum(inputs.sizes[order[begin:]])
+            end = begin + int(np.searchsorted(fill, storage.capacity_bytes, "right")) + is_published
+            group = order[begin:end]
+            order[begin:end] = group[np.argsort(first[group], kind="stable")]
+            begin = end
+        return order
+
+
+def _begins(ends: Floats, threads: Floats) -> Floats:
+    """(files,) when each began, the end of what its thread did before."""
+    begins = np.empty_like(ends)
+    begins[len(threads) :] = ends[: -len(threads)] if len(ends) > len(threads) else ends[:0]
+    begins[: len(threads)] = threads[: len(ends)]
+    return begins

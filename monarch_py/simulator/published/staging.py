@@ -1,0 +1,143 @@
+"""The staging buffers of the nodes: what is prefetched into them, when, and from where.
+
+Samples are staged in the order in which they will be read, for as long as there is room (NoPFS,
+section 5.2.2). A sample is told by its place in its node's order.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection
+
+from monarch_py.simulator.published.behaviours import Behaviour
+from monarch_py.simulator.published.clients import ClientLog
+from monarch_py.simulator.published.holders import Holders
+from monarch_py.simulator.published.inputs import LOCAL, PFS, REMOTE, Inputs, floats, numbers
+
+__all__ = ["Buffer", "Staging"]
+
+NOT_STAGED = float("inf")
+
+
+class Buffer:
+    """One node's staging buffer. `order` is (samples,) files.
+
+    ready : (samples,) when a sample is in the buffer [s], NOT_STAGED for never
+    source : (samples,) where it came from, or where its rank got it without the buffer
+    """
+
+    def __init__(self, order: array[int], files: int, threads: int) -> None:
+        self.order = order
+        self.ready = array("d", [NOT_STAGED]) * len(order)
+        self.source = bytearray(len(order))
+        self.ahead = 0  # the next sample to stage
+        self.freed = 0  # the next sample to free
+        self.asked = 0  # the next sample that will be read
+        self.used = 0.0  # [bytes]
+        self.known = bytearray(files)  # files that take no room any more
+        self.threads = [0.0] * threads  # when each is free [s]
+        self.turn = 0
+
+
+class Staging:
+    """The staging buffers of all nodes and how they are filled.
+
+    from_peers, from_pfs : whether prefetching may read from other nodes, from the PFS
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        holders: Holders,
+        log: ClientLog,
+        from_peers: bool,
+        from_pfs: bool,
+    ) -> None:
+        self.buffers = [
+            Buffer(numbers(order), inputs.files, inputs.scenario.staging.threads)
+            for order in inputs.orders
+        ]
+        self.sizes = floats(inputs.sizes)
+        self._capacity = float(inputs.scenario.staging.capacity_bytes)
+        self._speeds = inputs.speeds
+        self._fastest_pfs = max(inputs.speeds.pfs)
+        self._holders = holders
+        self._log = log
+        self._from_peers = from_peers
+        self._from_pfs = from_pfs
+        self._set(inputs.on)
+
+    def _set(self, on: Collection[Behaviour]) -> None:
+        self._is_past_staged = Behaviour.STAGES_THE_PAST in on
+        self._is_counted_once = Behaviour.RETURNING_FILES_TAKE_NO_ROOM in on
+        if Behaviour.ONE_TURN_FOR_ALL in on:
+            self._turns = [self.buffers[0]] * len(self.buffers)
+        else:
+            self._turns = self.buffers
+
+    def free(self, node: int, until: int) -> None:
+        """Samples of `node` before place `until` leave the buffer."""
+        buffer, sizes = self.buffers[node], self.sizes
+        order, ready = buffer.order, buffer.ready
+        for at in range(buffer.freed, until):
+            if ready[at] != NOT_STAGED:
+                buffer.used -= sizes[order[at]]
+        buffer.freed = max(buffer.freed, until)
+
+    def fill(self, node: int, now: float) -> None:
+        """Stage what there is room for; threads that are idle begin at `now` [s]."""
+        buffer, sizes, capacity = self.buffers[node], self.sizes, self._capacity
+        threads, order, known = buffer.threads, buffer.order, buffer.known
+        for at, time in enumerate(threads):
+            if time < now:
+                threads[at] = now
+        if not self._is_past_staged:
+            buffer.ahead = max(buffer.ahead, buffer.asked)
+        used, turn, place = buffer.used, self._turns[node].turn, buffer.ahead
+        while place < len(order):
+            file = order[place]
+            size = sizes[file]
+            if used + size > capacity:
+                break
+            begin = threads[turn]
+            source, end = self._fetch(node, file, size, begin)
+            if source:
+                threads[turn] = buffer.ready[place] = end
+                if place >= buffer.asked:
+                    buffer.source[place] = source
+                if not known[file]:
+                    used += size
+                    known[file] = self._is_counted_once
+                if source == PFS:
+                    self._log.prefetch(node, begin)
+            place += 1
+            turn = turn + 1 if turn + 1 < len(threads) else 0
+        buffer.used, self._turns[node].turn, buffer.ahead = used, turn, place
+
+    def _fetch(self, node: int, file: int, size: float, begin: float) -> tuple[int, float]:
+        """Where a thread of `node` that is free at `begin` gets a file, and when it is staged [s].
+
+        (0, 0) if it may get it from nowhere.
+        """
+        speeds, holders = self._speeds, self._holders
+        source, rate, since = 0, 0.0, 0.0
+        if level := holders.level[node][file]:
+            source, rate, since = LOCAL, speeds.local[level], holders.since[node][file]
+        if self._from_peers:
+            other = holders.elsewhere(node, file)
+            if other >= 0:
+                elsewhere = speeds.remote[holders.level[other][file]]
+                if elsewhere > rate and self._is_of_use(other, file, begin):
+                    source, rate, since = REMOTE, elsewhere, holders.since[other][file]
+        write = size / speeds.write
+        if self._from_pfs and (since > begin or rate <= self._fastest_pfs):
+            pfs = write + size / speeds.pfs[self._log.clients(begin, node)]
+            if not source or since > begin or pfs < write + size / rate:
+                return PFS, begin + pfs
+        if not source:
+            return 0, 0.0
+        return source, max(since, begin) + (write + size / rate)
+
+    def _is_of_use(self, other: int, file: int, begin: float) -> bool:
+        # Where there is the PFS, nobody waits for a copy that another node has not made yet.
+        return not self._from_pfs or self._holders.since[other][file] <= begin

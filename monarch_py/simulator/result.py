@@ -1,0 +1,143 @@
+"""What a simulation gives: one Result for each policy, and the JSON of them all.
+
+The JSON (``--json``) is an object::
+
+    {"schema": 1, "scenario": NAME, "assumptions": [...], "policies": {POLICY: {...}, ...}}
+
+and of each policy it says, in seconds [s], bytes, and shares of all samples' bytes from 0 to 1:
+
+====================== =================================================================
+``total_seconds``       from the start to the end of the last batch, waiting for the first fill
+                        included
+``epoch_seconds``       of each epoch; their sum is the total (what comes before the first batch
+                        counts to the first epoch)
+``stall_seconds``       how long a rank waited for samples, mean of the nodes; not the wait for
+                        other ranks at a barrier, nor a fill before the first batch
+``initial_seconds``     the part of the total before the first batch
+``share``, ``bytes``    by ``staging``, ``local``, ``remote``, ``pfs``: where a sample came from
+                        when it reached the staging buffer or the rank. Each sample counts once;
+                        ``staging`` is what was in the staging buffer by itself (lower bound).
+``reuse_hit_ratio``     samples that a cache class of their node held from an earlier use, of all;
+                        it cannot pass C/D, the caches' capacity by the dataset
+``ready_ratio``         samples in the node's memory when they were asked for, prefetched ones
+                        included, of all
+``imbalanced_iterations`` the share of batches in which the slowest node took more than 1.1 times
+                        as long as the fastest
+====================== =================================================================
+
+A policy that cannot run in the scenario has ``{"unsupported": REASON}`` instead.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["IMBALANCE", "PLACES", "SCHEMA", "Result", "Unsupported", "to_document", "validate"]
+
+SCHEMA = 1
+PLACES = ("staging", "local", "remote", "pfs")
+# A batch is imbalanced when its slowest node takes this many times as long as its fastest.
+IMBALANCE = 1.1
+# What sums may be off by, of themselves: millions of float additions.
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Why a policy cannot run in a scenario, in one sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one policy makes of a scenario; the fields are those of the JSON, see above."""
+
+    epoch_seconds: tuple[float, ...]
+    stall_seconds: float
+    bytes: Mapping[str, int]
+    reuse_hit_ratio: float
+    ready_ratio: float
+    imbalanced_iterations: float
+    initial_seconds: float = 0.0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def total_seconds(self) -> float:
+        """The whole run [s]."""
+        return math.fsum(self.epoch_seconds)
+
+    @property
+    def share(self) -> dict[str, float]:
+        """Shares of the bytes by place, 0 to 1; all 0 if nothing was read."""
+        total = sum(self.bytes.values())
+        return {place: self.bytes[place] / total if total else 0.0 for place in PLACES}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of the JSON; `details` only if there are any."""
+        document: dict[str, Any] = {
+            "total_seconds": self.total_seconds,
+            "epoch_seconds": list(self.epoch_seconds),
+            "initial_seconds": self.initial_seconds,
+            "stall_seconds": self.stall_seconds,
+            "share": self.share,
+            "bytes": {place: int(self.bytes[place]) for place in PLACES},
+            "reuse_hit_ratio": self.reuse_hit_ratio,
+            "ready_ratio": self.ready_ratio,
+            "imbalanced_iterations": self.imbalanced_iterations,
+        }
+        return {**document, "details": dict(self.details)} if self.details else document
+
+
+def to_document(
+    name: str, assumptions: tuple[str, ...], results: Mapping[str, Result | Unsupported]
+) -> dict[str, Any]:
+    """The JSON's object for a scenario of that name, policies in the order given."""
+    policies = {
+        policy: {"unsupported": result.reason}
+        if isinstance(result, Unsupported)
+        else result.to_dict()
+        for policy, result in results.items()
+    }
+    document = {
+        "schema": SCHEMA,
+        "scenario": name,
+        "assumptions": list(assumptions),
+        "policies": policies,
+    }
+    validate(document)
+    return document
+
+
+def validate(document: Mapping[str, Any]) -> None:
+    """Check a JSON's object against the rules above; ValueError that names policy and field."""
+    if document.get("schema") != SCHEMA:
+        raise ValueError(f"schema: {document.get('schema')!r} is not {SCHEMA}")
+    for policy, result in document["policies"].items():
+        if "unsupported" not in result:
+            _validate_one(policy, result)
+    json.dumps(document, allow_nan=False)
+
+
+def _validate_one(policy: str, result: Mapping[str, Any]) -> None:
+    def demand(condition: bool, what: str) -> None:
+        if not condition:
+            raise ValueError(f"{policy}: {what}")
+
+    total = result["total_seconds"]
+    for key in ("total_seconds", "initial_seconds", "stall_seconds"):
+        demand(math.isfinite(result[key]) and result[key] >= 0, f"{key} is no time")
+    demand(all(seconds >= 0 for seconds in result["epoch_seconds"]), "epoch_seconds falls")
+    gap = abs(math.fsum(result["epoch_seconds"]) - total)
+    demand(gap <= _TOLERANCE * max(total, 1), "epoch_seconds is not the total")
+    for key in ("share", "bytes"):
+        demand(tuple(result[key]) == PLACES, f"{key} does not name the places")
+        demand(min(result[key].values()) >= 0, f"{key} is negative")
+    shares = math.fsum(result["share"].values())
+    demand(shares == 0 or abs(shares - 1) <= _TOLERANCE, "share does not add up to 1")
+    for key in ("reuse_hit_ratio", "ready_ratio", "imbalanced_iterations"):
+        demand(0 <= result[key] <= 1, f"{key} is not from 0 to 1")

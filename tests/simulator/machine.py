@@ -1,0 +1,88 @@
+"""Small machines and jobs for tests of the simulation: bytes and seconds are small numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monarch_py.policies.view import Decision, Job
+from monarch_py.simulator.engine import Measured, measure
+from monarch_py.simulator.jobs import cluster_of
+from monarch_py.simulator.rates import Curve
+from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
+
+__all__ = ["FAST", "Machine", "job", "scenario"]
+
+# A rate that takes no time worth mentioning [bytes/s].
+FAST = 1e15
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A node's classes: the staging buffer, and one more. Rates are those of all threads."""
+
+    pfs: dict[int, float]
+    compute: float = FAST
+    staging: int = 1_000_000
+    staging_threads: int = 1
+    preprocess: float = FAST
+    cache: int = 1_000_000
+    cache_rate: float = FAST
+    cache_threads: int = 1
+    network: float = FAST
+
+
+def scenario(
+    machine: Machine, *, nodes: int, ranks: int = 1, epochs: int, batch: int, files: int
+) -> Scenario:
+    def storage(name: str, capacity: int, threads: int, rate: float) -> StorageClass:
+        curve = Curve.of({threads: rate})
+        return StorageClass(name, capacity, threads, curve, curve)
+
+    return Scenario(
+        name="test",
+        nodes=nodes,
+        ranks_per_node=ranks,
+        epochs=epochs,
+        batch_per_rank=batch,
+        drop_last=True,
+        seed=1,
+        dataset=Dataset(files, SizeLaw(1)),
+        rates=Rates(machine.compute, machine.preprocess, machine.network, FAST),
+        pfs=Curve.of(machine.pfs),
+        classes=(
+            storage("staging", machine.staging, machine.staging_threads, FAST),
+            storage("cache", machine.cache, machine.cache_threads, machine.cache_rate),
+        ),
+    )
+
+
+def job(of: Scenario, sizes: Sequence[int], orders: Sequence[Any]) -> Job:
+    """orders : for every epoch (nodes, steps, batch of a node)"""
+    made = [np.array(order, np.int32) for order in orders]
+    return Job(
+        sizes=np.array(sizes, np.int64),
+        cluster=cluster_of(of),
+        epochs=of.epochs,
+        batch=made[0].shape[2],
+        orders=lambda epoch: made[epoch],
+    )
+
+
+def run(
+    machine: Machine,
+    sizes: Sequence[int],
+    orders: Sequence[Any],
+    decision: Decision,
+    ranks: int = 1,
+) -> Measured:
+    """Runs a decision. orders : as for `job`; the scenario's shape follows from them."""
+    nodes, _, batch = np.array(orders[0]).shape
+    files = np.array(orders[0]).size
+    of = scenario(
+        machine, nodes=nodes, ranks=ranks, epochs=len(orders), batch=batch // ranks, files=files
+    )
+    return measure(of, job(of, sizes, orders), decision)

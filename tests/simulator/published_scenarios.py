@@ -1,0 +1,47 @@
+"""A small scenario in which storage is short everywhere, so that every rule of a policy shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from monarch_py.simulator import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
+
+__all__ = ["scenario"]
+
+MB = 1e6
+
+
+def scenario(
+    files: int = 603,
+    size: float = 0.0,
+    staging: int = 20_000,
+    ram: int = 200_000,
+    disk: int = 200_000,
+    classes: int = 3,
+    pfs: dict[int, float] | None = None,
+    **changes: Any,
+) -> Scenario:
+    """4 nodes, 3 epochs, batches of 8 a node, files of 1,000 bytes and a std of 500 or all of
+    `size`; capacities in bytes; `changes` are fields of Scenario."""
+    curve = {1: 3 * MB, 2: 7 * MB, 4: 15 * MB}
+    memory, slow = Curve.of({2: 500 * MB}), Curve.of({1: 6 * MB})
+    storage = (
+        StorageClass("staging", staging, 2, memory, memory),
+        StorageClass("ram", ram, 2, memory, memory),
+        StorageClass("disk", disk, 1, slow, slow),
+    )
+    small = Scenario(
+        name="small",
+        nodes=4,
+        ranks_per_node=1,
+        epochs=3,
+        batch_per_rank=8,
+        drop_last=True,
+        seed=5,
+        dataset=Dataset(files, SizeLaw(size) if size else SizeLaw(1000.0, 500.0)),
+        rates=Rates(6 * MB, 20 * MB, 240 * MB, 240 * MB),
+        pfs=Curve.of(curve if pfs is None else pfs),
+        classes=storage[:classes],
+    )
+    return replace(small, **changes)

@@ -1,0 +1,133 @@
+"""What holds for every policy on any machine, tried on random scenarios."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from monarch_py.errors import PolicyError
+from monarch_py.policies.named import NAMES, make_policy
+from monarch_py.policies.view import Decision, Job
+from monarch_py.simulator.engine import Measured, measure
+from monarch_py.simulator.jobs import job_of
+from monarch_py.simulator.rates import Curve
+from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
+
+SEEDS = range(60)
+ROUNDING = 1 + 1e-9
+# Those of one cache a node, and of one home a file: what Belady's is the best of.
+EVICTING = {"belady": ("lru", "first-fit"), "belady-shared": ("lru-shared",)}
+
+
+def random_scenario(seed: int) -> Scenario:
+    """Clients of the file system get no less together the more they are, and each no more."""
+    random = np.random.default_rng(seed)
+    nodes, batch = int(random.integers(1, 7)), int(random.integers(2, 17))
+    ranks = int(random.integers(1, 3))
+    per_step = nodes * ranks * batch
+    files = int(random.integers(4 * per_step, 30 * per_step))
+    totals = np.cumsum(np.sort(random.uniform(1, 400, nodes))[::-1])
+    law = SizeLaw(100) if seed % 2 else SizeLaw(100, 40, 1)
+
+    def storage(name: str, capacity: float, threads: int, rate: float) -> StorageClass:
+        curve = Curve.of({threads: rate})
+        return StorageClass(name, int(capacity), threads, curve, curve)
+
+    def share() -> float:
+        return float(files * 100 / nodes * random.uniform(0.1, 1.3))
+
+    def rate(lowest: float, highest: float) -> float:
+        return float(10 ** random.uniform(lowest, highest))
+
+    return Scenario(
+        name="random",
+        nodes=nodes,
+        ranks_per_node=ranks,
+        epochs=int(random.integers(1, 5)),
+        batch_per_rank=batch,
+        drop_last=True,
+        seed=seed,
+        dataset=Dataset(files, law),
+        rates=Rates(rate(1, 3.5), rate(1.5, 4), rate(2, 4), 1e9),
+        pfs=Curve.of(dict(enumerate(totals.tolist(), 1))),
+        classes=(
+            storage(
+                "staging",
+                ranks * batch * 100 * random.uniform(1, 8),
+                int(random.integers(1, 9)),
+                1e5,
+            ),
+            storage("ram", share(), int(random.integers(1, 4)), rate(2.5, 5)),
+            storage("ssd", share(), 2, rate(2, 4)),
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[tuple[Scenario, Job, dict[str, tuple[Decision, Measured]]]]:
+    made = []
+    for seed in SEEDS:
+        scenario = random_scenario(seed)
+        job = job_of(scenario)
+        ran = {}
+        for name in NAMES:
+            try:
+                decision = make_policy(name).decide(job)
+            except PolicyError:
+                continue
+            ran[name] = (decision, measure(scenario, job, decision))
+        made.append((scenario, job, ran))
+    return made
+
+
+def sizes_of(job: Job, order: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.where(order < 0, 0, job.sizes[np.maximum(order, 0)])
+
+
+def test_every_policy_runs_somewhere(runs: list[Any]) -> None:
+    assert {name for _, _, ran in runs for name in ran} == set(NAMES)
+
+
+def test_no_policy_is_faster_than_its_compute_or_its_bytes(runs: list[Any]) -> None:
+    for scenario, job, ran in runs:
+        most = scenario.pfs.total(np.arange(1, scenario.nodes + 1)).max()
+        for name, (decision, measured) in ran.items():
+            orders = decision.orders or job.orders
+            own = [sizes_of(job, orders(epoch)) for epoch in range(scenario.epochs)]
+            slowest = sum(sizes.sum(axis=2).max(axis=0).sum() for sizes in own)
+            compute = slowest / scenario.ranks_per_node / scenario.rates.compute
+            end = measured.epoch_end[-1] * ROUNDING
+            assert end >= compute, (name, scenario)
+            assert end >= measured.bytes_from_pfs / most, (name, scenario)
+            used = [int(sizes.sum()) for sizes in own]
+            assert measured.bytes.sum(axis=1).tolist() == used, (name, scenario)
+
+
+def test_no_copy_is_used_again_that_has_no_room(runs: list[Any]) -> None:
+    """In an epoch, copies of earlier ones give no more of the dataset than they hold (C/D)."""
+    for scenario, job, ran in runs:
+        room = scenario.capacities()[:, 1:].sum()
+        for name, (_, measured) in ran.items():
+            assert measured.reused.max() <= min(room, job.sizes.sum()), (name, scenario)
+
+
+def test_nopfs_is_no_slower_than_nothing(runs: list[Any]) -> None:
+    for scenario, _, ran in runs:
+        naive = ran["naive"][1].epoch_end[-1]
+        assert ran["nopfs"][1].epoch_end[-1] <= naive * ROUNDING, scenario
+
+
+def test_belady_hits_most_of_all_that_evict(runs: list[Any]) -> None:
+    compared = 0
+    for scenario, _, ran in runs:
+        if scenario.dataset.law is None or scenario.dataset.law.std:
+            continue  # only files of one size
+        for best, others in EVICTING.items():
+            for other in others:
+                hits = [ran[name][1].reused.sum() for name in (best, other)]
+                assert hits[0] >= hits[1], (other, scenario)
+                compared += 1
+    assert compared

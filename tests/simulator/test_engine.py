@@ -1,0 +1,267 @@
+"""The machine of the simulation: cases worked out by hand, and what no machine can do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator.machine import FAST, Machine, job, run, scenario
+
+from monarch_py.policies.view import PFS, Copies, Decision, Job, Served, When
+from monarch_py.simulator.engine import measure, simulate
+from monarch_py.simulator.result import PLACES
+from monarch_py.simulator.scenario import Scenario
+
+DEMAND = Decision(staging=False)
+STAGED = Decision()
+STAGING, LOCAL, REMOTE, FROM_PFS = range(len(PLACES))
+
+
+def test_without_prefetching_reading_and_computing_take_turns() -> None:
+    """Four samples of 10 bytes: each is 1 s on its way and 2 s in compute."""
+    measured = run(Machine({1: 10}, compute=5), [10] * 4, [[[[0, 1], [2, 3]]]], DEMAND)
+    assert measured.epoch_end.tolist() == pytest.approx([12])
+    assert measured.stall.tolist() == pytest.approx([4])
+    assert measured.ready.tolist() == [0]
+
+
+def test_with_prefetching_only_the_first_sample_is_waited_for() -> None:
+    """The samples are there at 1, 2, 3, 4 s, and are used at 1, 3, 5, 7 s."""
+    measured = run(Machine({1: 10}, compute=5), [10] * 4, [[[[0, 1], [2, 3]]]], STAGED)
+    assert measured.epoch_end.tolist() == pytest.approx([9])
+    assert measured.stall.tolist() == pytest.approx([1])
+    assert measured.ready.tolist() == [3]
+
+
+@pytest.mark.parametrize(("staging", "end"), [(60, 13), (30, 14)])
+def test_a_sample_waits_for_room_in_the_staging_buffer(staging: int, end: int) -> None:
+    """Sizes 10, 10, 10, 30. With room for all they are there at 1, 2, 3, 6 s and the last is used
+    from 7 to 13 s. In 30 bytes the last has room when the third leaves, at 5 s; it is there at 8.
+    """
+    machine = Machine({1: 10}, compute=5, staging=staging)
+    measured = run(machine, [10, 10, 10, 30], [[[[0, 1, 2, 3]]]], STAGED)
+    assert measured.epoch_end.tolist() == pytest.approx([end])
+
+
+def test_a_sample_larger_than_the_staging_buffer_goes_through_alone() -> None:
+    machine = Machine({1: 10}, compute=10, staging=15)
+    measured = run(machine, [10, 40, 10], [[[[0, 1, 2]]]], STAGED)
+    # 0: there at 1; 1: from 1 to 5, used until 9; 2: from 5, there at 6, used from 9 to 10.
+    assert measured.epoch_end.tolist() == pytest.approx([10])
+
+
+def test_all_nodes_share_the_file_system_and_meet_after_each_step() -> None:
+    """Two nodes at 10 bytes/s together, samples of 10 and 20 bytes: the first is there after 2 s,
+    and the second, alone from then on, after 3; they are computed after 4 and 7 s, and the second
+    step begins at 7 s."""
+    order = [[[[0], [2]], [[1], [3]]]]
+    measured = run(Machine({1: 10, 2: 10}, compute=5), [10, 20, 10, 20], order, DEMAND)
+    assert measured.epoch_end.tolist() == pytest.approx([14])
+    assert measured.stall.tolist() == pytest.approx([4, 6])
+    # 7 s for the slower of a step is more than 1.1 times 4 s.
+    assert measured.imbalanced.tolist() == [2]
+
+
+def test_a_node_alone_gets_what_one_client_gets() -> None:
+    """The file system gives 10 bytes/s to one and 12 to two. Node 1 has a byte, which is there
+    after 1/6 s; node 0 has 9 of its 10 bytes left then, and needs 0.9 s for them."""
+    machine = Machine({1: 10, 2: 12})
+    measured = run(machine, [10, 1], [[[[0]], [[1]]]], DEMAND)
+    assert measured.epoch_end[0] == pytest.approx(1 / 6 + 0.9)
+
+
+@pytest.mark.parametrize(
+    ("pfs", "from_where", "end"), [(True, FROM_PFS, 1), (False, REMOTE, 2), (False, LOCAL, 4)]
+)
+def test_each_sample_comes_from_the_fastest_place(pfs: bool, from_where: int, end: int) -> None:
+    """10 bytes: from the file system 1 s, over the link 2 s, from the own class 4 s."""
+    machine = Machine({1: 10, 2: 20}, network=5, cache_rate=2.5 if from_where == LOCAL else FAST)
+    holder = 0 if from_where == LOCAL else 1
+    decision = Decision(
+        staging=False,
+        copies=Copies.of([(holder, 1, np.array([0]))]),
+        when=When.BEFORE,
+        remote=True,
+        pfs=pfs,
+    )
+    # The other node reads a file of no size to be there.
+    measured = run(machine, [10, 0], [[[[0]], [[1]]]], decision)
+    assert measured.epoch_end[0] - measured.first_step == pytest.approx(end)
+    assert measured.node_bytes[0, from_where] == 10
+
+
+def test_copies_made_before_training_delay_it() -> None:
+    """Two files of 10 bytes at 10 bytes/s: training begins after 2 s, and reads from the class."""
+    decision = Decision(copies=Copies.of([(0, 1, np.array([0, 1]))]), when=When.BEFORE)
+    measured = run(Machine({1: 10}, compute=10), [10, 10], [[[[0, 1]]]] * 2, decision)
+    assert measured.first_step == pytest.approx(2)
+    assert measured.epoch_end.tolist() == pytest.approx([4, 6])
+    assert measured.filled.tolist() == [20]
+    assert measured.bytes.sum(axis=0).tolist() == [0, 40, 0, 0]
+    assert measured.reused.tolist() == [20, 20]
+
+
+def test_a_read_keeps_what_has_a_place() -> None:
+    """One of two files has a place: in the second epoch it is local."""
+    decision = Decision(copies=Copies.of([(0, 1, np.array([1]))]), when=When.ON_USE)
+    measured = run(Machine({1: 10}), [10, 10], [[[[0, 1]]], [[[1, 0]]]], decision)
+    assert measured.bytes.tolist() == [[0, 0, 0, 20], [0, 10, 0, 10]]
+    assert measured.reused.tolist() == [0, 10]
+    assert measured.epoch_end.tolist() == pytest.approx([2, 3])
+
+
+def test_copies_made_beside_training_wait_for_the_readers() -> None:
+    """File 1 is to be copied; the reader of file 0 comes first at the file system, and then the
+    reader waits 30 s in compute, in which the copy is made."""
+    decision = Decision(staging=False, copies=Copies.of([(0, 1, np.array([1]))]), keep=False)
+    measured = run(Machine({1: 10}, compute=1 / 3), [10, 10], [[[[0], [1]]]], decision)
+    # 1 s to read, 30 s of compute, nothing to read file 1 from the class, 30 s of compute.
+    assert measured.epoch_end.tolist() == pytest.approx([61])
+    assert measured.bytes[0].tolist() == [0, 10, 0, 10]
+    assert measured.filled.tolist() == [10]
+
+
+def test_what_a_policy_says_is_served_is_served() -> None:
+    served = Served(np.array([[PFS, 0]], np.int32), np.ones((1, 2), np.int8), np.array([[5, 5]]))
+    decision = Decision(served=lambda epoch, order: served)
+    measured = run(Machine({1: 10}, cache_rate=1), [10, 10], [[[[0, 1]]]], decision)
+    assert measured.bytes[0].tolist() == [0, 10, 0, 10]
+    assert measured.filled.tolist() == [5]  # redundant ones, only with what is read
+    assert measured.epoch_end.tolist() == pytest.approx([11.5])
+
+
+def test_a_node_may_take_fewer_samples_in_a_step() -> None:
+    """Node 0 takes three samples, node 1 one; what is no file takes no time, and is not counted."""
+    order = [[[[0, 1, 2]], [[3, -1, -1]]]]
+    measured = run(Machine({1: 10, 2: 20}, compute=10), [10] * 4, order, DEMAND)
+    assert measured.epoch_end.tolist() == pytest.approx([6])
+    assert measured.compute.tolist() == pytest.approx([3, 1])
+    assert measured.bytes[0].sum() == 40
+    assert measured.ready.tolist() == [0]
+
+
+def test_two_ranks_of_a_node_share_its_threads() -> None:
+    """Rank 0 has samples of 30 bytes, rank 1 of 10; one thread each, or both for who has less. Of
+    10 bytes/s a thread may take all; samples are asked for in turn."""
+    machine = Machine({1: 10}, compute=10, staging_threads=2)
+    order = [[[[0, 1, 2, 3]]]]
+    for share in (False, True):
+        measured = run(machine, [30, 30, 10, 10], order, Decision(share_threads=share), ranks=2)
+        assert measured.epoch_end[0] >= 8 - 1e-6  # 80 bytes at 10 bytes/s
+        assert measured.bytes[0, FROM_PFS] == 80
+        assert measured.compute.tolist() == pytest.approx([6, 2])
+
+
+def test_a_checkpoint_stops_everybody_and_takes_the_file_system() -> None:
+    from dataclasses import replace
+
+    from monarch_py.simulator.scenario import Checkpoint
+
+    of = scenario(Machine({1: 10, 2: 20}, compute=5), nodes=2, epochs=1, batch=1, files=4)
+    of = replace(of, checkpoint=Checkpoint(every=1, size_bytes=40))
+    with_it = measure(of, job(of, [10] * 4, [[[[0], [1]], [[2], [3]]]]), Decision(free=True))
+    # 2 s of compute and 80 bytes at 20 bytes/s, twice.
+    assert with_it.epoch_end.tolist() == pytest.approx([12])
+
+
+# --- what no machine can do ---------------------------------------------------------------------
+
+rates = st.floats(1, 1e4)
+machines = st.builds(
+    Machine,
+    pfs=st.lists(rates, min_size=1, max_size=4).map(lambda r: dict(enumerate(r, 1))),
+    compute=rates,
+    staging=st.integers(1, 5000),
+    staging_threads=st.integers(1, 4),
+    preprocess=rates,
+    cache_rate=rates,
+    cache_threads=st.integers(1, 3),
+    network=rates,
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, most_ranks: int = 2) -> tuple[Scenario, Job]:
+    nodes, ranks = draw(st.integers(1, 4)), draw(st.integers(1, most_ranks))
+    batch, steps = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    epochs, files = draw(st.integers(1, 4)), nodes * ranks * batch * steps
+    of = scenario(draw(machines), nodes=nodes, ranks=ranks, epochs=epochs, batch=batch, files=files)
+    random = np.random.default_rng(draw(st.integers(0, 1000)))
+    orders = [random.permutation(files).reshape(nodes, steps, -1) for _ in range(epochs)]
+    return of, job(of, random.integers(0, 1000, files).tolist(), orders)
+
+
+@st.composite
+def decisions(draw: st.DrawFn, of: Job) -> Decision:
+    random = np.random.default_rng(draw(st.integers(0, 1000)))
+    parts = [
+        (node, 1, random.permutation(of.files)[: random.integers(0, of.files + 1)])
+        for node in range(of.cluster.nodes)
+    ]
+    return Decision(
+        staging=draw(st.booleans()),
+        copies=Copies.of(parts),
+        when=draw(st.sampled_from(When)),
+        remote=draw(st.booleans()),
+        pfs=draw(st.booleans()),
+        keep=draw(st.booleans()),
+        share_threads=draw(st.booleans()),
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(jobs(), st.data())
+def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.DataObject) -> None:
+    of, work = made
+    decision = data.draw(decisions(work))
+    measured = measure(of, work, decision)
+    end, nodes = measured.epoch_end[-1] * (1 + 1e-9), of.nodes
+    used = np.stack([work.sizes[work.orders(epoch)] for epoch in range(of.epochs)])
+    # Every sample came from somewhere, once.
+    assert measured.bytes.sum(axis=1).tolist() == used.sum(axis=(1, 2, 3)).tolist()
+    assert measured.node_bytes.sum(axis=1).tolist() == used.sum(axis=(0, 2, 3)).tolist()
+    # A rank computes what it uses, and the slowest of a step holds the others.
+    per_rank = used.reshape(of.epochs, nodes, used.shape[2], of.ranks_per_node, -1).sum(axis=4)
+    assert end >= per_rank.max(axis=(1, 3)).sum() / of.rates.compute
+    # What can be given in the time was given.
+    clients = np.arange(1, nodes + 1)
+    assert end >= measured.bytes_from_pfs / of.pfs.total(clients).max()
+    assert end >= measured.node_bytes[:, FROM_PFS].max() / of.pfs.each(clients).max()
+    assert end >= measured.node_bytes[:, REMOTE].max() / of.rates.network
+    assert end >= measured.node_bytes[:, LOCAL].max() / work.cluster.read_rate[0, 1]
+    assert (measured.reused <= measured.bytes[:, [LOCAL, REMOTE]].sum(axis=1)).all()
+    # Time goes forward, and the same comes out again.
+    assert (np.diff(measured.epoch_end) >= 0).all()
+    assert measure(of, work, decision).epoch_end.tolist() == measured.epoch_end.tolist()
+
+
+@settings(deadline=None, max_examples=150)
+@given(jobs(most_ranks=1))
+def test_prefetching_in_order_is_no_slower_than_not(made: tuple[Scenario, Job]) -> None:
+    """Where more clients get no less together, and none gains by the others' company. With several
+    ranks on a node it can be slower, by some percent: a thread that fetches ahead for one rank
+    stands before the other's sample."""
+    of, work = made
+    clients = np.arange(1, of.nodes + 1)
+    if (np.diff(of.pfs.total(clients)) < 0).any() or (np.diff(of.pfs.each(clients)) > 0).any():
+        return
+    ends = [measure(of, work, decision).epoch_end[-1] for decision in (STAGED, DEMAND)]
+    assert ends[0] <= ends[1] * (1 + 1e-9)
+
+
+def test_the_report_of_a_run_says_what_happened() -> None:
+    class OnUse:
+        name = "on-use"
+
+        def decide(self, job: Job) -> Decision:
+            copies = Copies.of([(node, 1, np.arange(job.files)) for node in range(2)])
+            return Decision(copies=copies, when=When.ON_USE, notes=("a note",))
+
+    of = scenario(Machine({1: 10}, compute=5), nodes=2, epochs=3, batch=2, files=8)
+    result = simulate(of, OnUse())
+    document = result.to_dict()
+    assert document["total_seconds"] == pytest.approx(sum(document["epoch_seconds"]))
+    assert sum(document["bytes"].values()) == 24
+    assert 0 < document["reuse_hit_ratio"] <= 1
+    assert document["details"]["notes"] == ["a note"]

@@ -1,0 +1,40 @@
+"""The page of scenarios shows every key and every switch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from monarch_py.document import Table, markdown_rows
+from monarch_py.simulator import load_scenario
+from monarch_py.simulator.keys import (
+    CHECKPOINT,
+    CLASS,
+    DATASET,
+    OVERRIDE,
+    RATES,
+    SCENARIO,
+    SIZE,
+)
+from monarch_py.simulator.published import Behaviour
+
+PAGE = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text()
+
+
+@pytest.mark.parametrize("table", [SCENARIO, DATASET, SIZE, RATES, CLASS, CHECKPOINT, OVERRIDE])
+def test_the_page_shows_the_tables(table: Table) -> None:
+    assert [row for row in markdown_rows(table) if row not in PAGE.splitlines()] == []
+
+
+def test_the_page_shows_the_switches() -> None:
+    rows = [f"| `{one.name}` | {one.on} | {one.off} |" for one in Behaviour]
+    assert [row for row in rows if row not in PAGE.splitlines()] == []
+    assert len(re.findall(r"^\| `[A-Z_]+` \|", PAGE, re.M)) == len(rows)
+
+
+def test_the_example_of_the_page_works(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
+    (tmp_path / "example.yaml").write_text(example)
+    assert load_scenario(tmp_path / "example.yaml").nodes == 4
