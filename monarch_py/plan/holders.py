@@ -53,6 +53,8 @@ def find_holders(
     """
     nodes = np.empty((timeline.units, top), dtype=np.int32)
     counts = np.empty((timeline.units, top), dtype=np.uint32)
+    # Named, because a pointer keeps no array alive.
+    scratch = np.zeros(timeline.nodes, dtype=np.uint32)
     totals = _totals(timeline, epoch)
     for low, high in _passes(totals, slot_bytes * timeline.units // 2):
         ends = np.cumsum(totals[low:high], dtype=np.uint64)
@@ -63,7 +65,7 @@ def find_holders(
             pointer(ends, "uint64_t *"),
             high - low,
             top,
-            pointer(np.zeros(timeline.nodes, dtype=np.uint32), "uint32_t *"),
+            pointer(scratch, "uint32_t *"),
             pointer(nodes[low:high].reshape(-1), "int32_t *"),
             pointer(counts[low:high].reshape(-1), "uint32_t *"),
         )
