@@ -56,8 +56,11 @@ class Spot:
         return f"{where}: {self.key}" if self.key else where
 
 
-def load_document(path: Path) -> tuple[yaml.Node, Spot]:
-    """The root node of the YAML file at `path` and its spot; ConfigError if there is none."""
+def load_document(path: Path, least: str = "'sources' and 'hierarchy'") -> tuple[yaml.Node, Spot]:
+    """The root node of the YAML file at `path` and its spot; ConfigError if there is none.
+
+    least : the keys that every such file has, for who gives an empty one
+    """
     document = Document(str(path))
     text = _read_text(document)
     try:
@@ -80,9 +83,7 @@ def load_document(path: Path) -> tuple[yaml.Node, Spot]:
             "not a configuration (nested too deeply)", "check the path"
         ) from None
     if root is None or is_empty(root):
-        raise Spot(document, 1).error(
-            "the file is empty", "write at least the keys 'sources' and 'hierarchy'"
-        )
+        raise Spot(document, 1).error("the file is empty", f"write at least the keys {least}")
     return root, Spot(document, _line_of(root))
 
 

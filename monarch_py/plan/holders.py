@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from monarch_py.errors import MonarchError
 from monarch_py.native import lib, pointer
-from monarch_py.plan.access import check, in_pieces
+from monarch_py.plan.access import check, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 
 __all__ = ["NOBODY", "Holders", "find_holders"]
@@ -74,7 +74,7 @@ def find_holders(
 
 def _totals(timeline: Timeline, epoch: int) -> npt.NDArray[np.uint32]:
     """Accesses of each unit by all nodes together, (units,)."""
-    totals = np.zeros(timeline.units, dtype=np.uint32)
+    totals = counters(timeline.units)
     for section in timeline.sections(epoch):
         for rows in in_pieces(section.rows):
             numbers = pointer(rows, "int32_t *")

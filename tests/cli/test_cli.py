@@ -18,6 +18,7 @@ COMMANDS = [
         "demo",
         "doctor",
         "env",
+        "plan",
         "run",
         "serve",
         "start",
