@@ -93,14 +93,14 @@ class Belady:
         def begin() -> Iterator[Served]:
             if not known:
                 known.append(next_uses(job, together=self.shared))
-            caches = [FarthestUse(each, job.files) for each in job.cluster.capacity]
+            sizes = job.sizes.tolist()
+            caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
             starts = np.cumsum([0, *(each.size for each in known[0])])
 
             def use(node: int, epoch: int, files: Ints, at: Ints) -> bytearray:
                 after = in_time(known[0][epoch])[at]
-                sizes = job.sizes[files].tolist()
                 times = (starts[epoch] + at).tolist()
-                return caches[node].run(files.tolist(), sizes, after.tolist(), times)
+                return caches[node].run(files.tolist(), after.tolist(), times)
 
             return _served(job, self.shared, use)
 

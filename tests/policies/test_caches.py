@@ -107,8 +107,8 @@ def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
         next((j for j in range(i + 1, len(files)) if files[j] == files[i]), NEVER)
         for i in range(len(files))
     ]
-    cache = FarthestUse(np.array([0, capacity]), 6)
-    found = cache.run(files, [1] * len(files), after, list(range(len(files))))
+    cache = FarthestUse(np.array([0, capacity]), [1] * 6)
+    found = cache.run(files, after, list(range(len(files))))
     assert len(files) - found.count(MISS) == best_possible(files, capacity)
 
 
@@ -125,6 +125,27 @@ def test_belady_hits_as_often_as_any(files: int, part: float, epochs: int, seed:
 
 
 @settings(max_examples=30, deadline=None)
+@given(st.integers(2, 4), st.floats(0.1, 0.9), st.integers(2, 5), st.integers(0, 2**32))
+def test_so_it_does_on_every_node(nodes: int, part: float, epochs: int, seed: int) -> None:
+    """Several nodes, each for itself: no node hits more often by pinning or by LRU."""
+    job = shuffled(60, cluster([[int(part * 60)]] * nodes), epochs=epochs, batch=2, seed=seed)
+    best, lru = Belady().decide(job), LRU().decide(job)
+    pinned = FirstFit().decide(job).copies
+    for node in range(nodes):
+        mine = np.zeros(job.files, dtype=bool)
+        mine[pinned.file[pinned.node == node]] = True
+        seen = np.zeros(job.files, dtype=bool)
+        hits = {"best": 0, "lru": 0, "pinned": 0}
+        for epoch in range(epochs):
+            order = job.orders(epoch)[node].ravel()
+            hits["best"] += int(np.count_nonzero(holders(job, best, epoch)[node] == node))
+            hits["lru"] += int(np.count_nonzero(holders(job, lru, epoch)[node] == node))
+            hits["pinned"] += int(np.count_nonzero(mine[order] & seen[order]))
+            seen[order] = True
+        assert hits["best"] >= max(hits["lru"], hits["pinned"])
+
+
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 8), st.integers(0, 8))
 def test_classes_of_an_lru_hit_as_one(files: list[int], fast: int, slow: int) -> None:
     """Files of one size: the classes together hold what one of their size would."""
@@ -137,14 +158,13 @@ def test_classes_of_an_lru_hit_as_one(files: list[int], fast: int, slow: int) ->
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 40), st.integers(0, 40))
 def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: int) -> None:
     """File f has f + 1 bytes. What is found can be read back: hits never exceed what fits."""
-    sizes = [file + 1 for file in files]
     after = [
         next((j for j in range(i + 1, len(files)) if files[j] == files[i]), NEVER)
         for i in range(len(files))
     ]
-    farthest = FarthestUse(np.array([0, fast, slow]), 10)
+    farthest = FarthestUse(np.array([0, fast, slow]), list(range(1, 11)))
     for at, file in enumerate(files):
-        farthest.run([file], [sizes[at]], [after[at]], [at])
+        farthest.run([file], [after[at]], [at])
         held = [(f + 1, farthest.level(f)) for f in range(10) if farthest.level(f) != MISS]
         assert sum(size for size, level in held if level == 1) <= fast
         assert sum(size for size, level in held if level == 2) <= slow

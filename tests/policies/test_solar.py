@@ -37,6 +37,16 @@ def test_edges_by_hand() -> None:
     assert lower_bound(costs) == 0
 
 
+def test_edges_of_shuffles_lie_where_chance_puts_them() -> None:
+    """c of n samples at both ends: c (1 - c / n) on average, and c (1 - c / n) / sqrt(n) around
+    it."""
+    job = shuffled(4000, cluster([[1]]), epochs=40, batch=10)
+    costs = edge_costs(job.orders, 40, 2000, 4000)
+    edges = costs[~np.eye(40, dtype=bool)]
+    assert edges.mean() == pytest.approx(1000, rel=0.005)
+    assert edges.std() == pytest.approx(1000 / 4000**0.5, rel=0.1)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 2**32))
 def test_an_assignment_is_the_cheapest(size: int, seed: int) -> None:
@@ -201,6 +211,12 @@ def test_what_is_read_in_vain_is_counted() -> None:
     redundant = frugal.served(0, order_of(job, frugal, 0)).redundant
     assert redundant is not None
     assert redundant.reshape(3, -1).sum(axis=1).tolist() == [0, 100, 0]
+
+
+def test_a_sample_that_comes_twice_in_a_step_is_held_once() -> None:
+    """Room for two: 0, three times in each step, and 1. The second epoch finds both."""
+    job = written([[[[0, 0, 0, 1]]]] * 3, cluster([[2]]))
+    assert loads(job, Solar().decide(job)) == [4, 0, 0]
 
 
 def test_reordered_epochs_are_the_same_epochs() -> None:

@@ -83,7 +83,8 @@ class _Nodes:
     def __post_init__(self) -> None:
         cluster = self.job.cluster
         self.held = np.zeros((cluster.nodes, self.job.files), dtype=bool)
-        self.caches = [FarthestUse(each, self.job.files) for each in cluster.capacity]
+        sizes = self.job.sizes.tolist()
+        self.caches = [FarthestUse(each, sizes) for each in cluster.capacity]
         # Later than every access.
         self.end = sum(self.job.orders(epoch).size for epoch in range(self.job.epochs))
 
@@ -133,7 +134,6 @@ class _Nodes:
         cache, mine = self.caches[node], self.held[node]
         others = self.held[:, files].sum(axis=0) - mine[files]
         last = no_more_use(after, others + 1)
-        sizes = self.job.sizes[files].tolist()
         # The last copy of all, without a use here, is what goes first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
@@ -147,7 +147,7 @@ class _Nodes:
             elif held:
                 cache.used(file, nexts[at])
             else:
-                gone = cache.offer(file, sizes[at], nexts[at], now)
+                gone = cache.offer(file, nexts[at], now)
                 if gone is not None:
                     mine[gone] = False
                     mine[file] = True

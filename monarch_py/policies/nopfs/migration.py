@@ -44,17 +44,17 @@ def migrate(order: Ints, upcoming: Ints, sizes: Ints, room: int, ahead: int) -> 
     Every move reads and writes the file once more: it pays where the slow class, and not the
     bandwidth that the moves take, is what training waits for.
     """
-    cache = FarthestUse(np.array([0, room]), len(sizes))
+    cache = FarthestUse(np.array([0, room]), sizes.tolist())
     rows: list[tuple[int, int, bool]] = []
     fast = np.zeros(len(order), dtype=bool)
-    files, weights, nexts = order.tolist(), sizes[order].tolist(), upcoming.tolist()
+    files, nexts = order.tolist(), upcoming.tolist()
     pending = 0
     for now in range(len(files)):
         while pending < min(len(files), now + ahead):
             file = files[pending]
             if cache.level(file) == MISS:
                 # Its next use is the one ahead: that is what it competes with.
-                gone = cache.offer(file, weights[pending], pending, now - 1)
+                gone = cache.offer(file, pending, now - 1)
                 if gone is not None:
                     rows += [(now, victim, False) for victim in gone] + [(now, file, True)]
             pending += 1

@@ -57,7 +57,9 @@ class Prices:
     def noise(self, node: int, files: Ints | slice = slice(None)) -> Floats:
         """What is added to the values of these files at the node: uniform in [0, width), and as
         good as independent from node to node."""
-        return np.asarray(self.draws[files] * (1009.0 + 613.0 * node) % 1.0 * self.width)
+        turned = self.draws[files] * (1009.0 + 613.0 * node)
+        turned -= np.floor(turned)
+        return np.asarray(turned * self.width)
 
 
 def bound(program: Program, prices: Floats) -> float:

@@ -2,7 +2,16 @@
 
 The order of the samples within an epoch is drawn from its seed; in which order the epochs run is
 free. SOLAR wants epochs beside each other where the one begins with what the other has ended with.
-"""
+
+Under independent shuffles that has little to gain. First_C and Last_C are random subsets of c of
+the n samples, so that an edge costs c (1 - c / n) with a standard deviation of c (1 - c / n) /
+sqrt(n) (hypergeometric): for 88,064 samples 0.34 % of the mean. The best of 100 edges lies 2.5
+deviations below it, and the whole path is 0.7 to 0.8 % cheaper than the given order. LRU then loads
+0.1 to 0.3 % less (benchmarks/policies), and a buffer that drops what is used last loads D - C
+whatever came before: it saves nothing. SOLAR reports 25.6 and 59.4 %: these cannot come from the
+order alone where shuffles are independent, but they can from what it changes at the same time, a
+buffer that knows the future in place of one that does not (from 1.3 to 2.6 (D - C) down to D - C,
+in the same benchmark)."""
 
 from __future__ import annotations
 
@@ -32,6 +41,7 @@ def edge_costs(
 
     orders : of an epoch (nodes, steps, batch), all nodes' accesses together in order of time;
     capacity : C, samples that the buffers of all nodes hold;  files : how many there are.
+    Takes 2 bytes for each epoch and file.
     Returns (epochs, epochs) int64, u by v; the diagonal is 0 and means nothing.
     """
     first = np.zeros((epochs, files), dtype=bool)

@@ -146,8 +146,8 @@ class _Buffers:
     """The buffers of all nodes.  holder : (files,) int32, the node that has each, or PFS"""
 
     def __init__(self, job: Job) -> None:
-        self._sizes = job.sizes
-        self._caches = [FarthestUse(each, job.files) for each in job.cluster.capacity]
+        sizes = job.sizes.tolist()
+        self._caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
         self.holder = np.full(job.files, PFS, dtype=np.int32)
 
     def use(
@@ -160,12 +160,15 @@ class _Buffers:
         """
         cls = np.zeros(len(files), dtype=np.int8)
         owner = self.holder[files].tolist()
-        sizes = self._sizes[files].tolist()
         # Arrays are slow one by one.
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
         for at, (file, upcoming, who, had) in enumerate(rows):
             if had == PFS:
-                gone = self._caches[who].offer(file, sizes[at], upcoming, now)
+                # Twice in one step (sampling with replacement): it came in a moment ago.
+                if self.holder[file] != PFS:
+                    self._caches[self.holder[file]].used(file, upcoming)
+                    continue
+                gone = self._caches[who].offer(file, upcoming, now)
                 if gone is not None:
                     self.holder[gone] = PFS
                     self.holder[file] = who
