@@ -62,7 +62,9 @@ class FirstFit:
         return chosen
 
 
-def take(needs: npt.NDArray[np.int64], room: int, most: int | None = None) -> npt.NDArray[np.bool_]:
+def take(
+    needs: npt.NDArray[np.integer[Any]], room: int, most: int | None = None
+) -> npt.NDArray[np.bool_]:
     """Which files go in, taken in order: one too large for what is left does not stop later ones.
 
     needs : (files,) [bytes], in the order of filling;  room [bytes], less than 2**53;  most : files
