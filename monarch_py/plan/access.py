@@ -72,7 +72,7 @@ def all_frequencies(timeline: Timeline, epoch: int = 0) -> npt.NDArray[np.uint16
 
     ConfigError where a unit is accessed more than 65,535 times by a node.
     """
-    counts = np.zeros((timeline.nodes, timeline.units), dtype=np.uint16)
+    counts = np.full((timeline.nodes, timeline.units), 0, dtype=np.uint16)
     out = pointer(counts.reshape(-1), "uint16_t *")
     for section in timeline.sections(epoch):
         for rows in in_pieces(section.rows):
