@@ -159,11 +159,7 @@ class Timeline:
             if number == epoch and part in (None, each.name):
                 order = each.loader.sampler.epoch(each.number(epoch))
                 return self._section(number, each, start, order)
-        raise ConfigError(
-            f"epoch: {part or 'nothing'} runs in epoch {epoch} of {self.epochs}; choose another"
-            if part is None
-            else f"part: {part!r} does not run in epoch {epoch} of {self.epochs}; choose another"
-        )
+        raise ConfigError(self._nothing_runs(epoch, part))
 
     def position(self, epoch: int, batch: int, part: str | None = None) -> int:
         """The position of the first access of a step: where a training that starts with this batch
@@ -175,7 +171,12 @@ class Timeline:
                         f"batch: {batch} is none of the {each.loader.steps}; count from 0"
                     )
                 return start + batch * each.loader.batch_size * self.ranks_per_node
-        raise ConfigError(f"epoch: {epoch} is none of the {self.epochs}; count from 0")
+        raise ConfigError(self._nothing_runs(epoch, part))
+
+    def _nothing_runs(self, epoch: int, part: str | None) -> str:
+        if not 0 <= epoch < self.epochs:
+            return f"epoch: {epoch} is none of the {self.epochs}; count from 0"
+        return f"epoch: {part or 'any part'} does not run in {epoch}; choose another one"
 
     def _section(self, epoch: int, part: Part, start: int, order: Order) -> Section:
         rows = part.units(part.loader.rows(order))

@@ -177,6 +177,15 @@ def test_a_timeline_can_be_entered_anywhere() -> None:
     section = timeline.section(3, "validation")
     assert timeline.position(3, 1, "validation") == section.start + 2
     assert timeline.length == 5 * 12 + 2 * 5
+    for epoch, part, message in (
+        (5, None, "epoch: 5 is none of the 5; count from 0"),
+        (2, "validation", "epoch: validation does not run in 2; choose another one"),
+    ):
+        for ask in (timeline.section, lambda *where: timeline.position(where[0], 0, where[1])):
+            with pytest.raises(ConfigError, match=f"^{message}$"):
+                ask(epoch, part)
+    with pytest.raises(ConfigError, match=r"^batch: 3 is none of the 3; count from 0$"):
+        timeline.position(3, 3, "validation")
     longer = Timeline((training, validation), 9, 1, 24)
     assert np.array_equal(longer.section(4).rows, timeline.section(4).rows)
 
