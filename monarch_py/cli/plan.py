@@ -199,10 +199,10 @@ def _draw(figures: Figures, picture: Path) -> None:
     epochs, bottom = range(len(figures.epochs)), [0.0] * len(figures.epochs)
     for name, label in (("local", "own copies"), ("remote", "other nodes"), ("source", "source")):
         heights = [getattr(each, name) / 2**30 for each in figures.epochs]
-        axes[2].bar(epochs, heights, bottom=bottom, label=label)
+        axes[2].bar(epochs, heights, width=1, bottom=bottom, label=label)
         bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
     axes[2].set(title="Bytes by source", xlabel="epoch", ylabel="GiB")
-    axes[2].legend()
+    axes[2].legend(loc="center right")
     try:
         figure.savefig(picture)
     except (OSError, ValueError) as error:

@@ -50,16 +50,16 @@ class NodeAccess:
     first_use: Positions
 
 
-def analyse(timeline: Timeline, node: int, epoch: int = 0) -> NodeAccess:
-    """Frequencies and first uses of a node, the union of its ranks, from `epoch` on.
+def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
+    """Frequencies and first uses of a node, the union of its ranks, from a batch of an epoch on.
 
-    ConfigError for a node that is none.
+    ConfigError for a node or batch that is none.
     """
     _check_node(timeline, node)
     frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)
     counts, firsts = pointer(frequency, "uint32_t *"), pointer(first, "int64_t *")
-    for section in timeline.sections(epoch):
+    for section in timeline.sections(epoch, batch):
         own = section.node(node)
         taken = pointer(own, "int32_t *")
         check(lib.monarch_plan_count(taken, len(own), counts, timeline.units))
@@ -72,7 +72,7 @@ def all_frequencies(timeline: Timeline, epoch: int = 0) -> npt.NDArray[np.uint16
 
     ConfigError where a unit is accessed more than 65,535 times by a node.
     """
-    counts = np.zeros((timeline.nodes, timeline.units), dtype=np.uint16)
+    counts = np.full((timeline.nodes, timeline.units), 0, dtype=np.uint16)
     out = pointer(counts.reshape(-1), "uint16_t *")
     for section in timeline.sections(epoch):
         for rows in in_pieces(section.rows):

@@ -18,7 +18,6 @@ from monarch_py.plan._stored import loader_from, loader_to
 from monarch_py.plan.holders import Holders, find_holders
 from monarch_py.plan.index import GRAINS, Index, Units, load_arrays, save_arrays
 from monarch_py.plan.loader import Loader
-from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.plan.timeline import Part, Timeline, lookup_of
 
 __all__ = ["DEFAULT_RANGE_BYTES", "Plan", "PlanPart"]
@@ -124,12 +123,13 @@ class Plan:
         return replace(self, parts=parts, epochs=epochs, nodes=nodes, holders=None)
 
     def _resized(self, part: PlanPart, nodes: int) -> PlanPart:
-        loader, sampler = part.loader, part.loader.sampler
+        loader = part.loader
+        sampler: Any = loader.sampler
         if nodes < 1:
             raise ConfigError(f"nodes: {nodes} is out of range; write 1 or more")
         ranks = loader.world_size // self.nodes * nodes
-        if isinstance(sampler, DistributedSampler):
-            sampler = replace(sampler, replicas=ranks)
+        if sampler.ranks_field is not None:
+            sampler = replace(sampler, **{sampler.ranks_field: ranks})
         return replace(part, loader=replace(loader, sampler=sampler, world_size=ranks))
 
     # --- stored -----------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ from monarch_py.plan._stored import SAMPLERS
 from monarch_py.plan.index import GRAINS, Index
 from monarch_py.plan.loader import SPLITS, Loader
 from monarch_py.plan.plan import DEFAULT_RANGE_BYTES, Plan, PlanPart
-from monarch_py.plan.samplers import MAX_SAMPLES, DistributedSampler, Sampler, read_indices
+from monarch_py.plan.samplers import MAX_SAMPLES, Sampler, read_indices
+from monarch_py.plan.samplers._dali import READERS
 from monarch_py.plan.samplers._pytorch import LOADER_DRAWS
 from monarch_py.plan.timeline import MAX_NODES
 
@@ -91,6 +92,16 @@ SAMPLER = Table(
         "reseed": Key(values.flag, "`true` or `false`", "seeded each epoch with seed + epoch"),
         "buffer_size": Key(_COUNT, "number", "of tf.data's shuffle"),
         "global_seed": Key(_SEED, "number", "of `tf.random.set_seed`"),
+        "reader": Key(
+            _one_of(READERS), "`file` or `records`", "of DALI: of files, or with an index"
+        ),
+        "random_shuffle": Key(values.flag, "`true` or `false`", "as DALI has it"),
+        "stick_to_shard": Key(values.flag, "`true` or `false`", "as DALI has it"),
+        "delivered": Key(
+            values.flag, "`true` or `false`", "the order that DALI delivers, not that it reads"
+        ),
+        "seed_step": Key(_SEED, "number", "added to `seed` from one rank to the next"),
+        "initial_fill": Key(_COUNT, "number", "of DALI's buffer"),
         "reshuffle": Key(values.flag, "`true` or `false`", "`reshuffle_each_iteration`"),
     }
 )
@@ -239,8 +250,8 @@ def _made(section: Section, samples: int, ranks: int) -> Sampler:
     """The sampler that a mapping describes."""
     given = {name: section[name] for name in section.spots if name != "kind"}
     kind = SAMPLERS[section["kind"]]
-    if kind is DistributedSampler:
-        given["replicas"] = ranks
+    if kind.ranks_field is not None:
+        given[kind.ranks_field] = ranks
     readers = {"indices": read_indices, "weights": _read_weights, "state": _read_bytes}
     for name, read in readers.items():
         if name in given:

@@ -26,7 +26,7 @@ static void check_permutation(const char *what, const int32_t *order, uint64_t n
 static void shuffles(uint64_t n) {
     struct monarch_mersenne g;
     uint32_t state = 42;
-    int32_t *order = malloc(n * sizeof *order);
+    int32_t *order = malloc(n * sizeof *order), *again = malloc(n * sizeof *again);
     monarch_mersenne_seed(&g, 7);
     for (int large = 0; large < 2; large++) {
         monarch_torch_randperm(&g, large, order, n);
@@ -43,10 +43,14 @@ static void shuffles(uint64_t n) {
         if (monarch_buffer_shuffle(3, 4, buffer, order, n) != 0)
             fail("memory", n);
         check_permutation("buffer", order, n);
+        if (monarch_minstd_buffer(&state, buffer, order, again, n) != 0)
+            fail("memory", n);
+        check_permutation("minstd buffer", again, n);
     }
     monarch_minstd_shuffle(&state, order, n);
     check_permutation("shuffle with minstd", order, n);
     free(order);
+    free(again);
 }
 
 /* Three nodes of two ranks; each unit is accessed `epochs` times, and some places are empty. */

@@ -120,12 +120,14 @@ def test_every_sampler_can_be_stored(tmp_path: Path) -> None:
         NumpySampler(6, 1, "RandomState"),
         SAMPLERS["NoPFSSampler"](6, 2),
         TensorFlowShuffle(6, 3, 1, 2),
+        SAMPLERS["DALIReader"](6, 2),
         Listed(6, np.array([[1, 2], [3, 4]])),
         Recorded(6, np.array([1, 2])),
     ]
     assert {type(kind).__name__ for kind in kinds} == set(SAMPLERS)
     for sampler in kinds:
-        part = PlanPart("training", 0, Loader(sampler, 2, 1))
+        split = sampler.own_split or "strided"
+        part = PlanPart("training", 0, Loader(sampler, 2, 1, split=split))
         Plan((Index.unnamed(6),), (part,), 1, 1).save(tmp_path / "p.npz")
         again = Plan.load(tmp_path / "p.npz").parts[0].loader
         assert type(again.sampler) is type(sampler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -116,6 +117,11 @@ class Index:
     def name(self, file: int) -> str:
         """The name of a file, relative to the root; '' in an unnamed dataset."""
         return os.fsdecode(self.pool[int(self.starts[file]) : int(self.starts[file + 1])].tobytes())
+
+    def names(self) -> list[str]:
+        """The names of all files, in their order."""
+        pool, ends = self.pool.tobytes(), self.starts.tolist()
+        return [os.fsdecode(pool[low:high]) for low, high in pairwise(ends)]
 
     def digest(self) -> str:
         """32 hexadecimal digits that stand for names and sizes of all files, in any order."""
