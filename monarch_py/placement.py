@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NOWHERE", "FirstFit", "Policy", "TierRoom", "make_policy"]
+__all__ = ["NOWHERE", "FirstFit", "Policy", "TierRoom", "make_policy", "take"]
 
 # No tier has room for the file now.
 NOWHERE = -1
@@ -56,24 +56,34 @@ class FirstFit:
         for tier, room in enumerate(rooms):
             waiting = np.flatnonzero(chosen == NOWHERE)
             if len(waiting):
-                fits = self._fill(room.rounded(sizes[waiting]), room)
+                needs = room.rounded(sizes[waiting])
+                fits = take(needs, room.free_bytes, room.free_inodes)
                 chosen[waiting[fits]] = tier
         return chosen
 
-    @staticmethod
-    def _fill(needs: npt.NDArray[np.int64], room: TierRoom) -> npt.NDArray[np.bool_]:
-        """Which files go in, taken in order: one that is too large does not stop later ones."""
-        total = needs.sum(dtype=np.float64)  # exact enough to know that the exact sum is safe
-        if len(needs) <= room.free_inodes and total < 1e18 and int(needs.sum()) <= room.free_bytes:
-            return np.ones(len(needs), dtype=bool)
-        fits = np.zeros(len(needs), dtype=bool)
-        free, inodes = room.free_bytes, room.free_inodes
-        for i, need in enumerate(needs.tolist()):
-            if need <= free and inodes > 0:
-                fits[i] = True
-                free -= need
-                inodes -= 1
-        return fits
+
+def take(
+    needs: npt.NDArray[np.integer[Any]], room: int, most: int | None = None
+) -> npt.NDArray[np.bool_]:
+    """Which files go in, taken in order: one too large for what is left does not stop later ones.
+
+    needs : (files,) [bytes], in the order of filling;  room [bytes], less than 2**53;  most : files
+    that go in at most.  Returns (files,) bool.
+    """
+    taken = np.zeros(len(needs), dtype=bool)
+    waiting = np.flatnonzero(needs <= room)
+    left = len(needs) if most is None else most
+    while len(waiting) and left > 0:
+        # All up to the first that does not fit at once; then of the rest those that still can. As
+        # float64: sums beyond every room must not wrap, and below 2**53 they are exact.
+        total = np.cumsum(needs[waiting], dtype=np.float64)
+        fitting = min(left, int(np.searchsorted(total, room, side="right")))
+        taken[waiting[:fitting]] = True
+        left -= fitting
+        room -= int(total[fitting - 1]) if fitting else 0
+        waiting = waiting[fitting + 1 :]
+        waiting = waiting[needs[waiting] <= room]
+    return taken
 
 
 def make_policy(name: str) -> Policy:

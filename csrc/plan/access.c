@@ -1,8 +1,14 @@
 /* What goes over every access of a plan: how often, when first, when next. */
 #include "plan.h"
 
+/* How far ahead the memory is asked for a counter. */
+#define AHEAD 32
+
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units) {
     for (uint64_t i = 0; i < n; i++) {
+        /* Also for -1 and for numbers that are too large: a prefetch cannot fail. */
+        if (i + AHEAD < n)
+            __builtin_prefetch(&counts[accesses[i + AHEAD]], 1);
         if (accesses[i] < 0)
             continue;
         if ((uint64_t)accesses[i] >= units)

@@ -3,9 +3,31 @@
  * pass takes. */
 #include "plan.h"
 
+/* Accesses that are looked at together, so that the memory can be asked for all of them at once. */
+#define AHEAD 512
+
+struct found {
+    uint64_t n;
+    uint64_t units[AHEAD];
+    uint16_t nodes[AHEAD];
+};
+
+static int append(const struct found *f, uint64_t *cursors, uint16_t *slots, uint64_t room) {
+    for (uint64_t i = 0; i < f->n; i++)
+        __builtin_prefetch(&slots[cursors[f->units[i]]], 1);
+    for (uint64_t i = 0; i < f->n; i++) {
+        uint64_t at = cursors[f->units[i]]++;
+        if (at >= room)
+            return -1;
+        slots[at] = f->nodes[i];
+    }
+    return 0;
+}
+
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room) {
+    struct found f = {.n = 0};
     for (uint64_t row = 0; row < rows; row++, accesses += ranks)
         for (uint64_t rank = 0, node = 0, left = per_node; rank < ranks; rank++, left--) {
             if (left == 0) {
@@ -16,12 +38,16 @@ int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks,
             uint64_t unit = (uint64_t)accesses[rank] - low;
             if (unit >= units)
                 continue;
-            uint64_t at = cursors[unit]++;
-            if (at >= room)
-                return -1;
-            slots[at] = (uint16_t)node;
+            __builtin_prefetch(&cursors[unit], 1);
+            f.units[f.n] = unit;
+            f.nodes[f.n] = (uint16_t)node;
+            if (++f.n == AHEAD) {
+                if (append(&f, cursors, slots, room) != 0)
+                    return -1;
+                f.n = 0;
+            }
         }
-    return 0;
+    return append(&f, cursors, slots, room);
 }
 
 /* The node with the highest count; of several, the one that comes first. */

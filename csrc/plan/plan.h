@@ -32,6 +32,10 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
                            uint64_t n);
 /* std::shuffle of libstdc++ with std::minstd_rand0, whose state is *state. */
 void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n);
+/* A buffer that is kept full of `items`, from which std::minstd_rand0 draws one after the other by
+ * std::uniform_int_distribution; 0, or -1 without memory. */
+int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
+                          uint64_t n);
 /* std::shuffle of libstdc++ with std::mt19937; `by_division`: as before GCC 11. */
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
                               uint64_t n);

@@ -2,6 +2,8 @@
  *
  * The items of a large dataset lie far apart in memory. So the places to exchange are worked out
  * some hundred ahead, and asked of the memory together, before any of them is used. */
+#include <stdlib.h>
+
 #include "plan.h"
 
 /* A multiple of two; enough to hide the memory's latency, small enough for the first cache. */
@@ -175,6 +177,24 @@ void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n) {
     struct source s = {.minstd = {*state}};
     shuffle(&s, MINSTD_NUMBERS, items, n);
     *state = s.minstd.state;
+}
+
+int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
+                          uint64_t n) {
+    struct minstd g = {*state};
+    int32_t *held = malloc((buffer ? buffer : 1) * sizeof *held);
+    if (!held)
+        return -1;
+    for (uint64_t taken = 0, filled = 0; taken < n; taken++) {
+        for (; filled < n && filled - taken < buffer; filled++)
+            held[filled % buffer] = items[filled];
+        uint64_t drawn = (taken + minstd_below(&g, (uint32_t)(filled - taken))) % buffer;
+        out[taken] = held[drawn];
+        held[drawn] = held[taken % buffer];
+    }
+    free(held);
+    *state = g.state;
+    return 0;
 }
 
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,

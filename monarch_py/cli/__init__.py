@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from monarch_py import __version__
-from monarch_py.cli import care, lifecycle, setup, simulate, view, warm
+from monarch_py.cli import care, lifecycle, plan, setup, simulate, view, warm
 from monarch_py.errors import MonarchError
 from monarch_py.native import LIBRARY
 
@@ -21,7 +21,7 @@ def group() -> None:
     """Serve a dataset on a slow file system from copies on this node's fast storage."""
 
 
-for module in (lifecycle, warm, view, care, setup, simulate):
+for module in (lifecycle, warm, view, care, plan, setup, simulate):
     for command in module.COMMANDS:
         group.add_command(command)
 

@@ -3,6 +3,7 @@
 from monarch_py.plan.access import NEVER, NodeAccess, all_frequencies, analyse, next_uses
 from monarch_py.plan.holders import NOBODY, Holders, find_holders
 from monarch_py.plan.loader import Loader
+from monarch_py.plan.plan import Plan, PlanPart
 from monarch_py.plan.timeline import Part, Section, Timeline
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "Loader",
     "NodeAccess",
     "Part",
+    "Plan",
+    "PlanPart",
     "Section",
     "Timeline",
     "all_frequencies",

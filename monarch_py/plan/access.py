@@ -50,16 +50,16 @@ class NodeAccess:
     first_use: Positions
 
 
-def analyse(timeline: Timeline, node: int, epoch: int = 0) -> NodeAccess:
-    """Frequencies and first uses of a node, the union of its ranks, from `epoch` on.
+def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
+    """Frequencies and first uses of a node, the union of its ranks, from a batch of an epoch on.
 
-    ConfigError for a node that is none.
+    ConfigError for a node or batch that is none.
     """
     _check_node(timeline, node)
-    frequency = np.zeros(timeline.units, dtype=np.uint32)
+    frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)
     counts, firsts = pointer(frequency, "uint32_t *"), pointer(first, "int64_t *")
-    for section in timeline.sections(epoch):
+    for section in timeline.sections(epoch, batch):
         own = section.node(node)
         taken = pointer(own, "int32_t *")
         check(lib.monarch_plan_count(taken, len(own), counts, timeline.units))
@@ -72,7 +72,7 @@ def all_frequencies(timeline: Timeline, epoch: int = 0) -> npt.NDArray[np.uint16
 
     ConfigError where a unit is accessed more than 65,535 times by a node.
     """
-    counts = np.zeros((timeline.nodes, timeline.units), dtype=np.uint16)
+    counts = np.full((timeline.nodes, timeline.units), 0, dtype=np.uint16)
     out = pointer(counts.reshape(-1), "uint16_t *")
     for section in timeline.sections(epoch):
         for rows in in_pieces(section.rows):
@@ -137,6 +137,12 @@ def spread(frequency: npt.NDArray[np.uint32]) -> float:
     """
     mean = float(frequency.mean()) if len(frequency) else 0.0
     return float(frequency.std()) / mean if mean else 0.0
+
+
+def counters(n: int) -> npt.NDArray[np.uint32]:
+    """(n,) uint32 of 0. Not np.zeros: NumPy asks the kernel for huge pages only where it does not
+    also ask for zeros, and small ones make random access half as fast."""
+    return np.full(n, 0, dtype=np.uint32)
 
 
 def in_pieces(rows: Order) -> Iterator[Order]:

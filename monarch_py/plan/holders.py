@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from monarch_py.errors import MonarchError
 from monarch_py.native import lib, pointer
-from monarch_py.plan.access import check, in_pieces
+from monarch_py.plan.access import check, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 
 __all__ = ["NOBODY", "Holders", "find_holders"]
@@ -53,6 +53,8 @@ def find_holders(
     """
     nodes = np.empty((timeline.units, top), dtype=np.int32)
     counts = np.empty((timeline.units, top), dtype=np.uint32)
+    # Named, because a pointer keeps no array alive.
+    scratch = np.zeros(timeline.nodes, dtype=np.uint32)
     totals = _totals(timeline, epoch)
     for low, high in _passes(totals, slot_bytes * timeline.units // 2):
         ends = np.cumsum(totals[low:high], dtype=np.uint64)
@@ -63,7 +65,7 @@ def find_holders(
             pointer(ends, "uint64_t *"),
             high - low,
             top,
-            pointer(np.zeros(timeline.nodes, dtype=np.uint32), "uint32_t *"),
+            pointer(scratch, "uint32_t *"),
             pointer(nodes[low:high].reshape(-1), "int32_t *"),
             pointer(counts[low:high].reshape(-1), "uint32_t *"),
         )
@@ -72,7 +74,7 @@ def find_holders(
 
 def _totals(timeline: Timeline, epoch: int) -> npt.NDArray[np.uint32]:
     """Accesses of each unit by all nodes together, (units,)."""
-    totals = np.zeros(timeline.units, dtype=np.uint32)
+    totals = counters(timeline.units)
     for section in timeline.sections(epoch):
         for rows in in_pieces(section.rows):
             numbers = pointer(rows, "int32_t *")

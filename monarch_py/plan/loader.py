@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.plan.samplers import NONE, DistributedSampler, Order, Sampler
+from monarch_py.plan.samplers import NONE, Order, Sampler
 
 __all__ = ["SPLITS", "Loader"]
 
@@ -50,20 +50,23 @@ class Loader:
         _check_at_least("prefetch_factor", self.prefetch_factor, 1)
         if self.split not in SPLITS:
             raise ConfigError(f"split: {self.split!r} is not known; write {' or '.join(SPLITS)}")
-        if isinstance(self.sampler, DistributedSampler):
-            if self.sampler.replicas != self.world_size:
-                raise ConfigError(
-                    f"replicas: {self.sampler.replicas} is not the number of ranks,"
-                    f" {self.world_size}; write the same"
-                )
-            if self.split != "strided":
-                raise ConfigError(
-                    f"split: {self.split!r}, but DistributedSampler deals out 'strided'; write that"
-                )
+        self._check_sampler()
         if self.steps == 0:
             raise ConfigError(
                 f"batch_size: {self.batch_size} leaves no full batch of the {self.sampler.count}"
                 f" samples for {self.world_size} ranks; write a smaller one or 'drop_last: false'"
+            )
+
+    def _check_sampler(self) -> None:
+        kind, field, split = type(self.sampler), self.sampler.ranks_field, self.sampler.own_split
+        if field is not None and getattr(self.sampler, field) != self.world_size:
+            raise ConfigError(
+                f"{field}: {getattr(self.sampler, field)} is not the number of ranks,"
+                f" {self.world_size}; write the same"
+            )
+        if split not in (None, self.split):
+            raise ConfigError(
+                f"split: {self.split!r}, but {kind.__name__} deals out {split!r}; write that"
             )
 
     @property

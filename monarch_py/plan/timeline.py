@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,11 @@ class Section:
         low = node * self.ranks_per_node
         return np.ascontiguousarray(self.rows[:, low : low + self.ranks_per_node]).reshape(-1)
 
+    def entered(self, position: int) -> Section:
+        """What is left of it from this position on."""
+        row = (position - self.start) // self.ranks_per_node
+        return replace(self, start=position, rows=self.rows[row:])
+
     @property
     def per_step(self) -> int:
         """Accesses of a node in one step."""
@@ -140,12 +145,15 @@ class Timeline:
         _, part, start = self.layout()[-1]
         return start + part.loader.per_rank * self.ranks_per_node
 
-    def sections(self, epoch: int = 0) -> Iterator[Section]:
-        """The sections from `epoch` on. One is held at a time."""
+    def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
+        """The sections from `epoch` on, the first of them from its `batch` on. One is held at a
+        time. ConfigError if there is no such batch."""
+        entered = self.position(epoch, batch) if batch else 0
         orders = {id(part): self._orders(part, epoch) for part in self.parts}
         for number, part, start in self.layout():
             if number >= epoch:
-                yield self._section(number, part, start, next(orders[id(part)]))
+                section = self._section(number, part, start, next(orders[id(part)]))
+                yield section.entered(entered) if start < entered else section
 
     def sections_backwards(self) -> Iterator[Section]:
         """All sections, the last one first."""
@@ -159,11 +167,7 @@ class Timeline:
             if number == epoch and part in (None, each.name):
                 order = each.loader.sampler.epoch(each.number(epoch))
                 return self._section(number, each, start, order)
-        raise ConfigError(
-            f"epoch: {part or 'nothing'} runs in epoch {epoch} of {self.epochs}; choose another"
-            if part is None
-            else f"part: {part!r} does not run in epoch {epoch} of {self.epochs}; choose another"
-        )
+        raise ConfigError(self._nothing_runs(epoch, part))
 
     def position(self, epoch: int, batch: int, part: str | None = None) -> int:
         """The position of the first access of a step: where a training that starts with this batch
@@ -175,7 +179,12 @@ class Timeline:
                         f"batch: {batch} is none of the {each.loader.steps}; count from 0"
                     )
                 return start + batch * each.loader.batch_size * self.ranks_per_node
-        raise ConfigError(f"epoch: {epoch} is none of the {self.epochs}; count from 0")
+        raise ConfigError(self._nothing_runs(epoch, part))
+
+    def _nothing_runs(self, epoch: int, part: str | None) -> str:
+        if not 0 <= epoch < self.epochs:
+            return f"epoch: {epoch} is none of the {self.epochs}; count from 0"
+        return f"epoch: {part or 'any part'} does not run in {epoch}; choose another one"
 
     def _section(self, epoch: int, part: Part, start: int, order: Order) -> Section:
         rows = part.units(part.loader.rows(order))

@@ -7,30 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.placement import NOWHERE, FirstFit, TierRoom
 from monarch_py.policies.view import STAGING, Cluster, Copies, Ints
 
-__all__ = ["NOWHERE", "copies_of", "fill", "homes", "shards", "take"]
-
-# No class has room for the file.
-NOWHERE = -1
-
-
-def take(sizes: Ints, room: int) -> npt.NDArray[np.bool_]:
-    """Which files go in, taken in order: one too large for what is left does not stop later ones.
-
-    sizes : (files,) [bytes], in the order of filling;  room [bytes].  Returns (files,) bool.
-    """
-    taken = np.zeros(len(sizes), dtype=bool)
-    waiting = np.flatnonzero(sizes <= room)
-    while len(waiting):
-        # All up to the first that does not fit at once; then of the rest those that still can.
-        total = np.cumsum(sizes[waiting], dtype=np.int64)
-        fitting = int(np.searchsorted(total, room, side="right"))
-        taken[waiting[:fitting]] = True
-        room -= int(total[fitting - 1]) if fitting else 0
-        waiting = waiting[fitting + 1 :]
-        waiting = waiting[sizes[waiting] <= room]
-    return taken
+__all__ = ["NOWHERE", "copies_of", "fill", "homes", "shards"]
 
 
 def fill(sizes: Ints, capacity: Ints) -> npt.NDArray[np.int8]:
@@ -40,12 +20,10 @@ def fill(sizes: Ints, capacity: Ints) -> npt.NDArray[np.int8]:
     `Cluster`: the staging buffer, which comes first, takes none.
     Returns (files,) int8, NOWHERE for no room.
     """
-    chosen = np.full(len(sizes), NOWHERE, dtype=np.int8)
-    for level in range(STAGING + 1, len(capacity)):
-        waiting = np.flatnonzero(chosen == NOWHERE)
-        fits = take(sizes[waiting], int(capacity[level]))
-        chosen[waiting[fits]] = level
-    return chosen
+    rooms = [TierRoom(int(room), len(sizes), 1) for room in capacity[STAGING + 1 :]]
+    placed = FirstFit().place(np.asarray(sizes, np.uint64), rooms)
+    chosen: npt.NDArray[np.int8] = np.where(placed == NOWHERE, NOWHERE, placed + STAGING + 1)
+    return chosen.astype(np.int8)
 
 
 def copies_of(

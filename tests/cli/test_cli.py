@@ -14,12 +14,15 @@ import monarch_py
 
 COMMANDS = [
     *(
+        "calibrate",
         "clear",
         "demo",
         "doctor",
         "env",
+        "plan",
         "run",
         "serve",
+        "simulate",
         "start",
         "status",
         "stop",

@@ -3,7 +3,9 @@ numbers of NoPFS."""
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -174,9 +176,24 @@ def test_a_timeline_can_be_entered_anywhere() -> None:
     for one, other in zip(all_sections[-len(entered) :], entered, strict=True):
         assert (one.start, one.epoch) == (other.start, other.epoch)
         assert np.array_equal(one.rows, other.rows)
+    position = timeline.position(2, 1)
+    late = analyse(timeline, 1, epoch=2, batch=1)
+    accesses = [(p, unit) for p, unit in by_hand(timeline, 1) if p >= position]
+    counts = Counter(unit for _, unit in accesses)
+    assert late.frequency.tolist() == [counts[u] for u in range(24)]
+    assert late.first_use[late.first_use >= 0].min() == position
     section = timeline.section(3, "validation")
     assert timeline.position(3, 1, "validation") == section.start + 2
     assert timeline.length == 5 * 12 + 2 * 5
+    for epoch, part, message in (
+        (5, None, "epoch: 5 is none of the 5; count from 0"),
+        (2, "validation", "epoch: validation does not run in 2; choose another one"),
+    ):
+        for ask in (timeline.section, lambda *where: timeline.position(where[0], 0, where[1])):
+            with pytest.raises(ConfigError, match=f"^{message}$"):
+                ask(epoch, part)
+    with pytest.raises(ConfigError, match=r"^batch: 3 is none of the 3; count from 0$"):
+        timeline.position(3, 3, "validation")
     longer = Timeline((training, validation), 9, 1, 24)
     assert np.array_equal(longer.section(4).rows, timeline.section(4).rows)
 
@@ -201,6 +218,30 @@ def test_more_epochs_than_are_known_are_refused() -> None:
     listed = Loader(Listed(4, np.array([[0, 1], [1, 2]])), 1, 1)
     with pytest.raises(ConfigError, match="known for 2 only"):
         Timeline.of(listed, 3, 1)
+
+
+def peak_bytes(work: Callable[[Timeline], object], epochs: int) -> int:
+    timeline = Timeline.of(Loader(DistributedSampler(50_000, 8), 8, 10), epochs, 8)
+    tracemalloc.start()
+    work(timeline)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+WORK: dict[str, Callable[[Timeline], object]] = {
+    "a node's plan": lambda timeline: analyse(timeline, 0),
+    "next uses": lambda timeline: [len(following) for _, following in next_uses(timeline, 0)],
+    "holders": lambda timeline: find_holders(timeline, slot_bytes=8),
+    "all frequencies": all_frequencies,
+}
+
+
+@pytest.mark.parametrize("what", WORK)
+def test_memory_does_not_grow_with_epochs(what: str) -> None:
+    few, many = peak_bytes(WORK[what], 8), peak_bytes(WORK[what], 40)
+    assert few > 50_000
+    assert many < 1.1 * few
 
 
 # --- published numbers --------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib, pointer
 from monarch_py.plan._mersenne import Mersenne
 from monarch_py.plan.samplers import (
+    DALIReader,
     DistributedSampler,
     Listed,
     NoPFSSampler,
@@ -201,6 +202,34 @@ def test_a_file_that_is_no_file_of_indices(tmp_path: Path, content: str) -> None
         read_indices(path)
 
 
+# --- without the libraries ----------------------------------------------------------------------
+
+IMPORTS = """
+import sys
+from monarch_py.plan import recipe, figures, follow
+print(sorted({"torch", "tensorflow", "nvidia", "h5py", "matplotlib"} & set(sys.modules)))
+"""
+
+
+def test_plans_need_none_of_the_libraries() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_what_only_torch_can_draw_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    weights = np.ones(4)
+    assert len(WeightedRandomSampler(4, weights, 3, 1).epoch(0)) == 3
+    for sampler in (
+        WeightedRandomSampler(4, weights, 3, 1, replacement=False),
+        WeightedRandomSampler(4, weights, 1, 1),
+    ):
+        with pytest.raises(ConfigError, match=r"^replacement: .*; install torch here, or"):
+            sampler.epoch(0)
+
+
 # --- all of them --------------------------------------------------------------------------------
 
 ALL: list[Sampler] = [
@@ -215,6 +244,8 @@ ALL: list[Sampler] = [
     NumpySampler(50, 1, method="shuffle", reseed=True),
     NoPFSSampler(50, 1),
     TensorFlowShuffle(50, 20, 1),
+    DALIReader(50, 4),
+    DALIReader(50, 4, delivered=True, initial_fill=7),
     Listed(50, np.arange(500).reshape(25, 20) % 50),
     Recorded(50, np.arange(40)),
 ]

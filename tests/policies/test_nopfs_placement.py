@@ -117,10 +117,15 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     elif ratio < 1:
         # Room that is too small for what has no owner.
         assert all(sizes[each].sum() < sizes.max() for each in placed.extra)
-        assert sizes[placed.owner >= 0].sum() >= 0.99 * quotas.sum()
+        # Each node may have a rest that is too small for a file.
+        assert sizes[placed.owner >= 0].sum() >= 0.99 * quotas.sum() - nodes * sizes.max()
     # The bound may cut files, one on each node.
     cut = sum(float((row * sizes).max()) for row in table)
-    assert 0.99 * placed.bound - cut <= placed.value <= placed.bound * (1 + 1e-9)
+    assert 0.99 * placed.bound - cut <= placed.value
+    # Where room for all is short of a piece, what was left out has made room for second copies,
+    # and the bound, in which everything has an owner, is none.
+    if ratio < 1 or (placed.owner >= 0).all():
+        assert placed.value <= placed.bound * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("epochs", "room"), [(10, 1500), (10, 1575), (90, 1500), (90, 1575)])

@@ -5,6 +5,7 @@ says for how many epochs it is known (`reach`), or the order is recorded (Record
 """
 
 from monarch_py.plan.samplers._base import MAX_SAMPLES, NONE, Order, Sampler
+from monarch_py.plan.samplers._dali import DALIReader
 from monarch_py.plan.samplers._nopfs import NoPFSSampler
 from monarch_py.plan.samplers._numpy import NumpySampler
 from monarch_py.plan.samplers._plain import Listed, Recorded, SequentialSampler, read_indices
@@ -20,6 +21,7 @@ from monarch_py.plan.samplers._tensorflow import TensorFlowShuffle
 __all__ = [
     "MAX_SAMPLES",
     "NONE",
+    "DALIReader",
     "DistributedSampler",
     "GlobalRandomSampler",
     "Listed",

@@ -72,6 +72,8 @@ class Sampler(ABC):
 
     length : samples in the dataset, which are numbered from 0
     reach : how many epochs are known from epoch 0 on; None = all
+    ranks_field : the field, if there is one, that says for how many ranks the order is made
+    own_split : the only Loader.split that deals out this order as its ranks see it
     by_epoch : epochs are those of the training (set_epoch), also for a part that does not run in
         each of them; else the sampler counts its own runs
     """
@@ -79,6 +81,8 @@ class Sampler(ABC):
     length: int
     reach: ClassVar[int | None] = None
     by_epoch: ClassVar[bool] = False
+    ranks_field: ClassVar[str | None] = None
+    own_split: ClassVar[str | None] = None
 
     @property
     def count(self) -> int:

@@ -86,6 +86,8 @@ class DistributedSampler(Sampler):
     drop_last: bool = False
     set_epoch: bool = True
     by_epoch: ClassVar[bool] = True
+    ranks_field: ClassVar[str | None] = "replicas"
+    own_split: ClassVar[str | None] = "strided"
 
     def __post_init__(self) -> None:
         check_length("length", self.length)
@@ -339,8 +341,8 @@ class WeightedRandomSampler(Sampler):
             import torch
         except ImportError:
             raise ConfigError(
-                "replacement: without it the order is torch's own to draw; install torch here, or"
-                " use 'kind: Recorded'"
+                "replacement: without it, or for one sample, only torch can draw the order; install"
+                " torch here, or use 'kind: Recorded'"
             ) from None
         generator = torch.Generator()
         generator.manual_seed(self.seed)

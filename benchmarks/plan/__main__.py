@@ -1,0 +1,159 @@
+"""``python -m benchmarks.plan``: what a plan costs, in time and in memory beyond the imports.
+
+ImageNet-1k (1,281,167 files, 90 epochs, 16 nodes) and 14.2 million files on 1,024 nodes, by torch's
+DistributedSampler: one node's plan (frequencies, first use, next use of every access), and the
+holder of every file. And NoPFS's Fig. 3, whose numbers are known. Each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.numbers import Result, describe_machine, report
+from monarch_py.plan import Loader, Timeline, analyse, find_holders, next_uses
+from monarch_py.plan.binomial import expected_above
+from monarch_py.plan.samplers import DistributedSampler, NumpySampler
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Training:
+    """limits [s] : of a node's plan, of the holders;  memory_limit [bytes]"""
+
+    what: str
+    files: int
+    nodes: int
+    limits: tuple[float, float]
+    memory_limit: int
+    epochs: int = 90
+    batch: int = 256
+
+    def timeline(self) -> Timeline:
+        sampler = DistributedSampler(self.files, self.nodes, seed=20221)
+        return Timeline.of(Loader(sampler, self.nodes, self.batch), self.epochs, self.nodes)
+
+
+LARGE_FILES = 14_200_000
+TRAININGS = {
+    "imagenet": Training("ImageNet-1k, 16 nodes", 1_281_167, 16, (5, 15), 1 << 30),
+    "large": Training(
+        "14.2 M files, 1,024 nodes", LARGE_FILES, 1024, (120, 480), 8 * LARGE_FILES * 8
+    ),
+}
+
+
+def own_plan(training: Training) -> dict[str, Any]:
+    timeline = training.timeline()
+    found = analyse(timeline, 0)
+    again = sum(int(np.count_nonzero(next_ >= 0)) for _, next_ in next_uses(timeline, 0))
+    # Every access but the last one of each file has a next one.
+    accesses, used = int(found.frequency.sum()), int(np.count_nonzero(found.frequency))
+    assert again == accesses - used, "next uses are lost"
+    return {"accesses": accesses, "files": used}
+
+
+def holders(training: Training) -> dict[str, Any]:
+    found = find_holders(training.timeline())
+    share = np.bincount(found.holder, minlength=training.nodes)
+    return {
+        "files_a_node": [int(share.min()), int(share.max())],
+        "mean_frequency_of_holders": float(found.counts.mean()),
+    }
+
+
+def figure_3(training: Training) -> dict[str, Any]:
+    sampler = NumpySampler(training.files, 42, method="shuffle")
+    timeline = Timeline.of(Loader(sampler, training.nodes, 32), training.epochs, training.nodes)
+    frequency = analyse(timeline, 0).frequency
+    expected = expected_above(training.files, training.epochs, training.nodes, 0.8)
+    seen = np.count_nonzero(frequency > 1.8 * training.epochs / training.nodes)
+    return {"expected": round(expected), "seen": int(seen)}
+
+
+MEASURED: dict[str, Callable[[Training], dict[str, Any]]] = {
+    "own_plan": own_plan,
+    "holders": holders,
+    "figure_3": figure_3,
+}
+
+
+def memory(name: str) -> int:
+    """VmRSS or VmHWM of this process [bytes]."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise LookupError(name)
+
+
+def measure(what: str, training: Training) -> dict[str, Any]:
+    before, started, used = memory("VmRSS"), time.perf_counter(), time.process_time()
+    found = MEASURED[what](training)
+    return {
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time() - used,
+        "bytes": memory("VmHWM") - before,
+        **found,
+    }
+
+
+def in_a_process(what: str, name: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.plan", "--one", what, name]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def results_of(what: str, training: Training, found: dict[str, Any]) -> list[Result]:
+    if what == "figure_3":
+        return [
+            Result("expected", "NoPFS Fig. 3, expected", "", found["expected"], None),
+            Result("expected_off", "  off 31,635", "", abs(found["expected"] - 31_635), 0),
+            Result("seen", "NoPFS Fig. 3, Monte Carlo", "", found["seen"], None),
+            Result("seen_off", "  off 31,863", "", abs(found["seen"] - 31_863), 0),
+        ]
+    limit = training.limits[what == "holders"]
+    label = "holder of every file" if what == "holders" else "a node's plan"
+    return [
+        Result(what, f"{training.what}: {label}", "s", found["seconds"], limit),
+        Result(
+            f"{what}_memory",
+            "  memory beyond the imports",
+            "MiB",
+            found["bytes"] / MIB,
+            training.memory_limit / MIB,
+        ),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
+    parser.add_argument("--only", choices=list(TRAININGS), help="one training alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="default: standard output")
+    parser.add_argument("--one", nargs=2, metavar=("WHAT", "TRAINING"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(args.one[0], TRAININGS[args.one[1]])))
+        return 0
+    document: dict[str, Any] = {"benchmark": "plan", "machine": describe_machine(), "measured": {}}
+    results: list[Result] = []
+    for name in [args.only] if args.only else list(TRAININGS):
+        for what in ["own_plan", "holders"] + ["figure_3"] * (name == "imagenet"):
+            found = in_a_process(what, name)
+            document["measured"][f"{name}_{what}"] = found
+            results += results_of(what, TRAININGS[name], found)
+    return 0 if report(document, results, args.json) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""plan: index, make, show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from monarch_py.cli.options import as_json
+from monarch_py.errors import MonarchError
+from monarch_py.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from monarch_py.plan.figures import Figures
+    from monarch_py.plan.plan import Plan
+
+__all__ = ["COMMANDS"]
+
+KINDS = ("image_folder", "files", "tfrecord", "webdataset", "hdf5", "fixed")
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.group()
+def plan() -> None:
+    """Know every access before the training: what is read, by whom and when."""
+
+
+def _needed(value: Any, option: str, kind: str) -> Any:
+    if value is None:
+        raise click.UsageError(f"{kind} needs {option}.")
+    return value
+
+
+@plan.command()
+@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("root", type=_PATH)
+@click.option("-o", "--output", type=_PATH, required=True, help="The index, .npz.")
+@click.option("--pattern", multiple=True, help="Which files below ROOT.  [default: by KIND]")
+@click.option("--dataset", help="Of HDF5 files: the dataset whose rows are the samples.")
+@click.option("--record-bytes", type=int, help="Of fixed-size records.")
+@click.option("--header-bytes", type=int, default=0, help="Before the first of these records.")
+def index(
+    *,
+    kind: str,
+    root: Path,
+    output: Path,
+    pattern: tuple[str, ...],
+    dataset: str | None,
+    record_bytes: int | None,
+    header_bytes: int,
+) -> None:
+    """Find out where the samples of a dataset lie.
+
+    The samples are numbered as the usual readers do it: files sorted by path, in each the samples
+    in the order of the file; ImageFolder's classes sorted by name.
+    """
+    from monarch_py.plan import index as builders
+
+    patterns = pattern or builders.PATTERNS.get(kind, ())
+    root = root.absolute()
+    try:
+        if kind == "image_folder":
+            found = builders.index_image_folder(root)
+        elif kind == "hdf5":
+            name = _needed(dataset, "--dataset", kind)
+            found = builders.index_hdf5(root, name, patterns)
+        elif kind == "fixed":
+            size = _needed(record_bytes, "--record-bytes", kind)
+            found = builders.index_fixed(root, size, header_bytes, patterns)
+        else:
+            found = getattr(builders, f"index_{kind}")(root, patterns)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--pattern") from None
+    found.save(output)
+    click.echo(
+        f"{found.samples} samples in {found.files} files"
+        f" ({format_size(int(found.sizes.sum()))}), digest {found.digest()}"
+    )
+
+
+@plan.command()
+@click.option("-c", "--config", "recipe", type=_PATH, required=True, help="plan.yaml.")
+@click.option("-o", "--output", type=_PATH, required=True, help="The plan, .npz.")
+@click.option(
+    "--holders/--no-holders", default=True, help="Find the node that uses each file most."
+)
+def make(recipe: Path, output: Path, *, holders: bool) -> None:
+    """Make a plan from its description."""
+    from monarch_py.plan.recipe import read_plan
+
+    made = read_plan(recipe)
+    if holders:
+        made = made.with_holders()
+    made.save(output)
+    click.echo(_summary(made))
+
+
+def _summary(plan: Plan) -> str:
+    timeline = plan.timeline()
+    parts = ", ".join(
+        f"{part.name} ({plan.datasets[part.dataset].samples} samples,"
+        f" {part.loader.steps} steps of {part.loader.batch_size} on each rank)"
+        for part in plan.parts
+    )
+    return (
+        f"{plan.epochs} epochs on {plan.nodes} nodes with {timeline.ranks_per_node} ranks each,"
+        f" {timeline.units} {plan.grain}: {parts}"
+    )
+
+
+def _quota(_context: Any, _parameter: Any, value: str | None) -> int | None:
+    try:
+        return None if value is None else parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@plan.command()
+@click.argument("plan_file", metavar="PLAN", type=_PATH)
+@click.option("--node", default=0, show_default=True, help="Whose frequencies.")
+@click.option("--quota", callback=_quota, help="What each node can hold.  [default: everything]")
+@click.option("--plot", "picture", type=_PATH, metavar="FILE", help="Draw them; needs matplotlib.")
+@as_json
+def show(
+    *, plan_file: Path, node: int, quota: int | None, picture: Path | None, as_json: bool
+) -> None:
+    """Show who accesses what how often, who owns it, and from where each epoch reads."""
+    from monarch_py.plan.figures import figures_of
+    from monarch_py.plan.plan import Plan
+
+    loaded = Plan.load(plan_file)
+    figures = figures_of(loaded, node, quota)
+    if picture is not None:
+        _draw(figures, picture)
+    if as_json:
+        described = {"digests": loaded.digests(), "epochs_planned": loaded.epochs}
+        click.echo(json.dumps({**described, **figures.as_dict()}, indent=2))
+    else:
+        click.echo(_summary(loaded))
+        _print(figures)
+
+
+def _print(figures: Figures) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+        made = Table(title=title, title_justify="left", header_style="bold")
+        for column in columns:
+            made.add_column(column, justify="right")
+        for row in rows:
+            made.add_row(*row)
+        return made
+
+    expected = figures.expected
+    counts = [
+        [str(k), str(n)] + ([] if expected is None else [f"{expected[k]:.0f}"])
+        for k, n in enumerate(figures.frequency.tolist())
+    ]
+    columns = ["accesses", "files"] + ([] if expected is None else ["expected"])
+    console = Console()
+    console.print(table(f"Node {figures.node}: how often it accesses them", columns, counts))
+    console.print(f"Their spread is {figures.spread:.3f} of the mean.")
+    owned = figures.owned_bytes
+    console.print(
+        f"A node holds {figures.owned_units.min()} to {figures.owned_units.max()} of them,"
+        f" {format_size(int(owned.min()))} to {format_size(int(owned.max()))}."
+    )
+    rows = [
+        [str(k), format_size(e.local), format_size(e.remote), format_size(e.source)]
+        for k, e in enumerate(figures.epochs)
+    ]
+    title = "Bytes that all nodes read in an epoch"
+    console.print(table(title, ["epoch", "own copies", "other nodes", "source"], rows))
+
+
+def _draw(figures: Figures, picture: Path) -> None:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise MonarchError(
+            "matplotlib is not installed; pip install 'monarch-py[plots]', or leave out --plot"
+        ) from None
+    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4), constrained_layout=True)
+    axes[0].bar(range(len(figures.frequency)), figures.frequency)
+    if figures.expected is not None:
+        shown = figures.expected[: len(figures.frequency)]
+        axes[0].plot(range(len(shown)), shown, "k.", label="binomial")
+        axes[0].legend()
+    axes[0].set(title=f"Frequencies on node {figures.node}", xlabel="accesses", ylabel="files")
+    axes[1].bar(range(len(figures.owned_bytes)), figures.owned_bytes / 2**30)
+    axes[1].set(title="Who owns what", xlabel="node", ylabel="GiB")
+    epochs, bottom = range(len(figures.epochs)), [0.0] * len(figures.epochs)
+    for name, label in (("local", "own copies"), ("remote", "other nodes"), ("source", "source")):
+        heights = [getattr(each, name) / 2**30 for each in figures.epochs]
+        axes[2].bar(epochs, heights, width=1, bottom=bottom, label=label)
+        bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
+    axes[2].set(title="Bytes by source", xlabel="epoch", ylabel="GiB")
+    axes[2].legend(loc="center right")
+    try:
+        figure.savefig(picture)
+    except (OSError, ValueError) as error:
+        raise MonarchError(f"{picture}: {error}; name a file such as plan.svg") from None
+    finally:
+        pyplot.close(figure)
+
+
+COMMANDS = [plan]

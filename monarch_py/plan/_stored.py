@@ -1,0 +1,55 @@
+"""Samplers and loaders as text and arrays, for a file without pickles."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.plan import samplers
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import Sampler
+
+__all__ = ["SAMPLERS", "loader_from", "loader_to"]
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+# name -> class, of every sampler there is
+SAMPLERS: dict[str, Any] = {
+    name: getattr(samplers, name)
+    for name in samplers.__all__
+    if isinstance(getattr(samplers, name), type)
+    and issubclass(getattr(samplers, name), Sampler)
+    and name != "Sampler"
+}
+
+
+def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
+    """What JSON can say of a loader; its sampler's arrays go to `arrays`, names after `prefix`."""
+    sampler: Any = loader.sampler
+    text: dict[str, Any] = {"kind": type(sampler).__name__}
+    for each in fields(sampler):
+        value = getattr(sampler, each.name)
+        if not each.init:
+            continue
+        if isinstance(value, bytes):
+            arrays[f"{prefix}.{each.name}"] = np.frombuffer(value, dtype=np.uint8)
+        elif isinstance(value, np.ndarray):
+            arrays[f"{prefix}.{each.name}"] = value
+        else:
+            text[each.name] = value
+    own = {f.name: getattr(loader, f.name) for f in fields(loader) if f.name != "sampler"}
+    return {**own, "sampler": text}
+
+
+def loader_from(text: dict[str, Any], prefix: str, arrays: Arrays) -> Loader:
+    """The reverse of `loader_to`; KeyError or TypeError for what is none."""
+    given = dict(text["sampler"])
+    kind = SAMPLERS[given.pop("kind")]
+    for each in fields(kind):
+        stored = arrays.get(f"{prefix}.{each.name}")
+        if stored is not None:
+            given[each.name] = stored.tobytes() if each.name == "state" else stored
+    return Loader(**{**text, "sampler": kind(**given)})

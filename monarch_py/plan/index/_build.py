@@ -1,0 +1,242 @@
+"""Indices of datasets on disk, by the format of their files."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config import PathFilter
+from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.plan.index._index import Index
+
+__all__ = ["PATTERNS", "index_files", "index_fixed", "index_hdf5", "index_image_folder"]
+__all__ += ["index_tfrecord", "index_webdataset"]
+
+# What is taken where no pattern is given; image_folder looks at names by itself.
+PATTERNS = {
+    "files": ("**",),
+    "fixed": ("**",),
+    "hdf5": ("*.h5", "*.hdf5"),
+    "tfrecord": ("*.tfrecord", "*.tfrecords", "*.tfrecord-*", "*.tfrecords-*"),
+    "webdataset": ("*.tar",),
+}
+
+# What torchvision's ImageFolder takes for an image.
+IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+# One file's samples: offsets and lengths [bytes].
+Extents = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+def _cannot_read(path: str | Path, error: OSError) -> MonarchError:
+    return MonarchError(f"{path}: {error.strerror}; check the path and its permissions")
+
+
+def _walk(root: Path, patterns: tuple[str, ...]) -> list[str]:
+    """Files below `root` that a pattern means, relative to it and sorted."""
+    wanted, found = PathFilter(patterns), []
+
+    def failed(error: OSError) -> None:
+        raise _cannot_read(error.filename, error)
+
+    for directory, _, names in os.walk(root, onerror=failed, followlinks=True):
+        below = os.path.relpath(directory, root)
+        paths = names if below == "." else [f"{below}/{name}" for name in names]
+        found += [path for path in paths if wanted.matches(path)]
+    if not found:
+        raise ConfigError(f"{root}: no file matches {' or '.join(patterns)}; give --pattern")
+    return sorted(found)
+
+
+def _sizes(root: Path, names: list[str]) -> npt.NDArray[np.uint64]:
+    try:
+        sizes = (os.stat(os.path.join(root, name)).st_size for name in names)
+        return np.fromiter(sizes, dtype=np.uint64, count=len(names))
+    except OSError as error:
+        raise _cannot_read(error.filename, error) from None
+
+
+def index_files(root: Path, patterns: tuple[str, ...] = PATTERNS["files"]) -> Index:
+    """Each file a sample, sorted by path."""
+    names = _walk(root, patterns)
+    return Index.of("files", root, names, _sizes(root, names))
+
+
+def index_image_folder(root: Path) -> Index:
+    """As torchvision's ImageFolder numbers its samples: classes, the directories directly below
+    `root`, sorted by name; in each the directories sorted by path, and the images sorted by name.
+
+    MonarchError for a class without images, which ImageFolder refuses too.
+    """
+    names: list[str] = []
+    try:
+        with os.scandir(root) as entries:
+            classes = sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError as error:
+        raise _cannot_read(root, error) from None
+    for each in classes:
+        before = len(names)
+        for directory, _, files in sorted(os.walk(root / each, followlinks=True)):
+            below = os.path.relpath(directory, root)
+            images = (name for name in sorted(files) if name.lower().endswith(IMAGES))
+            names += [f"{below}/{name}" for name in images]
+        if len(names) == before:
+            raise MonarchError(f"{root / each}: a class without images; remove the directory")
+    if not names:
+        raise ConfigError(f"{root}: no directories of classes; name the root of an ImageFolder")
+    return Index.of("image_folder", root, names, _sizes(root, names))
+
+
+def _index_shards(
+    kind: str, root: Path, patterns: tuple[str, ...], read: Callable[[Path], Extents]
+) -> Index:
+    """Files of many samples, sorted by path, their samples in the order of the file."""
+    names = _walk(root, patterns)
+    extents = []
+    for name in names:
+        try:
+            extents.append(read(root / name))
+        except OSError as error:
+            raise _cannot_read(root / name, error) from None
+    counts = [len(offsets) for offsets, _ in extents]
+    samples: tuple[Any, Any, Any] = (
+        np.repeat(np.arange(len(names), dtype=np.int32), counts),
+        np.concatenate([offsets for offsets, _ in extents]),
+        np.concatenate([lengths for _, lengths in extents]),
+    )
+    return Index.of(kind, root, names, _sizes(root, names), samples)
+
+
+def _extents(pairs: Iterator[tuple[int, int]]) -> Extents:
+    table = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def index_fixed(
+    root: Path, record_bytes: int, header_bytes: int = 0, patterns: tuple[str, ...] = ("**",)
+) -> Index:
+    """Records of one size behind a header [bytes]; ConfigError where one is incomplete."""
+    if record_bytes < 1 or header_bytes < 0:
+        raise ConfigError("record_bytes: must be 1 or more, and header_bytes 0 or more; write so")
+
+    def read(path: Path) -> Extents:
+        size = os.stat(path).st_size - header_bytes
+        if size < 0 or size % record_bytes:
+            raise ConfigError(
+                f"{path}: {size} bytes behind the header are no multiple of {record_bytes};"
+                " correct --record-bytes or --header-bytes"
+            )
+        offsets = header_bytes + record_bytes * np.arange(size // record_bytes, dtype=np.int64)
+        return offsets, np.full(len(offsets), record_bytes, dtype=np.int64)
+
+    return _index_shards("fixed", root, patterns, read)
+
+
+def index_tfrecord(root: Path, patterns: tuple[str, ...] = PATTERNS["tfrecord"]) -> Index:
+    """TFRecord files: each record with its frame (8 + 4 bytes before the data, 4 behind it).
+
+    MonarchError for a file that is not made of records; compressed ones have no places of samples.
+    """
+    return _index_shards("tfrecord", root, patterns, lambda path: _extents(_records(path)))
+
+
+def _records(path: Path) -> Iterator[tuple[int, int]]:
+    size = os.stat(path).st_size
+    if size == 0:
+        return
+    with open(path, "rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
+        at = 0
+        while at < size:
+            framed = at + 16 <= size
+            length = struct.unpack_from("<Q", content, at)[0] + 16 if framed else 0
+            if not framed or at + length > size:
+                raise MonarchError(
+                    f"{path}: no record at byte {at}; name TFRecord files that are complete and"
+                    " not compressed"
+                )
+            yield at, length
+            at += length
+
+
+# A member of a sample: directories, and the name up to its first dot, are the key.
+_MEMBER = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+
+
+def index_webdataset(root: Path, patterns: tuple[str, ...] = PATTERNS["webdataset"]) -> Index:
+    """webdataset's tar files: members that follow each other with one key are a sample, from the
+    first one's header to the last one's padding. MonarchError for a file that is no tar."""
+    return _index_shards("webdataset", root, patterns, lambda path: _extents(_members(path)))
+
+
+def _members(path: Path) -> Iterator[tuple[int, int]]:
+    import tarfile
+
+    key, start, end = None, 0, 0
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                found = _MEMBER.match(member.name)
+                if not member.isreg() or found is None:
+                    continue
+                if found[1] != key:
+                    if key is not None:
+                        yield start, end - start
+                    key, start = found[1], member.offset
+                end = member.offset_data + -(-member.size // 512) * 512
+    except tarfile.TarError as error:
+        raise MonarchError(f"{path}: {error}; name tar files that are not compressed") from None
+    if key is not None:
+        yield start, end - start
+
+
+def index_hdf5(root: Path, dataset: str, patterns: tuple[str, ...] = PATTERNS["hdf5"]) -> Index:
+    """Rows of a dataset in HDF5 files: where each lies if it is contiguous, else from the first to
+    the last byte of the chunks that hold it. MonarchError without h5py or such a dataset."""
+    try:
+        import h5py
+    except ImportError:
+        raise MonarchError("h5py is not installed; pip install 'monarch-py[hdf5]'") from None
+
+    def read(path: Path) -> Extents:
+        with h5py.File(path, "r") as file:
+            if not isinstance(file.get(dataset), h5py.Dataset):
+                raise MonarchError(f"{path}: no dataset {dataset!r}; correct --dataset")
+            found = file[dataset]
+            if found.ndim == 0:
+                raise MonarchError(f"{path}: {dataset!r} has no rows; correct --dataset")
+            return _contiguous_rows(path, found) if found.chunks is None else _chunk_rows(found)
+
+    return _index_shards("hdf5", root, patterns, read)
+
+
+def _contiguous_rows(path: Path, found: Any) -> Extents:
+    start, rows = found.id.get_offset(), found.shape[0]
+    if start is None and rows:
+        raise MonarchError(
+            f"{path}: {found.name!r} is compact, virtual or not written; its rows have no place"
+        )
+    row = found.dtype.itemsize * int(np.prod(found.shape[1:], dtype=np.int64))
+    offsets = (start or 0) + row * np.arange(rows, dtype=np.int64)
+    return offsets, np.full(rows, row, dtype=np.int64)
+
+
+def _chunk_rows(found: Any) -> Extents:
+    rows, tall = found.shape[0], found.chunks[0]
+    low = np.full(-(-rows // tall), np.iinfo(np.int64).max, dtype=np.int64)
+    high = np.zeros(len(low), dtype=np.int64)
+    for number in range(found.id.get_num_chunks()):
+        chunk = found.id.get_chunk_info(number)
+        band = chunk.chunk_offset[0] // tall
+        low[band] = min(low[band], chunk.byte_offset)
+        high[band] = max(high[band], chunk.byte_offset + chunk.size)
+    low = np.minimum(low, high)  # chunks that were never written take no bytes
+    band_of = np.arange(rows) // tall
+    return low[band_of], (high - low)[band_of]

@@ -1,0 +1,242 @@
+"""What a dataset consists of: its files, and where in them each sample lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import ConfigError
+from monarch_py.native import ffi, lib, pointer
+from monarch_py.plan.samplers import MAX_SAMPLES, NONE
+
+__all__ = ["GRAINS", "Index", "Units"]
+
+# samples : each by itself
+# files : whole files
+# ranges : samples that begin in the same block of a file
+GRAINS = ("samples", "files", "ranges")
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """What a plan counts accesses of: pieces of files.
+
+    lookup : (samples + 1,) int32, the unit of each sample, and NONE; None = they are the same
+    file : (units,) int32;  offset, length : (units,) int64 [bytes], where in it
+    """
+
+    lookup: npt.NDArray[np.int32] | None
+    file: npt.NDArray[np.int32]
+    offset: Numbers
+    length: Numbers
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """The files of a dataset and its samples, in the order in which the program numbers them.
+
+    root : the directory that names are relative to
+    pool : uint8, the names one after the other;  starts : (files + 1,) uint64, where each begins
+    sizes : (files,) uint64 [bytes]
+    sample_file, sample_offset, sample_length : (samples,) int32, int64, int64 [bytes], where each
+        sample lies; all None = each file is one sample
+    """
+
+    kind: str
+    root: str
+    pool: npt.NDArray[np.uint8]
+    starts: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.uint64]
+    sample_file: npt.NDArray[np.int32] | None = None
+    sample_offset: Numbers | None = None
+    sample_length: Numbers | None = None
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        root: str | Path,
+        names: Sequence[str],
+        sizes: Sequence[int] | npt.NDArray[Any],
+        samples: tuple[Any, Any, Any] | None = None,
+    ) -> Index:
+        """From names relative to `root`, sizes [bytes] and, where files have many samples, the
+        samples' files, offsets and lengths [bytes]. ConfigError without samples, or for too many.
+        """
+        encoded = [os.fsencode(name) for name in names]
+        starts = np.zeros(len(encoded) + 1, dtype=np.uint64)
+        np.cumsum([len(name) for name in encoded], out=starts[1:])
+        pool = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+        found = cls(kind, str(root), pool, starts, np.asarray(sizes, dtype=np.uint64))
+        if samples is not None:
+            found = replace(
+                found,
+                sample_file=np.asarray(samples[0], dtype=np.int32),
+                sample_offset=np.asarray(samples[1], dtype=np.int64),
+                sample_length=np.asarray(samples[2], dtype=np.int64),
+            )
+        if not 0 < found.samples <= MAX_SAMPLES:
+            raise ConfigError(
+                f"{root}: {found.samples} samples of kind {kind}; name a dataset with 1 to"
+                f" {MAX_SAMPLES}"
+            )
+        return found
+
+    @classmethod
+    def unnamed(cls, samples: int, size: int = 0) -> Index:
+        """A dataset of which only the number of its files is known, and perhaps their mean size."""
+        return cls(
+            "unnamed",
+            "",
+            np.zeros(0, dtype=np.uint8),
+            np.zeros(samples + 1, dtype=np.uint64),
+            np.full(samples, size, dtype=np.uint64),
+        )
+
+    @property
+    def files(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def samples(self) -> int:
+        return self.files if self.sample_file is None else len(self.sample_file)
+
+    def name(self, file: int) -> str:
+        """The name of a file, relative to the root; '' in an unnamed dataset."""
+        return os.fsdecode(self.pool[int(self.starts[file]) : int(self.starts[file + 1])].tobytes())
+
+    def names(self) -> list[str]:
+        """The names of all files, in their order."""
+        pool, ends = self.pool.tobytes(), self.starts.tolist()
+        return [os.fsdecode(pool[low:high]) for low, high in pairwise(ends)]
+
+    def digest(self) -> str:
+        """32 hexadecimal digits that stand for names and sizes of all files, in any order."""
+        total = ffi.new("uint64_t[2]")
+        lib.monarch_plan_digest(
+            pointer(self.pool, "char *"),
+            pointer(self.starts, "uint64_t *"),
+            pointer(self.sizes, "uint64_t *"),
+            self.files,
+            total,
+        )
+        return f"{total[0]:016x}{total[1]:016x}"
+
+    def units(self, grain: str = "files", range_bytes: int = 4 << 20) -> Units:
+        """The dataset cut into units of one of GRAINS.
+
+        range_bytes : block size of 'ranges' [bytes]. A sample that crosses the border of a block
+        belongs to the range that it begins in, so that ranges may overlap by a part of a block.
+        """
+        whole = np.arange(self.files, dtype=np.int32)
+        starts, sizes = np.zeros(self.files, np.int64), self.sizes.astype(np.int64)
+        file, offset, length = self.sample_file, self.sample_offset, self.sample_length
+        if file is None or offset is None or length is None:
+            if grain != "ranges":
+                return Units(None, whole, starts, sizes)
+            return self._ranges(whole, starts, sizes, range_bytes)
+        if grain == "samples":
+            return Units(None, file, offset, length)
+        if grain == "files":
+            return Units(np.append(file, np.int32(NONE)), whole, starts, sizes)
+        return self._ranges(file, offset, length, range_bytes)
+
+    def _ranges(
+        self, file: npt.NDArray[np.int32], offset: Numbers, length: Numbers, range_bytes: int
+    ) -> Units:
+        """Units numbered by file and block; those in which no sample begins do not exist."""
+        blocks = (-(-self.sizes.astype(np.int64) // range_bytes)).clip(min=1)
+        first = np.cumsum(blocks) - blocks
+        numbers = first[file] + offset // range_bytes
+        kept, unit = np.unique(numbers, return_inverse=True)
+        low = np.full(len(kept), np.iinfo(np.int64).max)
+        high = np.zeros(len(kept), dtype=np.int64)
+        np.minimum.at(low, unit, offset)
+        np.maximum.at(high, unit, offset + length)
+        of_file = np.searchsorted(first, kept, side="right") - 1
+        lookup = np.append(unit, NONE).astype(np.int32)
+        return Units(lookup, of_file.astype(np.int32), low, high - low)
+
+    # --- stored -------------------------------------------------------------------------------
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Every field as an array, for a file of arrays; those that are None are left out."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: _text_array(value) if isinstance(value, str) else value
+            for name, value in found.items()
+            if value is not None
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Index:
+        """The reverse of `arrays`; ValueError if they do not belong together."""
+        given: dict[str, Any] = dict(arrays)
+        for name in _TEXTS:
+            given[name] = arrays[name].tobytes().decode("utf-8", "surrogateescape")
+        found = cls(**given)
+        ends = found.starts
+        if len(ends) != found.files + 1 or int(ends[-1]) != len(found.pool) or found.samples == 0:
+            raise ValueError("its names and sizes do not belong together")
+        return found
+
+    def save(self, path: Path) -> None:
+        """Writes it as .npz; ConfigError where that is not possible."""
+        save_arrays(path, self.arrays())
+
+    @classmethod
+    def load(cls, path: Path) -> Index:
+        """Reads what `save` wrote; ConfigError, naming the file, for anything else."""
+        try:
+            return cls.from_arrays(load_arrays(path))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path}: not an index ({error}); make one with `monarch plan index`"
+            ) from None
+
+
+_TEXTS = ("kind", "root")
+
+
+def _text_array(text: str) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8)
+
+
+def save_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """A file of arrays, complete or not there at all."""
+    stored: dict[str, Any] = dict(arrays)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(unfinished, "wb") as stream:
+            np.savez_compressed(stream, **stored)
+        os.replace(unfinished, path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}); check the path") from None
+
+
+def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Reads a file of arrays. Nothing in it is executed: pickles are refused (ValueError)."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            if not isinstance(stored, np.lib.npyio.NpzFile):
+                raise ValueError("one array only")
+            return {name: stored[name] for name in stored.files}
+    except OSError as error:
+        reason = error.strerror or "not a file of arrays"
+        raise ConfigError(f"{path}: cannot be read ({reason}); check the path") from None
+    except (BadZipFile, EOFError) as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,203 @@
+"""The plan of a training: its datasets, how its parts read them, and who should hold what.
+
+The file holds the description from which all accesses are drawn again, not the accesses.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import ConfigError
+from monarch_py.plan._stored import loader_from, loader_to
+from monarch_py.plan.holders import Holders, find_holders
+from monarch_py.plan.index import GRAINS, Index, Units, load_arrays, save_arrays
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.timeline import Part, Timeline, lookup_of
+
+__all__ = ["DEFAULT_RANGE_BYTES", "Plan", "PlanPart"]
+
+# What a file of this version says of itself.
+FORMAT = "monarch plan 1"
+
+DEFAULT_RANGE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class PlanPart:
+    """One loop of the training.
+
+    dataset : its number in Plan.datasets;  every : runs in each epoch that this divides
+    """
+
+    name: str
+    dataset: int
+    loader: Loader
+    every: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is accessed by whom and when.
+
+    parts : in the order in which they run in an epoch
+    grain : one of index.GRAINS, what units are;  range_bytes : block size of 'ranges'
+    holders : of every unit, or None where nobody has asked for them yet
+    ConfigError if the numbers do not fit together.
+    """
+
+    datasets: tuple[Index, ...]
+    parts: tuple[PlanPart, ...]
+    epochs: int
+    nodes: int
+    grain: str = "files"
+    range_bytes: int = DEFAULT_RANGE_BYTES
+    holders: Holders | None = None
+
+    def __post_init__(self) -> None:
+        if self.grain not in GRAINS:
+            raise ConfigError(f"grain: {self.grain!r} is not known; write {' or '.join(GRAINS)}")
+        if self.range_bytes < 1:
+            raise ConfigError(f"range_size: {self.range_bytes} is out of range; write a size")
+        for part in self.parts:
+            samples = self.datasets[part.dataset].samples
+            if part.loader.sampler.length != samples:
+                raise ConfigError(
+                    f"dataset: {part.name!r} has {samples} samples, but its sampler"
+                    f" {part.loader.sampler.length}; remove 'length' or correct it"
+                )
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    def units(self) -> list[Units]:
+        """The units of each dataset. Their numbers go on from one to the next: dataset d begins
+        where the ones before it end."""
+        return [index.units(self.grain, self.range_bytes) for index in self.datasets]
+
+    def timeline(self) -> Timeline:
+        """All accesses, in units; ConfigError if the parts do not fit together."""
+        units = self.units()
+        bases = np.cumsum([0, *map(len, units)])
+        parts = []
+        for part in self.parts:
+            lookup, base = units[part.dataset].lookup, int(bases[part.dataset])
+            if base and lookup is None:
+                lookup = lookup_of(np.arange(len(units[part.dataset]), dtype=np.int32), base)
+            elif base and lookup is not None:
+                lookup = lookup_of(lookup[:-1], base)
+            parts.append(Part(part.name, part.loader, part.every, lookup))
+        return Timeline(tuple(parts), self.epochs, self.nodes, int(bases[-1]))
+
+    def unit_bytes(self) -> npt.NDArray[np.int64]:
+        """The size of every unit, (units,) int64 [bytes]."""
+        return np.concatenate([units.length for units in self.units()])
+
+    def digests(self) -> list[str]:
+        """The digest of each dataset, see Index.digest."""
+        return [index.digest() for index in self.datasets]
+
+    def check_dataset(self, found: Index, dataset: int = 0) -> None:
+        """ConfigError if `found`, the dataset as it is now, is not the one that was planned for."""
+        planned = self.datasets[dataset]
+        if planned.digest() != found.digest():
+            raise ConfigError(
+                f"dataset: {found.root or 'it'} has {found.files} files, which are not the"
+                f" {planned.files} that were planned for; make the plan anew"
+            )
+
+    def with_holders(self) -> Plan:
+        """The same, with the holder of every unit."""
+        return self if self.holders else replace(self, holders=find_holders(self.timeline()))
+
+    def resized(self, epochs: int | None = None, nodes: int | None = None) -> Plan:
+        """The plan after a restart with another number of epochs or nodes, as many ranks on each:
+        the samplers deal out to the new number of ranks, and holders are to be found anew."""
+        nodes = self.nodes if nodes is None else nodes
+        parts = tuple(self._resized(part, nodes) for part in self.parts)
+        epochs = self.epochs if epochs is None else epochs
+        return replace(self, parts=parts, epochs=epochs, nodes=nodes, holders=None)
+
+    def _resized(self, part: PlanPart, nodes: int) -> PlanPart:
+        loader = part.loader
+        sampler: Any = loader.sampler
+        if nodes < 1:
+            raise ConfigError(f"nodes: {nodes} is out of range; write 1 or more")
+        ranks = loader.world_size // self.nodes * nodes
+        if sampler.ranks_field is not None:
+            sampler = replace(sampler, **{sampler.ranks_field: ranks})
+        return replace(part, loader=replace(loader, sampler=sampler, world_size=ranks))
+
+    # --- stored -----------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Writes it as .npz, complete or not at all; ConfigError where that is not possible."""
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        parts = [
+            {
+                "name": part.name,
+                "dataset": part.dataset,
+                "every": part.every,
+                "loader": loader_to(part.loader, f"part{number}", arrays),
+            }
+            for number, part in enumerate(self.parts)
+        ]
+        for number, index in enumerate(self.datasets):
+            arrays |= {f"dataset{number}.{name}": a for name, a in index.arrays().items()}
+        if self.holders:
+            arrays |= {"holders.nodes": self.holders.nodes, "holders.counts": self.holders.counts}
+        text = {
+            "format": FORMAT,
+            "digests": self.digests(),
+            "parts": parts,
+            "epochs": self.epochs,
+            "nodes": self.nodes,
+            "grain": self.grain,
+            "range_bytes": self.range_bytes,
+        }
+        arrays["plan"] = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
+        save_arrays(path, arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Reads what `save` wrote; ConfigError, naming the file, for anything else."""
+        try:
+            return cls._from_arrays(load_arrays(path))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path}: not a plan ({error}); make one with `monarch plan make`"
+            ) from None
+
+    @classmethod
+    def _from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Plan:
+        text = json.loads(arrays["plan"].tobytes())
+        if text.get("format") != FORMAT:
+            raise ValueError(f"its format is {text.get('format')!r}")
+        datasets = tuple(
+            Index.from_arrays(_below(f"dataset{number}.", arrays))
+            for number in range(len(text["digests"]))
+        )
+        if [index.digest() for index in datasets] != text["digests"]:
+            raise ValueError("its names and sizes are damaged")
+        parts = tuple(
+            PlanPart(
+                each["name"],
+                each["dataset"],
+                loader_from(each["loader"], f"part{number}", arrays),
+                each["every"],
+            )
+            for number, each in enumerate(text["parts"])
+        )
+        kept = _below("holders.", arrays)
+        holders = Holders(**kept) if kept else None
+        numbers = (text["epochs"], text["nodes"], text["grain"], text["range_bytes"])
+        return cls(datasets, parts, *numbers, holders)
+
+
+def _below(prefix: str, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays whose names begin with `prefix`, under the rest of their names."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

@@ -1,0 +1,125 @@
+"""NVIDIA DALI's readers, without DALI: as DALI 2.4 reads and delivers.
+
+With random_shuffle a reader reads ahead into a buffer, from which it delivers at random. So what
+the storage sees is the order in which the buffer is filled: the file reader's list, which is
+shuffled once with a seed that is fixed, and for readers of records the order of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.native import ffi, lib, pointer
+from monarch_py.plan._mersenne import Mersenne
+from monarch_py.plan.samplers._base import NONE, Order, Sampler, check_length
+
+__all__ = ["READERS", "DALIReader"]
+
+# file : readers of a list of files; records : tfrecord and other readers with an index
+READERS = ("file", "records")
+
+# What the list of files is shuffled with, on all shards alike.
+_LIST_SEED = 524287
+_MINSTD_MODULUS = (1 << 31) - 1
+_WORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class DALIReader(Sampler):
+    """One reader a rank, over its shard, epoch after epoch. Orders hold NONE behind a shard that
+    has one sample fewer than another.
+
+    random_shuffle, stick_to_shard, initial_fill : as DALI has them
+    delivered : the order in which samples are delivered, and then `seed` must be known; else that
+        in which they are read
+    seed_step : what is added to `seed` from one rank to the next
+    """
+
+    length: int
+    shards: int
+    reader: str = "file"
+    random_shuffle: bool = True
+    stick_to_shard: bool = False
+    delivered: bool = False
+    seed: int = 0
+    seed_step: int = 0
+    initial_fill: int = 1024
+    ranks_field: ClassVar[str | None] = "shards"
+    own_split: ClassVar[str | None] = "chunks"
+
+    def __post_init__(self) -> None:
+        check_length("length", self.length)
+        check_length("shards", self.shards)
+        check_length("initial_fill", self.initial_fill)
+        if self.reader not in READERS:
+            raise ConfigError(f"reader: {self.reader!r} is not known; write {' or '.join(READERS)}")
+        if self.shards > self.length:
+            raise ConfigError(
+                f"length: {self.length} samples are fewer than the {self.shards} shards; use fewer"
+            )
+
+    @property
+    def count(self) -> int:
+        return self.shards * -(-self.length // self.shards)
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        listed = self._listed()
+        buffered = self.random_shuffle and self.delivered
+        seeds = (self.seed + rank * self.seed_step for rank in range(self.shards))
+        states = [ffi.new("uint32_t *", _minstd_state(seed)) for seed in seeds]
+        number = 0 if buffered else start
+        while True:
+            order = np.full((self.shards, self.count // self.shards), NONE, dtype=np.int32)
+            for rank in range(self.shards):
+                shard = (rank + (0 if self.stick_to_shard else number)) % self.shards
+                low, high = (self.length * (shard + i) // self.shards for i in (0, 1))
+                part = np.ascontiguousarray(listed[low:high])
+                order[rank, : len(part)] = self._drawn(part, states[rank]) if buffered else part
+            if number >= start:
+                yield order.reshape(-1)
+            number += 1
+
+    def _listed(self) -> Order:
+        listed = np.arange(self.length, dtype=np.int32)
+        if self.random_shuffle and self.reader == "file":
+            numbers = pointer(listed, "int32_t *")
+            lib.monarch_mersenne_shuffle(Mersenne(_LIST_SEED).handle, 0, numbers, self.length)
+        return listed
+
+    def _drawn(self, part: Order, state: ffi.CData) -> Order:
+        drawn = np.empty_like(part)
+        buffer = min(self.initial_fill, len(part))
+        numbers, out = pointer(part, "int32_t *"), pointer(drawn, "int32_t *")
+        if lib.monarch_minstd_buffer(state, buffer, numbers, out, len(part)) != 0:
+            raise MonarchError(f"no memory for a buffer of {buffer} samples")
+        return drawn
+
+
+def _minstd_state(seed: int) -> int:
+    """What std::minstd_rand0 begins with if it is seeded by std::seed_seq{seed}: the last of four
+    words, by the standard's formula ([rand.util.seedseq])."""
+    words, n = [0x8B8B8B8B] * 4, 4
+
+    def mixed(value: int) -> int:
+        return value ^ (value >> 27)
+
+    for k in range(n):
+        before = words[k] ^ words[(k + 1) % n] ^ words[(k - 1) % n]
+        r = 1664525 * mixed(before) & _WORD
+        words[(k + 1) % n] = (words[(k + 1) % n] + r) & _WORD
+        r = (r + (1 if k == 0 else k + (seed if k == 1 else 0))) & _WORD
+        words[(k + 2) % n] = (words[(k + 2) % n] + r) & _WORD
+        words[k] = r
+    for k in range(n, 2 * n):
+        before = (words[k % n] + words[(k + 1) % n] + words[(k - 1) % n]) & _WORD
+        r = 1566083941 * mixed(before) & _WORD
+        words[(k + 1) % n] ^= r
+        r = (r - k % n) & _WORD
+        words[(k + 2) % n] ^= r
+        words[k % n] = r
+    return words[3] % _MINSTD_MODULUS or 1

@@ -1,0 +1,115 @@
+"""monarch plan index, make and show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from monarch_py.cli import group
+from monarch_py.errors import ConfigError
+from monarch_py.plan import Plan
+from monarch_py.plan.index import Index
+
+RECIPE = """\
+epochs: 4
+nodes: 2
+parts:
+- dataset: "@/index.npz"
+  batch_size: 3
+  sampler: {kind: DistributedSampler}
+"""
+
+
+def run(*words: object, error: type[Exception] | None = None) -> Result:
+    done = CliRunner().invoke(group, ["plan", *map(str, words)])
+    if error is None:
+        assert done.exit_code == 0, done.output
+    else:
+        assert isinstance(done.exception, error)
+    return done
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    root = tmp_path / "data"
+    root.mkdir()
+    for number in range(12):
+        (root / f"{number:02}").write_bytes(bytes(1024))
+    return root
+
+
+@pytest.fixture
+def plan(tmp_path: Path, dataset: Path) -> Path:
+    run("index", "files", dataset, "-o", tmp_path / "index.npz")
+    (tmp_path / "plan.yaml").write_text(RECIPE.replace("@", str(tmp_path)))
+    run("make", "-c", tmp_path / "plan.yaml", "-o", tmp_path / "plan.npz")
+    return tmp_path / "plan.npz"
+
+
+def test_index(tmp_path: Path, dataset: Path) -> None:
+    out = tmp_path / "i.npz"
+    done = run("index", "files", dataset, "-o", out, "--pattern", "0*")
+    assert done.output.startswith("10 samples in 10 files (10 KiB), digest ")
+    assert Index.load(out).root == str(dataset)
+    fixed = run("index", "fixed", dataset, "-o", out, "--record-bytes", 512)
+    assert fixed.output.startswith("24 samples in 12 files")
+
+
+def test_index_says_what_is_missing(tmp_path: Path, dataset: Path) -> None:
+    out = tmp_path / "i.npz"
+    for words, text in (
+        (["fixed", dataset], "fixed needs --record-bytes"),
+        (["hdf5", dataset], "hdf5 needs --dataset"),
+        (["files", dataset, "--pattern", "["], "unclosed '['"),
+    ):
+        done = CliRunner().invoke(group, ["plan", "index", *map(str, words), "-o", str(out)])
+        assert done.exit_code == 2
+        assert text in done.output
+    assert not out.exists()
+
+
+def test_make(plan: Path) -> None:
+    made = Plan.load(plan)
+    assert (made.epochs, made.nodes) == (4, 2)
+    assert made.holders is not None
+    bare = plan.with_name("bare.npz")
+    done = run("make", "-c", plan.with_name("plan.yaml"), "-o", bare, "--no-holders")
+    assert Plan.load(bare).holders is None
+    assert done.output == (
+        "4 epochs on 2 nodes with 1 ranks each, 12 files: training (12 samples, 2 steps of 3 on"
+        " each rank)\n"
+    )
+
+
+def test_make_into_a_directory_that_is_not_there(plan: Path) -> None:
+    out = plan.parent / "none" / "p.npz"
+    done = run("make", "-c", plan.with_name("plan.yaml"), "-o", out, error=ConfigError)
+    assert "cannot be written (No such file or directory); check the path" in str(done.exception)
+
+
+def test_show(plan: Path) -> None:
+    text = run("show", plan).output
+    assert "Node 0: how often it" in text
+    assert "A node holds " in text
+    found = json.loads(run("show", plan, "--json", "--node", 1, "--quota", "2KiB").output)
+    assert sum(found["frequency"]) == 12
+    assert sum(n * k for k, n in enumerate(found["frequency"])) == 4 * 6
+    assert max(found["owned_bytes"]) <= 2048
+    assert [sum(each.values()) for each in found["epochs"]] == [12 * 1024] * 4
+    assert found["epochs"][0]["source"] == 12 * 1024
+    assert found["epochs"][3]["source"] == (12 - sum(found["owned_units"])) * 1024
+
+
+def test_show_draws(plan: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: '.[plots]'")
+    picture = plan.with_name("plan.svg")
+    run("show", plan, "--plot", picture)
+    assert "<svg" in picture.read_text()
+
+
+def test_show_of_a_node_that_is_none(plan: Path) -> None:
+    done = run("show", plan, "--node", 2, error=ConfigError)
+    assert str(done.exception) == "node: 2 is none of the 2; count from 0"
