@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-import time
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from monarch_py.errors import PolicyError
 from monarch_py.policies.nopfs import NoPFS, NoPFSLiteral
 from monarch_py.policies.nopfs.placement import into_classes, literal, place
 from monarch_py.policies.nopfs.policy import saved_by_a_copy
+from monarch_py.policies.nopfs.prices import Program, bound
 
 ONES = np.ones(12, dtype=np.int64)
 # Three epochs on two nodes: what one uses n times, the other uses 3 - n times.
@@ -88,6 +88,24 @@ def test_classes_take_by_frequency_and_fill_in_order_of_use() -> None:
     first = np.arange(12)[::-1]
     classes = into_classes(np.arange(8), TABLE[0], first, ONES, np.array([9, 4, 3]))
     assert [each.tolist() for each in classes] == [[], [3, 2, 1, 0], [7, 6, 5]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) -> None:
+    """Two nodes, four files, any prices: all 256 placements, of those that the program allows."""
+    rng = np.random.default_rng(seed)
+    values, sizes = rng.integers(0, 5, (2, 4)), rng.integers(1, 6, 4)
+    quotas = rng.integers(0, 16, 2)
+    program = Program(list(values), sizes, quotas, everything)
+    most = bound(program, rng.uniform(0, 5, 2))
+    for held in product((False, True), repeat=8):
+        table = np.array(held).reshape(2, 4)
+        count = table.sum(axis=0)
+        if ((table * sizes).sum(axis=1) > quotas).any():
+            continue
+        if (count >= 1).all() if everything else (count <= 1).all():
+            assert (table * values * sizes).sum() <= most + 1e-9
 
 
 @settings(max_examples=25, deadline=None)
@@ -178,17 +196,23 @@ def test_a_copy_saves_most_behind_a_slow_link() -> None:
     assert saved_by_a_copy(cluster([[1]]), 1e6).tolist() == [1.0]
 
 
-def test_it_goes_by_arrays() -> None:
-    """400,000 files on 16 nodes without a table of floats for all of them: 8 bytes each would be 51
-    MB, and the frequencies themselves take 13."""
-    table = used(150_000, 16, 20, 1)
-    sizes = np.full(150_000, 110_000, dtype=np.int64)
-    quotas = np.full(16, int(1.05 * sizes.sum() / 16))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.process_time()
-    placed = place(list(table), sizes, quotas)
-    # Seconds are for the benchmark; a loop over files and nodes would take a minute.
-    assert time.process_time() - start < 30
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+class Rows(list[npt.NDArray[np.uint16]]):
+    """Rows of a table, and how often one was asked for."""
+
+    asked = 0
+
+    def __getitem__(self, node: int) -> npt.NDArray[np.uint16]:  # type: ignore[override]
+        self.asked += 1
+        return super().__getitem__(node)
+
+
+@pytest.mark.parametrize("files", [5_000, 20_000])
+def test_it_goes_by_rows(files: int) -> None:
+    """Whatever the number of files, the row of a node is read less than thirty times, and as a
+    whole: rows may be made when they are asked for, and nothing goes file by file."""
+    rows = Rows(used(files, 16, 20, 1))
+    sizes = np.full(files, 110_000, dtype=np.int64)
+    placed = place(rows, sizes, np.full(16, int(1.05 * sizes.sum() / 16)))
+    assert rows.asked < 30 * 16
     assert np.count_nonzero(placed.owner < 0) == 0
     assert placed.value >= 0.99 * placed.bound
