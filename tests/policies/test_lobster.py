@@ -148,6 +148,7 @@ def test_reuse_count_by_hand() -> None:
     policy = Lobster()
     decision = policy.decide(job)
     assert loads(job, decision) == [12, 0, 0, 0]
+    assert decision.share_threads
     assert holders(job, decision, 2)[:, 0].tolist() == [1, 0]
     assert holders(job, decision, 3)[:, 0].tolist() == [0, 1]
     assert (policy.evictions.reuse_count, policy.evictions.reuse_distance) == (2, 0)

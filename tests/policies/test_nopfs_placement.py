@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, shuffled, written
 
+from monarch_py.errors import PolicyError
 from monarch_py.policies.nopfs import NoPFS, NoPFSLiteral
 from monarch_py.policies.nopfs.placement import into_classes, literal, place
 from monarch_py.policies.nopfs.policy import saved_by_a_copy
@@ -155,6 +156,18 @@ def test_files_that_their_owner_never_uses_are_fetched_in_time_for_the_others() 
     decision = NoPFS().decide(written(orders, cluster([[6], [0]])))
     assert sorted(held_by(decision, 0, 1)[:2]) == [0, 3]
     assert sorted(held_by(decision, 0, 1)[4:]) == [2, 5]
+
+
+@pytest.mark.parametrize("policy", [NoPFS(), NoPFSLiteral()])
+def test_whole_files_of_many_samples_are_declined(policy: NoPFS | NoPFSLiteral) -> None:
+    """Six files of 400 samples on two nodes: each reads 200 samples of each file in an epoch, give
+    or take ten. On one node there is nobody to share with, and it goes on."""
+    rng = np.random.default_rng(1)
+    orders = [rng.permutation(np.repeat(np.arange(6), 400)).reshape(2, 12, 100) for _ in range(2)]
+    with pytest.raises(PolicyError, match=r"about 400 times.*grain: samples or grain: ranges"):
+        policy.decide(written(orders, cluster([[3], [3]])))
+    alone = [each.reshape(1, 24, 100) for each in orders]
+    assert len(policy.decide(written(alone, cluster([[3]]))).copies.file) == 3
 
 
 def test_a_copy_saves_most_behind_a_slow_link() -> None:

@@ -36,7 +36,9 @@ class Lobster:
        distance goes for the nearest sample that is prefetched.
 
     A node that does not have a sample reads it from one that does, else from the file system, and
-    keeps it. On one node every sample is used in every epoch, so that only rule 3 can act.
+    keeps it. Loading threads that are free go to the GPU that has the least in advance (4.2), which
+    is what `threads` computes for a whole step. On one node every sample is used in every epoch, so
+    that only rule 3 can act.
 
     Assumptions: what is loaded is prefetched shortly before its use, so it is the nearest prefetch,
     and whether it stays after its use is decided with its own next use, by rule 3; nodes see what
@@ -56,7 +58,11 @@ class Lobster:
 
         replay = Replay(begin)
         return Decision(
-            when=When.ON_USE, remote=True, pfs=False, served=lambda epoch, _: replay.at(epoch)
+            when=When.ON_USE,
+            remote=True,
+            pfs=False,
+            served=lambda epoch, _: replay.at(epoch),
+            share_threads=True,
         )
 
 

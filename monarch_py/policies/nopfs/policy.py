@@ -7,11 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.errors import PolicyError
 from monarch_py.policies.nopfs.placement import copies_of, homeless, into_classes, literal, place
 from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
 Files = npt.NDArray[np.int64]
+# Standard deviation of the frequencies over their mean below which the best placement saves so
+# little that any other does as well.
+LEAST_SPREAD = 0.1
 
 __all__ = ["NoPFS", "NoPFSLiteral"]
 
@@ -22,11 +26,13 @@ class NoPFS:
     Also on one node, and for files that nobody holds (the paper's scenario 4), the staging buffer
     is filled in the exact order of access. Classes fill beside training in order of first use, and
     each fetch takes the fastest of local, remote and file system (`fetching`).
+    Raises PolicyError where frequencies do not differ (`need_differences`).
     """
 
     name = "nopfs"
 
     def decide(self, job: Job) -> Decision:
+        need_differences(job, self.name)
         quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
         placed = place(
             list(job.frequencies),
@@ -45,15 +51,32 @@ class NoPFS:
 class NoPFSLiteral:
     """NoPFS 5.1 to the letter: every node holds what it uses most, whoever else holds it.
 
-    Leaves files without a holder even where the tiers together have room for all.
+    Leaves files without a holder even where the tiers together have room for all. Raises
+    PolicyError where frequencies do not differ.
     """
 
     name = "nopfs-literal"
 
     def decide(self, job: Job) -> Decision:
+        need_differences(job, self.name)
         quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
         held = list(literal(list(job.frequencies), job.sizes, quotas))
         return Decision(copies=_by_class(job, held), when=When.BESIDE, remote=True)
+
+
+def need_differences(job: Job, name: str) -> None:
+    """PolicyError where several nodes use every file about equally often, epoch after epoch.
+
+    That is so for whole files of many samples: sqrt(1 - 1 / nodes) over the root of the number of
+    samples that a node reads of a file is how far frequencies lie apart (binomial, NoPFS 3.1).
+    Files of one sample are used less than once an epoch by a node, and are never refused."""
+    used = job.frequencies
+    mean = float(used.mean())
+    if job.cluster.nodes > 1 and mean >= job.epochs and float(used.std()) < LEAST_SPREAD * mean:
+        raise PolicyError(
+            f"{name}: every node uses every file about {mean:.0f} times, so that frequency says "
+            "nothing of who should hold it; make the plan with grain: samples or grain: ranges"
+        )
 
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:

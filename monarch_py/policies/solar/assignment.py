@@ -41,14 +41,21 @@ def assign(costs: Floats) -> npt.NDArray[np.int64]:
         inner = done & (row_of >= 0)
         row_price[row_of[inner]] += length - distance[inner]
         row_price[row] += length
-        while True:
-            before = int(came_from[column])
-            taken = np.flatnonzero(row_of == before)
-            row_of[column] = before
-            if before == row:
-                break
-            # The path goes on at the column that this row gives up.
-            column = int(taken[taken != column][0])
+        _take(row_of, came_from, column, row)
     answer = np.empty(n, dtype=np.int64)
     answer[row_of] = np.arange(n)
     return answer
+
+
+def _take(
+    row_of: npt.NDArray[np.int64], came_from: npt.NDArray[np.int64], column: int, row: int
+) -> None:
+    """Gives every row on the path that ends at `column` the column that it reaches next."""
+    while True:
+        before = int(came_from[column])
+        had = np.flatnonzero(row_of == before)
+        row_of[column] = before
+        if before == row:
+            return
+        # The path goes on at the column that this row gives up.
+        column = int(had[had != column][0])
