@@ -74,8 +74,8 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
 void monarch_sim_free(struct monarch_sim *sim);
 
 /* The next epoch's accesses: nodes x steps x ranks_per_node x batch files, -1 for none. holder (-1:
- * the file system), cls and redundant [bytes] are of the same shape, or NULL. The last
- * MONARCH_SIM_EPOCHS that were given are referred to. 0: no memory. */
+ * the file system), cls and redundant [bytes] are of the same shape, or NULL. The arrays are
+ * referred to until MONARCH_SIM_EPOCHS more have been given. 0: no memory. */
 int monarch_sim_give(struct monarch_sim *sim, const int32_t *order, const int32_t *holder,
                      const int8_t *cls, const int64_t *redundant);
 /* Goes on until the next epoch has to be given: 1; or until the end: 0. -1: nothing moves (a fault

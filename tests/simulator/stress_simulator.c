@@ -1,0 +1,146 @@
+/* Random jobs through the simulation, for the sanitizers: shapes, orders with holes, copies, ways
+ * of filling, checkpoints. Says how many accesses there were. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "simulator.h"
+
+/* Epochs whose arrays are kept: an old one is looked at when the next is given. */
+#define KEPT (MONARCH_SIM_EPOCHS + 1)
+
+static uint64_t state = 1;
+
+static uint32_t below(uint32_t n) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return (uint32_t)(state >> 33) % n;
+}
+
+static double *doubles(size_t n, double least, double span) {
+    double *made = malloc((n + 1) * sizeof *made);
+    for (size_t i = 0; i <= n; i++)
+        made[i] = least + span * below(1000) / 1000;
+    return made;
+}
+
+static void fail(const char *what) {
+    fprintf(stderr, "%s\n", what);
+    exit(1);
+}
+
+static uint64_t run_one(void) {
+    uint32_t nodes = 1 + below(4), ranks = 1 + below(3), classes = 1 + below(3);
+    uint32_t steps = 1 + below(5), batch = 1 + below(4), epochs = 1 + below(4);
+    uint32_t files = 1 + below(60), threads[3] = {1 + below(4), 1 + below(3), 1 + below(3)};
+    uint64_t copies = classes > 1 ? below(80) : 0, n = (uint64_t)nodes * ranks * steps * batch;
+    int64_t *sizes = malloc(files * sizeof *sizes);
+    int32_t *copy_node = malloc((copies + 1) * 4), *copy_file = malloc((copies + 1) * 4);
+    int8_t *copy_class = malloc(copies + 1);
+    for (uint32_t i = 0; i < files; i++)
+        sizes[i] = below(1000);
+    /* Rows of one node and class lie together. */
+    for (uint64_t i = 0; i < copies; i++) {
+        uint64_t list = i * nodes * (classes - 1) / copies;
+        copy_node[i] = (int32_t)(list / (classes - 1));
+        copy_class[i] = (int8_t)(1 + list % (classes - 1));
+        copy_file[i] = (int32_t)below(files);
+    }
+    double *read = doubles(nodes * classes, 1, 1000), *write = doubles(nodes * classes, 1, 1000);
+    double *staging = doubles(nodes, 0, 3000), *network = doubles(nodes, 1, 1000);
+    double *link = doubles(nodes, 1, 1000), *pfs = doubles(nodes + 1, 1, 1000);
+    double *compute = doubles(nodes, 1, 1000), *preprocess = doubles(nodes, 1, 1000);
+    struct monarch_sim_job job = {
+        .nodes = nodes,
+        .ranks_per_node = ranks,
+        .classes = classes,
+        .files = files,
+        .epochs = epochs,
+        .steps = steps,
+        .batch = batch,
+        .sizes = sizes,
+        .read_rate = read,
+        .write_rate = write,
+        .threads = threads,
+        .staging = staging,
+        .network = network,
+        .pfs_link = link,
+        .pfs = pfs,
+        .compute = compute,
+        .preprocess = preprocess,
+        .copies = copies,
+        .copy_node = copy_node,
+        .copy_file = copy_file,
+        .copy_class = copy_class,
+        .stages = below(2),
+        .fills = below(2),
+        .fills_first = below(2),
+        .keeps = below(2),
+        .reads_remote = below(2),
+        .weighs_pfs = below(2),
+        .shares_threads = below(2),
+        .is_free = below(8) == 0,
+        .checkpoint_steps = below(3),
+        .checkpoint_bytes = below(500),
+    };
+    struct monarch_sim_result result = {.imbalance = 1.1};
+    result.epoch_end = calloc(epochs, sizeof(double));
+    result.bytes = calloc((size_t)epochs * MONARCH_SIM_FROMS, sizeof(double));
+    result.node_bytes = calloc((size_t)nodes * MONARCH_SIM_FROMS, sizeof(double));
+    result.reused = calloc(epochs, sizeof(double));
+    result.stall = calloc((size_t)nodes * ranks, sizeof(double));
+    result.rank_compute = calloc((size_t)nodes * ranks, sizeof(double));
+    result.filled = calloc(nodes, sizeof(double));
+    result.ready = calloc(epochs, sizeof(uint64_t));
+    result.imbalanced = calloc(epochs, sizeof(uint64_t));
+
+    int32_t *order[KEPT] = {NULL}, *holder[KEPT] = {NULL};
+    int8_t *cls[KEPT] = {NULL};
+    int64_t *more[KEPT] = {NULL};
+    int is_told = classes > 1 && below(3) == 0, moved;
+    uint32_t given = 0;
+    double used = 0, served = 0;
+    struct monarch_sim *sim = monarch_sim_new(&job, &result);
+    while ((moved = monarch_sim_run(sim)) == 1) {
+        uint32_t at = given++ % KEPT;
+        free(order[at]), free(holder[at]), free(cls[at]), free(more[at]);
+        order[at] = malloc(n * 4), holder[at] = malloc(n * 4);
+        cls[at] = malloc(n), more[at] = malloc(n * 8);
+        for (uint64_t i = 0; i < n; i++) {
+            order[at][i] = below(10) ? (int32_t)below(files) : -1;
+            holder[at][i] = (int32_t)below(nodes + 1) - 1;
+            cls[at][i] = classes > 1 ? (int8_t)(1 + below(classes - 1)) : 0;
+            more[at][i] = below(100);
+            used += order[at][i] < 0 ? 0 : (double)sizes[order[at][i]];
+        }
+        if (!monarch_sim_give(sim, order[at], is_told ? holder[at] : NULL, is_told ? cls[at] : NULL,
+                              is_told && below(2) ? more[at] : NULL))
+            fail("no memory");
+    }
+    if (moved)
+        fail("nothing moves");
+    monarch_sim_free(sim);
+    for (uint32_t i = 0; i < epochs * MONARCH_SIM_FROMS; i++)
+        served += result.bytes[i];
+    if (given != epochs || used - served > 0.5 || served - used > 0.5)
+        fail("samples were lost");
+    for (uint32_t i = 1; i < epochs; i++)
+        if (result.epoch_end[i] < result.epoch_end[i - 1])
+            fail("time goes back");
+    for (int i = 0; i < KEPT; i++)
+        free(order[i]), free(holder[i]), free(cls[i]), free(more[i]);
+    free(sizes), free(copy_node), free(copy_file), free(copy_class);
+    free(read), free(write), free(staging), free(network), free(link), free(pfs);
+    free(compute), free(preprocess), free(result.epoch_end), free(result.bytes);
+    free(result.node_bytes), free(result.reused), free(result.stall), free(result.rank_compute);
+    free(result.filled), free(result.ready), free(result.imbalanced);
+    return n * epochs;
+}
+
+int main(int argc, char **argv) {
+    uint64_t accesses = 0;
+    for (int i = 0, runs = argc > 1 ? atoi(argv[1]) : 1000; i < runs; i++) {
+        state = (uint64_t)i + 1;
+        accesses += run_one();
+    }
+    printf("%llu accesses\n", (unsigned long long)accesses);
+    return 0;
+}
