@@ -2,7 +2,9 @@
 
 Plain loops over dictionaries and heaps: arrays do not help where every access changes what the
 next one finds. In a cache of 200,000 files LRU takes 0.4 to 0.7 us an access, 0.4 us more a further
-class, and farthest-next-use 1.1 us (benchmarks/policies, with the orders and next uses besides).
+class, and farthest-next-use 1.1 us. Ten million accesses to two million files, in a cache of half
+of them, took 1.1 and 1.8 us each on a busy machine, with drawing the orders and finding the next
+uses (benchmarks/policies).
 """
 
 from __future__ import annotations
