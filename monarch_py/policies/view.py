@@ -105,9 +105,10 @@ class Job:
         for epoch in range(self.epochs):
             orders = self.orders(epoch)
             for node, order in enumerate(orders):
-                flat = order.ravel()
-                files, place = np.unique(flat, return_index=True)
-                first[node, files] = np.minimum(first[node, files], before + place)
+                # Of a file that comes twice the last assignment counts: backwards, its first use.
+                files = order.ravel()[::-1]
+                uses = np.arange(before + len(files) - 1, before - 1, -1)
+                first[node, files] = np.minimum(first[node, files], uses)
             before += orders[0].size
         return first
 
