@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -261,3 +262,36 @@ def test_too_little_memory_is_one_sentence(
     assert (
         "dataset.files: 64 files do not fit into the memory of this machine; use fewer" in said.err
     )
+
+
+PAGES = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_tells_of_every_policy() -> None:
+    page = (PAGES / "simulator.md").read_text()
+    table = page.partition("## Policies")[2].partition("\n## ")[0]
+    told = re.findall(r"`([a-z-]+)`", "\n".join(re.findall(r"^\|([^|]*)\|", table, re.M)))
+    assert sorted(told) == sorted(NAMES)
+
+
+def test_the_page_tells_of_every_field(run: Run, scenario: Callable[..., str]) -> None:
+    page = (PAGES / "scenarios.md").read_text()
+    said = json.loads(run(scenario(), "--json", "-p", "naive").out)
+    for field in (*said, *said["policies"]["naive"], "unsupported"):
+        assert f"`{field}`" in page
+
+
+def test_the_worked_example_gives_what_the_page_says(run: Run, tmp_path: Path) -> None:
+    page = (PAGES / "simulator.md").read_text().partition("\n## The model")[0]
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    rows = re.findall(r"^\| `([a-z-]+)`[^|]*\| ([\d,]+) s \|", page, re.M)
+    # A fiftieth of it, in a fiftieth of the time; the staging buffer keeps room for batches.
+    small = example.replace("1281167", "25623").replace("48GiB", "983MiB")
+    small = small.replace("2GiB, threads", "160MiB, threads")
+    (tmp_path / "mine.yaml").write_text(small)
+    told = {name: seconds for name, seconds in reversed(rows)}
+    assert list(told) == ["first-fit", "staging-buffer", "perfect"]
+    said = run(str(tmp_path / "mine.yaml"), "--json", *(w for name in told for w in ("-p", name)))
+    for name, result in json.loads(said.out)["policies"].items():
+        seconds = float(told[name].replace(",", "")) / 50
+        assert result["total_seconds"] == pytest.approx(seconds, rel=0.02)
