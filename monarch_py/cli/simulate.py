@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,8 @@ def calibrate(config_file: Path, output: Path | None) -> None:
     config = checked(config_file)
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"{output}: there is no directory {output.parent}; make it")
+    # A job that is cancelled leaves nothing in the tiers.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     measured = measuring.calibrate(config, lambda what: click.echo(f"measuring {what}", err=True))
     text = measuring.scenario_text(config, measured)
     if output is None:
