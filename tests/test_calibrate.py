@@ -67,7 +67,7 @@ def test_every_curve_is_one_and_nothing_is_left(place: Path) -> None:
 
 
 def test_the_rate_is_that_of_all_threads(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that take 50 ms each, whatever is done meanwhile: six after another, or four at once."""
+    """Files that take 50 ms each, whatever is done meanwhile: six in a row, or four at once."""
 
     def slow(path: Path, _: float) -> int:
         time.sleep(0.05)
@@ -208,15 +208,30 @@ def test_the_command_writes_the_file(place: Path, monarch: Monarch) -> None:  # 
     assert "measuring" not in done.stderr
 
 
+# A tier so slow that there is time to cancel it.
+SLOW = """
+import time
+from monarch_py import calibrate, cli
+
+def write(path, piece, size, until):
+    path.write_bytes(piece)
+    while time.monotonic() < until:
+        time.sleep(0.01)
+    return len(piece)
+
+calibrate._write, calibrate.MOST_SECONDS = write, 1.0
+cli.main()
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_is_cancelled_leaves_nothing(place: Path, number: signal.Signals) -> None:
-    write_config(place, quota="128MiB")
-    words = [sys.executable, "-m", "monarch_py", "calibrate", "-c", str(place / "tiers.yaml")]
+    words = [sys.executable, "-c", SLOW, "calibrate", "-c", str(place / "tiers.yaml")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        wait_until(lambda: any(folder.iterdir() for folder in left(place)), every=0.001)
+        wait_until(lambda: any(file.is_file() for file in (place / "tier").rglob("*")))
         run.send_signal(number)
         out, err = run.communicate(timeout=30)
-    assert run.returncode != 0
+    assert run.returncode == (143 if number == signal.SIGTERM else 1)
     assert out == ""
     assert "Traceback" not in err
     assert left(place) == []
