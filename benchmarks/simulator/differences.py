@@ -115,7 +115,15 @@ def model_rows(found: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for each in found
     ]
-    head = ["policy", "case", "all off [s]", "ours [s]", "", "first fill there [s]", "here [s]"]
+    head = [
+        "policy",
+        "case",
+        "all off [s]",
+        "ours [s]",
+        "ours / all off",
+        "first fill there [s]",
+        "here [s]",
+    ]
     return table(head, rows)
 
 
@@ -148,7 +156,16 @@ def total_rows(runs: Sequence[dict[str, Any]]) -> list[str]:
                 shares(here),
             ]
         )
-    head = ["set", "policy", "published [s]", "all off [s]", "ours [s]", "", "published", "ours"]
+    head = [
+        "set",
+        "policy",
+        "published [s]",
+        "all off [s]",
+        "ours [s]",
+        "ours / published",
+        "published",
+        "ours",
+    ]
     return table(head, rows)
 
 
