@@ -202,7 +202,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.differences")
     parser.add_argument("--only", default="", help="runs whose set or policy holds this text")
     parser.add_argument("--json", type=Path, help="where everything goes as JSON")
-    parser.add_argument("--page", type=Path, default=PAGE, help="where the tables go")
+    parser.add_argument("--page", type=Path, help=f"where the tables go: {PAGE}, none of a part")
     arguments = parser.parse_args()
     runs: list[dict[str, Any]] = []
     modelled: list[dict[str, Any]] = []
@@ -213,7 +213,9 @@ def main() -> int:
             runs.append(measure(record))
             if record["params"] == "stressS3":
                 modelled += models(record)
-    put_tables(arguments.page, tables(runs, modelled))
+    # Of some runs alone the tables would lose the others.
+    if page := arguments.page or (None if arguments.only else PAGE):
+        put_tables(page, tables(runs, modelled))
     document = {"machine": describe_machine(), "runs": runs, "models": modelled}
     if arguments.json:
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")

@@ -246,7 +246,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.figures")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--json", type=Path, help="where everything goes as JSON")
-    parser.add_argument("--page", type=Path, default=PAGE, help="where the tables go")
+    parser.add_argument("--page", type=Path, help=f"where the tables go: {PAGE}, none of a part")
     parser.add_argument("--images", type=Path, default=IMAGES, help="where the pictures go")
     arguments = parser.parse_args()
     documents = {}
@@ -262,8 +262,9 @@ def main() -> int:
             documents[name] = grid(200, slower)
             if slower > 1:
                 draw(shown(documents[name]), arguments.images / f"simulator_{name}.png")
-    made = tables(documents)
-    put_tables(arguments.page, made)
+    # Of some cases alone the tables would lose the others.
+    if page := arguments.page or (None if arguments.only else PAGE):
+        put_tables(page, tables(documents))
     if arguments.json:
         document = {"machine": describe_machine(), "cases": documents}
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
