@@ -3,6 +3,7 @@ from."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,19 @@ from monarch_py.errors import MonarchError
 __all__ = ["can_draw", "draw"]
 
 COLOURS = {"staging": "#e2e8f0", "local": "#2b6cb0", "remote": "#63b3ed", "pfs": "#c53030"}
+KINDS = (".png", ".svg", ".pdf", ".jpg", ".webp")
 # Inches of a bar, of what stands beside them, and of the least that a title needs.
 BAR, MARGIN, LEAST = 0.55, 1.6, 6.5
 
 
 def can_draw(path: Path) -> None:
     """Whether there will be a picture, before the work for it: MonarchError if not."""
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError:
-        raise MonarchError("drawing needs matplotlib; pip install 'monarch-py[plots]'") from None
-    kinds = sorted(FigureCanvasBase.get_supported_filetypes())
-    if path.suffix.removeprefix(".").lower() not in kinds:
-        raise MonarchError(f"{path} does not end like a picture; use .png, .svg or .pdf")
+    if path.suffix.lower() not in KINDS:
+        raise MonarchError(f"{path} does not end like a picture; use one of {', '.join(KINDS)}")
     if not path.parent.is_dir():
         raise MonarchError(f"{path} cannot be drawn: there is no directory {path.parent}; make it")
+    if find_spec("matplotlib") is None:
+        raise MonarchError("drawing needs matplotlib; pip install 'monarch-py[plots]'")
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
