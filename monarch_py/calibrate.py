@@ -31,7 +31,8 @@ THREADS = (1, 2, 4, 8)
 MOST_BYTES = 256 * MIB
 MOST_SECONDS = 5.0
 PIECE_BYTES = 1 * MIB
-# A tier is measured with files of this size, of which there are as many as threads.
+# A tier is measured with files of this size, of which there are as many as threads; smaller where
+# its quota is.
 SCRATCH_BYTES = 32 * MIB
 # Source files that are looked at to choose those that are read.
 LISTED_FILES = 100_000
@@ -41,11 +42,15 @@ Curve = dict[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Rates [bytes/s] by the number of threads: of the source, and of each tier, both ways."""
+    """Rates [bytes/s] by the number of threads: of the source, and of each tier, both ways.
+
+    source_bytes : of the files that were read of the source for the last of its rates
+    """
 
     source: Curve
     read: tuple[Curve, ...]
     write: tuple[Curve, ...]
+    source_bytes: int
 
 
 def _drop_pages(fd: int) -> None:
@@ -65,13 +70,12 @@ def _read(path: Path, until: float) -> int:
     return done
 
 
-def _write(path: Path, until: float) -> int:
-    # Not all zeros: there are file systems that do not write those.
-    piece = os.urandom(PIECE_BYTES)
+def _write(path: Path, piece: bytes, size: int, until: float) -> int:
+    """Writes a file of `size` bytes, but no longer than `until`; returns how many bytes."""
     done = 0
     with open(path, "wb", buffering=0) as file:
-        while done < SCRATCH_BYTES and time.monotonic() < until:
-            done += file.write(piece)
+        while done < size and time.monotonic() < until:
+            done += file.write(piece[: size - done])
         os.fsync(file.fileno())
     return done
 
@@ -103,41 +107,56 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
     return files
 
 
-def _measure_source(files: list[tuple[Path, int]]) -> Curve:
-    """Every number of threads reads files of its own: what was read once may be in some cache."""
+def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
+    """Rates by the number of threads, and the bytes that were read for the last of them.
+
+    Every number of threads reads files of its own, where there are enough: what was read once may
+    be in some cache. A number of which there are not as many files cannot be measured.
+    """
     order = np.random.default_rng(0).permutation(len(files))
-    parts = np.array_split(order, len(THREADS))
-    curve = {}
-    for threads, part in zip(THREADS, parts, strict=True):
-        chosen = [files[i] for i in part] or files
+    numbers = [threads for threads in THREADS if threads <= len(files)]
+    parts = np.array_split(order, len(numbers))
+    curve, read = {}, 0
+    for threads, part in zip(numbers, parts, strict=True):
+        chosen = [files[i] for i in (part if len(part) >= threads else order)]
         total = np.cumsum([size for _, size in chosen])
         enough = 1 + int(np.searchsorted(total, MOST_BYTES))
-        paths = [path for path, _ in chosen[: max(enough, threads)]]
-        curve[threads] = _rate(_read, paths, threads)
-    return curve
+        chosen = chosen[: max(enough, threads)]
+        curve[threads] = _rate(_read, [path for path, _ in chosen], threads)
+        read = sum(size for _, size in chosen)
+    return curve, read
 
 
 @contextmanager
-def _scratch(tier: Path) -> Iterator[Path]:
+def _scratch(tier: Path, size: int) -> Iterator[Path]:
+    """A directory in the tier for `size` bytes, gone afterwards."""
+    needed = 2 * size
     try:
         with tempfile.TemporaryDirectory(prefix=".monarch-calibrate-", dir=tier) as made:
-            free = os.statvfs(made).f_bavail * os.statvfs(made).f_frsize
-            if free < 2 * SCRATCH_BYTES * max(THREADS):
+            state = os.statvfs(made)
+            if (free := state.f_bavail * state.f_frsize) < needed:
                 raise TierError(
-                    f"tier {tier} has {free // MIB} MiB free, and measuring it takes "
-                    f"{2 * SCRATCH_BYTES * max(THREADS) // MIB} MiB; make room, or measure later"
+                    f"tier {tier} has {free / MIB:.0f} MiB free, and measuring it takes "
+                    f"{needed / MIB:.0f} MiB; make room, or measure later"
                 )
             yield Path(made)
     except OSError as error:
         raise TierError(f"tier {tier} cannot be measured: {error}; check its mount point") from None
 
 
-def _measure_tier(tier: Path) -> tuple[Curve, Curve]:
+def _measure_tier(tier: Path, quota_bytes: int) -> tuple[Curve, Curve]:
+    size = max(1, min(SCRATCH_BYTES, quota_bytes // max(THREADS)))
+    # Not all zeros: there are file systems that do not write those.
+    piece = os.urandom(min(PIECE_BYTES, size))
     read, write = {}, {}
-    with _scratch(tier) as scratch:
+
+    def fill(path: Path, until: float) -> int:
+        return _write(path, piece, size, until)
+
+    with _scratch(tier, size * max(THREADS)) as scratch:
         for threads in THREADS:
             paths = [scratch / f"{threads}-{i}" for i in range(threads)]
-            write[threads] = _rate(_write, paths, threads)
+            write[threads] = _rate(fill, paths, threads)
             read[threads] = _rate(_read, paths, threads)
             for path in paths:
                 path.unlink()
@@ -148,27 +167,39 @@ def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> C
     """Measures the tiers and the first source of a configuration.
 
     It reads 256 MiB of the source for each number of threads, drops their pages, and writes up to
-    256 MiB to a directory of its own in every tier. tell : is called with what is measured next.
-    Raises TierError where a tier has no room, ConfigError where the source has no files.
+    256 MiB, and never more than the quota, to a directory of its own in every tier.
+    tell : is called with what is measured next. Raises TierError where a tier has no room,
+    ConfigError where the source has no files.
     """
     tell(f"source {config.sources[0].path}")
     files = _source_files(config)
     try:
-        source = _measure_source(files)
+        source, source_bytes = _measure_source(files)
     except OSError as error:
-        raise ConfigError(f"{config.file}: the source cannot be read: {error}") from None
+        raise ConfigError(
+            f"{config.file}: the source cannot be read: {error}; check its permissions"
+        ) from None
     read, write = [], []
     for tier in config.tiers:
         tell(f"tier {tier.mount_point}")
-        r, w = _measure_tier(tier.mount_point)
+        r, w = _measure_tier(tier.mount_point, tier.quota_bytes)
         read.append(r)
         write.append(w)
-    return Calibration(source, tuple(read), tuple(write))
+    return Calibration(source, tuple(read), tuple(write), source_bytes)
+
+
+def _rate_text(rate: float) -> str:
+    """In whole bytes where a rate is small: the scenario takes none that is rounded to 0."""
+    return f"{rate / MIB:.1f}MiB/s" if rate >= MIB else f"{max(1.0, rate):.0f}B/s"
+
+
+def _size_text(size: int) -> str:
+    whole, rest = divmod(size, MIB)
+    return f"{size}B" if rest else f"{whole}MiB"
 
 
 def _curve_text(curve: Curve) -> str:
-    points = ", ".join(f"{n}: {rate / MIB:.1f}MiB/s" for n, rate in curve.items())
-    return "{" + points + "}"
+    return "{" + ", ".join(f"{n}: {_rate_text(rate)}" for n, rate in curve.items()) + "}"
 
 
 def scenario_text(config: Config, measured: Calibration) -> str:
@@ -176,40 +207,54 @@ def scenario_text(config: Config, measured: Calibration) -> str:
 
     The staging buffer is the memory that readers hold, at the rate of the fastest tier.
     """
-    threads = config.copy_threads
-    best = max(measured.source, key=lambda n: measured.source[n])
     quotas = [tier.quota_bytes for tier in config.tiers]
     staging = min(GIB, max(64 * MIB, quotas[0] // 8))
-    classes = [("staging", staging, measured.read[0], measured.write[0])]
-    classes += [
-        (f"{tier.kind}{number}", tier.quota_bytes, measured.read[number], measured.write[number])
-        for number, tier in enumerate(config.tiers)
-    ]
-    lines = [
+    names = ["staging", *(f"{tier.kind}{number}" for number, tier in enumerate(config.tiers))]
+    lines = _job_lines(config) + _source_lines(measured) + ["classes:"]
+    for name, capacity, read, write in zip(
+        names,
+        [staging, *quotas],
+        [measured.read[0], *measured.read],
+        [measured.write[0], *measured.write],
+        strict=True,
+    ):
+        lines += [
+            f"  - name: {name}",
+            f"    capacity: {_size_text(capacity)}",
+            f"    threads: {config.copy_threads}",
+            f"    read: {_curve_text(read)}",
+            f"    write: {_curve_text(write)}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _job_lines(config: Config) -> list[str]:
+    # A dollar begins a variable in a path.
+    dataset = json.dumps(str(config.sources[0].real_path).replace("$", "$$"))
+    return [
         f"# Measured by `monarch calibrate` with {config.file}.",
         "# Lines with a question mark were not measured: write what your job has.",
         "name: this machine",
         "nodes: 1",
         "epochs: 5                 # ?",
         "batch_per_rank: 32        # ?",
-        "drop_last: true",
+        "drop_last: false          # ?",
         "seed: 0",
-        f"dataset: {{scan: {json.dumps(str(config.sources[0].real_path))}}}",
+        f"dataset: {{scan: {dataset}}}",
         "rates:",
         "  compute: 100MiB/s       # ? samples that a rank trains on, in bytes",
         "  preprocess: 200MiB/s    # ? of one loading thread",
         "  network: 1GiB/s         # ? to other nodes, if there are any",
+    ]
+
+
+def _source_lines(measured: Calibration) -> list[str]:
+    best = max(measured.source.values())
+    lines = [
         "# One node is one client; this is what all its threads got together, by their number:",
         f"# {_curve_text(measured.source)}",
-        f"pfs: {{1: {measured.source[best] / MIB:.1f}MiB/s}}",
-        "classes:",
+        f"pfs: {{1: {_rate_text(best)}}}",
     ]
-    for name, capacity, read, write in classes:
-        lines += [
-            f"  - name: {name}",
-            f"    capacity: {capacity}B",
-            f"    threads: {threads}",
-            f"    read: {_curve_text(read)}",
-            f"    write: {_curve_text(write)}",
-        ]
-    return "\n".join(lines) + "\n"
+    if measured.source_bytes < SCRATCH_BYTES:
+        lines[2] += f"   # ? {measured.source_bytes} bytes are too few for a rate"
+    return lines

@@ -144,13 +144,14 @@ class Chosen:
 
     def meet(self, catalog: CatalogReader) -> Ids:
         """The (n,) entries that are meant and were not returned before."""
-        self._is_chosen = np.pad(self._is_chosen, (0, len(catalog) - len(self._is_chosen)))
         for place in [p for p in self.unknown.values() if catalog.find(p.source, p.path) >= 0]:
             del self.unknown[place.source, place.path]
             self._take(place, catalog)
+        # The catalog grows meanwhile: one look at its length, after the last look into it.
+        last = len(catalog)
+        self._is_chosen = np.pad(self._is_chosen, (0, last - len(self._is_chosen)))
         found = [self._new(np.array(self._named, dtype=np.uint64))]
         self._named = []
-        last = len(catalog)
         while self._directories and self._examined < last:
             end = min(self._examined + PORTION, last)
             found.append(self._new(self._examine(catalog, self._examined, end)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,20 @@ from typing import Any
 import click
 
 from monarch_py.cli.options import as_json, checked, config_option
-from monarch_py.errors import ConfigError
+from monarch_py.errors import ConfigError, MonarchError
 
 __all__ = ["COMMANDS"]
+
+COLUMNS = (
+    "total [s]",
+    "epoch 1 [s]",
+    "later [s]",
+    "waited [s]",
+    "ready",
+    "local",
+    "remote",
+    "PFS",
+)
 
 
 def _scenario_file(given: str) -> Path:
@@ -61,6 +73,7 @@ def simulate(
     """
     from monarch_py.simulator import load_scenario
     from monarch_py.simulator.comparison import compare, names
+    from monarch_py.simulator.plot import can_draw, draw
     from monarch_py.simulator.result import to_document
 
     if lists:
@@ -68,19 +81,27 @@ def simulate(
         return
     if scenario is None:
         raise click.UsageError("name a scenario, or give --list")
-    loaded = load_scenario(_scenario_file(scenario), names(as_published=as_published))
-    chosen = policies or loaded.policies
-    results = compare(loaded, chosen, as_published=as_published, without=without)
+    known = names(as_published=as_published)
+    loaded = load_scenario(_scenario_file(scenario), {*names(as_published=False), *known})
+    # A scenario is for both simulators, of which the published one has fewer policies.
+    chosen = policies or tuple(name for name in loaded.policies if name in known)
+    if plot is not None:
+        can_draw(plot)
+    results = compare(loaded, chosen, as_published=as_published, without=without, tell=_tell)
     document = to_document(loaded.name, loaded.assumptions, results)
     if plot is not None:
-        from monarch_py.simulator.plot import draw
-
         draw(document, plot)
     if as_json:
         json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
         _show(document)
+
+
+def _tell(policy: str) -> None:
+    """On a terminal, in a line that the next one replaces: large scenarios take minutes."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\033[K{f'simulating {policy} ...' if policy else ''}", nl=False, err=True)
 
 
 def _list() -> None:
@@ -98,32 +119,47 @@ def _list() -> None:
 
 def _show(document: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=document["scenario"])
+    table = Table(title=Text(document["scenario"]))
     table.add_column("policy", no_wrap=True)
-    for column in ("total [s]", "first", "later", "waited", "ready", "local", "remote", "PFS"):
-        table.add_column(column, justify="right")
+    for column in COLUMNS:
+        table.add_column(Text(column), justify="right", no_wrap=True)
     missing = []
     for policy, result in document["policies"].items():
         if "unsupported" in result:
-            missing.append(f"{policy}: {result['unsupported']}")
-            continue
-        epochs, share = result["epoch_seconds"], result["share"]
-        later = sum(epochs[1:]) / len(epochs[1:]) if epochs[1:] else None
-        table.add_row(
-            policy,
-            f"{result['total_seconds']:.4g}",
-            f"{epochs[0]:.4g}",
-            "-" if later is None else f"{later:.4g}",
-            f"{result['stall_seconds']:.2g}",
-            f"{result['ready_ratio']:.0%}",
-            *(f"{share[place]:.0%}" for place in ("local", "remote", "pfs")),
-        )
+            reason = result["unsupported"].removeprefix(f"{policy}: ")
+            missing.append(f"{policy} cannot run here: {reason}")
+        else:
+            table.add_row(policy, *_row(result))
     console = Console()
-    console.print(table)
+    # A table that is too wide for its terminal is still whole when that is made wider.
+    wide = console.options.update(max_width=1000)
+    needed = Measurement.get(console, wide, table).maximum if table.row_count else 0
+    console = Console(width=max(console.width, min(needed, 200)))
+    if table.row_count:
+        console.print(table)
     for line in (*missing, *document["assumptions"]):
-        console.print(line, style="dim")
+        console.print(Text(line, style="dim"))
+
+
+def _row(result: dict[str, Any]) -> list[str]:
+    epochs, share = result["epoch_seconds"], result["share"]
+    later = sum(epochs[1:]) / len(epochs[1:]) if epochs[1:] else None
+    return [
+        _seconds(result["total_seconds"]),
+        _seconds(epochs[0]),
+        "-" if later is None else _seconds(later),
+        _seconds(result["stall_seconds"]),
+        f"{result['ready_ratio']:.0%}",
+        *(f"{share[place]:.0%}" for place in ("local", "remote", "pfs")),
+    ]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f}" if seconds >= 1000 else f"{seconds:.4g}"
 
 
 @click.command()
@@ -134,12 +170,19 @@ def calibrate(config_file: Path, output: Path | None) -> None:
     from monarch_py import calibrate as measuring
 
     config = checked(config_file)
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"{output}: there is no directory {output.parent}; make it")
+    # A job that is cancelled leaves nothing in the tiers.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     measured = measuring.calibrate(config, lambda what: click.echo(f"measuring {what}", err=True))
     text = measuring.scenario_text(config, measured)
     if output is None:
         click.echo(text, nl=False)
     else:
-        output.write_text(text)
+        try:
+            output.write_text(text)
+        except OSError as error:
+            raise MonarchError(f"{output} cannot be written: {error}; give another file") from None
         click.echo(f"{output}: change the lines with a question mark, then monarch simulate it")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from monarch_py.errors import ConfigError, PolicyError
+from monarch_py.errors import ConfigError, MonarchError, PolicyError
 from monarch_py.policies.named import NAMES, make_policy
 from monarch_py.simulator import published
 from monarch_py.simulator.engine import simulate
@@ -13,6 +13,9 @@ from monarch_py.simulator.result import Result, Unsupported
 from monarch_py.simulator.scenario import Scenario
 
 __all__ = ["compare", "names"]
+
+# What a policy of that name makes of the scenario.
+One = Callable[[str], Result | Unsupported]
 
 
 def names(*, as_published: bool) -> tuple[str, ...]:
@@ -26,30 +29,53 @@ def compare(
     *,
     as_published: bool = False,
     without: Collection[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Result | Unsupported]:
     """What policies (all, if none is named) make of a scenario, in the order of the names given.
 
     as_published : in the re-created simulator of NoPFS's authors;  without : names of its
-    behaviours (published.Behaviour) that are put right. ConfigError for a name that is none.
+    behaviours (published.Behaviour) that are put right;  tell : is called with each policy before
+    it is simulated, and with "" at the end. Raises ConfigError for a name that is none,
+    MonarchError where there is too little memory.
     """
     known = names(as_published=as_published)
     for name in policies:
         if name not in known:
-            raise ConfigError(f"there is no policy {name!r}; use {', '.join(known)}")
-    chosen = tuple(policies) or known
-    if as_published:
-        behaviours = _behaviours(without)
-        return {name: published.simulate(scenario, name, behaviours) for name in chosen}
-    if without:
+            has = "the published simulator has" if as_published else "there is"
+            raise ConfigError(f"{has} no policy {name!r}; use {', '.join(known)}")
+    if without and not as_published:
         raise ConfigError("--without puts behaviours of --as-published right; give both")
-    job = job_of(scenario)
+    one = _published(scenario, without) if as_published else _ours(scenario)
     results: dict[str, Result | Unsupported] = {}
-    for name in chosen:
-        try:
-            results[name] = simulate(scenario, make_policy(name), job)
-        except PolicyError as error:
-            results[name] = Unsupported(str(error))
+    try:
+        for name in policies or known:
+            tell(name)
+            results[name] = one(name)
+    except MemoryError:
+        raise MonarchError(
+            f"{scenario.name}: dataset.files: {scenario.dataset.files} files do not fit into the "
+            "memory of this machine; use fewer"
+        ) from None
+    finally:
+        tell("")
     return results
+
+
+def _published(scenario: Scenario, without: Collection[str]) -> One:
+    behaviours = _behaviours(without)
+    return lambda name: published.simulate(scenario, name, behaviours)
+
+
+def _ours(scenario: Scenario) -> One:
+    job = job_of(scenario)
+
+    def one(name: str) -> Result | Unsupported:
+        try:
+            return simulate(scenario, make_policy(name), job)
+        except PolicyError as error:
+            return Unsupported(str(error))
+
+    return one
 
 
 def _behaviours(without: Collection[str]) -> frozenset[published.Behaviour]:

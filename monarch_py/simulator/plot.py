@@ -3,50 +3,68 @@ from."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from monarch_py.errors import MonarchError
 
-__all__ = ["draw"]
+__all__ = ["can_draw", "draw"]
 
 COLOURS = {"staging": "#e2e8f0", "local": "#2b6cb0", "remote": "#63b3ed", "pfs": "#c53030"}
+KINDS = (".png", ".svg", ".pdf", ".jpg", ".webp")
+# Inches of a bar, of what stands beside them, and of the least that a title needs.
+BAR, MARGIN, LEAST = 0.55, 1.6, 6.5
+
+
+def can_draw(path: Path) -> None:
+    """Whether there will be a picture, before the work for it: MonarchError if not."""
+    if path.suffix.lower() not in KINDS:
+        raise MonarchError(f"{path} does not end like a picture; use one of {', '.join(KINDS)}")
+    if not path.parent.is_dir():
+        raise MonarchError(f"{path} cannot be drawn: there is no directory {path.parent}; make it")
+    if find_spec("matplotlib") is None:
+        raise MonarchError("drawing needs matplotlib; pip install 'monarch-py[plots]'")
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """Writes the picture of a document (`result`) to a file whose ending says which kind.
 
     Each bar is a policy's total time, parted by the share of the bytes from each place; the line is
-    the time of the policy `perfect`, if it is among them. MonarchError without matplotlib, or where
-    the file cannot be written.
+    the time of the policy `perfect`, if it is among them. MonarchError where no policy can run in
+    the scenario, without matplotlib, or where the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MonarchError("drawing needs matplotlib; pip install 'monarch-py[plots]'") from None
+    can_draw(path)
+    from matplotlib.figure import Figure
+
     ran = {name: r for name, r in document["policies"].items() if "unsupported" not in r}
-    figure = Figure(figsize=(1.5 + 0.9 * max(len(ran), 3), 4.5), layout="constrained")
+    if not ran:
+        raise MonarchError(
+            f"{path} cannot be drawn: none of these policies can run in the scenario; name others"
+        )
+    figure = Figure(figsize=(max(LEAST, MARGIN + BAR * len(ran)), 4.5), layout="constrained")
     axes = figure.subplots()
+    _bars(axes, ran)
+    if "perfect" in ran:
+        axes.axhline(ran["perfect"]["total_seconds"], color="black", linewidth=0.8, linestyle=":")
+    axes.set_xticks(range(len(ran)), ran, rotation=45, ha="right")
+    axes.margins(x=0.01, y=0.1)
+    axes.set_ylabel("time of all epochs [s]")
+    axes.set_title(document["scenario"], fontsize=10, wrap=True)
+    figure.legend(title="samples from", fontsize=8, loc="outside right upper")
+    try:
+        figure.savefig(path, dpi=90)
+    except (OSError, ValueError) as error:
+        raise MonarchError(f"{path} cannot be drawn: {error}; give another file") from None
+
+
+def _bars(axes: Any, ran: dict[str, Any]) -> None:
     bottoms = [0.0] * len(ran)
     for place, colour in COLOURS.items():
         heights = [r["share"][place] * r["total_seconds"] for r in ran.values()]
         axes.bar(range(len(ran)), heights, bottom=bottoms, color=colour, label=place, width=0.7)
         bottoms = [a + b for a, b in zip(bottoms, heights, strict=True)]
     for at, result in enumerate(ran.values()):
-        axes.annotate(
-            f"{result['total_seconds']:.4g}",
-            (at, bottoms[at]),
-            ha="center",
-            va="bottom",
-            fontsize=8,
-        )
-    if "perfect" in ran:
-        axes.axhline(ran["perfect"]["total_seconds"], color="black", linewidth=0.8, linestyle=":")
-    axes.set_xticks(range(len(ran)), ran, rotation=45, ha="right")
-    axes.set_ylabel("time of all epochs [s]")
-    axes.set_title(document["scenario"], fontsize=10)
-    axes.legend(title="samples from", fontsize=8)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise MonarchError(f"{path} cannot be drawn: {error}") from None
+        seconds = result["total_seconds"]
+        text = f"{seconds:,.0f}" if seconds >= 1000 else f"{seconds:.4g}"
+        axes.annotate(text, (at, bottoms[at]), ha="center", va="bottom", fontsize=7)

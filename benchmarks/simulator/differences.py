@@ -1,0 +1,226 @@
+"""``python -m benchmarks.simulator.differences``: our simulator beside the published one.
+
+Every recorded run of the authors' simulator is simulated by ours, and by the re-creation of theirs
+with each behaviour switched off alone and with all of them off: what is left then is a difference
+of the models, whose two largest causes are removed in turn. Switches are tried one by one on two
+sets, elsewhere all together. The tables go into docs/simulator.md; the whole takes about eight
+minutes on one core, --only stressS3 half a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.numbers import describe_machine
+from benchmarks.simulator.figures import PAGE
+from benchmarks.simulator.published import RECORDS
+from benchmarks.simulator.tables import put_tables, table
+from monarch_py.simulator.comparison import compare
+from monarch_py.simulator.published import AS_PUBLISHED, POLICIES, Behaviour
+from monarch_py.simulator.published.compare import NAMES, load_records, scenario_of
+from monarch_py.simulator.result import PLACES, Result, Unsupported
+from monarch_py.simulator.scenario import Scenario
+
+# The sets whose runs are simulated once for every switch: small, and one of each dataset.
+SWITCHED = ("imagenet1k/stressS3", "mnist/paper")
+# Effects of a switch that are listed: of the total, of a share of the bytes.
+LEAST_TIME, LEAST_SHARE = 1e-3, 0.01
+
+
+def numbers(result: Result | Unsupported) -> dict[str, Any] | None:
+    """Total [s] and shares of a run; None where it was refused."""
+    if isinstance(result, Unsupported):
+        return None
+    return {
+        "seconds": result.total_seconds,
+        "share": result.share,
+        "initial": result.initial_seconds,
+    }
+
+
+def published(scenario: Scenario, policy: str, off: Collection[Behaviour]) -> dict[str, Any] | None:
+    without = [each.name.lower().replace("_", "-") for each in off]
+    ran = compare(scenario, [policy], as_published=True, without=without)
+    return numbers(ran[policy])
+
+
+def measure(record: dict[str, Any]) -> dict[str, Any]:
+    """One recorded run: there, here, and with the switches off."""
+    scenario, policy = scenario_of(record), NAMES[record["policy"]]
+    there, here = published(scenario, policy, ()), numbers(compare(scenario, [policy])[policy])
+    run: dict[str, Any] = {"set": scenario.name, "policy": policy, "there": there, "here": here}
+    if there is None:
+        return run
+    run["all_off"] = published(scenario, policy, AS_PUBLISHED)
+    run["causes"] = []
+    if scenario.name.startswith(SWITCHED):
+        for each in Behaviour:
+            other = published(scenario, policy, (each,))
+            if other is not None and matters(there, other):
+                change = other["seconds"] / there["seconds"] - 1
+                run["causes"].append({"behaviour": each.name, "change": change, **other})
+    return run
+
+
+def single(scenario: Scenario) -> Scenario:
+    """With one thread for each class, at the rate of all of them: there is nothing to share."""
+    classes = tuple(replace(each, threads=1) for each in scenario.classes)
+    return replace(scenario, classes=classes)
+
+
+@contextmanager
+def staged_from_pfs(policy: str) -> Iterator[None]:
+    """There, the policy prefetches from the file system as well, as it does here."""
+    kept = POLICIES[policy]
+    POLICIES[policy] = replace(kept, from_pfs=True)
+    try:
+        yield
+    finally:
+        POLICIES[policy] = kept
+
+
+def models(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One recorded run with all switches off, in both simulators, and without what they model
+    otherwise."""
+    scenario, policy = scenario_of(record), NAMES[record["policy"]]
+    cases = [("as recorded", scenario), ("one thread a class", single(scenario))]
+    if policy == "deepio-ordered":
+        cases += [("prefetched from the PFS", scenario)]
+    for name, changed in cases:
+        if name.startswith("prefetched"):
+            with staged_from_pfs(policy):
+                there = published(changed, policy, AS_PUBLISHED)
+        else:
+            there = published(changed, policy, AS_PUBLISHED)
+        here = numbers(compare(changed, [policy])[policy])
+        if there is not None and here is not None:
+            yield {"policy": policy, "case": name, "there": there, "here": here}
+
+
+def model_rows(found: Sequence[dict[str, Any]]) -> list[str]:
+    rows = [
+        [
+            f"`{each['policy']}`",
+            each["case"],
+            *(f"{each[side]['seconds']:.4g}" for side in ("there", "here")),
+            f"{each['here']['seconds'] / each['there']['seconds'] - 1:+.1%}",
+            *(f"{each[side]['initial']:.3g}" for side in ("there", "here")),
+        ]
+        for each in found
+    ]
+    head = [
+        "policy",
+        "case",
+        "all off [s]",
+        "ours [s]",
+        "ours / all off",
+        "first fill there [s]",
+        "here [s]",
+    ]
+    return table(head, rows)
+
+
+def matters(there: dict[str, Any], other: dict[str, Any]) -> bool:
+    shares = max(abs(there["share"][place] - other["share"][place]) for place in PLACES)
+    return bool(abs(other["seconds"] / there["seconds"] - 1) > LEAST_TIME or shares > LEAST_SHARE)
+
+
+def shares(run: dict[str, Any]) -> str:
+    return " / ".join(f"{run['share'][place]:.2f}" for place in PLACES[1:])
+
+
+def total_rows(runs: Sequence[dict[str, Any]]) -> list[str]:
+    rows = []
+    for run in runs:
+        if run["there"] is None or run["here"] is None:
+            said = ["runs" if run[side] else "refused" for side in ("there", "here")]
+            rows.append([run["set"], f"`{run['policy']}`", said[0], "", said[1], "", "", ""])
+            continue
+        there, off, here = run["there"], run["all_off"], run["here"]
+        rows.append(
+            [
+                run["set"],
+                f"`{run['policy']}`",
+                f"{there['seconds']:.5g}",
+                "refused" if off is None else f"{off['seconds']:.5g}",
+                f"{here['seconds']:.5g}",
+                f"{here['seconds'] / there['seconds'] - 1:+.1%}",
+                shares(there),
+                shares(here),
+            ]
+        )
+    head = [
+        "set",
+        "policy",
+        "published [s]",
+        "all off [s]",
+        "ours [s]",
+        "ours / published",
+        "published",
+        "ours",
+    ]
+    return table(head, rows)
+
+
+def cause_rows(runs: Sequence[dict[str, Any]]) -> list[str]:
+    rows = []
+    for run in runs:
+        worst = sorted(run.get("causes", []), key=lambda cause: -abs(cause["change"]))
+        for cause in worst:
+            rows.append(
+                [
+                    run["set"],
+                    f"`{run['policy']}`",
+                    f"`{cause['behaviour']}`",
+                    f"{cause['change']:+.1%}",
+                    shares(run["there"]),
+                    shares(cause),
+                ]
+            )
+    return table(["set", "policy", "switched off", "total", "shares with it", "without"], rows)
+
+
+def tables(
+    runs: Sequence[dict[str, Any]], modelled: Sequence[dict[str, Any]]
+) -> dict[str, list[str]]:
+    """The tables of the page, by name."""
+    return {
+        "differences": total_rows(runs),
+        "causes": cause_rows(runs),
+        "models": model_rows(modelled),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.differences")
+    parser.add_argument("--only", default="", help="runs whose set or policy holds this text")
+    parser.add_argument("--json", type=Path, help="where everything goes as JSON")
+    parser.add_argument("--page", type=Path, help=f"where the tables go: {PAGE}, none of a part")
+    arguments = parser.parse_args()
+    runs: list[dict[str, Any]] = []
+    modelled: list[dict[str, Any]] = []
+    for record in load_records(RECORDS):
+        name = f"{record['dataset']}/{record['params']}/{NAMES[record['policy']]}"
+        if arguments.only in name:
+            print(name, file=sys.stderr, flush=True)
+            runs.append(measure(record))
+            if record["params"] == "stressS3":
+                modelled += models(record)
+    # Of some runs alone the tables would lose the others.
+    if page := arguments.page or (None if arguments.only else PAGE):
+        put_tables(page, tables(runs, modelled))
+    document = {"machine": describe_machine(), "runs": runs, "models": modelled}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""``python -m benchmarks.simulator.figures``: the papers' figures, from the shipped scenarios.
+
+Every scenario is simulated under all policies that say something about it, drawn as figure 8 of
+NoPFS is (docs/img/simulator_*.png), and written as tables into docs/simulator.md. Where the files
+are many, files and capacities are divided alike by a number and the times are multiplied by it; the
+staging buffer keeps room for four batches. The whole takes about seven minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.numbers import describe_machine
+from benchmarks.simulator.tables import put_tables, table
+from monarch_py.policies.named import NAMES
+from monarch_py.simulator import Curve, Scenario, StorageClass, load_scenario, shipped_scenarios
+from monarch_py.simulator.comparison import compare
+from monarch_py.simulator.plot import draw
+from monarch_py.simulator.result import to_document
+from monarch_py.units import GIB
+
+IMAGES, PAGE = Path("docs/img"), Path("docs/simulator.md")
+# The batches of a node for which a divided staging buffer keeps room: a smaller one stops prefetch.
+BATCHES_STAGED = 4
+# Lobster and SOLAR are beside what they compare with, not beside what NoPFS does.
+CACHING = (
+    "perfect",
+    "naive",
+    "staging-buffer",
+    "first-fit",
+    "first-fit-shared",
+    "lru",
+    "lru-shared",
+    "belady",
+    "belady-shared",
+    "nopfs",
+    "nopfs-literal",
+    "lobster",
+    "solar",
+    "solar-reordered",
+)
+# Lobster's ranks keep their samples, which SOLAR's do not.
+FIXED = CACHING[:-2]
+# Figure 9 of NoPFS: GiB of each class, and of the staging buffer.
+RAM, SSD, STAGING = (0, 32, 64, 128, 256, 512), (0, 128, 256, 512, 1024, 2048), (1, 2, 4, 5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """scenario : by name;  part : files and capacities are divided by it;  slower : and the file
+    system's rates by this;  group : the table in which it stands;  merged : the ranks of a node
+    are one that computes as fast as all of them"""
+
+    scenario: str
+    group: str
+    part: int = 1
+    slower: int = 1
+    policies: tuple[str, ...] = NAMES
+    merged: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.scenario + (f"_pfs{self.slower}" if self.slower > 1 else "")
+
+
+CASES = (
+    Case("nopfs_fig8_1", "nopfs"),
+    Case("nopfs_fig8_2", "nopfs", 10),
+    Case("nopfs_fig8_3", "nopfs", 100),
+    Case("nopfs_fig8_4", "nopfs"),
+    Case("nopfs_fig9", "nopfs", 100),
+    Case("nopfs_fig9", "nopfs", 100, 4),
+    Case("lobster_5_3", "lobster", 20, policies=FIXED),
+    Case("lobster_5_3", "lobster", 20, 4, FIXED),
+    Case("lobster_5_5", "lobster", 100, policies=FIXED),
+    Case("lobster_5_5", "lobster", 100, 4, FIXED),
+    Case("solar_fig9_low", "solar", 40, policies=CACHING, merged=True),
+    Case("solar_fig9_low", "solar", 40, 8, CACHING, True),
+    Case("solar_fig9_medium", "solar", 40, policies=CACHING, merged=True),
+    Case("solar_fig9_medium", "solar", 40, 8, CACHING, True),
+    Case("solar_fig9_high", "solar", 40, policies=CACHING, merged=True),
+    Case("solar_fig9_high", "solar", 40, 8, CACHING, True),
+    Case("solar_fig12", "solar-more", 80, policies=CACHING, merged=True),
+    Case("solar_fig12", "solar-more", 80, 8, CACHING, True),
+    Case("solar_fig13", "solar-more", policies=CACHING, merged=True),
+    Case("solar_fig13", "solar-more", 1, 8, CACHING, True),
+    Case("solar_fig16", "solar-more", 40, policies=CACHING, merged=True),
+    Case("solar_fig16", "solar-more", 40, 8, CACHING, True),
+)
+
+
+def divided(scenario: Scenario, part: int, slower: int = 1) -> Scenario:
+    """The scenario with files and capacities divided by `part`, the file system's rates by
+    `slower`."""
+    mean = float(scenario.sizes().mean()) if part > 1 else 0.0
+    least = BATCHES_STAGED * scenario.batch_per_rank * scenario.ranks_per_node * mean
+    classes = [
+        replace(storage, capacity_bytes=max(1, storage.capacity_bytes // part))
+        for storage in scenario.classes
+    ]
+    classes[0] = replace(classes[0], capacity_bytes=max(classes[0].capacity_bytes, int(least)))
+    pfs = Curve(tuple((number, rate / slower) for number, rate in scenario.pfs.points))
+    dataset = replace(scenario.dataset, files=scenario.dataset.files // part)
+    return replace(scenario, dataset=dataset, classes=tuple(classes), pfs=pfs)
+
+
+def merged(scenario: Scenario) -> Scenario:
+    """The ranks of a node as one: SOLAR moves samples between nodes, not between their ranks."""
+    ranks = scenario.ranks_per_node
+    rates = replace(scenario.rates, compute=scenario.rates.compute * ranks)
+    batch = scenario.batch_per_rank * ranks
+    return replace(scenario, ranks_per_node=1, batch_per_rank=batch, rates=rates)
+
+
+def scaled(document: dict[str, Any], part: int) -> dict[str, Any]:
+    """A document's times for all files."""
+    for result in document["policies"].values():
+        for key in ("total_seconds", "initial_seconds", "stall_seconds"):
+            if key in result:
+                result[key] *= part
+        result["epoch_seconds"] = [part * each for each in result.get("epoch_seconds", [])]
+    return document
+
+
+def run(case: Case) -> dict[str, Any]:
+    scenario = load_scenario(shipped_scenarios()[case.scenario])
+    title = scenario.name
+    if case.merged:
+        scenario = merged(scenario)
+    if case.slower > 1:
+        title += f"\nfile system at 1/{case.slower} of its rates"
+    if case.part > 1:
+        title += f"\n1/{case.part} of the files and capacities; times for all"
+    results = compare(divided(scenario, case.part, case.slower), case.policies)
+    document = to_document(title, scenario.assumptions, results)
+    return scaled(document, case.part) | {"part": case.part, "slower": case.slower}
+
+
+def machines(scenario: Scenario) -> Iterator[tuple[str, tuple[StorageClass, ...]]]:
+    """The machines of NoPFS's figure 9: a name, and the classes."""
+    staging, ram, ssd = scenario.classes
+    for r in RAM:
+        for s in SSD:
+            sized = ((ram, r), (ssd, s))
+            kept = [replace(each, capacity_bytes=n * GIB) for each, n in sized if n]
+            yield f"{r}/{s}", (staging, *kept)
+    for n in STAGING:
+        yield f"staging {n}", (replace(staging, capacity_bytes=n * GIB), ram, ssd)
+
+
+def grid(part: int, slower: int) -> dict[str, Any]:
+    """What NoPFS makes of the machines of its figure 9: a document whose policies are machines."""
+    scenario = load_scenario(shipped_scenarios()["nopfs_fig9"])
+    results = {}
+    for name, classes in machines(scenario):
+        machine = divided(replace(scenario, classes=classes), part, slower)
+        results[name] = compare(machine, ["nopfs"])["nopfs"]
+    title = "NoPFS fig. 9: GiB of ram/ssd on each of 4 nodes, policy nopfs"
+    if slower > 1:
+        title += f"\nfile system at 1/{slower} of its rates"
+    title += f"\n1/{part} of the files and capacities; times for all"
+    return scaled(to_document(title, (), results), part) | {"part": part, "slower": slower}
+
+
+def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
+    """Rows of policies, columns of cases: times relative to `perfect`, whose own are in seconds."""
+
+    def cell(document: dict[str, Any], policy: str) -> str:
+        result = document["policies"].get(policy, {"unsupported": ""})
+        if "unsupported" in result:
+            return "-"
+        seconds: float = result["total_seconds"]
+        if policy == "perfect":
+            return f"{seconds:,.0f} s" if seconds >= 1000 else f"{seconds:.4g} s"
+        return f"{seconds / document['policies']['perfect']['total_seconds']:.2f}"
+
+    rows = [[f"`{p}`", *(cell(document, p) for _, document in cases)] for p in policies]
+    return table(["", *(name for name, _ in cases)], rows)
+
+
+def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
+    """The share of the dataset that comes from the file system in an epoch after the first."""
+
+    def cell(document: dict[str, Any], policy: str) -> str:
+        result = document["policies"][policy]
+        if "unsupported" in result:
+            return "-"
+        later = result["details"]["epoch_bytes"][1:]
+        return f"{sum(e['pfs'] for e in later) / sum(sum(e.values()) for e in later):.3f}"
+
+    rows = [[f"`{p}`", *(cell(document, p) for _, document in cases)] for p in policies]
+    return table(["", *(name for name, _ in cases)], rows)
+
+
+def grid_rows(document: dict[str, Any]) -> list[str]:
+    rows = [
+        [
+            f"{r} GiB",
+            *(f"{document['policies'][f'{r}/{s}']['total_seconds']:,.5g}" for s in SSD),
+        ]
+        for r in RAM
+    ]
+    return table(["ram \\ ssd", *(f"{s} GiB" for s in SSD)], rows)
+
+
+def tables(documents: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """The tables of the page, by name."""
+    made = {}
+    for group in dict.fromkeys(case.group for case in CASES):
+        cases = [case for case in CASES if case.group == group and case.name in documents]
+        if cases:
+            columns = [(f"`{case.name}`", documents[case.name]) for case in cases]
+            made[group] = times(columns, cases[0].policies)
+            as_shipped = [
+                column for case, column in zip(cases, columns, strict=True) if case.slower == 1
+            ]
+            made[f"{group}-loads"] = loads(as_shipped, cases[0].policies[1:])
+    if (name := "nopfs_fig9_grid4") in documents:
+        made[name] = grid_rows(documents[name])
+    return made
+
+
+def is_drawn(case: Case) -> bool:
+    """Not where the same with a slower file system says more: bars of one height."""
+    return case.slower > 1 or not any(c.scenario == case.scenario and c.slower > 1 for c in CASES)
+
+
+def shown(document: dict[str, Any]) -> dict[str, Any]:
+    """Of the grid, the machines that one picture can show."""
+    kept = {
+        name: result
+        for name, result in document["policies"].items()
+        if name.partition("/")[2] in ("0", "512", "2048")
+    }
+    kept = dict(sorted(kept.items(), key=lambda item: int(item[0].partition("/")[2])))
+    return document | {"policies": kept}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.figures")
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--json", type=Path, help="where everything goes as JSON")
+    parser.add_argument("--page", type=Path, help=f"where the tables go: {PAGE}, none of a part")
+    parser.add_argument("--images", type=Path, default=IMAGES, help="where the pictures go")
+    arguments = parser.parse_args()
+    documents = {}
+    for case in CASES:
+        if arguments.only in case.name:
+            print(case.name, file=sys.stderr, flush=True)
+            documents[case.name] = run(case)
+            if is_drawn(case):
+                draw(documents[case.name], arguments.images / f"simulator_{case.name}.png")
+    for slower in (1, 4):
+        if arguments.only in (name := f"nopfs_fig9_grid{slower}"):
+            print(name, file=sys.stderr, flush=True)
+            documents[name] = grid(200, slower)
+            if slower > 1:
+                draw(shown(documents[name]), arguments.images / f"simulator_{name}.png")
+    # Of some cases alone the tables would lose the others.
+    if page := arguments.page or (None if arguments.only else PAGE):
+        put_tables(page, tables(documents))
+    if arguments.json:
+        document = {"machine": describe_machine(), "cases": documents}
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

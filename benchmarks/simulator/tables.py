@@ -1,0 +1,26 @@
+"""Tables that a benchmark writes into a page of the documentation, between two comments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["put_tables", "table"]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table: the first column is text, the others are numbers."""
+    rule = ["---", *("--:" for _ in head[1:])]
+    return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *rows)]
+
+
+def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
+    """Replaces what is between ``<!-- table NAME -->`` and ``<!-- end -->`` for each table; one
+    that the page does not mention is left out."""
+    text = page.read_text()
+    for name, lines in tables.items():
+        place = re.compile(rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+        body = "\n" + "\n".join(lines) + "\n\n"
+        text = place.sub(lambda found, body=body: found[1] + body + found[2], text)  # type: ignore[misc]
+    page.write_text(text)
