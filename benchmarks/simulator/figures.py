@@ -54,15 +54,13 @@ RAM, SSD, STAGING = (0, 32, 64, 128, 256, 512), (0, 128, 256, 512, 1024, 2048), 
 @dataclass(frozen=True)
 class Case:
     """scenario : by name;  part : files and capacities are divided by it;  slower : and the file
-    system's rates by this;  group : the table in which it stands;  merged : the ranks of a node
-    are one that computes as fast as all of them"""
+    system's rates by this;  group : the table in which it stands"""
 
     scenario: str
     group: str
     part: int = 1
     slower: int = 1
     policies: tuple[str, ...] = NAMES
-    merged: bool = False
 
     @property
     def name(self) -> str:
@@ -80,18 +78,18 @@ CASES = (
     Case("lobster_5_3", "lobster", 20, 4, FIXED),
     Case("lobster_5_5", "lobster", 100, policies=FIXED),
     Case("lobster_5_5", "lobster", 100, 4, FIXED),
-    Case("solar_fig9_low", "solar", 40, policies=CACHING, merged=True),
-    Case("solar_fig9_low", "solar", 40, 8, CACHING, True),
-    Case("solar_fig9_medium", "solar", 40, policies=CACHING, merged=True),
-    Case("solar_fig9_medium", "solar", 40, 8, CACHING, True),
-    Case("solar_fig9_high", "solar", 40, policies=CACHING, merged=True),
-    Case("solar_fig9_high", "solar", 40, 8, CACHING, True),
-    Case("solar_fig12", "solar-more", 80, policies=CACHING, merged=True),
-    Case("solar_fig12", "solar-more", 80, 8, CACHING, True),
-    Case("solar_fig13", "solar-more", policies=CACHING, merged=True),
-    Case("solar_fig13", "solar-more", 1, 8, CACHING, True),
-    Case("solar_fig16", "solar-more", 40, policies=CACHING, merged=True),
-    Case("solar_fig16", "solar-more", 40, 8, CACHING, True),
+    Case("solar_fig9_low", "solar", 40, policies=CACHING),
+    Case("solar_fig9_low", "solar", 40, 8, CACHING),
+    Case("solar_fig9_medium", "solar", 40, policies=CACHING),
+    Case("solar_fig9_medium", "solar", 40, 8, CACHING),
+    Case("solar_fig9_high", "solar", 40, policies=CACHING),
+    Case("solar_fig9_high", "solar", 40, 8, CACHING),
+    Case("solar_fig12", "solar-more", 80, policies=CACHING),
+    Case("solar_fig12", "solar-more", 80, 8, CACHING),
+    Case("solar_fig13", "solar-more", policies=CACHING),
+    Case("solar_fig13", "solar-more", 1, 8, CACHING),
+    Case("solar_fig16", "solar-more", 40, policies=CACHING),
+    Case("solar_fig16", "solar-more", 40, 8, CACHING),
 )
 
 
@@ -110,14 +108,6 @@ def divided(scenario: Scenario, part: int, slower: int = 1) -> Scenario:
     return replace(scenario, dataset=dataset, classes=tuple(classes), pfs=pfs)
 
 
-def merged(scenario: Scenario) -> Scenario:
-    """The ranks of a node as one: SOLAR moves samples between nodes, not between their ranks."""
-    ranks = scenario.ranks_per_node
-    rates = replace(scenario.rates, compute=scenario.rates.compute * ranks)
-    batch = scenario.batch_per_rank * ranks
-    return replace(scenario, ranks_per_node=1, batch_per_rank=batch, rates=rates)
-
-
 def scaled(document: dict[str, Any], part: int) -> dict[str, Any]:
     """A document's times for all files."""
     for result in document["policies"].values():
@@ -131,8 +121,6 @@ def scaled(document: dict[str, Any], part: int) -> dict[str, Any]:
 def run(case: Case) -> dict[str, Any]:
     scenario = load_scenario(shipped_scenarios()[case.scenario])
     title = scenario.name
-    if case.merged:
-        scenario = merged(scenario)
     if case.slower > 1:
         title += f"\nfile system at 1/{case.slower} of its rates"
     if case.part > 1:

@@ -12,6 +12,7 @@ from monarch_py.errors import PolicyError
 from monarch_py.policies.caches import used_in_order
 from monarch_py.policies.filling import copies_of, shards
 from monarch_py.policies.view import STAGING, Decision, Job, When
+from monarch_py.units import format_size
 
 __all__ = [
     "MEMORY",
@@ -122,7 +123,7 @@ def _need_all_memory(job: Job, name: str) -> None:
     room, needed = int(job.cluster.capacity[:, MEMORY].sum()), int(np.sum(job.sizes))
     if needed > room:
         raise PolicyError(
-            f"{name}: the dataset ({needed} bytes) is larger than the memory of all nodes "
-            f"(classes: {room} bytes in all), and this store holds samples nowhere else; "
+            f"{name}: the dataset ({format_size(needed)}) is larger than the memory of all nodes "
+            f"(classes: {format_size(room)} in all), and this store holds samples nowhere else; "
             "add nodes or memory"
         )

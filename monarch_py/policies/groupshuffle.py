@@ -6,6 +6,7 @@ import numpy as np
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import STAGING, Decision, Ints, Job
+from monarch_py.units import format_size
 
 __all__ = ["GroupShuffle"]
 
@@ -39,8 +40,9 @@ class GroupShuffle:
         needed = BUFFERS * largest_group(job.sizes, group)
         if needed > room:
             raise PolicyError(
-                f"{self.name}: {BUFFERS} groups of {group} samples take {needed} bytes and the "
-                f"staging buffer has a capacity of {room}; make group smaller or the buffer larger"
+                f"{self.name}: {BUFFERS} groups of {group} samples take {format_size(needed)}, and "
+                f"the staging buffer has a capacity of {format_size(room)}; make group smaller or "
+                "the buffer larger"
             )
 
         def orders(epoch: int) -> Ints:

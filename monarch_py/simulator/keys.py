@@ -127,7 +127,7 @@ _LINKS = {
 }
 _WORK = {
     "compute": Key(values.rate, "rate", "what one rank trains on"),
-    "preprocess": Key(values.rate, "rate", "what one rank decodes and augments"),
+    "preprocess": Key(values.rate, "rate", "what one staging thread decodes and augments"),
 }
 RATES = Table(
     keys={name: replace(key, required=name != "pfs_link") for name, key in (_WORK | _LINKS).items()}

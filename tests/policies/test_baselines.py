@@ -68,7 +68,7 @@ def test_lbann_preloading_takes_contiguous_shares() -> None:
 def test_lbann_refuses_what_memory_cannot_hold(policy: LBANNDynamic | LBANNPreloading) -> None:
     """The disk does not count: NoPFS 6 has the data store fail there."""
     job = written(ORDERS, cluster([[6, 100], [5, 100]]))
-    with pytest.raises(PolicyError, match=r"12 bytes.*11 bytes in all.*add nodes or memory"):
+    with pytest.raises(PolicyError, match=r"12 B.*11 B in all.*add nodes or memory"):
         policy.decide(job)
 
 

@@ -44,7 +44,7 @@ def test_two_of_the_largest_groups_fit_the_buffer() -> None:
     83 gets fewer samples although five at a time would do."""
     job = written(ORDER, cluster([[]]), np.arange(1, 13))
     assert largest_group(job.sizes, 4) == 42
-    with pytest.raises(PolicyError, match=r"2 groups of 4 samples take 84 bytes.*capacity of 83"):
+    with pytest.raises(PolicyError, match=r"2 groups of 4 samples take 84 B,.*capacity of 83 B"):
         GroupShuffle(4).decide(with_buffer(job, 83))
     assert "groups of 4" in GroupShuffle(4).decide(with_buffer(job, 84)).notes[0]
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulator.figures import BATCHES_STAGED, CASES, divided, is_drawn, merged, scaled
+from benchmarks.simulator.figures import BATCHES_STAGED, CASES, divided, is_drawn, scaled
 from benchmarks.simulator.tables import put_tables, table
 from monarch_py.simulator import load_scenario, shipped_scenarios
-from monarch_py.simulator.comparison import compare
-from monarch_py.simulator.result import Result
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "simulator.md").read_text()
@@ -52,16 +50,6 @@ def test_a_slower_file_system_is_slower_alone() -> None:
     assert slower.pfs.total(4) == whole.pfs.total(4) / 4
     assert slower.classes == whole.classes
     assert slower.dataset == whole.dataset
-
-
-def test_merged_ranks_compute_as_much() -> None:
-    whole = divided(load_scenario(shipped_scenarios()["solar_fig9_low"]), 400)
-    one = merged(whole)
-    assert one.global_batch == whole.global_batch
-    times = [compare(each, ["perfect"])["perfect"] for each in (whole, one)]
-    assert all(isinstance(each, Result) for each in times)
-    first, second = (each.total_seconds for each in times if isinstance(each, Result))
-    assert first == pytest.approx(second)
 
 
 def test_times_are_those_of_all_files() -> None:
