@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.eviction import FarthestUse, LeastRecent
-from monarch_py.policies.filling import copies_of, homes
+from monarch_py.policies.filling import copies_of
+from monarch_py.policies.rendezvous import file_keys, homes, owners
 from monarch_py.policies.replay import Replay, in_time, next_uses
 from monarch_py.policies.view import PFS, STAGING, Decision, Ints, Job, Served, When
 
@@ -43,7 +44,9 @@ class FirstFit:
             orders = [used_in_order(each) for each in first]
             copies = copies_of(job.cluster, job.sizes, orders.__getitem__)
             return Decision(copies=copies, when=When.ON_USE, pfs=False)
-        order, home = used_in_order(first.min(axis=0)), homes(job.files, job.cluster)
+        room = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
+        home = owners(file_keys(job.files), job.sizes, room)
+        order = used_in_order(first.min(axis=0))
         copies = copies_of(job.cluster, job.sizes, lambda node: order[home[order] == node])
         return Decision(copies=copies, when=When.BESIDE, remote=True, pfs=False)
 

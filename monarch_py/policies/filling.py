@@ -10,7 +10,7 @@ import numpy.typing as npt
 from monarch_py.placement import NOWHERE, FirstFit, TierRoom
 from monarch_py.policies.view import STAGING, Cluster, Copies, Ints
 
-__all__ = ["NOWHERE", "copies_of", "fill", "homes", "shards"]
+__all__ = ["NOWHERE", "copies_of", "fill", "shards"]
 
 
 def fill(sizes: Ints, capacity: Ints) -> npt.NDArray[np.int8]:
@@ -46,21 +46,3 @@ def copies_of(
 def shards(files: int, nodes: int) -> list[npt.NDArray[np.int32]]:
     """The dataset in as many contiguous, equal parts as there are nodes."""
     return np.array_split(np.arange(files, dtype=np.int32), nodes)
-
-
-def homes(files: int, cluster: Cluster) -> npt.NDArray[np.int32]:
-    """(files,) int32: the one node that may hold each file, where nobody knows the plan.
-
-    Nodes get files in proportion to their room, by a hash of the file's number (the finalizer of
-    SplitMix64), so that neighbours, which are often read together, lie on different nodes.
-    """
-    mixed = np.arange(1, files + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    mixed ^= mixed >> np.uint64(31)
-    room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
-    if not room.sum():
-        room[:] = 1
-    bounds = np.cumsum(room / room.sum())[:-1]
-    home = np.searchsorted(bounds, mixed / 2.0**64, side="right")
-    return np.asarray(home, dtype=np.int32)

@@ -1,0 +1,103 @@
+"""Who holds a file where nobody knows the plan: rendezvous hashing, weighted by room.
+
+Every node can say it by itself, from the catalog and the nodes' quotas alone: nothing is asked, and
+nothing is agreed upon. When a node comes or goes, only files of its own change hands (Thaler and
+Ravishankar 1998; the weights as in Schindelhauer and Schomaker 2005).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.placement import take
+from monarch_py.policies.view import PFS, STAGING, Cluster, Floats, Ints
+
+__all__ = ["file_keys", "homes", "owners", "scores"]
+
+Keys = npt.NDArray[np.uint64]
+
+# Scores that are looked at at a time: 32 MiB.
+PORTION = 1 << 22
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mixed(values: Keys) -> Keys:
+    """The finalizer of SplitMix64: every bit of the result depends on every bit of the value."""
+    mixed = values
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    result: Keys = mixed ^ (mixed >> np.uint64(31))
+    return result
+
+
+def file_keys(files: int) -> Keys:
+    """(files,) keys from the files' numbers, where there are no hashes of their paths."""
+    return _mixed(np.arange(1, files + 1, dtype=np.uint64) * _GOLDEN)
+
+
+def scores(keys: Keys, weights: Floats) -> Floats:
+    """(files, nodes): how far down the list of its nodes each file has each node.
+
+    keys : (files,) hashes;  weights : (nodes,) >= 0. A file's first node is that of the least
+    score, which is node n with a chance of weights[n] / sum: the least of exponential draws whose
+    rates are the weights. A node without weight has infinity.
+    """
+    nodes = _mixed(np.arange(1, len(weights) + 1, dtype=np.uint64) * _GOLDEN)
+    drawn = _mixed(keys[:, None] ^ nodes[None, :])
+    # Of 53 bits, and never 0.
+    uniform = ((drawn >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    with np.errstate(divide="ignore"):
+        found: Floats = -np.log(uniform) / weights[None, :]
+    return found
+
+
+def homes(files: int, cluster: Cluster) -> npt.NDArray[np.int32]:
+    """(files,) int32: the first node of each file, whether it has room or not; nodes without any
+    classes of copies count alike."""
+    room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
+    weights = room if room.any() else np.ones(cluster.nodes)
+    return _next_choice(file_keys(files), weights, np.zeros(files))[0]
+
+
+def owners(keys: Keys, sizes: Ints, quotas: Ints) -> npt.NDArray[np.int32]:
+    """The node that holds each file: the first in the order of its scores that has room.
+
+    keys : (files,), different ones;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes].
+    Returns (files,) int32, PFS where no node has room. Where a node has room for a part of the
+    files that come to it, those of the least keys get it; the order in which files are given does
+    not matter.
+    """
+    owner = np.full(len(keys), PFS, np.int32)
+    left = np.array(quotas, np.int64)
+    weights = np.asarray(quotas, np.float64)
+    last = np.zeros(len(keys))
+    # In the order of keys: the same on every node, whatever its catalog's.
+    waiting = np.argsort(keys, kind="stable")
+    for _ in range(len(left)):
+        choice, score = _next_choice(keys[waiting], weights, last[waiting])
+        last[waiting] = score
+        for node in np.unique(choice[choice != PFS]).tolist():
+            mine = waiting[choice == node]
+            fits = mine[take(sizes[mine], int(left[node]))]
+            owner[fits] = node
+            left[node] -= int(np.sum(sizes[fits]))
+        waiting = waiting[(owner[waiting] == PFS) & (choice != PFS)]
+        if not len(waiting):
+            break
+    return owner
+
+
+def _next_choice(keys: Keys, weights: Floats, last: Floats) -> tuple[npt.NDArray[np.int32], Floats]:
+    """(files,) the node with the least score above `last`, PFS for none, and that score."""
+    choice = np.full(len(keys), PFS, np.int32)
+    best = np.full(len(keys), np.inf)
+    step = max(1, PORTION // max(1, len(weights)))
+    for first in range(0, len(keys), step):
+        part = slice(first, first + step)
+        found = scores(keys[part], weights)
+        found[found <= last[part, None]] = np.inf
+        least = found.argmin(axis=1)
+        best[part] = found[np.arange(len(least)), least]
+        choice[part] = np.where(np.isfinite(best[part]), least, PFS)
+    return choice, best

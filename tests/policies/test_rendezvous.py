@@ -1,0 +1,100 @@
+"""Rendezvous hashing: shares, room, and what changes when nodes come and go."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch_py.policies.rendezvous import file_keys, owners, scores
+from monarch_py.policies.view import PFS
+
+FILES = 20_000
+PLENTY = 1 << 40
+
+
+def held(owner: np.ndarray, nodes: int) -> np.ndarray:
+    return np.bincount(owner[owner != PFS], minlength=nodes)
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1, 1], [1, 2, 3, 4], [10, 1, 0, 5]])
+def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> None:
+    """The share of a node is binomial: within five standard deviations."""
+    share = np.array(weights) / sum(weights)
+    first = scores(file_keys(FILES), np.array(weights, float)).argmin(axis=1)
+    spread = np.sqrt(FILES * share * (1 - share))
+    assert (abs(np.bincount(first, minlength=len(weights)) - FILES * share) <= 5 * spread).all()
+
+
+def test_neighbours_lie_on_nodes_of_their_own() -> None:
+    """Two neighbours share one of four nodes in a quarter of all cases."""
+    first = scores(file_keys(FILES), np.ones(4)).argmin(axis=1)
+    assert np.mean(first[1:] == first[:-1]) == pytest.approx(0.25, abs=0.02)
+
+
+def test_only_files_of_the_node_that_goes_change_hands() -> None:
+    """Node 3 of 4 goes: its files are spread over the others, theirs stay. Read backwards, the
+    files of a node that comes are all that moves."""
+    keys, sizes = file_keys(FILES), np.ones(FILES, np.int64)
+    before = owners(keys, sizes, np.full(4, PLENTY))
+    after = owners(keys, sizes, np.array([PLENTY] * 3 + [0]))
+    assert (before[before != 3] == after[before != 3]).all()
+    assert held(after[before == 3], 3).min() > FILES / 4 / 3 * 0.8
+
+
+def test_a_full_node_passes_files_on_to_the_next_of_their_list() -> None:
+    """Node 0 has room for 100 of its files, those of the least keys; the others go to node 1 or
+    2, whichever is first in their list."""
+    keys, sizes = file_keys(3000), np.ones(3000, np.int64)
+    table = scores(keys, np.array([100.0, 5000, 5000]))
+    owner = owners(keys, sizes, np.array([100, 5000, 5000]))
+    wanted = table.argmin(axis=1)
+    kept = owner == 0
+    if np.count_nonzero(wanted == 0) > 100:
+        assert keys[kept].max() < keys[(wanted == 0) & ~kept].min()
+    passed = (wanted == 0) & ~kept
+    assert (owner[passed] == 1 + table[passed][:, 1:].argmin(axis=1)).all()
+    assert (owner[wanted != 0] == wanted[wanted != 0]).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=200),
+    quotas=st.lists(st.integers(0, 20_000), min_size=1, max_size=6),
+    seed=st.integers(0, 2**32),
+)
+def test_quotas_hold_and_nothing_is_left_that_fits(
+    sizes: list[int], quotas: list[int], seed: int
+) -> None:
+    room, bytes_ = np.array(quotas, np.int64), np.array(sizes, np.int64)
+    keys = np.random.default_rng(seed).permutation(file_keys(len(sizes)))
+    owner = owners(keys, bytes_, room)
+    left = room - np.bincount(owner[owner != PFS], bytes_[owner != PFS], minlength=len(room))
+    assert (left >= 0).all()
+    # A node without a quota has no weight, and is in no list.
+    missing = bytes_[owner == PFS]
+    if len(missing) and (room > 0).any():
+        assert missing.min() > left[room > 0].max()
+    # All nodes say the same, in whatever order their catalogs have the files.
+    shuffled = np.random.default_rng(seed + 1).permutation(len(sizes))
+    assert (owners(keys[shuffled], bytes_[shuffled], room) == owner[shuffled]).all()
+
+
+def test_with_a_twentieth_to_spare_every_file_has_an_owner() -> None:
+    sizes = np.random.default_rng(1).integers(1, 200_000, FILES)
+    for nodes in (2, 4, 8):
+        quotas = np.full(nodes, int(1.05 * sizes.sum()) // nodes)
+        assert (owners(file_keys(FILES), sizes, quotas) != PFS).all()
+
+
+def test_a_hundred_thousand_files_on_a_thousand_nodes_are_no_table_in_memory() -> None:
+    import tracemalloc
+
+    keys, sizes = file_keys(100_000), np.ones(100_000, np.int64)
+    tracemalloc.start()
+    owner = owners(keys, sizes, np.full(1000, 105))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (owner != PFS).all()
+    assert peak < 300 << 20  # the table of all scores: 800 MB
