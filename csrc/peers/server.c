@@ -1,0 +1,287 @@
+/* The threads of a server. Each connection is a small state machine that one thread at a time works
+ * on, when its socket is ready, when what it waits for may be there, or when its time is over. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "connection.h"
+
+/* How late a deadline may be noticed, while there are any that are near [ms]. */
+#define TICK_MS 100
+/* The same for connections without a request: an idle server wakes so rarely [ms]. */
+#define IDLE_TICK_MS 5000
+/* An event's data when it is no connection's. */
+#define WAKE UINT64_MAX
+
+typedef struct monarch_peer_connection connection;
+typedef struct monarch_peer_server server;
+
+struct monarch_peer_server {
+    struct monarch_peer_files files;
+    struct monarch_peer_bounds bounds;
+    pthread_mutex_t lock; /* of what is marked so in connections, and of the next line */
+    uint64_t open, waiting, wakes, accepted, dropped;
+    uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
+    int epoll, wake, stopping;                       /* stopping: atomic */
+    uint32_t threads;
+    pthread_t *thread;
+    connection *at; /* bounds.connections */
+};
+
+static uint64_t name_of(const server *s, const connection *c) {
+    return (uint64_t)(c - s->at) << 32 | c->generation;
+}
+
+/* An event may be of a connection that has ended since, or that a sweep holds. */
+static connection *claim(server *s, uint64_t name) {
+    connection *c = &s->at[name >> 32];
+    pthread_mutex_lock(&s->lock);
+    int is_free = c->fd >= 0 && c->generation == (uint32_t)name && !c->is_busy;
+    if (is_free)
+        c->is_busy = 1;
+    pthread_mutex_unlock(&s->lock);
+    return is_free ? c : NULL;
+}
+
+static int is_active(const connection *c) { return c->state != MONARCH_PEER_READING || c->got > 0; }
+
+static void close_locked(server *s, connection *c) {
+    close(c->fd);
+    c->fd = -1;
+    c->generation++;
+    s->open--;
+}
+
+/* Armed while the lock is held: an event that comes at once finds the connection free, and nobody
+ * can have closed the descriptor meanwhile. Returns 0 if it has to go on: what it waits for came
+ * between its looking and now. */
+static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
+                     enum monarch_peer_turn next, uint64_t wakes) {
+    int is_done = 1;
+    if (next == MONARCH_PEER_TO_CLOSE)
+        monarch_peer_let_go(c, stage);
+    pthread_mutex_lock(&s->lock);
+    if (next == MONARCH_PEER_TO_CLOSE) {
+        s->dropped += is_active(c);
+        close_locked(s, c);
+    } else if (next == MONARCH_PEER_TO_WAIT) {
+        is_done = s->wakes == wakes;
+        c->is_waiting = is_done;
+        s->waiting += (uint64_t)is_done;
+    } else {
+        struct epoll_event e = {.events = EPOLLONESHOT |
+                                          (next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT),
+                                .data.u64 = name_of(s, c)};
+        epoll_ctl(s->epoll, EPOLL_CTL_MOD, c->fd, &e);
+    }
+    c->is_busy = !is_done;
+    pthread_mutex_unlock(&s->lock);
+    return is_done;
+}
+
+/* The connection is the calling thread's. */
+static void work_on(server *s, connection *c, const struct monarch_peer_stage *stage) {
+    for (int is_done = 0, was_active = is_active(c); !is_done;) {
+        pthread_mutex_lock(&s->lock);
+        uint64_t wakes = s->wakes;
+        pthread_mutex_unlock(&s->lock);
+        enum monarch_peer_turn next = monarch_peer_step(c, stage);
+        int active = next != MONARCH_PEER_TO_CLOSE && is_active(c);
+        __atomic_fetch_add(&s->active, (uint64_t)(active - was_active), __ATOMIC_SEQ_CST);
+        was_active = active;
+        is_done = hand_back(s, c, stage, next, wakes);
+    }
+}
+
+/* --- waits and deadlines ------------------------------------------------------------------------
+ */
+
+/* The next connection from *from on that waits, or whose time is over; it is the caller's then. */
+static connection *take_next(server *s, uint32_t *from, uint64_t late_ns) {
+    connection *found = NULL;
+    pthread_mutex_lock(&s->lock);
+    for (; !found && *from < s->bounds.connections; ++*from) {
+        connection *c = &s->at[*from];
+        if (c->fd < 0 || c->is_busy || (late_ns ? c->deadline_ns > late_ns : !c->is_waiting))
+            continue;
+        found = c;
+        c->is_busy = 1;
+        c->is_late = late_ns && c->is_waiting;
+        s->waiting -= (uint64_t)c->is_waiting;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
+static void look_again(server *s, const struct monarch_peer_stage *stage) {
+    uint32_t from = 0;
+    uint64_t rung;
+    if (read(s->wake, &rung, sizeof rung) < 0)
+        return; /* another thread does it */
+    for (connection *c; (c = take_next(s, &from, 0));) {
+        c->is_waiting = 0;
+        work_on(s, c, stage);
+    }
+}
+
+static void sweep(server *s, const struct monarch_peer_stage *stage) {
+    uint64_t now = monarch_peer_now_ns();
+    uint64_t due = __atomic_load_n(&s->next_sweep_ns, __ATOMIC_RELAXED);
+    if (now < due ||
+        !__atomic_compare_exchange_n(&s->next_sweep_ns, &due, now + TICK_MS * 1000000ULL / 2, 0,
+                                     __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return;
+    uint32_t from = 0;
+    for (connection *c; (c = take_next(s, &from, now));) {
+        if (c->is_waiting) {
+            c->is_waiting = 0;
+            work_on(s, c, stage); /* it is told so, and stays */
+        } else {
+            __atomic_fetch_sub(&s->active, (uint64_t)is_active(c), __ATOMIC_SEQ_CST);
+            hand_back(s, c, stage, MONARCH_PEER_TO_CLOSE, 0);
+        }
+    }
+}
+
+void monarch_peer_wake(server *s) {
+    uint64_t one = 1;
+    pthread_mutex_lock(&s->lock);
+    s->wakes++;
+    int rings = s->waiting > 0;
+    pthread_mutex_unlock(&s->lock);
+    if (rings && write(s->wake, &one, sizeof one) < 0)
+        return; /* its counter is full: it has been rung often enough */
+}
+
+static void *serve(void *arg) {
+    server *s = arg;
+    char buffer[MONARCH_PEER_CHUNK];
+    struct monarch_peer_stage stage = {&s->files, &s->bounds, &s->requests, &s->bytes, buffer};
+    while (!__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
+        struct epoll_event event;
+        int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : IDLE_TICK_MS;
+        /* One at a time: another thread may take the next while this one reads its disk. */
+        int n = epoll_wait(s->epoll, &event, 1, tick);
+        if (__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE))
+            break;
+        connection *c = n == 1 && event.data.u64 != WAKE ? claim(s, event.data.u64) : NULL;
+        if (c)
+            work_on(s, c, &stage);
+        else if (n == 1 && event.data.u64 == WAKE)
+            look_again(s, &stage);
+        sweep(s, &stage);
+    }
+    return NULL;
+}
+
+/* --- from Python --------------------------------------------------------------------------------
+ */
+
+/* What a peer that vanishes without a word leaves is found by the kernel. */
+static void set_options(int fd, const struct monarch_peer_bounds *bounds) {
+    int on = 1, idle_s = 30;
+    unsigned timeout_ms = bounds->stall_ms;
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+}
+
+int monarch_peer_server_adopt(server *s, int fd) {
+    uint32_t i = 0;
+    int r = -EBUSY;
+    pthread_mutex_lock(&s->lock);
+    while (i < s->bounds.connections && s->at[i].fd >= 0)
+        i++;
+    if (i < s->bounds.connections) {
+        connection *c = &s->at[i], empty = {.fd = fd, .generation = c->generation};
+        empty.deadline_ns = monarch_peer_now_ns() + s->bounds.idle_ms * 1000000ULL;
+        *c = empty;
+        set_options(fd, &s->bounds);
+        struct epoll_event e = {.events = EPOLLONESHOT | EPOLLIN, .data.u64 = name_of(s, c)};
+        r = epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &e) == 0 ? 0 : -errno;
+        if (r != 0)
+            c->fd = -1;
+    }
+    s->open += r == 0;
+    s->accepted += r == 0;
+    pthread_mutex_unlock(&s->lock);
+    return r;
+}
+
+int monarch_peer_server_has_room(server *s) {
+    pthread_mutex_lock(&s->lock);
+    int has_room = s->open < s->bounds.connections;
+    pthread_mutex_unlock(&s->lock);
+    return has_room;
+}
+
+void monarch_peer_server_counts(server *s, struct monarch_peer_counts *out) {
+    pthread_mutex_lock(&s->lock);
+    out->connections = s->open;
+    out->accepted = s->accepted;
+    out->dropped = s->dropped;
+    out->waiting = s->waiting;
+    pthread_mutex_unlock(&s->lock);
+    out->requests = __atomic_load_n(&s->requests, __ATOMIC_RELAXED);
+    out->bytes = __atomic_load_n(&s->bytes, __ATOMIC_RELAXED);
+}
+
+void monarch_peer_end(server *s) {
+    struct monarch_peer_stage stage = {.files = &s->files, .bounds = &s->bounds};
+    uint64_t one = 1;
+    __atomic_store_n(&s->stopping, 1, __ATOMIC_SEQ_CST);
+    /* Nobody reads it any more: it wakes every thread. */
+    while (write(s->wake, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+    for (uint32_t i = 0; i < s->threads; i++)
+        pthread_join(s->thread[i], NULL);
+    for (uint32_t i = 0; i < s->bounds.connections; i++)
+        if (s->at[i].fd >= 0) {
+            monarch_peer_let_go(&s->at[i], &stage);
+            close_locked(s, &s->at[i]);
+        }
+    if (s->epoll >= 0)
+        close(s->epoll);
+    if (s->wake >= 0)
+        close(s->wake);
+    pthread_mutex_destroy(&s->lock);
+    free(s->thread);
+    free(s->at);
+    free(s);
+}
+
+server *monarch_peer_serve(const struct monarch_peer_files *files,
+                           const struct monarch_peer_bounds *bounds) {
+    server *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->files = *files;
+    s->bounds = *bounds;
+    s->at = calloc(bounds->connections, sizeof *s->at);
+    s->thread = calloc(bounds->threads, sizeof *s->thread);
+    s->epoll = epoll_create1(EPOLL_CLOEXEC);
+    s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->bounds.connections = s->at ? bounds->connections : 0;
+    for (uint32_t i = 0; i < s->bounds.connections; i++)
+        s->at[i].fd = -1;
+    pthread_mutex_init(&s->lock, NULL);
+    struct epoll_event e = {.events = EPOLLIN, .data.u64 = WAKE};
+    if (s->at && s->thread && epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->wake, &e) == 0)
+        while (s->threads < bounds->threads &&
+               pthread_create(&s->thread[s->threads], NULL, serve, s) == 0)
+            s->threads++;
+    if (s->threads)
+        return s;
+    monarch_peer_end(s);
+    return NULL;
+}
