@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -19,13 +20,19 @@
 /* A peer that sends less than this is as good as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
+/* Bytes that one wake shall find, 8 ms of a link of 1 Gbit/s; on a slower one it comes after the
+ * time [ns]. */
+#define AT_A_WAKE (1024 * 1024)
+#define WAKE_NS 20000000ULL
+
 typedef struct monarch_peer_get get;
 typedef struct monarch_peer_link link_t;
 
 struct monarch_peer_link {
     int fd;
-    uint32_t first_byte_ms, between_ms, now_ms; /* now_ms: what the socket is set to */
+    uint32_t first_byte_ms, between_ms, bound_ms; /* bound_ms: of the two, the one that holds now */
     uint64_t frames, tag;
+    size_t least; /* what the socket's low-water mark is set to */
     char buffer[MONARCH_PEER_CHUNK];
 };
 
@@ -39,27 +46,38 @@ struct answer {
 /* --- the socket ---------------------------------------------------------------------------------
  */
 
-static void limit(link_t *l, uint32_t ms) {
-    if (l->now_ms == ms)
-        return;
-    struct timeval t = {ms / 1000, ms % 1000 * 1000};
-    setsockopt(l->fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
-    l->now_ms = ms;
+/* Until `n` bytes can be read at once, or the socket holds no more, or something has ended, or
+ * `deadline`; TIMEOUT when that was over before. One wake for many packets is what makes receiving
+ * cheap. */
+static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
+    struct pollfd p = {.fd = l->fd, .events = POLLIN};
+    uint64_t now = monarch_peer_now_ns();
+    int least = (int)n;
+    if (l->least != n)
+        setsockopt(l->fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
+    l->least = n;
+    if (now >= deadline)
+        return MONARCH_PEER_TIMEOUT;
+    if (poll(&p, 1, (int)((deadline - now + 999999) / 1000000)) < 0 && errno != EINTR)
+        return MONARCH_PEER_CUT;
+    return MONARCH_PEER_OK;
 }
 
-/* All of `n` bytes within the limit. The kernel counts the whole call, so that bytes which drip in
- * gain no time. */
+/* All of `n` bytes within l->bound_ms: bytes that drip in gain no time. */
 static enum monarch_peer_status take(link_t *l, void *to, size_t n) {
-    uint64_t deadline = monarch_peer_now_ns() + l->now_ms * 1000000ULL;
+    uint64_t deadline = 0;
     for (size_t got = 0; got < n;) {
-        ssize_t r = recv(l->fd, (char *)to + got, n - got, MSG_WAITALL);
-        if (r == 0)
+        ssize_t r = recv(l->fd, (char *)to + got, n - got, MSG_DONTWAIT);
+        if (r == 0 || (r < 0 && errno != EINTR && errno != EAGAIN))
             return MONARCH_PEER_CUT;
-        if (r < 0 && errno != EINTR)
-            return errno == EAGAIN ? MONARCH_PEER_TIMEOUT : MONARCH_PEER_CUT;
         got += r > 0 ? (size_t)r : 0;
-        if (got < n && monarch_peer_now_ns() >= deadline)
-            return MONARCH_PEER_TIMEOUT;
+        if (got == n)
+            break;
+        if (!deadline)
+            deadline = monarch_peer_now_ns() + l->bound_ms * 1000000ULL;
+        enum monarch_peer_status status = await(l, n - got, deadline);
+        if (status != MONARCH_PEER_OK)
+            return status;
     }
     return MONARCH_PEER_OK;
 }
@@ -109,26 +127,39 @@ static int store(get *g, const char *from, uint64_t n, uint64_t at) {
     return 0;
 }
 
-/* In parts that are still in the processor's cache when they are hashed and written. */
-static enum monarch_peer_status take_data(link_t *l, struct answer *a, uint64_t n) {
+/* One part, which is still in the processor's cache when it is hashed and written. */
+static enum monarch_peer_status take_part(link_t *l, struct answer *a, size_t n) {
     get *g = a->g;
-    if (n == 0 || n > g->length - a->came)
+    char *to = g->memory ? (char *)(uintptr_t)g->memory + a->came : l->buffer;
+    enum monarch_peer_status status = take(l, to, n);
+    if (status != MONARCH_PEER_OK)
+        return status;
+    monarch_xxh3_add(&a->stream, to, n);
+    if (!g->memory && store(g, to, n, a->came) != 0)
+        return MONARCH_PEER_NO_ROOM;
+    a->came += n;
+    return MONARCH_PEER_OK;
+}
+
+static enum monarch_peer_status take_data(link_t *l, struct answer *a, uint64_t n) {
+    enum monarch_peer_status status = MONARCH_PEER_OK;
+    if (n == 0 || n > a->g->length - a->came)
         return MONARCH_PEER_CUT;
-    while (n) {
+    for (uint64_t awaited = 0; n && status == MONARCH_PEER_OK;) {
         size_t part = n < MONARCH_PEER_CHUNK ? n : MONARCH_PEER_CHUNK;
-        char *to = g->memory ? (char *)(uintptr_t)g->memory + a->came : l->buffer;
-        enum monarch_peer_status status = take(l, to, part);
-        if (status != MONARCH_PEER_OK)
-            return status;
-        if (monarch_peer_now_ns() > a->deadline_ns)
+        uint64_t now = monarch_peer_now_ns();
+        if (now > a->deadline_ns)
             return MONARCH_PEER_TIMEOUT;
-        monarch_xxh3_add(&a->stream, to, part);
-        if (!g->memory && store(g, to, part, a->came) != 0)
-            return MONARCH_PEER_NO_ROOM;
-        a->came += part;
+        if (awaited < part) {
+            awaited = n < AT_A_WAKE ? n : AT_A_WAKE;
+            status = await(l, awaited, now + WAKE_NS);
+        }
+        if (status == MONARCH_PEER_OK)
+            status = take_part(l, a, part);
+        awaited -= part;
         n -= part;
     }
-    return MONARCH_PEER_OK;
+    return status;
 }
 
 static enum monarch_peer_status judge(struct answer *a, uint64_t value) {
@@ -164,9 +195,9 @@ static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
     a.deadline_ns = monarch_peer_now_ns() + ms * 1000000 +
                     (uint64_t)((double)g->length / LEAST_BYTES_PER_S * 1e9);
     monarch_xxh3_begin(&a.stream);
-    limit(l, l->first_byte_ms);
+    l->bound_ms = l->first_byte_ms;
     while ((g->status = take_frame(l, &f, tag)) == MONARCH_PEER_OK) {
-        limit(l, l->between_ms);
+        l->bound_ms = l->between_ms;
         uint64_t first = g->received;
         if (f.kind == MONARCH_PEER_DATA) {
             g->status = take_data(l, &a, f.value);
@@ -197,7 +228,7 @@ link_t *monarch_peer_link_new(int fd, uint32_t first_byte_ms, uint32_t between_m
     l->fd = fd;
     l->first_byte_ms = first_byte_ms;
     l->between_ms = between_ms;
-    l->now_ms = 0;
+    l->least = 0;
     l->frames = l->tag = 0;
     struct timeval t = {between_ms / 1000, between_ms % 1000 * 1000};
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);

@@ -135,7 +135,7 @@ static turn begin_frame(connection *c, stage_t *stage) {
     if (c->at == c->end)
         return finish(c, stage, MONARCH_PEER_OK);
     uint64_t there = stage->files->available(stage->files->arg, c->file.file, c->at);
-    if (there == 0)
+    if (there == MONARCH_PEER_NEVER)
         return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
     if (there <= c->at)
         return wait_for_bytes(c, stage);
@@ -189,7 +189,8 @@ static turn send_bytes(connection *c, stage_t *stage, uint64_t *left) {
         return framed;
     while (c->at < c->frame_end) {
         off_t at = (off_t)c->at;
-        ssize_t r = sendfile(c->fd, c->file.fd, &at, c->frame_end - c->at);
+        uint64_t n = c->frame_end - c->at;
+        ssize_t r = sendfile(c->fd, c->file.fd, &at, n);
         if (r < 0 && errno == EINTR)
             continue;
         if (r < 0 && errno == EAGAIN)
@@ -201,6 +202,9 @@ static turn send_bytes(connection *c, stage_t *stage, uint64_t *left) {
         c->at += (uint64_t)r;
         __atomic_fetch_add(stage->bytes, (uint64_t)r, __ATOMIC_RELAXED);
         *left -= least(*left, (uint64_t)r);
+        /* The socket is full. To be told so by another call costs the look-up of 16 pages. */
+        if ((uint64_t)r < n)
+            return MONARCH_PEER_TO_SEND;
     }
     if (c->at == c->piece_end)
         return end_piece(c, stage);

@@ -4,6 +4,8 @@
 
 #include "wire.h"
 
+#define MONARCH_PEER_NEVER UINT64_MAX
+
 struct monarch_peer_opened {
     void *file; /* the owner's own */
     int fd;     /* valid until it is closed */
@@ -19,7 +21,7 @@ struct monarch_peer_files {
     enum monarch_peer_status (*open)(void *arg, const struct monarch_peer_request *wanted,
                                      struct monarch_peer_opened *out);
     /* How far what is there reaches from byte `at` on, to the end of its block or further; `at` for
-     * nothing yet, 0 when no more will come. */
+     * nothing yet, MONARCH_PEER_NEVER when no more will come. */
     uint64_t (*available)(void *arg, void *file, uint64_t at);
     /* Whether the sum of a whole block that is there is known. */
     int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum);

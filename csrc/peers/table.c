@@ -87,7 +87,7 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     /* What is there is sent, also after it was withdrawn: the descriptor is still open. */
     if (__atomic_load_n(&f->there[b], __ATOMIC_ACQUIRE))
         return (b + 1) * f->block_bytes;
-    return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? 0 : at;
+    return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
 }
 
 static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
