@@ -30,7 +30,7 @@ struct monarch_peer_server {
     pthread_mutex_t lock; /* of what is marked so in connections, and of the next line */
     uint64_t open, waiting, wakes, accepted, dropped;
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
-    int epoll, wake, stopping;                       /* stopping: atomic */
+    int epoll, wake, stopping, idle_tick_ms;         /* stopping: atomic */
     uint32_t threads;
     pthread_t *thread;
     connection *at; /* bounds.connections */
@@ -167,7 +167,7 @@ static void *serve(void *arg) {
     struct monarch_peer_stage stage = {&s->files, &s->bounds, &s->requests, &s->bytes, buffer};
     while (!__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
         struct epoll_event event;
-        int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : IDLE_TICK_MS;
+        int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : s->idle_tick_ms;
         /* One at a time: another thread may take the next while this one reads its disk. */
         int n = epoll_wait(s->epoll, &event, 1, tick);
         if (__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE))
@@ -267,6 +267,7 @@ server *monarch_peer_serve(const struct monarch_peer_files *files,
         return NULL;
     s->files = *files;
     s->bounds = *bounds;
+    s->idle_tick_ms = bounds->idle_ms < IDLE_TICK_MS ? (int)bounds->idle_ms : IDLE_TICK_MS;
     s->at = calloc(bounds->connections, sizeof *s->at);
     s->thread = calloc(bounds->threads, sizeof *s->thread);
     s->epoll = epoll_create1(EPOLL_CLOEXEC);

@@ -36,6 +36,9 @@ WAIT_LIMIT_S = 0.7
 # when there are more, so that a crowd of silent ones keeps nobody out who answers.
 GREETING_LIMIT_S = 1.0
 MOST_STRANGERS = 64
+# Connections that the kernel holds for us. One more loses its first packet, and with it a second:
+# a large job's daemons all come at once.
+BACKLOG = 1024
 # Before the next accept when there is no descriptor for it [s].
 PAUSE_S = 0.05
 
@@ -246,7 +249,7 @@ class PeerServer:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        listener = socket.create_server((host, port), backlog=MOST_STRANGERS)
+        listener = socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
         raise SessionError(
             f"peers cannot be served at {host}, port {port} ({error.strerror}): name an address "
