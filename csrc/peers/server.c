@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -165,6 +166,10 @@ static void *serve(void *arg) {
     server *s = arg;
     char buffer[MONARCH_PEER_CHUNK];
     struct monarch_peer_stage stage = {&s->files, &s->bounds, &s->requests, &s->bytes, buffer};
+    /* sendfile has no MSG_NOSIGNAL: to a peer that is gone it raises SIGPIPE. */
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
     while (!__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
         struct epoll_event event;
         int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : s->idle_tick_ms;
