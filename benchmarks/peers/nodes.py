@@ -73,9 +73,13 @@ class Nodes:
     def address(self, node: int) -> str:
         return f"10.78.0.{10 + node}"
 
+    def path(self, node: int) -> str:
+        """The file that stands for a node's namespace."""
+        return f"/run/netns/{self._names[node]}"
+
     def command(self, node: int, words: Sequence[str]) -> list[str]:
         """A command line that runs `words` on a node."""
-        return [_tool("nsenter"), f"--net=/run/netns/{self._names[node]}", *words]
+        return [_tool("nsenter"), f"--net={self.path(node)}", *words]
 
     def set_link(self, node: int, *, up: bool) -> None:
         """Takes a node's link down, or up again; nobody is told."""

@@ -56,7 +56,8 @@ class TcpLink:
 
 
 class TcpTransport:
-    """Links to servers that know the same secret.
+    """Links to servers that know the same secret, at addresses in numbers: a name would be looked
+    up without a bound.
 
     connect_s : for the connection and the proof;  first_byte_s : for the beginning of an answer;
     between_s : for its next 256 KiB [all s]. ValueError for a short secret or a bound of 0.
@@ -90,5 +91,5 @@ class TcpTransport:
             except TimeoutError:
                 raise Unreachable(PeerStatus.TIMEOUT) from None
             except OSError:
-                raise Unreachable(PeerStatus.REFUSED) from None
+                raise Unreachable(PeerStatus.CUT) from None
             return TcpLink(connection, self._first_byte_s, self._between_s)
