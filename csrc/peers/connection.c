@@ -68,15 +68,23 @@ static turn finish(connection *c, stage_t *stage, enum monarch_peer_status statu
 
 /* The answer so far goes out before anybody waits for its next part. */
 static turn wait_for_bytes(connection *c, stage_t *stage) {
-    if (c->is_late)
+    uint64_t now = monarch_peer_now_ns();
+    if (c->due_ns && now >= c->due_ns)
         return finish(c, stage, MONARCH_PEER_TIMEOUT);
     turn sent = flush(c, stage, 0);
     if (sent != MONARCH_PEER_GO)
         return sent;
-    if (!c->is_due)
-        give(c, stage->bounds->wait_ms);
-    c->is_due = 1;
+    if (!c->due_ns)
+        c->due_ns = now + stage->bounds->wait_ms * 1000000ULL;
+    c->deadline_ns = c->due_ns;
     return MONARCH_PEER_TO_WAIT;
+}
+
+/* What has been waited for is no fault of the peer's. */
+static void end_wait(connection *c, stage_t *stage) {
+    if (c->due_ns)
+        give(c, stage->bounds->stall_ms);
+    c->due_ns = 0;
 }
 
 /* --- a request ----------------------------------------------------------------------------------
@@ -100,7 +108,7 @@ static turn read_request(connection *c, stage_t *stage) {
             return MONARCH_PEER_TO_CLOSE;
     }
     c->got = 0;
-    c->is_due = c->is_late = 0;
+    c->due_ns = 0;
     c->state = MONARCH_PEER_OPENING;
     __atomic_fetch_add(stage->requests, 1, __ATOMIC_RELAXED);
     return MONARCH_PEER_GO;
@@ -118,7 +126,7 @@ static turn open_file(connection *c, stage_t *stage) {
         c->file.file = NULL;
         return finish(c, stage, status);
     }
-    c->is_due = c->is_late = 0;
+    end_wait(c, stage);
     c->at = q->first;
     c->end = q->first + q->length;
     c->state = MONARCH_PEER_FRAMING;
@@ -139,10 +147,7 @@ static turn begin_frame(connection *c, stage_t *stage) {
         return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
     if (there <= c->at)
         return wait_for_bytes(c, stage);
-    /* What has been waited for is no fault of the peer's. */
-    if (c->is_due)
-        give(c, stage->bounds->stall_ms);
-    c->is_due = c->is_late = 0;
+    end_wait(c, stage);
     if (c->at == c->piece_end) {
         c->piece = c->at;
         c->piece_end = least(c->end, (c->at / c->file.block_bytes + 1) * c->file.block_bytes);

@@ -31,11 +31,12 @@ struct monarch_peer_connection {
     /* The server's, under its lock. */
     int fd; /* -1: none */
     uint32_t generation;
-    int is_busy;    /* a thread works on it, and all below is that thread's */
-    int is_waiting; /* for a wake */
+    int is_busy;      /* a thread works on it, and all below is that thread's */
+    int is_waiting;   /* for a wake, */
+    uint32_t wait_at; /* in this place among those that wait */
     uint64_t deadline_ns;
 
-    int is_late; /* set by the server: the wait has taken as long as it may */
+    uint64_t due_ns; /* when it has waited for bytes as long as it may; 0: it does not wait */
     enum monarch_peer_state state;
     union {
         struct monarch_peer_request request;
@@ -46,7 +47,6 @@ struct monarch_peer_connection {
     unsigned frames, sent; /* frames; bytes of them */
     struct monarch_peer_opened file;
     uint64_t at, end, frame_end, piece, piece_end; /* a piece has one sum */
-    int is_due; /* the deadline of a wait runs since this request's last byte */
 };
 
 /* What the threads of one server share and a step needs. */
@@ -67,8 +67,9 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 /* --- server.c ---------------------------------------------------------------------------------
  */
 
-/* The answers of `files` may be others by now: those that wait are looked at again. */
-void monarch_peer_wake(struct monarch_peer_server *s);
+/* What `files` answers about this file may be another thing by now: those that wait for it are
+ * looked at again. */
+void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
 struct monarch_peer_server *monarch_peer_serve(const struct monarch_peer_files *files,
                                                const struct monarch_peer_bounds *bounds);
 void monarch_peer_end(struct monarch_peer_server *s); /* closes all; joins and frees */

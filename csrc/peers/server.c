@@ -19,8 +19,6 @@
 #define TICK_MS 100
 /* The same for connections without a request: an idle server wakes so rarely [ms]. */
 #define IDLE_TICK_MS 5000
-/* An event's data when it is no connection's. */
-#define WAKE UINT64_MAX
 
 typedef struct monarch_peer_connection connection;
 typedef struct monarch_peer_server server;
@@ -28,10 +26,11 @@ typedef struct monarch_peer_server server;
 struct monarch_peer_server {
     struct monarch_peer_files files;
     struct monarch_peer_bounds bounds;
-    pthread_mutex_t lock; /* of what is marked so in connections, and of the next line */
-    uint64_t open, waiting, wakes, accepted, dropped;
+    pthread_mutex_t lock; /* of what is marked so in connections, and of the next two lines */
+    uint64_t open, wakes, accepted, dropped;
+    uint32_t waiting, *waits;                        /* connections that wait, in no order */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
-    int epoll, wake, stopping, idle_tick_ms;         /* stopping: atomic */
+    int epoll, stop, stopping, idle_tick_ms;         /* stopping: atomic; stop: readable with it */
     uint32_t threads;
     pthread_t *thread;
     connection *at; /* bounds.connections */
@@ -61,9 +60,28 @@ static void close_locked(server *s, connection *c) {
     s->open--;
 }
 
-/* Armed while the lock is held: an event that comes at once finds the connection free, and nobody
- * can have closed the descriptor meanwhile. Returns 0 if it has to go on: what it waits for came
- * between its looking and now. */
+/* Under the lock, as is_busy ends: an event that comes at once finds the connection free, and
+ * nobody can have closed the descriptor meanwhile. */
+static void arm(server *s, connection *c, enum monarch_peer_turn next) {
+    uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
+    struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
+    epoll_ctl(s->epoll, EPOLL_CTL_MOD, c->fd, &e);
+}
+
+static void begin_to_wait(server *s, connection *c) {
+    c->is_waiting = 1;
+    c->wait_at = s->waiting++;
+    s->waits[c->wait_at] = (uint32_t)(c - s->at);
+}
+
+static void end_to_wait(server *s, connection *c) {
+    uint32_t last = s->waits[--s->waiting];
+    c->is_waiting = 0;
+    s->waits[c->wait_at] = last;
+    s->at[last].wait_at = c->wait_at;
+}
+
+/* Returns 0 if it has to go on: what it waits for came between its looking and now. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_turn next, uint64_t wakes) {
     int is_done = 1;
@@ -73,15 +91,12 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
     if (next == MONARCH_PEER_TO_CLOSE) {
         s->dropped += is_active(c);
         close_locked(s, c);
-    } else if (next == MONARCH_PEER_TO_WAIT) {
-        is_done = s->wakes == wakes;
-        c->is_waiting = is_done;
-        s->waiting += (uint64_t)is_done;
+    } else if (next != MONARCH_PEER_TO_WAIT) {
+        arm(s, c, next);
     } else {
-        struct epoll_event e = {.events = EPOLLONESHOT |
-                                          (next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT),
-                                .data.u64 = name_of(s, c)};
-        epoll_ctl(s->epoll, EPOLL_CTL_MOD, c->fd, &e);
+        is_done = s->wakes == wakes;
+        if (is_done)
+            begin_to_wait(s, c);
     }
     c->is_busy = !is_done;
     pthread_mutex_unlock(&s->lock);
@@ -105,45 +120,36 @@ static void work_on(server *s, connection *c, const struct monarch_peer_stage *s
 /* --- waits and deadlines ------------------------------------------------------------------------
  */
 
-/* The next connection from *from on that waits, or whose time is over; it is the caller's then. */
-static connection *take_next(server *s, uint32_t *from, uint64_t late_ns) {
+/* The next connection from *from on whose time is over; it is the caller's then. *waited: for
+ * bytes, not for its peer. */
+static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);
     for (; !found && *from < s->bounds.connections; ++*from) {
         connection *c = &s->at[*from];
-        if (c->fd < 0 || c->is_busy || (late_ns ? c->deadline_ns > late_ns : !c->is_waiting))
+        if (c->fd < 0 || c->is_busy || c->deadline_ns > now)
             continue;
         found = c;
         c->is_busy = 1;
-        c->is_late = late_ns && c->is_waiting;
-        s->waiting -= (uint64_t)c->is_waiting;
+        *waited = c->is_waiting;
+        if (c->is_waiting)
+            end_to_wait(s, c);
     }
     pthread_mutex_unlock(&s->lock);
     return found;
 }
 
-static void look_again(server *s, const struct monarch_peer_stage *stage) {
-    uint32_t from = 0;
-    uint64_t rung;
-    if (read(s->wake, &rung, sizeof rung) < 0)
-        return; /* another thread does it */
-    for (connection *c; (c = take_next(s, &from, 0));) {
-        c->is_waiting = 0;
-        work_on(s, c, stage);
-    }
-}
-
 static void sweep(server *s, const struct monarch_peer_stage *stage) {
     uint64_t now = monarch_peer_now_ns();
     uint64_t due = __atomic_load_n(&s->next_sweep_ns, __ATOMIC_RELAXED);
-    if (now < due ||
-        !__atomic_compare_exchange_n(&s->next_sweep_ns, &due, now + TICK_MS * 1000000ULL / 2, 0,
-                                     __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    uint64_t after = now + TICK_MS * 1000000ULL / 2;
+    if (now < due || !__atomic_compare_exchange_n(&s->next_sweep_ns, &due, after, 0,
+                                                  __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         return;
     uint32_t from = 0;
-    for (connection *c; (c = take_next(s, &from, now));) {
-        if (c->is_waiting) {
-            c->is_waiting = 0;
+    int waited = 0;
+    for (connection *c; (c = take_late(s, &from, now, &waited));) {
+        if (waited) {
             work_on(s, c, stage); /* it is told so, and stays */
         } else {
             __atomic_fetch_sub(&s->active, (uint64_t)is_active(c), __ATOMIC_SEQ_CST);
@@ -152,14 +158,19 @@ static void sweep(server *s, const struct monarch_peer_stage *stage) {
     }
 }
 
-void monarch_peer_wake(server *s) {
-    uint64_t one = 1;
+/* They go on as soon as they can send, in whichever thread is free. */
+void monarch_peer_wake(server *s, uint32_t source, uint64_t path_hash) {
     pthread_mutex_lock(&s->lock);
     s->wakes++;
-    int rings = s->waiting > 0;
+    for (uint32_t i = s->waiting; i-- > 0;) {
+        connection *c = &s->at[s->waits[i]];
+        if (c->in.request.source != source || c->in.request.path_hash != path_hash)
+            continue;
+        end_to_wait(s, c);
+        c->deadline_ns = monarch_peer_now_ns() + s->bounds.stall_ms * 1000000ULL;
+        arm(s, c, MONARCH_PEER_TO_SEND);
+    }
     pthread_mutex_unlock(&s->lock);
-    if (rings && write(s->wake, &one, sizeof one) < 0)
-        return; /* its counter is full: it has been rung often enough */
 }
 
 static void *serve(void *arg) {
@@ -177,11 +188,9 @@ static void *serve(void *arg) {
         int n = epoll_wait(s->epoll, &event, 1, tick);
         if (__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE))
             break;
-        connection *c = n == 1 && event.data.u64 != WAKE ? claim(s, event.data.u64) : NULL;
+        connection *c = n == 1 ? claim(s, event.data.u64) : NULL;
         if (c)
             work_on(s, c, &stage);
-        else if (n == 1 && event.data.u64 == WAKE)
-            look_again(s, &stage);
         sweep(s, &stage);
     }
     return NULL;
@@ -246,7 +255,7 @@ void monarch_peer_end(server *s) {
     uint64_t one = 1;
     __atomic_store_n(&s->stopping, 1, __ATOMIC_SEQ_CST);
     /* Nobody reads it any more: it wakes every thread. */
-    while (write(s->wake, &one, sizeof one) < 0 && errno == EINTR)
+    while (s->stop >= 0 && write(s->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
     for (uint32_t i = 0; i < s->threads; i++)
         pthread_join(s->thread[i], NULL);
@@ -257,10 +266,11 @@ void monarch_peer_end(server *s) {
         }
     if (s->epoll >= 0)
         close(s->epoll);
-    if (s->wake >= 0)
-        close(s->wake);
+    if (s->stop >= 0)
+        close(s->stop);
     pthread_mutex_destroy(&s->lock);
     free(s->thread);
+    free(s->waits);
     free(s->at);
     free(s);
 }
@@ -274,15 +284,17 @@ server *monarch_peer_serve(const struct monarch_peer_files *files,
     s->bounds = *bounds;
     s->idle_tick_ms = bounds->idle_ms < IDLE_TICK_MS ? (int)bounds->idle_ms : IDLE_TICK_MS;
     s->at = calloc(bounds->connections, sizeof *s->at);
+    s->waits = calloc(bounds->connections, sizeof *s->waits);
     s->thread = calloc(bounds->threads, sizeof *s->thread);
     s->epoll = epoll_create1(EPOLL_CLOEXEC);
-    s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->bounds.connections = s->at ? bounds->connections : 0;
     for (uint32_t i = 0; i < s->bounds.connections; i++)
         s->at[i].fd = -1;
     pthread_mutex_init(&s->lock, NULL);
-    struct epoll_event e = {.events = EPOLLIN, .data.u64 = WAKE};
-    if (s->at && s->thread && epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->wake, &e) == 0)
+    struct epoll_event e = {.events = EPOLLIN};
+    int has_memory = s->at && s->waits && s->thread;
+    if (has_memory && epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->stop, &e) == 0)
         while (s->threads < bounds->threads &&
                pthread_create(&s->thread[s->threads], NULL, serve, s) == 0)
             s->threads++;

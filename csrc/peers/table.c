@@ -55,10 +55,10 @@ static void leave(table *t, struct shared *f) {
 }
 
 /* Under the table's lock, so that the server is not stopped meanwhile. */
-static void wake(table *t) {
+static void wake(table *t, uint32_t source, uint64_t path_hash) {
     pthread_mutex_lock(&t->lock);
     if (t->server)
-        monarch_peer_wake(t->server);
+        monarch_peer_wake(t->server, source, path_hash);
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -170,7 +170,7 @@ int monarch_peer_table_block(table *t, uint32_t source, uint64_t path_hash, uint
     }
     pthread_mutex_unlock(&t->lock);
     if (is_known)
-        wake(t);
+        wake(t, source, path_hash);
     return is_known ? 0 : -ENOENT;
 }
 
@@ -186,7 +186,7 @@ int monarch_peer_table_withdraw(table *t, uint32_t source, uint64_t path_hash) {
     if (!f)
         return -ENOENT;
     leave(t, f);
-    wake(t);
+    wake(t, source, path_hash);
     return 0;
 }
 

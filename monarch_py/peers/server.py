@@ -75,9 +75,12 @@ class PeerServer:
         times = [round(limit * 1000) for limit in (idle_s, stall_s, wait_s)]
         bounds = ffi.new("struct monarch_peer_bounds *", [threads, connections, *times])
         self._table: Any = lib.monarch_peer_table_new()
+        if self._table == ffi.NULL:
+            raise MemoryError("no memory for the files that peers are served")
         self._server: Any = lib.monarch_peer_server_start(self._table, bounds)
         if self._server == ffi.NULL:
             self._listener.close()
+            lib.monarch_peer_table_free(self._table)
             raise MemoryError("no thread could be started to serve peers")
         self._strangers: dict[int, _Stranger] = {}
         self._selector = selectors.DefaultSelector()

@@ -292,7 +292,7 @@ static void *come(void *arg) {
         monarch_peer_server_counts(server, &counts);
     }
     __atomic_store_n(&is_there, 1, __ATOMIC_RELEASE);
-    monarch_peer_wake(server);
+    monarch_peer_wake(server, 0, 1);
     return NULL;
 }
 
