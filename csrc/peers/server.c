@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -19,6 +20,8 @@
 #define TICK_MS 100
 /* The same for connections without a request: an idle server wakes so rarely [ms]. */
 #define IDLE_TICK_MS 5000
+/* How long a thread waits for one peer that takes nothing [ms]. */
+#define STAY_MS 50
 
 typedef struct monarch_peer_connection connection;
 typedef struct monarch_peer_server server;
@@ -103,18 +106,36 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
     return is_done;
 }
 
-/* The connection is the calling thread's. */
-static void work_on(server *s, connection *c, const struct monarch_peer_stage *stage) {
-    for (int is_done = 0, was_active = is_active(c); !is_done;) {
+/* Waits here until the socket takes more, as long as there are threads for everybody else: it costs
+ * less than to go through epoll. */
+static int can_stay(server *s, const connection *c) {
+    struct pollfd p = {.fd = c->fd, .events = POLLOUT};
+    return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&
+           __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads &&
+           poll(&p, 1, STAY_MS) == 1;
+}
+
+static enum monarch_peer_turn step(server *s, connection *c,
+                                   const struct monarch_peer_stage *stage) {
+    int was_active = is_active(c);
+    enum monarch_peer_turn next = monarch_peer_step(c, stage);
+    int active = next != MONARCH_PEER_TO_CLOSE && is_active(c);
+    __atomic_fetch_add(&s->active, (uint64_t)(active - was_active), __ATOMIC_SEQ_CST);
+    return next;
+}
+
+/* The connection is the calling thread's. Returns 1 if it can be sent more, and is so still. */
+static int work_on(server *s, connection *c, const struct monarch_peer_stage *stage, int stays) {
+    for (int is_done = 0; !is_done;) {
         pthread_mutex_lock(&s->lock);
         uint64_t wakes = s->wakes;
         pthread_mutex_unlock(&s->lock);
-        enum monarch_peer_turn next = monarch_peer_step(c, stage);
-        int active = next != MONARCH_PEER_TO_CLOSE && is_active(c);
-        __atomic_fetch_add(&s->active, (uint64_t)(active - was_active), __ATOMIC_SEQ_CST);
-        was_active = active;
+        enum monarch_peer_turn next = step(s, c, stage);
+        if (next == MONARCH_PEER_TO_SEND && stays && can_stay(s, c))
+            return 1;
         is_done = hand_back(s, c, stage, next, wakes);
     }
+    return 0;
 }
 
 /* --- waits and deadlines ------------------------------------------------------------------------
@@ -150,7 +171,7 @@ static void sweep(server *s, const struct monarch_peer_stage *stage) {
     int waited = 0;
     for (connection *c; (c = take_late(s, &from, now, &waited));) {
         if (waited) {
-            work_on(s, c, stage); /* it is told so, and stays */
+            work_on(s, c, stage, 0); /* it is told so, and goes on */
         } else {
             __atomic_fetch_sub(&s->active, (uint64_t)is_active(c), __ATOMIC_SEQ_CST);
             hand_back(s, c, stage, MONARCH_PEER_TO_CLOSE, 0);
@@ -189,8 +210,8 @@ static void *serve(void *arg) {
         if (__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE))
             break;
         connection *c = n == 1 ? claim(s, event.data.u64) : NULL;
-        if (c)
-            work_on(s, c, &stage);
+        while (c && work_on(s, c, &stage, 1))
+            sweep(s, &stage);
         sweep(s, &stage);
     }
     return NULL;
