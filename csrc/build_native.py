@@ -21,6 +21,10 @@ SOURCES = [
     "daemon/schedule.c",
     "daemon/engine.c",
     "daemon/testing.c",
+    "peers/client.c",
+    "peers/connection.c",
+    "peers/server.c",
+    "peers/table.c",
     "plan/mersenne.c",
     "plan/shuffle.c",
     "plan/buffer.c",
@@ -36,7 +40,7 @@ SOURCES = [
     "simulator/ways.c",
 ]
 # What each room shows to Python.
-HEADERS = ["daemon/native.h", "plan/plan.h", "simulator/simulator.h"]
+HEADERS = ["daemon/native.h", "peers/peers.h", "plan/plan.h", "simulator/simulator.h"]
 DEFINES = (
     "MONARCH_MAX_",
     "MONARCH_FILTER",

@@ -1,0 +1,1 @@
+"""Files from node to node, beside plain sendfile over the same link."""

@@ -1,0 +1,183 @@
+"""``python -m benchmarks.peers``: files from node to node, beside plain sendfile on the same link.
+
+Two network namespaces are the nodes, each behind a link of --rate; as root. The same bytes go over
+the link plainly (sendfile and recv, nothing stored, nothing checked) and as a peer's blocks, into
+memory and into a file on tmpfs, with every block's checksum compared. Both take turns, and the
+ratios are those of the pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import Child, plain_environment, scratch
+from benchmarks.numbers import Result, describe_machine, paired, report
+from benchmarks.peers.nodes import Nodes, why_no_nodes
+from monarch_py.peers import new_secret
+
+MIB, GIB = 1 << 20, 1 << 30
+# (wall, CPU time of who gets, CPU time of who serves) [ns]
+Times = tuple[int, int, int]
+
+
+class Ends:
+    """The two processes of a measurement."""
+
+    def __init__(self, serving: Child, getting: Child) -> None:
+        self._serving, self._getting = serving, getting
+
+    def measure(self, line: str) -> Times:
+        before = self._serving.ask("cpu")[0]
+        wall, getter = self._getting.ask(line)
+        return wall, getter, self._serving.ask("cpu")[0] - before
+
+    def pairs(self, ours: str, plain: str, rounds: int) -> list[tuple[Times, Times]]:
+        """Both in turns; the first of each is not counted."""
+        self.measure(ours)
+        self.measure(plain)
+        found = []
+        for number in range(rounds):
+            if number % 2:
+                theirs = self.measure(plain)
+                found.append((self.measure(ours), theirs))
+            else:
+                mine = self.measure(ours)
+                found.append((mine, self.measure(plain)))
+        return found
+
+
+def per_gib(
+    name: str, what: str, times: Sequence[int], n_bytes: int, limit: float | None
+) -> Result:
+    """CPU seconds a GiB, the median of all rounds."""
+    values = [time / 1e9 / n_bytes * GIB for time in times]
+    return Result(name, what, "s/GiB", statistics.median(values), limit, rounds=len(values))
+
+
+def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Result]:
+    """One file of `size` bytes, into memory and into a file."""
+    results: list[Result] = []
+    for way, where in (("memory", "memory"), ("file", "a file on tmpfs")):
+        pairs = ends.pairs(f"{way} {size}", f"plain {size}", rounds)
+        results.append(
+            paired(
+                f"wall_{way}",
+                f"time of a large file into {where} / plain sendfile",
+                [(ours[0], plain[0]) for ours, plain in pairs],
+                limit=1 / 0.97 if has_limits else None,
+                operations=1,
+            )
+        )
+        columns = {"received": (1, 0.8), "sent": (2, 0.1)}
+        for verb, (column, limit) in columns.items():
+            results.append(
+                per_gib(
+                    f"{verb}_{way}",
+                    f"CPU time, {verb}, into {where}",
+                    [ours[column] for ours, _ in pairs],
+                    size,
+                    limit if has_limits else None,
+                )
+            )
+            plain_times = [plain[column] for _, plain in pairs]
+            results.append(
+                per_gib(f"{verb}_plain_{way}", f"the same, plain, {verb}", plain_times, size, None)
+            )
+    return results
+
+
+def others(ends: Ends, args: argparse.Namespace, size: int) -> list[Result]:
+    """What is not the large file whose sums are known."""
+    unknown = [ends.measure(f"memory {size} 1") for _ in range(args.rounds)]
+    small_bytes = args.small_kib << 10
+    line = f"small {small_bytes} {args.small_files}"
+    small = [ends.measure(line) for _ in range(args.rounds)]
+    plain = [ends.measure(f"plain {size}") for _ in range(args.rounds)]
+    rate = statistics.median(size / wall for wall, _, _ in plain)
+    shares = [args.small_files * small_bytes / wall / rate for wall, _, _ in small]
+    return [
+        per_gib(
+            "sent_unknown",
+            "CPU time, sent, of a file without known sums",
+            [served for _, _, served in unknown],
+            size,
+            None,
+        ),
+        Result(
+            "small_rate",
+            f"bytes a second in files of {args.small_kib} KiB / plain sendfile",
+            "ratio",
+            statistics.median(shares),
+            None,
+        ),
+        Result(
+            "small_files",
+            f"files of {args.small_kib} KiB a second",
+            "1/s",
+            statistics.median(args.small_files / wall * 1e9 for wall, _, _ in small),
+            None,
+        ),
+    ]
+
+
+def run(args: argparse.Namespace, place: Path, rate: str | None) -> list[Result]:
+    size = args.mib * MIB
+    content = place / "content"
+    content.write_bytes(os.urandom(size))
+    environment = plain_environment() | {"MONARCH_BENCHMARK_SECRET": new_secret().hex()}
+    side = [sys.executable, "-m", "benchmarks.peers.side"]
+    with Nodes(2, rate) as nodes:
+        host = nodes.address(0)
+        sharing = ["serve", host, str(content), str(args.small_files), str(args.small_kib << 10)]
+        with Child(nodes.command(0, [*side, *sharing]), environment) as serving:
+            ports = serving.ask("ports")
+            getting = ["get", host, *map(str, ports), str(place / "copy")]
+            with Child(nodes.command(1, [*side, *getting]), environment) as getter:
+                ends = Ends(serving, getter)
+                results = large(ends, size, args.rounds, has_limits=rate is not None)
+                return results + others(ends, args, size)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--rate", default="1gbit", help="of each link; default 1gbit")
+    parser.add_argument("--unlimited", action="store_true", help="also over links without a limit")
+    parser.add_argument("--mib", type=int, default=256, help="the large file; default 256 MiB")
+    parser.add_argument("--rounds", type=int, default=7, help="pairs; default 7")
+    parser.add_argument("--small-files", type=int, default=1000)
+    parser.add_argument("--small-kib", type=int, default=110)
+    parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse()
+    missing = why_no_nodes()
+    if missing:
+        print(f"benchmarks.peers: {missing}", file=sys.stderr)
+        return 1
+    document: dict[str, Any] = {
+        "benchmark": "peers",
+        "machine": describe_machine(),
+        "rate": args.rate,
+        "bytes": args.mib * MIB,
+    }
+    # The link is measured, and no disk.
+    with scratch(Path("/dev/shm")) as place:
+        results = run(args, place, args.rate)
+        if args.unlimited:
+            free = run(args, place, None)
+            document["unlimited"] = [result.as_dict() for result in free]
+            print("over links without a limit:", file=sys.stderr)
+            report({}, free, place / "unlimited.json")
+    return 0 if report(document, results, args.json) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Nodes on one machine: network namespaces on a bridge, each behind a link of a given rate.
+
+Needs root, and `ip`, `tc`, `nsenter`. The kernel's token bucket (tc-tbf) limits both directions of
+a link; its delay is what the machine takes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from types import TracebackType
+
+__all__ = ["Nodes", "why_no_nodes"]
+
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+# What a bucket holds: enough for the kernel's largest packets at 1 Gbit/s [bytes, as tc has it].
+_BURST = "256kb"
+_QUEUE = "50ms"
+
+
+def _tool(name: str) -> str:
+    # An ordinary PATH may lack the directories of these programs.
+    return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin") or name
+
+
+def _run(*words: str) -> None:
+    subprocess.run([_tool(words[0]), *words[1:]], check=True, capture_output=True)
+
+
+def why_no_nodes() -> str | None:
+    """What is missing here, in one sentence; None if nodes can be made."""
+    if os.geteuid() != 0:
+        return "network namespaces can be made by root alone"
+    for name, package in _TOOLS.items():
+        if shutil.which(_tool(name)) is None:
+            return f"{name} is missing: install {package}"
+    probe = f"monarch-probe-{os.getpid()}"
+    try:
+        _run("ip", "netns", "add", probe)
+    except subprocess.CalledProcessError as error:
+        return f"this kernel makes no network namespace: {error.stderr.decode().strip()}"
+    _run("ip", "netns", "del", probe)
+    return None
+
+
+class Nodes:
+    """`count` nodes while the context lasts. rate : of each link, as tc writes it ("1gbit"); None
+    for no limit. CalledProcessError where the kernel refuses."""
+
+    def __init__(self, count: int, rate: str | None = None) -> None:
+        self._names = [f"monarch-{os.getpid()}-{i}" for i in range(count)]
+        self._switch = f"monarch-{os.getpid()}-switch"
+        self._rate = rate
+
+    def __enter__(self) -> Nodes:
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    def address(self, node: int) -> str:
+        return f"10.78.0.{10 + node}"
+
+    def path(self, node: int) -> str:
+        """The file that stands for a node's namespace."""
+        return f"/run/netns/{self._names[node]}"
+
+    def command(self, node: int, words: Sequence[str]) -> list[str]:
+        """A command line that runs `words` on a node."""
+        return [_tool("nsenter"), f"--net={self.path(node)}", *words]
+
+    def set_link(self, node: int, *, up: bool) -> None:
+        """Takes a node's link down, or up again; nobody is told."""
+        _run("ip", "-n", self._switch, "link", "set", f"p{node}", "up" if up else "down")
+
+    def _make(self) -> None:
+        _run("ip", "netns", "add", self._switch)
+        _run("ip", "-n", self._switch, "link", "add", "br0", "type", "bridge")
+        _run("ip", "-n", self._switch, "link", "set", "br0", "up")
+        for i, name in enumerate(self._names):
+            _run("ip", "netns", "add", name)
+            inside, outside = ["dev", "eth0"], ["dev", f"p{i}"]
+            pair = ["type", "veth", "peer", "name", f"p{i}", "netns", self._switch]
+            _run("ip", "link", "add", "eth0", "netns", name, *pair)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            _run("ip", "-n", name, "addr", "add", f"{self.address(i)}/24", *inside)
+            _run("ip", "-n", name, "link", "set", "eth0", "up")
+            _run("ip", "-n", self._switch, "link", "set", f"p{i}", "master", "br0")
+            _run("ip", "-n", self._switch, "link", "set", f"p{i}", "up")
+            if self._rate:
+                bucket = ["tbf", "rate", self._rate, "burst", _BURST, "latency", _QUEUE]
+                _run("tc", "-n", name, "qdisc", "add", *inside, "root", *bucket)
+                _run("tc", "-n", self._switch, "qdisc", "add", *outside, "root", *bucket)
+
+    def _remove(self) -> None:
+        for name in [*self._names, self._switch]:
+            if os.path.exists(f"/run/netns/{name}"):
+                subprocess.run(
+                    [_tool("ip"), "netns", "del", name], check=False, capture_output=True
+                )

@@ -1,0 +1,162 @@
+"""One end of a measurement, in a node's namespace; `python -m benchmarks.peers` starts both.
+
+Each answers a line on its standard input with integers. The one that serves shares one file, both
+by plain sendfile on a bare connection and as a peer; the one that gets fetches it, one way or the
+other, and answers with the wall time and its CPU time [ns].
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from monarch_py.peers import FileId, Peer, PeerServer, PeerStatus, TcpTransport, new_gets
+
+BLOCK_BYTES = 4 << 20
+# The plain receiver's reads, as large as the client's own.
+READ_BYTES = 256 << 10
+
+
+def cpu_ns() -> int:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return int((used.ru_utime + used.ru_stime) * 1e9)
+
+
+def file_id(number: int, size: int) -> FileId:
+    return FileId(source=0, path_hash=number + 1, size=size, mtime_ns=1)
+
+
+def answer(*numbers: int) -> None:
+    print(*numbers, flush=True)
+
+
+# --- the end that has the files -----------------------------------------------------------------
+
+
+def send_plainly(listener: socket.socket, fd: int, size: int) -> None:
+    """To everybody who connects: the file, by sendfile, and nothing else."""
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            at = 0
+            while at < size:
+                at += os.sendfile(connection.fileno(), fd, at, size - at)
+
+
+def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: int) -> None:
+    content = path.read_bytes()
+    fd = os.open(path, os.O_RDONLY)
+    starts = range(0, len(content), BLOCK_BYTES)
+    sums = [xxhash.xxh3_64_intdigest(content[at : at + BLOCK_BYTES]) for at in starts]
+    plain = socket.create_server((host, 0))
+    args = (plain, fd, len(content))
+    threading.Thread(target=send_plainly, args=args, daemon=True).start()
+    server = PeerServer(secret, host)
+    server.share(file_id(0, len(content)), fd, BLOCK_BYTES, np.array(sums, dtype=np.uint64))
+    server.share(file_id(1, len(content)), fd, BLOCK_BYTES)
+    small = np.array([xxhash.xxh3_64_intdigest(content[:small_bytes])], dtype=np.uint64)
+    for number in range(small_files):
+        server.share(file_id(2 + number, small_bytes), fd, BLOCK_BYTES, small)
+    ports = plain.getsockname()[1], server.address[1]
+    for line in sys.stdin:
+        answer(*(ports if line == "ports\n" else (cpu_ns(),)))
+    server.close()
+
+
+# --- the end that wants them --------------------------------------------------------------------
+
+
+class Getter:
+    """Fetches the file in each of the ways that are compared. place : where its copy is made"""
+
+    def __init__(self, secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
+        self.plain = (host, plain)
+        self.peer = Peer(TcpTransport(secret), (host, ours))
+        self.buffer = np.zeros(READ_BYTES, dtype=np.uint8)
+        self.file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self.memory = np.zeros(0, dtype=np.uint8)
+
+    def plainly(self, size: int) -> None:
+        """recv into one buffer, again and again: what the link and the kernel take at least."""
+        with socket.create_connection(self.plain) as connection:
+            left = size
+            while left:
+                got = connection.recv_into(self.buffer.data, 0, socket.MSG_WAITALL)
+                if got == 0:
+                    raise RuntimeError(f"{left} bytes did not come")
+                left -= got
+
+    def into_memory(self, size: int, number: int = 0) -> None:
+        if len(self.memory) < size:
+            self.memory = np.ones(size, dtype=np.uint8)
+        gets = self._gets(size, number)
+        gets["memory"] = self.memory.ctypes.data + gets["first"]
+        self._fetch(gets)
+
+    def into_file(self, size: int, number: int = 0) -> None:
+        gets = self._gets(size, number)
+        gets["to"], gets["at"] = self.file, gets["first"]
+        self._fetch(gets)
+
+    def small(self, size: int, count: int) -> None:
+        """`count` files at once, one behind the other."""
+        gets = new_gets([file_id(2 + number, size) for number in range(count)])
+        if len(self.memory) < size:
+            self.memory = np.ones(size, dtype=np.uint8)
+        gets["memory"] = self.memory.ctypes.data
+        self._fetch(gets)
+
+    def _gets(self, size: int, number: int) -> Any:
+        """In the ranges in which a copy is made: block by block."""
+        starts = np.arange(0, size, BLOCK_BYTES)
+        gets = new_gets([file_id(number, size)] * len(starts))
+        gets["first"] = starts
+        gets["length"] = np.minimum(BLOCK_BYTES, size - starts)
+        return gets
+
+    def _fetch(self, gets: Any) -> None:
+        self.peer.fetch(gets)
+        wrong = gets[gets["status"] != PeerStatus.OK]
+        if len(wrong):
+            raise RuntimeError(f"{len(wrong)} ranges failed, the first {wrong[0]}")
+
+
+def get(secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
+    getter = Getter(secret, host, plain, ours, place)
+    ways: dict[str, Callable[..., None]] = {
+        "plain": getter.plainly,
+        "memory": getter.into_memory,
+        "file": getter.into_file,
+        "small": getter.small,
+    }
+    for line in sys.stdin:
+        way, *numbers = line.split()
+        before, started = cpu_ns(), time.monotonic_ns()
+        ways[way](*map(int, numbers))
+        answer(time.monotonic_ns() - started, cpu_ns() - before)
+        # A copy is made in a file without pages.
+        os.ftruncate(getter.file, 0)
+
+
+def main() -> None:
+    role, host, *words = sys.argv[1:]
+    # Not on the command line, which every user can read.
+    secret = bytes.fromhex(os.environ.pop("MONARCH_BENCHMARK_SECRET"))
+    if role == "serve":
+        serve(secret, host, Path(words[0]), int(words[1]), int(words[2]))
+    else:
+        get(secret, host, int(words[0]), int(words[1]), Path(words[2]))
+
+
+if __name__ == "__main__":
+    main()

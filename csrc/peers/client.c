@@ -1,0 +1,269 @@
+/* Getting ranges of files from a peer: requests ahead of their answers, every wait bounded, nothing
+ * counted whose sum was not right. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "connection.h"
+#include "xxh3.h"
+
+/* Requests that are under way: they and their answers' frames always fit into the sockets'
+ * buffers, so that two that write to each other never wait for each other. */
+#define AHEAD 64
+/* A peer that sends less than this is as good as gone [bytes/s]. */
+#define LEAST_BYTES_PER_S (128 * 1024)
+
+/* Bytes that one wake shall find, 8 ms of a link of 1 Gbit/s; on a slower one it comes after the
+ * time [ns]. */
+#define AT_A_WAKE (1024 * 1024)
+#define WAKE_NS 20000000ULL
+
+typedef struct monarch_peer_get get;
+typedef struct monarch_peer_link link_t;
+
+struct monarch_peer_link {
+    int fd;
+    uint32_t first_byte_ms, between_ms, bound_ms; /* bound_ms: of the two, the one that holds now */
+    uint64_t frames, tag;
+    size_t least; /* what the socket's low-water mark is set to */
+    char buffer[MONARCH_PEER_CHUNK];
+};
+
+/* The answer that is being read. */
+struct answer {
+    get *g;
+    uint64_t came, deadline_ns; /* bytes, their sum right or not yet known; for all of it */
+    struct xxh3_stream stream;
+};
+
+/* --- the socket ---------------------------------------------------------------------------------
+ */
+
+/* Until `n` bytes can be read at once, or the socket holds no more, or something has ended, or
+ * `deadline`; TIMEOUT when that was over before. One wake for many packets is what makes receiving
+ * cheap. */
+static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
+    struct pollfd p = {.fd = l->fd, .events = POLLIN};
+    uint64_t now = monarch_peer_now_ns();
+    int least = (int)n;
+    if (l->least != n)
+        setsockopt(l->fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
+    l->least = n;
+    if (now >= deadline)
+        return MONARCH_PEER_TIMEOUT;
+    if (poll(&p, 1, (int)((deadline - now + 999999) / 1000000)) < 0 && errno != EINTR)
+        return MONARCH_PEER_CUT;
+    return MONARCH_PEER_OK;
+}
+
+/* All of `n` bytes within l->bound_ms: bytes that drip in gain no time. */
+static enum monarch_peer_status take(link_t *l, void *to, size_t n) {
+    uint64_t deadline = 0;
+    for (size_t got = 0; got < n;) {
+        ssize_t r = recv(l->fd, (char *)to + got, n - got, MSG_DONTWAIT);
+        if (r == 0 || (r < 0 && errno != EINTR && errno != EAGAIN))
+            return MONARCH_PEER_CUT;
+        got += r > 0 ? (size_t)r : 0;
+        if (got == n)
+            break;
+        if (!deadline)
+            deadline = monarch_peer_now_ns() + l->bound_ms * 1000000ULL;
+        enum monarch_peer_status status = await(l, n - got, deadline);
+        if (status != MONARCH_PEER_OK)
+            return status;
+    }
+    return MONARCH_PEER_OK;
+}
+
+static enum monarch_peer_status put(link_t *l, const void *from, size_t n) {
+    for (size_t done = 0; done < n;) {
+        ssize_t r = send(l->fd, (const char *)from + done, n - done, MSG_NOSIGNAL);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0)
+            return errno == EAGAIN ? MONARCH_PEER_TIMEOUT : MONARCH_PEER_CUT;
+        done += (size_t)r;
+    }
+    return MONARCH_PEER_OK;
+}
+
+static enum monarch_peer_status ask(link_t *l, const get *gets, uint64_t n) {
+    struct monarch_peer_request q[AHEAD];
+    for (uint64_t i = 0; i < n; i++)
+        q[i] = (struct monarch_peer_request){.magic = MONARCH_PEER_REQUEST,
+                                             .source = gets[i].source,
+                                             .tag = l->tag++,
+                                             .path_hash = gets[i].path_hash,
+                                             .size = gets[i].size,
+                                             .mtime_ns = gets[i].mtime_ns,
+                                             .first = gets[i].first,
+                                             .length = gets[i].length};
+    return put(l, q, n * sizeof *q);
+}
+
+/* --- an answer ----------------------------------------------------------------------------------
+ */
+
+static int store(get *g, const char *from, uint64_t n, uint64_t at) {
+    while (n) {
+        ssize_t r = pwrite(g->to, from, n, (off_t)(g->at + at));
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r <= 0) {
+            g->error = r < 0 ? errno : EIO;
+            return -1;
+        }
+        from += r;
+        at += (uint64_t)r;
+        n -= (uint64_t)r;
+    }
+    return 0;
+}
+
+/* One part, which is still in the processor's cache when it is hashed and written. */
+static enum monarch_peer_status take_part(link_t *l, struct answer *a, size_t n) {
+    get *g = a->g;
+    char *to = g->memory ? (char *)(uintptr_t)g->memory + a->came : l->buffer;
+    enum monarch_peer_status status = take(l, to, n);
+    if (status != MONARCH_PEER_OK)
+        return status;
+    monarch_xxh3_add(&a->stream, to, n);
+    if (!g->memory && store(g, to, n, a->came) != 0)
+        return MONARCH_PEER_NO_ROOM;
+    a->came += n;
+    return MONARCH_PEER_OK;
+}
+
+static enum monarch_peer_status take_data(link_t *l, struct answer *a, uint64_t n) {
+    enum monarch_peer_status status = MONARCH_PEER_OK;
+    if (n == 0 || n > a->g->length - a->came)
+        return MONARCH_PEER_CUT;
+    for (uint64_t awaited = 0; n && status == MONARCH_PEER_OK;) {
+        size_t part = n < MONARCH_PEER_CHUNK ? n : MONARCH_PEER_CHUNK;
+        uint64_t now = monarch_peer_now_ns();
+        if (now > a->deadline_ns)
+            return MONARCH_PEER_TIMEOUT;
+        if (awaited < part) {
+            awaited = n < AT_A_WAKE ? n : AT_A_WAKE;
+            status = await(l, awaited, now + WAKE_NS);
+        }
+        if (status == MONARCH_PEER_OK)
+            status = take_part(l, a, part);
+        awaited -= part;
+        n -= part;
+    }
+    return status;
+}
+
+static enum monarch_peer_status judge(struct answer *a, uint64_t value) {
+    get *g = a->g;
+    if (a->came == g->received || monarch_xxh3_end(&a->stream) != value)
+        return MONARCH_PEER_WRONG_BYTES;
+    g->received = a->came;
+    monarch_xxh3_begin(&a->stream);
+    return MONARCH_PEER_OK;
+}
+
+static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame *f, uint64_t tag) {
+    enum monarch_peer_status status = take(l, f, sizeof *f);
+    if (status == MONARCH_PEER_OK && (f->magic != MONARCH_PEER_FRAME || f->tag != tag))
+        return MONARCH_PEER_CUT;
+    l->frames += status == MONARCH_PEER_OK;
+    return status;
+}
+
+/* Whether an END may say this: what is wrong with the connection is not for the peer to say. */
+static int is_an_end(const struct answer *a, uint64_t status) {
+    if (status == MONARCH_PEER_OK)
+        return a->g->received == a->g->length;
+    return status <= MONARCH_PEER_TIMEOUT;
+}
+
+/* One answer; *g has its status. 0, or -1 when what follows cannot be understood. */
+static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
+                       monarch_peer_arrived arrived, void *arg) {
+    struct answer a = {.g = g};
+    struct monarch_peer_frame f;
+    uint64_t ms = (uint64_t)l->first_byte_ms + l->between_ms;
+    a.deadline_ns = monarch_peer_now_ns() + ms * 1000000 +
+                    (uint64_t)((double)g->length / LEAST_BYTES_PER_S * 1e9);
+    monarch_xxh3_begin(&a.stream);
+    l->bound_ms = l->first_byte_ms;
+    while ((g->status = take_frame(l, &f, tag)) == MONARCH_PEER_OK) {
+        l->bound_ms = l->between_ms;
+        uint64_t first = g->received;
+        if (f.kind == MONARCH_PEER_DATA) {
+            g->status = take_data(l, &a, f.value);
+        } else if (f.kind == MONARCH_PEER_SUM) {
+            g->status = judge(&a, f.value);
+            if (g->status == MONARCH_PEER_OK && arrived)
+                arrived(arg, which, first, g->received - first, f.value);
+        } else if (f.kind == MONARCH_PEER_END && is_an_end(&a, f.value)) {
+            g->status = (uint32_t)f.value;
+            return 0;
+        } else {
+            g->status = MONARCH_PEER_CUT;
+        }
+        if (g->status != MONARCH_PEER_OK)
+            return -1;
+    }
+    return -1;
+}
+
+/* --- from Python --------------------------------------------------------------------------------
+ */
+
+link_t *monarch_peer_link_new(int fd, uint32_t first_byte_ms, uint32_t between_ms) {
+    int on = 1;
+    link_t *l = malloc(sizeof *l);
+    if (!l)
+        return NULL;
+    l->fd = fd;
+    l->first_byte_ms = first_byte_ms;
+    l->between_ms = between_ms;
+    l->least = 0;
+    l->frames = l->tag = 0;
+    struct timeval t = {between_ms / 1000, between_ms % 1000 * 1000};
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    return l;
+}
+
+int monarch_peer_fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived, void *arg) {
+    uint64_t asked = 0, tag = l->tag;
+    int r = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        gets[i].status = MONARCH_PEER_CUT;
+        gets[i].received = 0;
+        gets[i].error = 0;
+    }
+    for (uint64_t i = 0; r == 0 && i < n; i++) {
+        /* In halves, so that most answers cost no call for requests. */
+        if (asked < n && asked - i <= AHEAD / 2) {
+            uint64_t more = AHEAD - (asked - i) < n - asked ? AHEAD - (asked - i) : n - asked;
+            enum monarch_peer_status status = ask(l, gets + asked, more);
+            if (status != MONARCH_PEER_OK) {
+                gets[i].status = status;
+                return -1;
+            }
+            asked += more;
+        }
+        r = take_answer(l, &gets[i], tag + i, i, arrived, arg);
+    }
+    return r;
+}
+
+uint64_t monarch_peer_link_frames(const link_t *l) { return l->frames; }
+
+void monarch_peer_link_close(link_t *l) {
+    close(l->fd);
+    free(l);
+}

@@ -1,0 +1,255 @@
+/* What is said on one connection: a request is read, its file opened, its bytes framed and sent. No
+ * step waits for the peer; those that have to wait say for what. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "connection.h"
+#include "xxh3.h"
+
+/* After so many bytes the next connection has its turn [bytes]. */
+#define TURN_BYTES (4 << 20)
+
+typedef struct monarch_peer_connection connection;
+typedef const struct monarch_peer_stage stage_t;
+typedef enum monarch_peer_turn turn;
+
+uint64_t monarch_peer_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static void give(connection *c, uint32_t ms) {
+    c->deadline_ns = monarch_peer_now_ns() + ms * 1000000ULL;
+}
+
+static void queue(connection *c, uint32_t kind, uint64_t value) {
+    c->out[c->frames++] = (struct monarch_peer_frame){
+        .magic = MONARCH_PEER_FRAME, .kind = kind, .tag = c->in.request.tag, .value = value};
+}
+
+/* `more`: bytes of the file follow at once, and shall share a segment with the frames. */
+static turn flush(connection *c, stage_t *stage, int more) {
+    size_t all = c->frames * sizeof c->out[0];
+    while (c->sent < all) {
+        ssize_t r = send(c->fd, (char *)c->out + c->sent, all - c->sent,
+                         MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0 && errno == EAGAIN)
+            return MONARCH_PEER_TO_SEND;
+        if (r <= 0)
+            return MONARCH_PEER_TO_CLOSE;
+        c->sent += (unsigned)r;
+        give(c, stage->bounds->stall_ms);
+    }
+    c->frames = c->sent = 0;
+    return MONARCH_PEER_GO;
+}
+
+void monarch_peer_let_go(connection *c, stage_t *stage) {
+    if (c->file.file)
+        stage->files->close(stage->files->arg, c->file.file);
+    c->file.file = NULL;
+}
+
+static turn finish(connection *c, stage_t *stage, enum monarch_peer_status status) {
+    monarch_peer_let_go(c, stage);
+    queue(c, MONARCH_PEER_END, status);
+    give(c, stage->bounds->stall_ms);
+    c->state = MONARCH_PEER_ENDING;
+    return MONARCH_PEER_GO;
+}
+
+/* The answer so far goes out before anybody waits for its next part. */
+static turn wait_for_bytes(connection *c, stage_t *stage) {
+    uint64_t now = monarch_peer_now_ns();
+    if (c->due_ns && now >= c->due_ns)
+        return finish(c, stage, MONARCH_PEER_TIMEOUT);
+    turn sent = flush(c, stage, 0);
+    if (sent != MONARCH_PEER_GO)
+        return sent;
+    if (!c->due_ns)
+        c->due_ns = now + stage->bounds->wait_ms * 1000000ULL;
+    c->deadline_ns = c->due_ns;
+    return MONARCH_PEER_TO_WAIT;
+}
+
+/* What has been waited for is no fault of the peer's. */
+static void end_wait(connection *c, stage_t *stage) {
+    if (c->due_ns)
+        give(c, stage->bounds->stall_ms);
+    c->due_ns = 0;
+}
+
+/* --- a request ----------------------------------------------------------------------------------
+ */
+
+static turn read_request(connection *c, stage_t *stage) {
+    while (c->got < sizeof c->in) {
+        ssize_t r = recv(c->fd, c->in.bytes + c->got, sizeof c->in - c->got, MSG_DONTWAIT);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0 && errno == EAGAIN)
+            return MONARCH_PEER_TO_READ;
+        if (r <= 0)
+            return MONARCH_PEER_TO_CLOSE;
+        /* From its first byte on: one that comes byte by byte gains no time by it. */
+        if (c->got == 0)
+            give(c, stage->bounds->stall_ms);
+        c->got += (unsigned)r;
+        /* Whoever does not begin with the magic speaks something else. */
+        if (c->got >= 4 && c->in.request.magic != MONARCH_PEER_REQUEST)
+            return MONARCH_PEER_TO_CLOSE;
+    }
+    c->got = 0;
+    c->due_ns = 0;
+    c->state = MONARCH_PEER_OPENING;
+    __atomic_fetch_add(stage->requests, 1, __ATOMIC_RELAXED);
+    return MONARCH_PEER_GO;
+}
+
+static turn open_file(connection *c, stage_t *stage) {
+    const struct monarch_peer_request *q = &c->in.request;
+    /* Without overflow: both ends have to lie in the file. */
+    if (q->first > q->size || q->length > q->size - q->first)
+        return finish(c, stage, MONARCH_PEER_REFUSED);
+    enum monarch_peer_status status = stage->files->open(stage->files->arg, q, &c->file);
+    if (status == MONARCH_PEER_LATER)
+        return wait_for_bytes(c, stage);
+    if (status != MONARCH_PEER_OK) {
+        c->file.file = NULL;
+        return finish(c, stage, status);
+    }
+    end_wait(c, stage);
+    c->at = q->first;
+    c->end = q->first + q->length;
+    c->state = MONARCH_PEER_FRAMING;
+    c->piece_end = c->at;
+    return MONARCH_PEER_GO;
+}
+
+/* --- the answer ---------------------------------------------------------------------------------
+ */
+
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static turn begin_frame(connection *c, stage_t *stage) {
+    if (c->at == c->end)
+        return finish(c, stage, MONARCH_PEER_OK);
+    uint64_t there = stage->files->available(stage->files->arg, c->file.file, c->at);
+    if (there == MONARCH_PEER_NEVER)
+        return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
+    if (there <= c->at)
+        return wait_for_bytes(c, stage);
+    end_wait(c, stage);
+    if (c->at == c->piece_end) {
+        c->piece = c->at;
+        c->piece_end = least(c->end, (c->at / c->file.block_bytes + 1) * c->file.block_bytes);
+    }
+    c->frame_end = least(there, c->piece_end);
+    queue(c, MONARCH_PEER_DATA, c->frame_end - c->at);
+    c->state = MONARCH_PEER_SENDING;
+    return MONARCH_PEER_GO;
+}
+
+static int hash_piece(const connection *c, char *buffer, uint64_t *sum) {
+    struct xxh3_stream stream;
+    monarch_xxh3_begin(&stream);
+    for (uint64_t at = c->piece; at < c->piece_end;) {
+        ssize_t r =
+            pread(c->file.fd, buffer, least(c->piece_end - at, MONARCH_PEER_CHUNK), (off_t)at);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r <= 0)
+            return -1;
+        monarch_xxh3_add(&stream, buffer, (size_t)r);
+        at += (uint64_t)r;
+    }
+    *sum = monarch_xxh3_end(&stream);
+    return 0;
+}
+
+/* A block's sum was recorded when its copy was made: what left the copy wrong is seen. */
+static turn end_piece(connection *c, stage_t *stage) {
+    uint64_t sum, block = c->piece / c->file.block_bytes;
+    uint64_t end = least((block + 1) * c->file.block_bytes, c->file.size);
+    int is_whole = c->piece == block * c->file.block_bytes && c->piece_end == end;
+    int is_known = is_whole && stage->files->sum(stage->files->arg, c->file.file, block, &sum);
+    if (!is_known && hash_piece(c, stage->buffer, &sum) != 0)
+        return MONARCH_PEER_TO_CLOSE;
+    queue(c, MONARCH_PEER_SUM, sum);
+    c->state = MONARCH_PEER_FRAMING;
+    return MONARCH_PEER_GO;
+}
+
+static turn send_bytes(connection *c, stage_t *stage, uint64_t *left) {
+    turn framed = flush(c, stage, 1);
+    if (framed != MONARCH_PEER_GO)
+        return framed;
+    while (c->at < c->frame_end) {
+        off_t at = (off_t)c->at;
+        uint64_t n = c->frame_end - c->at;
+        ssize_t r = sendfile(c->fd, c->file.fd, &at, n);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0 && errno == EAGAIN)
+            return MONARCH_PEER_TO_SEND;
+        /* The file has shrunk or cannot be read: the frame's promise cannot be kept. */
+        if (r <= 0)
+            return MONARCH_PEER_TO_CLOSE;
+        give(c, stage->bounds->stall_ms);
+        c->at += (uint64_t)r;
+        __atomic_fetch_add(stage->bytes, (uint64_t)r, __ATOMIC_RELAXED);
+        *left -= least(*left, (uint64_t)r);
+        /* The socket is full. To be told so by another call costs the look-up of 16 pages. */
+        if ((uint64_t)r < n)
+            return MONARCH_PEER_TO_SEND;
+    }
+    if (c->at == c->piece_end)
+        return end_piece(c, stage);
+    c->state = MONARCH_PEER_FRAMING;
+    return MONARCH_PEER_GO;
+}
+
+static turn send_end(connection *c, stage_t *stage) {
+    turn sent = flush(c, stage, 0);
+    if (sent != MONARCH_PEER_GO)
+        return sent;
+    c->state = MONARCH_PEER_READING;
+    give(c, stage->bounds->idle_ms);
+    return MONARCH_PEER_GO;
+}
+
+turn monarch_peer_step(connection *c, stage_t *stage) {
+    uint64_t left = TURN_BYTES;
+    turn next = MONARCH_PEER_GO;
+    while (next == MONARCH_PEER_GO) {
+        if (left == 0)
+            return MONARCH_PEER_TO_SEND;
+        switch (c->state) {
+        case MONARCH_PEER_READING:
+            next = read_request(c, stage);
+            break;
+        case MONARCH_PEER_OPENING:
+            next = open_file(c, stage);
+            break;
+        case MONARCH_PEER_FRAMING:
+            next = begin_frame(c, stage);
+            break;
+        case MONARCH_PEER_SENDING:
+            next = send_bytes(c, stage, &left);
+            break;
+        case MONARCH_PEER_ENDING:
+            left -= least(left, MONARCH_PEER_CHUNK);
+            next = send_end(c, stage);
+            break;
+        }
+    }
+    return next;
+}

@@ -1,0 +1,77 @@
+/* One connection of a server: between its threads (server.c) and what is said (connection.c). */
+#ifndef MONARCH_PEER_CONNECTION_H
+#define MONARCH_PEER_CONNECTION_H
+
+#include "files.h"
+#include "peers.h"
+
+/* One read of what has to be hashed [bytes]. */
+#define MONARCH_PEER_CHUNK (256 * 1024)
+/* Frames that can wait to be sent: SUM, END or SUM, DATA. */
+#define MONARCH_PEER_FRAMES 4
+
+enum monarch_peer_state {
+    MONARCH_PEER_READING, /* a request */
+    MONARCH_PEER_OPENING, /* the file it names */
+    MONARCH_PEER_FRAMING, /* between two frames of the answer */
+    MONARCH_PEER_SENDING, /* the bytes of one */
+    MONARCH_PEER_ENDING,  /* the last frame */
+};
+
+/* What a connection needs to go on. */
+enum monarch_peer_turn {
+    MONARCH_PEER_GO, /* nothing: at once */
+    MONARCH_PEER_TO_READ,
+    MONARCH_PEER_TO_SEND,
+    MONARCH_PEER_TO_WAIT, /* bytes that are not there yet */
+    MONARCH_PEER_TO_CLOSE,
+};
+
+struct monarch_peer_connection {
+    /* The server's, under its lock. */
+    int fd; /* -1: none */
+    uint32_t generation;
+    int is_busy;      /* a thread works on it, and all below is that thread's */
+    int is_waiting;   /* for a wake, */
+    uint32_t wait_at; /* in this place among those that wait */
+    uint64_t deadline_ns;
+
+    uint64_t due_ns; /* when it has waited for bytes as long as it may; 0: it does not wait */
+    enum monarch_peer_state state;
+    union {
+        struct monarch_peer_request request;
+        char bytes[sizeof(struct monarch_peer_request)];
+    } in;
+    unsigned got;
+    struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
+    unsigned frames, sent; /* frames; bytes of them */
+    struct monarch_peer_opened file;
+    uint64_t at, end, frame_end, piece, piece_end; /* a piece has one sum */
+};
+
+/* What the threads of one server share and a step needs. */
+struct monarch_peer_stage {
+    const struct monarch_peer_files *files;
+    const struct monarch_peer_bounds *bounds;
+    uint64_t *requests, *bytes; /* atomic */
+    char *buffer;               /* the thread's own, MONARCH_PEER_CHUNK */
+};
+
+uint64_t monarch_peer_now_ns(void);
+/* Goes on until something has to be waited for, or others should have their turn. */
+enum monarch_peer_turn monarch_peer_step(struct monarch_peer_connection *c,
+                                         const struct monarch_peer_stage *stage);
+/* What it holds besides its descriptor. */
+void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch_peer_stage *stage);
+
+/* --- server.c ---------------------------------------------------------------------------------
+ */
+
+/* What `files` answers about this file may be another thing by now: those that wait for it are
+ * looked at again. */
+void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
+struct monarch_peer_server *monarch_peer_serve(const struct monarch_peer_files *files,
+                                               const struct monarch_peer_bounds *bounds);
+void monarch_peer_end(struct monarch_peer_server *s); /* closes all; joins and frees */
+
+#endif

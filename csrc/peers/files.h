@@ -1,0 +1,31 @@
+/* What a server asks of whoever has the files. */
+#ifndef MONARCH_PEER_FILES_H
+#define MONARCH_PEER_FILES_H
+
+#include "wire.h"
+
+#define MONARCH_PEER_NEVER UINT64_MAX
+
+struct monarch_peer_opened {
+    void *file; /* the owner's own */
+    int fd;     /* valid until it is closed */
+    uint64_t size, block_bytes;
+};
+
+/* All are called by the server's threads, several at a time, and under no lock of its own; none of
+ * them may wait. */
+struct monarch_peer_files {
+    void *arg;
+    /* MONARCH_PEER_OK and the file; UNKNOWN_FILE, CHANGED; LATER: asked again when the server is
+     * woken, as long as it may wait. */
+    enum monarch_peer_status (*open)(void *arg, const struct monarch_peer_request *wanted,
+                                     struct monarch_peer_opened *out);
+    /* How far what is there reaches from byte `at` on, to the end of its block or further; `at` for
+     * nothing yet, MONARCH_PEER_NEVER when no more will come. */
+    uint64_t (*available)(void *arg, void *file, uint64_t at);
+    /* Whether the sum of a whole block that is there is known. */
+    int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum);
+    void (*close)(void *arg, void *file);
+};
+
+#endif

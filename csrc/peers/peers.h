@@ -1,0 +1,101 @@
+/* Ranges of files from one node's copies to another's, over a connected stream socket.
+ *
+ * The server answers many connections with a few threads; none of them ever waits for a peer, only
+ * for its own disk. The client is called by whoever wants the bytes. Nothing here decides who holds
+ * what, connects, or knows a secret: that is Python's (monarch_py/peers). */
+#ifndef MONARCH_PEERS_H
+#define MONARCH_PEERS_H
+
+#include "wire.h"
+
+/* --- what is shared: table.c -------------------------------------------------------------------
+ */
+
+/* Open files by their catalog identity, among them those that are being filled: a few hundred. */
+struct monarch_peer_table;
+
+struct monarch_peer_table *monarch_peer_table_new(void);
+/* Shares a file under a duplicate of `fd`, in place of one with the same source and hash. sums: of
+ * its blocks, or NULL if they are not known, and then they are computed each time. is_whole: all
+ * of it is there; else what monarch_peer_table_block tells. 0 or -errno. */
+int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
+                             uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
+                             const uint64_t *sums, int is_whole);
+/* One more block is there, in any order; whoever waits for it is served. -ENOENT: no such file. */
+int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
+                             uint64_t block, uint64_t sum);
+/* Nobody gets it any more; whoever waits is told so, and what is being sent is sent. -ENOENT. */
+int monarch_peer_table_withdraw(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash);
+uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
+/* When no server shares it any more. */
+void monarch_peer_table_free(struct monarch_peer_table *t);
+
+/* --- the server: server.c, connection.c --------------------------------------------------------
+ */
+
+struct monarch_peer_bounds {
+    uint32_t threads, connections; /* the most there will be */
+    uint32_t idle_ms;              /* without a request: the connection is closed */
+    uint32_t stall_ms;             /* a peer that does not go on sending or taking: the same */
+    uint32_t wait_ms;              /* for bytes that are not there yet: then END TIMEOUT */
+    uint32_t unused;
+};
+
+struct monarch_peer_counts {
+    uint64_t connections;     /* open now */
+    uint64_t accepted;        /* ever */
+    uint64_t dropped;         /* for bad requests, or for being late */
+    uint64_t requests, bytes; /* begun; sent */
+    uint64_t waiting;         /* requests that wait for bytes now */
+};
+
+struct monarch_peer_server;
+
+/* NULL without memory, descriptors or threads. */
+struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
+                                                      const struct monarch_peer_bounds *bounds);
+/* Takes over a connected socket whose owner has proved what it is; -EBUSY when there are as many
+ * as there may be, and then, as after every error, it stays the caller's. */
+int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd);
+int monarch_peer_server_has_room(struct monarch_peer_server *s);
+void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_peer_counts *out);
+/* Closes all, joins the threads and frees it; the table stays. */
+void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_server *s);
+
+/* --- the client: client.c ----------------------------------------------------------------------
+ */
+
+/* One range of one file: what is asked, where it goes, what came of it. */
+struct monarch_peer_get {
+    uint64_t path_hash, size;
+    int64_t mtime_ns;
+    uint64_t first, length;
+    uint64_t memory; /* address that the bytes go to; 0: into the file `to`, */
+    uint64_t at;     /* from here on */
+    uint32_t source;
+    int32_t to;
+    uint64_t received; /* bytes whose sum was right, from the range's beginning */
+    uint32_t status;   /* enum monarch_peer_status */
+    int32_t error;     /* errno, where the status is NO_ROOM */
+};
+
+struct monarch_peer_link;
+
+/* What is told of bytes whose sum was right: `bytes` of gets[which], from `first` on in its range.
+ */
+typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, uint64_t bytes,
+                                     uint64_t sum);
+
+/* Takes over a connected socket; NULL without memory, and then it stays the caller's. */
+struct monarch_peer_link *monarch_peer_link_new(int fd, uint32_t first_byte_ms,
+                                                uint32_t between_ms);
+/* Asks for all ranges, without waiting for one answer before the next request, and returns when
+ * each has its status. 0; -1 when the link cannot be used any more: what was not answered by then
+ * is CUT. One thread at a time. */
+int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
+                       monarch_peer_arrived arrived, void *arg);
+/* Frames of answers that came over it, ever: 0 is a link that never worked. */
+uint64_t monarch_peer_link_frames(const struct monarch_peer_link *l);
+void monarch_peer_link_close(struct monarch_peer_link *l);
+
+#endif

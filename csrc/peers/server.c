@@ -1,0 +1,326 @@
+/* The threads of a server. Each connection is a small state machine that one thread at a time works
+ * on, when its socket is ready, when what it waits for may be there, or when its time is over. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "connection.h"
+
+/* How late a deadline may be noticed, while there are any that are near [ms]. */
+#define TICK_MS 100
+/* The same for connections without a request: an idle server wakes so rarely [ms]. */
+#define IDLE_TICK_MS 5000
+/* How long a thread waits for one peer that takes nothing [ms]. */
+#define STAY_MS 50
+
+typedef struct monarch_peer_connection connection;
+typedef struct monarch_peer_server server;
+
+struct monarch_peer_server {
+    struct monarch_peer_files files;
+    struct monarch_peer_bounds bounds;
+    pthread_mutex_t lock; /* of what is marked so in connections, and of the next two lines */
+    uint64_t open, wakes, accepted, dropped;
+    uint32_t waiting, *waits;                        /* connections that wait, in no order */
+    uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
+    int epoll, stop, stopping, idle_tick_ms;         /* stopping: atomic; stop: readable with it */
+    uint32_t threads;
+    pthread_t *thread;
+    connection *at; /* bounds.connections */
+};
+
+static uint64_t name_of(const server *s, const connection *c) {
+    return (uint64_t)(c - s->at) << 32 | c->generation;
+}
+
+/* An event may be of a connection that has ended since, or that a sweep holds. */
+static connection *claim(server *s, uint64_t name) {
+    connection *c = &s->at[name >> 32];
+    pthread_mutex_lock(&s->lock);
+    int is_free = c->fd >= 0 && c->generation == (uint32_t)name && !c->is_busy;
+    if (is_free)
+        c->is_busy = 1;
+    pthread_mutex_unlock(&s->lock);
+    return is_free ? c : NULL;
+}
+
+static int is_active(const connection *c) { return c->state != MONARCH_PEER_READING || c->got > 0; }
+
+static void close_locked(server *s, connection *c) {
+    close(c->fd);
+    c->fd = -1;
+    c->generation++;
+    s->open--;
+}
+
+/* Under the lock, as is_busy ends: an event that comes at once finds the connection free, and
+ * nobody can have closed the descriptor meanwhile. */
+static void arm(server *s, connection *c, enum monarch_peer_turn next) {
+    uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
+    struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
+    epoll_ctl(s->epoll, EPOLL_CTL_MOD, c->fd, &e);
+}
+
+static void begin_to_wait(server *s, connection *c) {
+    c->is_waiting = 1;
+    c->wait_at = s->waiting++;
+    s->waits[c->wait_at] = (uint32_t)(c - s->at);
+}
+
+static void end_to_wait(server *s, connection *c) {
+    uint32_t last = s->waits[--s->waiting];
+    c->is_waiting = 0;
+    s->waits[c->wait_at] = last;
+    s->at[last].wait_at = c->wait_at;
+}
+
+/* Returns 0 if it has to go on: what it waits for came between its looking and now. */
+static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
+                     enum monarch_peer_turn next, uint64_t wakes) {
+    int is_done = 1;
+    if (next == MONARCH_PEER_TO_CLOSE)
+        monarch_peer_let_go(c, stage);
+    pthread_mutex_lock(&s->lock);
+    if (next == MONARCH_PEER_TO_CLOSE) {
+        s->dropped += is_active(c);
+        close_locked(s, c);
+    } else if (next != MONARCH_PEER_TO_WAIT) {
+        arm(s, c, next);
+    } else {
+        is_done = s->wakes == wakes;
+        if (is_done)
+            begin_to_wait(s, c);
+    }
+    c->is_busy = !is_done;
+    pthread_mutex_unlock(&s->lock);
+    return is_done;
+}
+
+/* Waits here until the socket takes more, as long as there are threads for everybody else: it costs
+ * less than to go through epoll. */
+static int can_stay(server *s, const connection *c) {
+    struct pollfd p = {.fd = c->fd, .events = POLLOUT};
+    return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&
+           __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads &&
+           poll(&p, 1, STAY_MS) == 1;
+}
+
+static enum monarch_peer_turn step(server *s, connection *c,
+                                   const struct monarch_peer_stage *stage) {
+    int was_active = is_active(c);
+    enum monarch_peer_turn next = monarch_peer_step(c, stage);
+    int active = next != MONARCH_PEER_TO_CLOSE && is_active(c);
+    __atomic_fetch_add(&s->active, (uint64_t)(active - was_active), __ATOMIC_SEQ_CST);
+    return next;
+}
+
+/* The connection is the calling thread's. Returns 1 if it can be sent more, and is so still. */
+static int work_on(server *s, connection *c, const struct monarch_peer_stage *stage, int stays) {
+    for (int is_done = 0; !is_done;) {
+        pthread_mutex_lock(&s->lock);
+        uint64_t wakes = s->wakes;
+        pthread_mutex_unlock(&s->lock);
+        enum monarch_peer_turn next = step(s, c, stage);
+        if (next == MONARCH_PEER_TO_SEND && stays && can_stay(s, c))
+            return 1;
+        is_done = hand_back(s, c, stage, next, wakes);
+    }
+    return 0;
+}
+
+/* --- waits and deadlines ------------------------------------------------------------------------
+ */
+
+/* The next connection from *from on whose time is over; it is the caller's then. *waited: for
+ * bytes, not for its peer. */
+static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
+    connection *found = NULL;
+    pthread_mutex_lock(&s->lock);
+    for (; !found && *from < s->bounds.connections; ++*from) {
+        connection *c = &s->at[*from];
+        if (c->fd < 0 || c->is_busy || c->deadline_ns > now)
+            continue;
+        found = c;
+        c->is_busy = 1;
+        *waited = c->is_waiting;
+        if (c->is_waiting)
+            end_to_wait(s, c);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
+static void sweep(server *s, const struct monarch_peer_stage *stage) {
+    uint64_t now = monarch_peer_now_ns();
+    uint64_t due = __atomic_load_n(&s->next_sweep_ns, __ATOMIC_RELAXED);
+    uint64_t after = now + TICK_MS * 1000000ULL / 2;
+    if (now < due || !__atomic_compare_exchange_n(&s->next_sweep_ns, &due, after, 0,
+                                                  __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return;
+    uint32_t from = 0;
+    int waited = 0;
+    for (connection *c; (c = take_late(s, &from, now, &waited));) {
+        if (waited) {
+            work_on(s, c, stage, 0); /* it is told so, and goes on */
+        } else {
+            __atomic_fetch_sub(&s->active, (uint64_t)is_active(c), __ATOMIC_SEQ_CST);
+            hand_back(s, c, stage, MONARCH_PEER_TO_CLOSE, 0);
+        }
+    }
+}
+
+/* They go on as soon as they can send, in whichever thread is free. */
+void monarch_peer_wake(server *s, uint32_t source, uint64_t path_hash) {
+    pthread_mutex_lock(&s->lock);
+    s->wakes++;
+    for (uint32_t i = s->waiting; i-- > 0;) {
+        connection *c = &s->at[s->waits[i]];
+        if (c->in.request.source != source || c->in.request.path_hash != path_hash)
+            continue;
+        end_to_wait(s, c);
+        c->deadline_ns = monarch_peer_now_ns() + s->bounds.stall_ms * 1000000ULL;
+        arm(s, c, MONARCH_PEER_TO_SEND);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *serve(void *arg) {
+    server *s = arg;
+    char buffer[MONARCH_PEER_CHUNK];
+    struct monarch_peer_stage stage = {&s->files, &s->bounds, &s->requests, &s->bytes, buffer};
+    /* sendfile has no MSG_NOSIGNAL: to a peer that is gone it raises SIGPIPE. */
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    while (!__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
+        struct epoll_event event;
+        int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : s->idle_tick_ms;
+        /* One at a time: another thread may take the next while this one reads its disk. */
+        int n = epoll_wait(s->epoll, &event, 1, tick);
+        if (__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE))
+            break;
+        connection *c = n == 1 ? claim(s, event.data.u64) : NULL;
+        while (c && work_on(s, c, &stage, 1))
+            sweep(s, &stage);
+        sweep(s, &stage);
+    }
+    return NULL;
+}
+
+/* --- from Python --------------------------------------------------------------------------------
+ */
+
+/* What a peer that vanishes without a word leaves is found by the kernel. */
+static void set_options(int fd, const struct monarch_peer_bounds *bounds) {
+    int on = 1, idle_s = 30;
+    unsigned timeout_ms = bounds->stall_ms;
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+}
+
+int monarch_peer_server_adopt(server *s, int fd) {
+    uint32_t i = 0;
+    int r = -EBUSY;
+    pthread_mutex_lock(&s->lock);
+    while (i < s->bounds.connections && s->at[i].fd >= 0)
+        i++;
+    if (i < s->bounds.connections) {
+        connection *c = &s->at[i], empty = {.fd = fd, .generation = c->generation};
+        empty.deadline_ns = monarch_peer_now_ns() + s->bounds.idle_ms * 1000000ULL;
+        *c = empty;
+        set_options(fd, &s->bounds);
+        struct epoll_event e = {.events = EPOLLONESHOT | EPOLLIN, .data.u64 = name_of(s, c)};
+        r = epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &e) == 0 ? 0 : -errno;
+        if (r != 0)
+            c->fd = -1;
+    }
+    s->open += r == 0;
+    s->accepted += r == 0;
+    pthread_mutex_unlock(&s->lock);
+    return r;
+}
+
+int monarch_peer_server_has_room(server *s) {
+    pthread_mutex_lock(&s->lock);
+    int has_room = s->open < s->bounds.connections;
+    pthread_mutex_unlock(&s->lock);
+    return has_room;
+}
+
+void monarch_peer_server_counts(server *s, struct monarch_peer_counts *out) {
+    pthread_mutex_lock(&s->lock);
+    out->connections = s->open;
+    out->accepted = s->accepted;
+    out->dropped = s->dropped;
+    out->waiting = s->waiting;
+    pthread_mutex_unlock(&s->lock);
+    out->requests = __atomic_load_n(&s->requests, __ATOMIC_RELAXED);
+    out->bytes = __atomic_load_n(&s->bytes, __ATOMIC_RELAXED);
+}
+
+void monarch_peer_end(server *s) {
+    struct monarch_peer_stage stage = {.files = &s->files, .bounds = &s->bounds};
+    uint64_t one = 1;
+    __atomic_store_n(&s->stopping, 1, __ATOMIC_SEQ_CST);
+    /* Nobody reads it any more: it wakes every thread. */
+    while (s->stop >= 0 && write(s->stop, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+    for (uint32_t i = 0; i < s->threads; i++)
+        pthread_join(s->thread[i], NULL);
+    for (uint32_t i = 0; i < s->bounds.connections; i++)
+        if (s->at[i].fd >= 0) {
+            monarch_peer_let_go(&s->at[i], &stage);
+            close_locked(s, &s->at[i]);
+        }
+    if (s->epoll >= 0)
+        close(s->epoll);
+    if (s->stop >= 0)
+        close(s->stop);
+    pthread_mutex_destroy(&s->lock);
+    free(s->thread);
+    free(s->waits);
+    free(s->at);
+    free(s);
+}
+
+server *monarch_peer_serve(const struct monarch_peer_files *files,
+                           const struct monarch_peer_bounds *bounds) {
+    server *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->files = *files;
+    s->bounds = *bounds;
+    s->idle_tick_ms = bounds->idle_ms < IDLE_TICK_MS ? (int)bounds->idle_ms : IDLE_TICK_MS;
+    s->at = calloc(bounds->connections, sizeof *s->at);
+    s->waits = calloc(bounds->connections, sizeof *s->waits);
+    s->thread = calloc(bounds->threads, sizeof *s->thread);
+    s->epoll = epoll_create1(EPOLL_CLOEXEC);
+    s->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->bounds.connections = s->at ? bounds->connections : 0;
+    for (uint32_t i = 0; i < s->bounds.connections; i++)
+        s->at[i].fd = -1;
+    pthread_mutex_init(&s->lock, NULL);
+    struct epoll_event e = {.events = EPOLLIN};
+    int has_memory = s->at && s->waits && s->thread;
+    if (has_memory && epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->stop, &e) == 0)
+        while (s->threads < bounds->threads &&
+               pthread_create(&s->thread[s->threads], NULL, serve, s) == 0)
+            s->threads++;
+    if (s->threads)
+        return s;
+    monarch_peer_end(s);
+    return NULL;
+}

@@ -1,0 +1,226 @@
+/* The files that a server shares by themselves: a table of open descriptors, and for those that are
+ * being filled which blocks are there. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "connection.h"
+
+/* Chains; enough for some hundred files [slots]. */
+#define SLOTS 1024
+/* Sums of ends of blocks stay within 64 bits [bytes]. */
+#define LARGEST_BLOCK (1ULL << 40)
+
+struct shared {
+    struct shared *next;
+    uint32_t source;
+    int fd;
+    uint64_t path_hash, size, block_bytes, blocks;
+    int64_t mtime_ns;
+    unsigned users;   /* the table, and every connection that sends it; the table's lock */
+    int is_withdrawn; /* atomic */
+    int knows_sums;
+    uint64_t *sums;       /* of each block; valid once it is there */
+    unsigned char *there; /* atomic, of each block */
+};
+
+struct monarch_peer_table {
+    pthread_mutex_t lock;
+    struct monarch_peer_server *server; /* whose waiting requests are woken */
+    uint64_t length;
+    struct shared *slot[SLOTS];
+};
+
+typedef struct monarch_peer_table table;
+
+static struct shared **find(table *t, uint32_t source, uint64_t path_hash) {
+    struct shared **f = &t->slot[(path_hash ^ source) % SLOTS];
+    while (*f && ((*f)->source != source || (*f)->path_hash != path_hash))
+        f = &(*f)->next;
+    return f;
+}
+
+static void leave(table *t, struct shared *f) {
+    pthread_mutex_lock(&t->lock);
+    int is_last = --f->users == 0;
+    pthread_mutex_unlock(&t->lock);
+    if (!is_last)
+        return;
+    close(f->fd);
+    free(f);
+}
+
+/* Under the table's lock, so that the server is not stopped meanwhile. */
+static void wake(table *t, uint32_t source, uint64_t path_hash) {
+    pthread_mutex_lock(&t->lock);
+    if (t->server)
+        monarch_peer_wake(t->server, source, path_hash);
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* --- for the server -----------------------------------------------------------------------------
+ */
+
+static enum monarch_peer_status open_shared(void *arg, const struct monarch_peer_request *wanted,
+                                            struct monarch_peer_opened *out) {
+    table *t = arg;
+    pthread_mutex_lock(&t->lock);
+    struct shared *f = *find(t, wanted->source, wanted->path_hash);
+    int is_same = f && f->size == wanted->size && f->mtime_ns == wanted->mtime_ns;
+    if (is_same)
+        f->users++;
+    pthread_mutex_unlock(&t->lock);
+    if (!is_same)
+        return f ? MONARCH_PEER_CHANGED : MONARCH_PEER_UNKNOWN_FILE;
+    *out = (struct monarch_peer_opened){f, f->fd, f->size, f->block_bytes};
+    return MONARCH_PEER_OK;
+}
+
+static uint64_t available(void *arg, void *file, uint64_t at) {
+    struct shared *f = file;
+    (void)arg;
+    uint64_t b = at / f->block_bytes;
+    /* What is there is sent, also after it was withdrawn: the descriptor is still open. */
+    if (__atomic_load_n(&f->there[b], __ATOMIC_ACQUIRE))
+        return (b + 1) * f->block_bytes;
+    return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
+}
+
+static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
+    struct shared *f = file;
+    (void)arg;
+    if (!f->knows_sums)
+        return 0;
+    *sum = f->sums[block];
+    return 1;
+}
+
+static void close_shared(void *arg, void *file) { leave(arg, file); }
+
+/* --- from Python --------------------------------------------------------------------------------
+ */
+
+table *monarch_peer_table_new(void) {
+    table *t = calloc(1, sizeof *t);
+    if (t)
+        pthread_mutex_init(&t->lock, NULL);
+    return t;
+}
+
+static struct shared *new_shared(uint64_t size, uint64_t block_bytes, const uint64_t *sums,
+                                 int is_whole) {
+    uint64_t blocks = size / block_bytes + (size % block_bytes != 0);
+    /* Nine bytes a block: more than this is no file's [blocks]. */
+    if (blocks > UINT32_MAX)
+        return NULL;
+    struct shared *f = calloc(1, sizeof *f + blocks * (sizeof *f->sums + 1));
+    if (!f)
+        return NULL;
+    f->sums = (uint64_t *)(f + 1);
+    f->there = (unsigned char *)(f->sums + blocks);
+    f->size = size;
+    f->block_bytes = block_bytes;
+    f->blocks = blocks;
+    f->users = 1;
+    f->knows_sums = sums || !is_whole;
+    if (sums)
+        memcpy(f->sums, sums, blocks * sizeof *sums);
+    memset(f->there, is_whole, blocks);
+    return f;
+}
+
+int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint64_t size,
+                             int64_t mtime_ns, int fd, uint64_t block_bytes, const uint64_t *sums,
+                             int is_whole) {
+    if (block_bytes == 0 || block_bytes > LARGEST_BLOCK || size > INT64_MAX)
+        return -EINVAL;
+    struct shared *f = new_shared(size, block_bytes, sums, is_whole != 0);
+    if (!f)
+        return -ENOMEM;
+    f->source = source;
+    f->path_hash = path_hash;
+    f->mtime_ns = mtime_ns;
+    f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (f->fd < 0) {
+        free(f);
+        return -errno;
+    }
+    monarch_peer_table_withdraw(t, source, path_hash);
+    pthread_mutex_lock(&t->lock);
+    struct shared **to = find(t, source, path_hash);
+    f->next = *to;
+    *to = f;
+    t->length++;
+    pthread_mutex_unlock(&t->lock);
+    return 0;
+}
+
+int monarch_peer_table_block(table *t, uint32_t source, uint64_t path_hash, uint64_t block,
+                             uint64_t sum) {
+    pthread_mutex_lock(&t->lock);
+    struct shared *f = *find(t, source, path_hash);
+    int is_known = f && block < f->blocks;
+    if (is_known && !__atomic_load_n(&f->there[block], __ATOMIC_RELAXED)) {
+        f->sums[block] = sum;
+        __atomic_store_n(&f->there[block], 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (is_known)
+        wake(t, source, path_hash);
+    return is_known ? 0 : -ENOENT;
+}
+
+int monarch_peer_table_withdraw(table *t, uint32_t source, uint64_t path_hash) {
+    pthread_mutex_lock(&t->lock);
+    struct shared **at = find(t, source, path_hash), *f = *at;
+    if (f) {
+        *at = f->next;
+        t->length--;
+        __atomic_store_n(&f->is_withdrawn, 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (!f)
+        return -ENOENT;
+    leave(t, f);
+    wake(t, source, path_hash);
+    return 0;
+}
+
+uint64_t monarch_peer_table_length(table *t) {
+    pthread_mutex_lock(&t->lock);
+    uint64_t n = t->length;
+    pthread_mutex_unlock(&t->lock);
+    return n;
+}
+
+void monarch_peer_table_free(table *t) {
+    for (int i = 0; i < SLOTS; i++)
+        while (t->slot[i]) {
+            struct shared *f = t->slot[i];
+            t->slot[i] = f->next;
+            leave(t, f);
+        }
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+}
+
+struct monarch_peer_server *monarch_peer_server_start(table *t,
+                                                      const struct monarch_peer_bounds *bounds) {
+    struct monarch_peer_files files = {t, open_shared, available, sum_of, close_shared};
+    struct monarch_peer_server *s = monarch_peer_serve(&files, bounds);
+    pthread_mutex_lock(&t->lock);
+    t->server = s;
+    pthread_mutex_unlock(&t->lock);
+    return s;
+}
+
+void monarch_peer_server_stop(table *t, struct monarch_peer_server *s) {
+    pthread_mutex_lock(&t->lock);
+    t->server = NULL;
+    pthread_mutex_unlock(&t->lock);
+    monarch_peer_end(s);
+}

@@ -1,0 +1,64 @@
+/* What two nodes say to each other once each has proved that it belongs to the session. Python does
+ * the proving (monarch_py/peers/handshake.py) and hands the connected socket to C.
+ *
+ * A request is one struct; the answer is a sequence of frames:
+ *
+ *     DATA n, n bytes, [DATA n, n bytes, ...] SUM, ..., END status
+ *
+ * A SUM is the XXH3-64 of the bytes since the last one, and stands at every block's end and at the
+ * end of the range. An END may come at any frame's place: what follows no SUM counts for nothing.
+ * Requests may be sent without waiting for answers, which come in the same order.
+ *
+ * Numbers are little-endian, as on every machine that Monarch runs on; no path is ever sent. */
+#ifndef MONARCH_PEER_WIRE_H
+#define MONARCH_PEER_WIRE_H
+
+#ifndef MONARCH_CDEF
+#include <assert.h>
+#include <stdint.h>
+#endif
+
+enum {
+    MONARCH_PEER_REQUEST = 0x3151504d, /* "MPQ1" */
+    MONARCH_PEER_FRAME = 0x3146504d,   /* "MPF1" */
+};
+
+/* A file is meant by what every node's catalog says of it alike. */
+struct monarch_peer_request {
+    uint32_t magic;
+    uint32_t source;    /* its number in the configuration */
+    uint64_t tag;       /* comes back with every frame of the answer */
+    uint64_t path_hash; /* as an entry's `hash` */
+    uint64_t size;
+    int64_t mtime_ns;
+    uint64_t first, length; /* the bytes asked for; none is a question whether it is there */
+};
+
+enum monarch_peer_kind { MONARCH_PEER_DATA = 1, MONARCH_PEER_SUM, MONARCH_PEER_END };
+
+struct monarch_peer_frame {
+    uint32_t magic;
+    uint32_t kind;
+    uint64_t tag;
+    uint64_t value; /* DATA: bytes that follow; SUM: the sum; END: enum monarch_peer_status */
+};
+
+enum monarch_peer_status {
+    MONARCH_PEER_OK,
+    MONARCH_PEER_REFUSED,      /* no range of that file; or no member of this session */
+    MONARCH_PEER_UNKNOWN_FILE, /* it has none, or gave up making its copy */
+    MONARCH_PEER_CHANGED,      /* its file has another size or time */
+    MONARCH_PEER_TIMEOUT,      /* the bytes did not come within a bound */
+    MONARCH_PEER_CUT,          /* the connection ended, or what came was no answer */
+    MONARCH_PEER_WRONG_BYTES,  /* a sum is not that of the bytes */
+    MONARCH_PEER_NO_ROOM,      /* they came, and could not be written here */
+    MONARCH_PEER_LATER,        /* never sent: the file is not there yet, ask again */
+};
+
+#ifndef MONARCH_CDEF
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are sent as they lie in memory");
+static_assert(sizeof(struct monarch_peer_request) == 56, "another wire: another magic");
+static_assert(sizeof(struct monarch_peer_frame) == 24, "another wire: another magic");
+#endif
+
+#endif

@@ -1,0 +1,25 @@
+"""Ranges of files from another node's copies: who may ask, who answers, who is asked again when.
+
+A transport (transport.py) is all that the rest of Monarch sees of the wire; TCP (tcp.py, server.py)
+is the one there is. Bytes are moved by C (csrc/peers), outside Python's lock.
+"""
+
+from monarch_py.peers.handshake import new_secret
+from monarch_py.peers.peer import Peer
+from monarch_py.peers.ranges import FileId, PeerStatus, new_gets
+from monarch_py.peers.server import PeerServer
+from monarch_py.peers.tcp import TcpTransport
+from monarch_py.peers.transport import Link, Transport, Unreachable
+
+__all__ = [
+    "FileId",
+    "Link",
+    "Peer",
+    "PeerServer",
+    "PeerStatus",
+    "TcpTransport",
+    "Transport",
+    "Unreachable",
+    "new_gets",
+    "new_secret",
+]

@@ -1,0 +1,262 @@
+"""Listens for peers, lets in who knows the secret, and gives the connection to C
+(csrc/peers/server.c), which answers it from the files that are shared."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import SessionError
+from monarch_py.native import ffi, lib, pointer
+from monarch_py.peers.handshake import Greeter, check_secret
+from monarch_py.peers.ranges import FileId
+
+__all__ = ["PeerServer"]
+
+# Threads wait for this node's own disks alone.
+THREADS = 4
+# A node of the largest clusters has this many askers at a time; each is 0.4 KB and a socket.
+CONNECTIONS = 1024
+# Links are kept between two bursts of an epoch [s].
+IDLE_LIMIT_S = 300.0
+# For a peer that stops in the middle of a request, or takes nothing any more [s].
+STALL_LIMIT_S = 5.0
+# For bytes that are not there yet: less than clients wait (tcp.FIRST_BYTE_LIMIT_S) [s].
+WAIT_LIMIT_S = 0.7
+# Strangers at the door: from a connection to its proof [s], and how many at a time. The oldest goes
+# when there are more, so that a crowd of silent ones keeps nobody out who answers.
+GREETING_LIMIT_S = 1.0
+MOST_STRANGERS = 64
+# Connections that the kernel holds for us. One more loses its first packet, and with it a second:
+# a large job's daemons all come at once.
+BACKLOG = 1024
+# Before the next accept when there is no descriptor for it [s].
+PAUSE_S = 0.05
+
+
+@dataclass(slots=True)
+class _Stranger:
+    connection: socket.socket
+    greeter: Greeter
+    deadline: float
+
+
+class PeerServer:
+    """Shares files with whoever proves the secret, until it is closed.
+
+    host, port : where to listen; port 0 is any. SessionError when that cannot be; ValueError for a
+    short secret; MemoryError without threads.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        host: str,
+        port: int = 0,
+        *,
+        threads: int = THREADS,
+        connections: int = CONNECTIONS,
+        idle_s: float = IDLE_LIMIT_S,
+        stall_s: float = STALL_LIMIT_S,
+        wait_s: float = WAIT_LIMIT_S,
+    ) -> None:
+        self._secret = check_secret(secret)
+        self._listener = _listen(host, port)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        times = [round(limit * 1000) for limit in (idle_s, stall_s, wait_s)]
+        bounds = ffi.new("struct monarch_peer_bounds *", [threads, connections, *times])
+        self._table: Any = lib.monarch_peer_table_new()
+        if self._table == ffi.NULL:
+            raise MemoryError("no memory for the files that peers are served")
+        self._server: Any = lib.monarch_peer_server_start(self._table, bounds)
+        if self._server == ffi.NULL:
+            self._listener.close()
+            lib.monarch_peer_table_free(self._table)
+            raise MemoryError("no thread could be started to serve peers")
+        self._strangers: dict[int, _Stranger] = {}
+        self._selector = selectors.DefaultSelector()
+        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._stop_read, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._greet, name="peers-greet", daemon=True)
+        self._thread.start()
+
+    # --- what is shared -------------------------------------------------------------------------
+
+    def share(
+        self, file: FileId, fd: int, block_bytes: int, sums: npt.NDArray[np.uint64] | None = None
+    ) -> None:
+        """Shares a whole file, from a duplicate of `fd`, in place of an earlier one.
+
+        sums : (blocks,) XXH3-64 of each block; without them they are computed with every answer,
+        as for a file of the source. ValueError for another number of sums, OSError for no file.
+        """
+        blocks = -(-file.size // block_bytes)
+        if sums is not None and sums.shape != (blocks,):
+            raise ValueError(f"a file of {blocks} blocks has not {sums.shape} sums")
+        given = ffi.NULL
+        if sums is not None:
+            held = np.ascontiguousarray(sums, dtype=np.uint64)
+            given = pointer(held, "uint64_t *") if blocks else ffi.NULL
+        self._share(file, fd, block_bytes, given, is_whole=True)
+
+    def share_filling(self, file: FileId, fd: int, block_bytes: int) -> None:
+        """Shares a copy of which nothing is there yet; whoever asks waits, within the bound, for
+        `add_block`. OSError for no file."""
+        self._share(file, fd, block_bytes, ffi.NULL, is_whole=False)
+
+    def _share(self, file: FileId, fd: int, block_bytes: int, sums: Any, *, is_whole: bool) -> None:
+        error = lib.monarch_peer_table_share(
+            self._open_table(),
+            file.source,
+            file.path_hash,
+            file.size,
+            file.mtime_ns,
+            fd,
+            block_bytes,
+            sums,
+            is_whole,
+        )
+        if error:
+            raise OSError(-error, os.strerror(-error))
+
+    def add_block(self, file: FileId, block: int, xxh3: int) -> None:
+        """One more block of a file that is being filled is there, in any order; KeyError when it
+        is not shared, or has no such block."""
+        if lib.monarch_peer_table_block(
+            self._open_table(), file.source, file.path_hash, block, xxh3
+        ):
+            raise KeyError((file, block))
+
+    def withdraw(self, file: FileId) -> None:
+        """Shares it no more; nothing happens if it is not shared. What is there of it is still
+        sent to who began to read it."""
+        lib.monarch_peer_table_withdraw(self._open_table(), file.source, file.path_hash)
+
+    def __len__(self) -> int:
+        """Files that are shared."""
+        return int(lib.monarch_peer_table_length(self._open_table()))
+
+    def counts(self) -> dict[str, int]:
+        """connections, accepted, dropped, requests, bytes, waiting: csrc/peers/peers.h."""
+        self._open_table()
+        counts = ffi.new("struct monarch_peer_counts *")
+        lib.monarch_peer_server_counts(self._server, counts)
+        return {name: int(getattr(counts, name)) for name, _ in ffi.typeof(counts[0]).fields}
+
+    def close(self) -> None:
+        """Ends every connection and the threads; a second call does nothing."""
+        if self._server == ffi.NULL:
+            return
+        os.write(self._stop_write, b"x")
+        self._thread.join()
+        self._selector.close()
+        self._listener.close()
+        for stranger in self._strangers.values():
+            stranger.connection.close()
+        os.close(self._stop_read)
+        os.close(self._stop_write)
+        lib.monarch_peer_server_stop(self._table, self._server)
+        lib.monarch_peer_table_free(self._table)
+        self._server = self._table = ffi.NULL
+
+    def _open_table(self) -> Any:
+        if self._table == ffi.NULL:
+            raise ValueError("the server is closed")
+        return self._table
+
+    # --- who comes ------------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        while True:
+            for key, _ in self._selector.select(self._patience()):
+                if key.fd == self._stop_read:
+                    return
+                if key.fd == self._listener.fileno():
+                    self._accept()
+                elif key.fd in self._strangers:  # unless it was the oldest of too many
+                    self._hear(self._strangers[key.fd])
+            now = time.monotonic()
+            for stranger in [s for s in self._strangers.values() if s.deadline <= now]:
+                self._send_away(stranger)
+
+    def _patience(self) -> float | None:
+        if not self._strangers:
+            return None
+        # In the order in which they came.
+        first = next(iter(self._strangers.values()))
+        return max(0.0, first.deadline - time.monotonic())
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                time.sleep(PAUSE_S)
+            return
+        connection.setblocking(False)
+        if len(self._strangers) >= MOST_STRANGERS:
+            self._send_away(next(iter(self._strangers.values())))
+        stranger = _Stranger(connection, Greeter(self._secret), time.monotonic() + GREETING_LIMIT_S)
+        try:
+            connection.send(stranger.greeter.hello)
+        except OSError:
+            connection.close()
+            return
+        self._strangers[connection.fileno()] = stranger
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _hear(self, stranger: _Stranger) -> None:
+        try:
+            data = stranger.connection.recv(stranger.greeter.missing)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data or not stranger.greeter.feed(data):
+            self._send_away(stranger)
+        elif stranger.greeter.missing == 0:
+            self._let_in(stranger)
+
+    def _send_away(self, stranger: _Stranger) -> None:
+        self._forget(stranger)
+        stranger.connection.close()
+
+    def _forget(self, stranger: _Stranger) -> None:
+        del self._strangers[stranger.connection.fileno()]
+        self._selector.unregister(stranger.connection)
+
+    def _let_in(self, stranger: _Stranger) -> None:
+        self._forget(stranger)
+        proof = stranger.greeter.proof()
+        with stranger.connection as connection:
+            # Nobody else lets anyone in: where there is room now there is room below.
+            if proof is None or not lib.monarch_peer_server_has_room(self._server):
+                return
+            try:
+                connection.send(proof)
+            except OSError:
+                return
+            if lib.monarch_peer_server_adopt(self._server, connection.fileno()) == 0:
+                connection.detach()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        listener = socket.create_server((host, port), backlog=BACKLOG)
+    except OSError as error:
+        raise SessionError(
+            f"peers cannot be served at {host}, port {port} ({error.strerror}): name an address "
+            "of this node that is free"
+        ) from error
+    listener.setblocking(False)
+    return listener

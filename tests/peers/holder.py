@@ -1,0 +1,37 @@
+"""A program that shares one file until its standard input ends; it prints its port.
+
+python holder.py PORT BYTES SEED      0 bytes: it has no file
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from peers.offers import SECRET, Offer
+
+from monarch_py.peers import PeerServer
+
+BLOCK = 1 << 20
+
+
+def content(size: int, seed: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def main() -> None:
+    port, size, seed = map(int, sys.argv[1:])
+    server = PeerServer(SECRET, "127.0.0.1", port)
+    with Offer(content(size, seed)) as file:
+        if size:
+            file.share(server, block=BLOCK)
+        print(server.address[1], flush=True)
+        sys.stdin.read()
+    server.close()
+
+
+if __name__ == "__main__":
+    main()

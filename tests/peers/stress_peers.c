@@ -1,0 +1,335 @@
+/* The transport under load, for the sanitizers: one program with the server's threads, askers whose
+ * every byte is compared, files that come, grow and go, and connections that say anything.
+ *
+ *     stress_peers traffic SECONDS SEED     prints ranges that came, that did not, and connections
+ *     stress_peers later                    files that are not there when they are first asked for
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "connection.h"
+#include "xxh3.h"
+
+#define FILES 12
+#define BLOCK (16 * 1024)
+#define ASKERS 4
+#define HOSTILE 2
+
+static struct monarch_peer_table *table;
+static struct monarch_peer_server *server;
+static int stopping; /* atomic */
+static uint64_t came, missed;
+static char *content[FILES];
+static uint64_t size_of[FILES];
+
+static void check(int good, const char *what) {
+    if (good)
+        return;
+    fprintf(stderr, "%s (errno %d)\n", what, errno);
+    exit(1);
+}
+
+static int is_over(void) { return __atomic_load_n(&stopping, __ATOMIC_ACQUIRE); }
+
+static uint64_t next(uint64_t *state) {
+    *state = *state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return *state >> 33;
+}
+
+static void pause_us(long us) {
+    struct timespec t = {0, us * 1000};
+    nanosleep(&t, NULL);
+}
+
+/* Two ends of a connection over loopback: what the kernel does for TCP alone is done too. */
+static void connect_pair(int end[2]) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof at;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    check(bind(listener, (struct sockaddr *)&at, n) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&at, &n) == 0, "getsockname");
+    end[0] = socket(AF_INET, SOCK_STREAM, 0);
+    check(connect(end[0], (struct sockaddr *)&at, n) == 0, "connect");
+    end[1] = accept(listener, NULL, NULL);
+    check(end[1] >= 0, "accept");
+    close(listener);
+}
+
+/* A connection that the server has taken; -1 when it has enough of them. */
+static int connected(void) {
+    int end[2];
+    connect_pair(end);
+    if (monarch_peer_server_adopt(server, end[1]) == 0)
+        return end[0];
+    close(end[0]);
+    close(end[1]);
+    return -1;
+}
+
+static void make_files(uint64_t seed) {
+    for (int f = 0; f < FILES; f++) {
+        size_of[f] = f == 0 ? 0 : next(&seed) % (12 * BLOCK);
+        content[f] = malloc(size_of[f] + 1);
+        for (uint64_t i = 0; i < size_of[f]; i++)
+            content[f][i] = (char)next(&seed);
+    }
+}
+
+static int descriptor_of(int f) {
+    int fd = memfd_create("file", 0);
+    check(fd >= 0 && write(fd, content[f], size_of[f]) == (ssize_t)size_of[f], "memfd");
+    return fd;
+}
+
+/* --- those who share ----------------------------------------------------------------------------
+ */
+
+static uint64_t blocks_of(int f) { return (size_of[f] + BLOCK - 1) / BLOCK; }
+
+static uint64_t sum_of(int f, uint64_t block) {
+    uint64_t at = block * BLOCK, n = size_of[f] - at < BLOCK ? size_of[f] - at : BLOCK;
+    return monarch_xxh3(content[f] + at, n);
+}
+
+static void share(int f, int fd, uint64_t way) {
+    uint64_t sums[16];
+    for (uint64_t b = 0; b < blocks_of(f); b++)
+        sums[b] = sum_of(f, b);
+    int is_whole = way != 0;
+    check(monarch_peer_table_share(table, 1, (uint64_t)f, size_of[f], f, fd, BLOCK,
+                                   way == 1 ? sums : NULL, is_whole) == 0,
+          "share");
+    for (uint64_t b = blocks_of(f); !is_whole && b-- > 0;) {
+        pause_us(50);
+        monarch_peer_table_block(table, 1, (uint64_t)f, b, sum_of(f, b));
+    }
+}
+
+static void *share_files(void *arg) {
+    uint64_t state = (uintptr_t)arg;
+    int fd[FILES];
+    for (int f = 0; f < FILES; f++)
+        fd[f] = descriptor_of(f);
+    while (!is_over()) {
+        int f = (int)(next(&state) % FILES);
+        uint64_t way = next(&state) % 4;
+        if (way == 3)
+            monarch_peer_table_withdraw(table, 1, (uint64_t)f);
+        else
+            share(f, fd[f], way);
+        pause_us(200);
+    }
+    for (int f = 0; f < FILES; f++)
+        close(fd[f]);
+    return NULL;
+}
+
+/* --- those who ask ------------------------------------------------------------------------------
+ */
+
+struct asker {
+    pthread_t thread;
+    uint64_t state;
+    char memory[8][12 * BLOCK];
+    uint64_t told; /* bytes that `arrived` told of */
+};
+
+static void arrived(void *arg, uint64_t which, uint64_t first, uint64_t bytes, uint64_t sum) {
+    struct asker *a = arg;
+    check(monarch_xxh3(a->memory[which] + first, bytes) == sum, "a sum that is not the bytes'");
+    a->told += bytes;
+}
+
+static void ask(struct asker *a, struct monarch_peer_link *l, int *is_good) {
+    struct monarch_peer_get g[8] = {0};
+    uint64_t received = 0;
+    a->told = 0;
+    for (int i = 0; i < 8; i++) {
+        int f = (int)(next(&a->state) % FILES);
+        g[i].source = 1;
+        g[i].path_hash = (uint64_t)f;
+        g[i].size = size_of[f];
+        g[i].mtime_ns = f;
+        g[i].first = next(&a->state) % (size_of[f] + 1);
+        g[i].length = next(&a->state) % (size_of[f] - g[i].first + 1);
+        g[i].memory = (uint64_t)(uintptr_t)a->memory[i];
+    }
+    *is_good = monarch_peer_fetch(l, g, 8, arrived, a) == 0;
+    for (int i = 0; i < 8; i++) {
+        check(memcmp(a->memory[i], content[g[i].path_hash] + g[i].first, g[i].received) == 0,
+              "wrong bytes that count");
+        check(g[i].status != MONARCH_PEER_OK || g[i].received == g[i].length, "too few bytes");
+        check(g[i].status != MONARCH_PEER_WRONG_BYTES && g[i].status != MONARCH_PEER_CHANGED &&
+                  g[i].status != MONARCH_PEER_REFUSED,
+              "a status that cannot be");
+        __atomic_fetch_add(g[i].status == MONARCH_PEER_OK ? &came : &missed, 1, __ATOMIC_RELAXED);
+        received += g[i].received;
+    }
+    check(received == a->told, "bytes that nobody was told of");
+}
+
+static void *ask_for_files(void *arg) {
+    struct asker *a = arg;
+    while (!is_over()) {
+        int fd = connected(), is_good = 1;
+        struct monarch_peer_link *l = fd < 0 ? NULL : monarch_peer_link_new(fd, 5000, 5000);
+        for (int turn = 0; l && is_good && turn < 20 && !is_over(); turn++)
+            ask(a, l, &is_good);
+        if (l)
+            monarch_peer_link_close(l);
+    }
+    return NULL;
+}
+
+/* Half requests, wrong ones, answers that nobody takes, ends in the middle. */
+static void *say_anything(void *arg) {
+    uint64_t state = (uintptr_t)arg;
+    while (!is_over()) {
+        struct monarch_peer_request q[4];
+        int fd = connected();
+        if (fd < 0)
+            continue;
+        for (int i = 0; i < 4; i++) {
+            uint64_t f = next(&state) % FILES;
+            q[i] = (struct monarch_peer_request){MONARCH_PEER_REQUEST, 1,          0, f,
+                                                 size_of[f],           (int64_t)f, 0, size_of[f]};
+            char *bytes = (char *)&q[i];
+            if (next(&state) % 3 == 0)
+                bytes[next(&state) % sizeof q[i]] ^= (char)next(&state);
+        }
+        ssize_t said = send(fd, q, next(&state) % sizeof q, MSG_NOSIGNAL);
+        pause_us((long)(next(&state) % 3000) + (said < 0));
+        close(fd);
+    }
+    return NULL;
+}
+
+static int traffic(double seconds, uint64_t seed) {
+    struct monarch_peer_bounds bounds = {3, 6, 50, 40, 5, 0};
+    struct monarch_peer_counts counts;
+    static struct asker asker[ASKERS];
+    pthread_t hostile[HOSTILE], sharing;
+    make_files(seed);
+    table = monarch_peer_table_new();
+    server = monarch_peer_server_start(table, &bounds);
+    check(table && server, "start");
+    pthread_create(&sharing, NULL, share_files, (void *)(uintptr_t)seed);
+    for (int i = 0; i < ASKERS; i++) {
+        asker[i].state = seed + (uint64_t)i;
+        pthread_create(&asker[i].thread, NULL, ask_for_files, &asker[i]);
+    }
+    for (int i = 0; i < HOSTILE; i++)
+        pthread_create(&hostile[i], NULL, say_anything,
+                       (void *)(uintptr_t)(seed * 7 + (uint64_t)i));
+    for (double passed = 0; passed < seconds; passed += 0.01) {
+        pause_us(10000);
+        monarch_peer_server_counts(server, &counts);
+        check(counts.connections <= bounds.connections, "more connections than there may be");
+    }
+    __atomic_store_n(&stopping, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < ASKERS; i++)
+        pthread_join(asker[i].thread, NULL);
+    for (int i = 0; i < HOSTILE; i++)
+        pthread_join(hostile[i], NULL);
+    /* The one who shares goes on while the server ends. */
+    monarch_peer_server_stop(table, server);
+    pthread_join(sharing, NULL);
+    monarch_peer_table_free(table);
+    for (int f = 0; f < FILES; f++)
+        free(content[f]);
+    printf("%llu %llu %llu\n", (unsigned long long)came, (unsigned long long)missed,
+           (unsigned long long)counts.accepted);
+    return 0;
+}
+
+/* --- files that come later ----------------------------------------------------------------------
+ */
+
+static int is_there; /* atomic */
+static int opened, closed, fd_of_later;
+
+static enum monarch_peer_status open_later(void *arg, const struct monarch_peer_request *wanted,
+                                           struct monarch_peer_opened *out) {
+    (void)arg;
+    if (wanted->path_hash == 2 || !__atomic_load_n(&is_there, __ATOMIC_ACQUIRE))
+        return MONARCH_PEER_LATER;
+    __atomic_fetch_add(&opened, 1, __ATOMIC_RELAXED);
+    *out = (struct monarch_peer_opened){&opened, fd_of_later, 100, BLOCK};
+    return MONARCH_PEER_OK;
+}
+
+static uint64_t all_available(void *arg, void *file, uint64_t at) {
+    (void)arg, (void)file, (void)at;
+    return 100;
+}
+
+static int no_sum(void *arg, void *file, uint64_t block, uint64_t *sum) {
+    (void)arg, (void)file, (void)block, (void)sum;
+    return 0;
+}
+
+static void count_close(void *arg, void *file) {
+    (void)arg, (void)file;
+    __atomic_fetch_add(&closed, 1, __ATOMIC_RELAXED);
+}
+
+static void *come(void *arg) {
+    (void)arg;
+    struct monarch_peer_counts counts = {0};
+    while (counts.waiting == 0) {
+        pause_us(1000);
+        monarch_peer_server_counts(server, &counts);
+    }
+    __atomic_store_n(&is_there, 1, __ATOMIC_RELEASE);
+    monarch_peer_wake(server, 0, 1);
+    return NULL;
+}
+
+static int later(void) {
+    struct monarch_peer_files files = {NULL, open_later, all_available, no_sum, count_close};
+    struct monarch_peer_bounds bounds = {2, 4, 5000, 5000, 300, 0};
+    char memory[3][100], expected[100];
+    pthread_t coming;
+    memset(expected, 'x', sizeof expected);
+    fd_of_later = memfd_create("later", 0);
+    check(write(fd_of_later, expected, sizeof expected) == sizeof expected, "memfd");
+    server = monarch_peer_serve(&files, &bounds);
+    check(server != NULL, "start");
+    pthread_create(&coming, NULL, come, NULL);
+    struct monarch_peer_link *l = monarch_peer_link_new(connected(), 5000, 5000);
+    struct monarch_peer_get g[3] = {{0}};
+    for (int i = 0; i < 3; i++) {
+        g[i].path_hash = (uint64_t)i + 1;
+        g[i].size = g[i].length = 100;
+        g[i].memory = (uint64_t)(uintptr_t)memory[i];
+    }
+    check(monarch_peer_fetch(l, g, 3, NULL, NULL) == 0, "fetch");
+    check(g[0].status == MONARCH_PEER_OK && memcmp(memory[0], expected, 100) == 0, "came later");
+    check(g[1].status == MONARCH_PEER_TIMEOUT, "never came");
+    check(g[2].status == MONARCH_PEER_OK, "the link goes on");
+    pthread_join(coming, NULL);
+    monarch_peer_link_close(l);
+    monarch_peer_end(server);
+    close(fd_of_later);
+    check(opened == 2 && closed == 2, "every file that was opened is closed");
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 4 && strcmp(argv[1], "traffic") == 0)
+        return traffic(atof(argv[2]), strtoull(argv[3], NULL, 10));
+    if (argc == 2 && strcmp(argv[1], "later") == 0)
+        return later();
+    return 2;
+}

@@ -1,0 +1,114 @@
+"""A peer's process that is killed, stopped, or comes back with nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from peers.holder import content
+from peers.offers import SECRET, fetch
+
+from monarch_py.peers import FileId, Peer, PeerStatus, TcpTransport
+from monarch_py.peers.tcp import BETWEEN_LIMIT_S, CONNECT_LIMIT_S, FIRST_BYTE_LIMIT_S
+
+SIZE, SEED = 48 << 20, 3
+FILE = FileId(source=1, path_hash=1 << 40 | 7, size=SIZE, mtime_ns=5)
+# The issue's own bound of a wait; what the bounds of a link add up to [s].
+WAIT_LIMIT_S = 2.0
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def port_of(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts holders that end with the test: start(port=0, size=SIZE)."""
+    with ExitStack() as stack:
+
+        def make(port: int = 0, size: int = SIZE) -> subprocess.Popen[str]:
+            program = Path(__file__).with_name("holder.py")
+            words = [sys.executable, str(program), str(port), str(size), str(SEED)]
+            process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+
+            def end() -> None:
+                process.kill()
+                process.communicate()
+
+            stack.callback(end)
+            return process
+
+        yield make
+
+
+def interrupted(
+    peer: Peer, process: subprocess.Popen[str], number: int
+) -> tuple[PeerStatus, bytes, float]:
+    """Fetches the file again and again until the signal comes; the last status and what counts,
+    and the seconds since the signal."""
+    sent: list[float] = []
+
+    def send() -> None:
+        sent.append(time.monotonic())
+        process.send_signal(number)
+
+    assert fetch(peer, FILE)[0] == PeerStatus.OK
+    timer = threading.Timer(0.15, send)
+    timer.start()
+    status = PeerStatus.OK
+    while status == PeerStatus.OK:
+        status, part = fetch(peer, FILE)
+    timer.join()
+    return status, part, time.monotonic() - sent[0]
+
+
+def test_the_bounds_add_up_to_less_than_a_reader_may_wait() -> None:
+    assert CONNECT_LIMIT_S + FIRST_BYTE_LIMIT_S < WAIT_LIMIT_S
+    assert FIRST_BYTE_LIMIT_S + BETWEEN_LIMIT_S < WAIT_LIMIT_S
+
+
+def test_a_peer_that_is_killed_and_comes_back_empty(start: Start) -> None:
+    expected, first = content(SIZE, SEED), start()
+    port = port_of(first)
+    peer = Peer(TcpTransport(SECRET), ("127.0.0.1", port))
+    status, part, seconds = interrupted(peer, first, signal.SIGKILL)
+    # REFUSED: it had just greeted a new link.
+    assert status in (PeerStatus.CUT, PeerStatus.REFUSED)
+    assert expected.startswith(part)
+    assert seconds < 1
+    first.wait()
+    peer._again_at = 0  # its pause is over
+    assert fetch(peer, FILE) == (PeerStatus.CUT, b"")  # nobody listens
+    assert port_of(start(port, 0)) == port
+    peer._again_at = 0
+    assert fetch(peer, FILE) == (PeerStatus.UNKNOWN_FILE, b"")
+    assert peer.is_usable
+
+
+def test_a_peer_that_is_stopped_is_waited_for_within_the_bound(start: Start) -> None:
+    expected, process = content(SIZE, SEED), start()
+    peer = Peer(TcpTransport(SECRET), ("127.0.0.1", port_of(process)))
+    status, part, seconds = interrupted(peer, process, signal.SIGSTOP)
+    assert status == PeerStatus.TIMEOUT
+    assert expected.startswith(part)
+    assert seconds < WAIT_LIMIT_S
+    # The kernel still takes connections for it; nobody greets.
+    peer._again_at = 0
+    started = time.monotonic()
+    assert fetch(peer, FILE) == (PeerStatus.TIMEOUT, b"")
+    assert time.monotonic() - started < WAIT_LIMIT_S
+    process.send_signal(signal.SIGCONT)
+    peer._again_at = 0
+    assert fetch(peer, FILE) == (PeerStatus.OK, expected)

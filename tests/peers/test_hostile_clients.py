@@ -1,0 +1,317 @@
+"""Whoever connects and means no good gets nothing, and keeps nobody else from being served."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peers.offers import (
+    BLOCK,
+    SECRET,
+    Offer,
+    connect,
+    ends,
+    fetch,
+    peer_of,
+    read_frame,
+    request,
+)
+
+from monarch_py.native import lib
+from monarch_py.peers import FileId, PeerServer, PeerStatus, new_secret
+from monarch_py.peers.handshake import ANSWER_BYTES, GREETING, HELLO_BYTES
+from monarch_py.peers.server import MOST_STRANGERS
+
+CONTENT = os.urandom(3 * BLOCK + 17)
+STALL_S = 0.4
+
+
+@pytest.fixture
+def serving(
+    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+) -> tuple[PeerServer, Offer]:
+    """A server that loses its patience soon, with one file."""
+    server = server_factory(threads=2, stall_s=STALL_S, idle_s=5)
+    return server, offer(CONTENT).share(server)
+
+
+def assert_serves(server: PeerServer, file: Offer) -> None:
+    assert fetch(peer_of(server), file.id) == (PeerStatus.OK, file.content)
+
+
+def bare(server: PeerServer) -> socket.socket:
+    return socket.create_connection(server.address, timeout=5)
+
+
+# --- before the proof ----------------------------------------------------------------------------
+
+
+def test_another_secret_is_refused(serving: tuple[PeerServer, Offer]) -> None:
+    server, file = serving
+    stranger = peer_of(server, new_secret())
+    assert fetch(stranger, file.id) == (PeerStatus.REFUSED, b"")
+    assert not stranger.is_usable
+    assert server.counts()["accepted"] == 0
+    assert_serves(server, file)
+
+
+def test_without_a_proof_nothing_is_answered_but_the_greeting(
+    serving: tuple[PeerServer, Offer],
+) -> None:
+    server, file = serving
+    for said in (
+        request(file.id) * 3,
+        bytes(ANSWER_BYTES),
+        GREETING + bytes(64),
+        b"GET / HTTP/1.1",
+    ):
+        with bare(server) as connection:
+            connection.sendall(said)
+            heard = b""
+            try:
+                while more := connection.recv(4096):
+                    heard += more
+            except ConnectionResetError:
+                pass
+            assert len(heard) <= HELLO_BYTES
+    assert server.counts()["accepted"] == 0
+    assert_serves(server, file)
+
+
+def test_a_proof_is_worth_nothing_on_another_connection(
+    serving: tuple[PeerServer, Offer],
+) -> None:
+    """What one who listened to both sides could say again."""
+    server, _ = serving
+    heard: list[bytes] = []
+
+    def relay(listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        with client, bare(server) as real:
+            client.sendall(real.recv(HELLO_BYTES, socket.MSG_WAITALL))
+            heard.append(client.recv(ANSWER_BYTES, socket.MSG_WAITALL))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=relay, args=(listener,))
+        thread.start()
+        with pytest.raises(Exception, match="REFUSED"):
+            peer_of(server)._transport.connect(listener.getsockname())
+        thread.join()
+    assert len(heard[0]) == ANSWER_BYTES
+    with bare(server) as again:
+        again.recv(HELLO_BYTES, socket.MSG_WAITALL)
+        again.sendall(heard[0])
+        assert ends(again)
+    assert server.counts()["accepted"] == 0
+
+
+def test_the_servers_own_proof_is_no_clients(serving: tuple[PeerServer, Offer]) -> None:
+    """Whatever a server says is said back to it: the roles are part of the proof."""
+    server, _ = serving
+    with bare(server) as connection:
+        hello = connection.recv(HELLO_BYTES, socket.MSG_WAITALL)
+        connection.sendall(hello + bytes(32))
+        assert ends(connection)
+
+
+def test_a_crowd_of_silent_strangers_keeps_nobody_out(serving: tuple[PeerServer, Offer]) -> None:
+    server, file = serving
+    crowd = [bare(server) for _ in range(MOST_STRANGERS * 3)]
+    try:
+        started = time.monotonic()
+        assert_serves(server, file)
+        assert time.monotonic() - started < 0.8
+        # The latest are still being listened to; all are sent away in time.
+        assert all(ends(connection) for connection in crowd)
+        assert time.monotonic() - started < 3
+    finally:
+        for connection in crowd:
+            connection.close()
+
+
+def test_a_proof_that_drips_in_comes_too_late(serving: tuple[PeerServer, Offer]) -> None:
+    server, file = serving
+    with bare(server) as connection:
+        started = time.monotonic()
+        connection.sendall(GREETING)
+        with pytest.raises(OSError):
+            while time.monotonic() - started < 4:
+                connection.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() - started < 2.5
+    assert_serves(server, file)
+
+
+# --- after it ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"length": 2**64 - 1}, PeerStatus.REFUSED),
+        ({"length": len(CONTENT) + 1}, PeerStatus.REFUSED),
+        ({"first": 2**64 - 1, "length": 2}, PeerStatus.REFUSED),
+        ({"first": 2**63, "length": 2**63}, PeerStatus.REFUSED),
+        ({"size": 2**64 - 1, "length": 2**64 - 1}, PeerStatus.CHANGED),
+        ({"source": 2**32 - 1}, PeerStatus.UNKNOWN_FILE),
+        ({"path_hash": 0}, PeerStatus.UNKNOWN_FILE),
+        ({"mtime_ns": -1}, PeerStatus.CHANGED),
+    ],
+)
+def test_a_request_for_what_is_not_there_is_refused_and_no_more(
+    serving: tuple[PeerServer, Offer], fields: dict[str, int], status: PeerStatus
+) -> None:
+    server, file = serving
+    with connect(server) as connection:
+        connection.sendall(request(file.id, tag=77, **fields))
+        assert read_frame(connection) == (lib.MONARCH_PEER_END, 77, status)
+        connection.sendall(request(file.id, length=0))
+        assert read_frame(connection) == (lib.MONARCH_PEER_END, 9, PeerStatus.OK)
+
+
+def test_what_is_no_request_ends_the_connection(serving: tuple[PeerServer, Offer]) -> None:
+    server, file = serving
+    for said in (b"....", b"../../../../etc/shadow\0" * 4, request(file.id, magic=0)):
+        with connect(server) as connection:
+            connection.sendall(said)
+            assert ends(connection)
+    assert server.counts()["dropped"] == 3
+    assert_serves(server, file)
+
+
+def test_half_a_request_is_not_waited_for(serving: tuple[PeerServer, Offer]) -> None:
+    server, file = serving
+    with connect(server) as silent, connect(server) as drips:
+        started = time.monotonic()
+        silent.sendall(request(file.id)[:20])
+        data = iter(request(file.id))
+        try:
+            while time.monotonic() - started < 4:
+                drips.sendall(bytes([next(data)]))
+                time.sleep(0.05)
+        except OSError:
+            pass
+        assert ends(silent)
+        assert time.monotonic() - started < STALL_S + 1
+    assert_serves(server, file)
+
+
+def test_who_takes_nothing_is_left_alone_and_others_are_served(
+    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+) -> None:
+    """More of them than threads, each with an answer that no socket buffer holds."""
+    server = server_factory(threads=2, stall_s=1.0)
+    large, small = offer(bytes(64 << 20), 1), offer(CONTENT, 2).share(server)
+    large.share(server, block=4 << 20)
+    stuck = [connect(server) for _ in range(6)]
+    try:
+        for connection in stuck:
+            connection.sendall(request(large.id) * 8)
+        started = time.monotonic()
+        for _ in range(20):
+            assert_serves(server, small)
+        assert time.monotonic() - started < 1
+        deadline = time.monotonic() + 6
+        while server.counts()["dropped"] < len(stuck):
+            assert time.monotonic() < deadline, server.counts()
+            time.sleep(0.02)
+    finally:
+        for connection in stuck:
+            connection.close()
+
+
+def test_no_more_connections_than_there_may_be(
+    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+) -> None:
+    server = server_factory(connections=3)
+    file = offer(CONTENT).share(server)
+    held = [connect(server) for _ in range(3)]
+    try:
+        assert fetch(peer_of(server), file.id)[0] == PeerStatus.REFUSED
+    finally:
+        for connection in held:
+            connection.close()
+    deadline = time.monotonic() + 5
+    while server.counts()["connections"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert_serves(server, file)
+
+
+def test_who_says_nothing_is_not_kept_for_ever(
+    server_factory: Callable[..., PeerServer],
+) -> None:
+    server = server_factory(idle_s=0.2)
+    with connect(server) as connection:
+        connection.settimeout(8)
+        assert ends(connection)
+    assert server.counts()["dropped"] == 0
+
+
+def test_a_flood_of_requests_takes_no_memory(serving: tuple[PeerServer, Offer]) -> None:
+    """They stay in the kernel until their turn; the sender is held back."""
+    server, file = serving
+    before = psutil.Process().memory_info().rss
+    with connect(server) as connection:
+        connection.settimeout(0.3)
+        flood = request(file.id) * 20000
+        sent = 0
+        try:
+            while sent < 64 << 20:
+                sent += connection.send(flood)
+        except OSError:
+            pass
+        assert psutil.Process().memory_info().rss - before < 32 << 20
+    assert_serves(server, file)
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[tuple[PeerServer, Offer]]:
+    server = PeerServer(SECRET, "127.0.0.1", stall_s=0.2)
+    with Offer(CONTENT) as file:
+        yield server, file.share(server)
+    server.close()
+
+
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "magic": st.sampled_from([lib.MONARCH_PEER_REQUEST, 0, lib.MONARCH_PEER_FRAME]),
+        "source": st.integers(0, 2**32 - 1),
+        "tag": st.integers(0, 2**64 - 1),
+        "path_hash": st.integers(0, 2**64 - 1),
+        "size": st.integers(0, 2**64 - 1),
+        "mtime_ns": st.integers(-(2**63), 2**63 - 1),
+        "first": st.integers(0, 2**64 - 1) | st.integers(0, 4 * BLOCK),
+        "length": st.integers(0, 2**64 - 1) | st.integers(0, 4 * BLOCK),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    said=st.lists(
+        st.binary(max_size=200)
+        | FIELDS.map(lambda f: request(FileId(1, 1 << 40 | 7, len(CONTENT), 5), **f)),
+        max_size=6,
+    ),
+    cut=st.integers(0, 60),
+)
+def test_random_requests(lasting: tuple[PeerServer, Offer], said: list[bytes], cut: int) -> None:
+    server, file = lasting
+    with connect(server) as connection:
+        whole = b"".join(said)
+        # The server may have ended it by now.
+        with suppress(OSError):
+            connection.sendall(whole[: len(whole) - cut] if cut else whole)
+            connection.shutdown(socket.SHUT_WR)
+        assert ends(connection)
+    assert_serves(server, file)

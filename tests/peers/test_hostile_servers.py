@@ -1,0 +1,220 @@
+"""Whatever a peer answers, who asked has a status within the bounds, and no byte that is wrong."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peers.offers import BLOCK, SECRET, fetch, frame, xxh3
+
+from monarch_py.native import lib
+from monarch_py.peers import FileId, Peer, PeerStatus, TcpTransport, Unreachable
+from monarch_py.peers.handshake import Greeter
+
+DATA, SUM, END = lib.MONARCH_PEER_DATA, lib.MONARCH_PEER_SUM, lib.MONARCH_PEER_END
+CONTENT = os.urandom(2 * BLOCK)
+FILE = FileId(0, 1, len(CONTENT), 1)
+FIRST, SECOND = CONTENT[:BLOCK], CONTENT[BLOCK:]
+LIMIT_S = 0.25
+
+
+class Script:
+    """Listens, lets one client after the other in, and gives each connection to `play`."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self.listener.getsockname()
+        self.play: Callable[[socket.socket], None] = lambda connection: None
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over:
+            connection, _ = self.listener.accept()
+            # A client that has had enough ends it.
+            with connection, suppress(OSError):
+                connection.settimeout(5)
+                greeter = Greeter(SECRET)
+                connection.sendall(greeter.hello)
+                greeter.feed(connection.recv(greeter.missing, socket.MSG_WAITALL))
+                connection.sendall(greeter.proof() or b"")
+                self.play(connection)
+
+    def peer(self) -> Peer:
+        transport = TcpTransport(SECRET, connect_s=2, first_byte_s=LIMIT_S, between_s=LIMIT_S)
+        return Peer(transport, self.address)
+
+    def close(self) -> None:
+        self._is_over = True
+        socket.create_connection(self.address).close()
+        self._thread.join()
+        self.listener.close()
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Script]:
+    made = Script()
+    yield made
+    made.close()
+
+
+def says(*parts: bytes, then: float = 0) -> Callable[[socket.socket], None]:
+    """Answers with these bytes, after the request, and ends after `then` seconds."""
+
+    def play(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(b"".join(parts))
+        # Until the client ends it, or for so long.
+        connection.settimeout(then or 5)
+        if then:
+            connection.recv(1)
+
+    return play
+
+
+def right(part: bytes) -> bytes:
+    return frame(DATA, len(part)) + part + frame(SUM, xxh3(part))
+
+
+def test_a_right_answer_from_the_script(script: Script) -> None:
+    script.play = says(right(FIRST), right(SECOND), frame(END, 0))
+    assert fetch(script.peer(), FILE) == (PeerStatus.OK, CONTENT)
+
+
+WRONG: dict[str, tuple[bytes, PeerStatus, bytes]] = {
+    "nothing": (b"", PeerStatus.CUT, b""),
+    "half a frame": (frame(DATA, 5)[:10], PeerStatus.CUT, b""),
+    "a cut in the bytes": (right(FIRST) + frame(DATA, BLOCK) + SECOND[:9], PeerStatus.CUT, FIRST),
+    "no end": (right(FIRST) + right(SECOND), PeerStatus.CUT, CONTENT),
+    "an end too early": (right(FIRST) + frame(END, 0), PeerStatus.CUT, FIRST),
+    "an end before the sum": (frame(DATA, BLOCK) + FIRST + frame(END, 0), PeerStatus.CUT, b""),
+    "bytes nobody asked for": (right(CONTENT) + right(b"x"), PeerStatus.CUT, CONTENT),
+    "more than the range": (frame(DATA, 2**64 - 1) + CONTENT * 2, PeerStatus.CUT, b""),
+    "a frame of no bytes": (frame(DATA, 0), PeerStatus.CUT, b""),
+    "a wrong sum": (frame(DATA, BLOCK) + FIRST + frame(SUM, 1), PeerStatus.WRONG_BYTES, b""),
+    "a sum of nothing": (frame(SUM, xxh3(b"")), PeerStatus.WRONG_BYTES, b""),
+    "another answer": (frame(END, 3, tag=5), PeerStatus.CUT, b""),
+    "an unknown frame": (frame(9, 0), PeerStatus.CUT, b""),
+    "an unknown status": (frame(END, 99), PeerStatus.CUT, b""),
+    "our own fault": (frame(END, PeerStatus.NO_ROOM), PeerStatus.CUT, b""),
+    "another language": (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n", PeerStatus.CUT, b""),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_no_answer(script: Script, what: str) -> None:
+    said, status, counts = WRONG[what]
+    script.play = says(said)
+    peer = script.peer()
+    assert fetch(peer, FILE) == (status, counts)
+    assert not peer.is_usable
+    assert peer.last_failure == status
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", frame(DATA, BLOCK)[:3], frame(DATA, BLOCK), right(FIRST) + frame(DATA, BLOCK) + b"x"],
+    ids=["silent", "in a frame", "before the bytes", "in the bytes"],
+)
+def test_a_peer_that_stops_is_waited_for_within_the_bound(script: Script, said: bytes) -> None:
+    script.play = says(said, then=5)
+    started = time.monotonic()
+    status, part = fetch(script.peer(), FILE)
+    assert status == PeerStatus.TIMEOUT
+    assert part == (FIRST if said.startswith(right(FIRST)) else b"")
+    assert LIMIT_S * 0.9 <= time.monotonic() - started < LIMIT_S * 3 + 0.3
+
+
+@pytest.mark.parametrize("frames", [False, True], ids=["bytes", "frames"])
+def test_a_peer_that_drips_gains_no_time(script: Script, frames: bool) -> None:
+    def play(connection: socket.socket) -> None:
+        connection.recv(4096)
+        if not frames:
+            connection.sendall(frame(DATA, BLOCK))
+        for at in range(BLOCK):
+            part = CONTENT[at : at + 1]
+            connection.sendall(right(part) if frames else part)
+            time.sleep(0.02)
+
+    script.play = play
+    started = time.monotonic()
+    assert fetch(script.peer(), FILE)[0] == PeerStatus.TIMEOUT
+    # With frames: for the whole answer, what the slowest peer may take for it (client.c).
+    limit = LIMIT_S * 2 + len(CONTENT) / (128 << 10) if frames else LIMIT_S
+    assert time.monotonic() - started < limit + 0.5
+
+
+def test_a_server_that_cannot_prove_itself_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def play() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                greeter = Greeter(bytes(32))
+                connection.sendall(greeter.hello)
+                connection.recv(4096)
+                connection.sendall(bytes(32))
+
+        thread = threading.Thread(target=play)
+        thread.start()
+        with pytest.raises(Unreachable, match="REFUSED"):
+            TcpTransport(SECRET).connect(listener.getsockname())
+        thread.join()
+
+
+@pytest.mark.parametrize("said", [b"", b"MON", b"SSH-2.0-OpenSSH_9.6\r\n" + bytes(60)])
+def test_what_is_no_server_of_ours(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        started = time.monotonic()
+
+        def play() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                connection.sendall(said)
+                connection.settimeout(5)
+                connection.recv(4096)
+
+        thread = threading.Thread(target=play)
+        thread.start()
+        with pytest.raises(Unreachable, match="REFUSED" if len(said) > 40 else "TIMEOUT"):
+            TcpTransport(SECRET, connect_s=0.3).connect(listener.getsockname())
+        thread.join()
+        assert time.monotonic() - started < 1
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+    with pytest.raises(Unreachable, match="CUT"):
+        TcpTransport(SECRET).connect(address)
+
+
+PIECES = st.one_of(
+    st.binary(max_size=40),
+    st.builds(
+        frame,
+        st.integers(0, 4),
+        st.integers(0, 2**64 - 1) | st.integers(0, 2 * BLOCK),
+        st.integers(0, 1),
+    ),
+    st.sampled_from([right(FIRST), right(SECOND), frame(END, 0), FIRST[:100]]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(parts=st.lists(PIECES, max_size=6))
+def test_random_answers(script: Script, parts: list[bytes]) -> None:
+    script.play = says(*parts)
+    status, part = fetch(script.peer(), FILE)
+    # Sums are right only where the bytes are those that were sent; nothing else counts.
+    sent = b"".join(p[24:-24] for p in parts if p in (right(FIRST), right(SECOND)))
+    assert sent.startswith(part)
+    assert (status == PeerStatus.OK) <= (len(part) == len(CONTENT))

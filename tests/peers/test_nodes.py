@@ -1,0 +1,99 @@
+"""Over a link between two nodes, which are network namespaces."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from peers.offers import SECRET, Offer, fetch
+
+from benchmarks.peers.nodes import Nodes, why_no_nodes
+from monarch_py.peers import Peer, PeerServer, PeerStatus, TcpTransport
+
+MIB = 1 << 20
+CONTENT = os.urandom(24 * MIB)
+CLONE_NEWNET = 0x40000000
+
+
+def enter(namespace: str) -> None:
+    """Moves the calling thread, and what sockets it makes, to another node."""
+    fd = os.open(namespace, os.O_RDONLY)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(fd, CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    if missing := why_no_nodes():
+        pytest.skip(missing)
+    with Nodes(2, "200mbit") as made:
+        yield made
+
+
+@pytest.fixture
+def on(nodes: Nodes) -> Iterator[list[ThreadPoolExecutor]]:
+    """A thread on each node."""
+    pools = [ThreadPoolExecutor(1, initializer=enter, initargs=(nodes.path(i),)) for i in range(2)]
+    yield pools
+    for pool in pools:
+        pool.shutdown()
+
+
+def test_a_link_that_is_cut_and_mended(
+    nodes: Nodes, on: list[ThreadPoolExecutor], offer: Callable[..., Offer]
+) -> None:
+    server = on[0].submit(PeerServer, SECRET, nodes.address(0), stall_s=1.0).result()
+    try:
+        file = offer(CONTENT).share(server, block=MIB)
+        peer = Peer(TcpTransport(SECRET), server.address)
+        assert on[1].submit(fetch, peer, file.id, 0, 2 * MIB).result() == (
+            PeerStatus.OK,
+            CONTENT[: 2 * MIB],
+        )
+        # A second of the link.
+        asked = on[1].submit(fetch, peer, file.id)
+        sent = server.counts()["bytes"]
+        wait_until(lambda: server.counts()["bytes"] > sent + 4 * MIB)
+        nodes.set_link(1, up=False)
+        cut = time.monotonic()
+        status, part = asked.result()
+        assert time.monotonic() - cut < 2
+        assert status == PeerStatus.TIMEOUT
+        assert CONTENT.startswith(part)
+        assert MIB <= len(part) < len(CONTENT)
+        assert not peer.is_usable
+        # The server does not keep what it cannot be told of.
+        wait_until(lambda: server.counts()["connections"] == 0)
+        nodes.set_link(1, up=True)
+        wait_until(lambda: peer.is_usable)
+        assert on[1].submit(fetch, peer, file.id, MIB, 9 * MIB).result() == (
+            PeerStatus.OK,
+            CONTENT[MIB : 10 * MIB],
+        )
+        peer.close()
+    finally:
+        server.close()
+
+
+def test_a_node_that_is_not_there(nodes: Nodes, on: list[ThreadPoolExecutor]) -> None:
+    with Offer(b"x") as file:
+        peer = Peer(TcpTransport(SECRET), (nodes.address(99), 1))
+        started = time.monotonic()
+        status, _ = on[1].submit(fetch, peer, file.id).result()
+        assert status in (PeerStatus.TIMEOUT, PeerStatus.CUT)
+        assert time.monotonic() - started < 2
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen within 10 s"
+        time.sleep(0.005)
