@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -58,13 +59,13 @@ def _drop_pages(fd: int) -> None:
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _read(path: Path, until: float) -> int:
-    """Reads a whole file, but no longer than `until`; returns how many bytes."""
+def _read(path: Path, until: float, most: int = MOST_BYTES) -> int:
+    """Reads a file, but no longer than `until` and no more than `most`; returns how many bytes."""
     buffer = bytearray(PIECE_BYTES)
     done = 0
     with open(path, "rb", buffering=0) as file:
         _drop_pages(file.fileno())
-        while time.monotonic() < until and (n := file.readinto(buffer)):
+        while done < most and time.monotonic() < until and (n := file.readinto(buffer)):
             done += n
         _drop_pages(file.fileno())
     return done
@@ -122,8 +123,10 @@ def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
         total = np.cumsum([size for _, size in chosen])
         enough = 1 + int(np.searchsorted(total, MOST_BYTES))
         chosen = chosen[: max(enough, threads)]
-        curve[threads] = _rate(_read, [path for path, _ in chosen], threads)
-        read = sum(size for _, size in chosen)
+        most = MOST_BYTES // threads
+        paths = [path for path, _ in chosen]
+        curve[threads] = _rate(partial(_read, most=most), paths, threads)
+        read = sum(min(size, most) for _, size in chosen)
     return curve, read
 
 

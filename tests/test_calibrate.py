@@ -69,7 +69,7 @@ def test_every_curve_is_one_and_nothing_is_left(place: Path) -> None:
 def test_the_rate_is_that_of_all_threads(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that take 50 ms each, whatever is done meanwhile: six in a row, or four at once."""
 
-    def slow(path: Path, _: float) -> int:
+    def slow(path: Path, _: float, most: int = 0) -> int:
         time.sleep(0.05)
         return path.stat().st_size
 
@@ -135,7 +135,7 @@ def test_no_more_is_written_than_the_quota(place: Path, monkeypatch: pytest.Monk
     most = 0
     real = measuring._read
 
-    def look(path: Path, until: float) -> int:
+    def look(path: Path, until: float, **limits: int) -> int:
         nonlocal most
         if path.is_relative_to(place / "tier"):
             most = max(most, sum(f.stat().st_size for f in path.parent.iterdir()))
@@ -163,7 +163,7 @@ def test_an_empty_source_is_said(place: Path) -> None:
 
 
 def test_a_source_that_fails_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(path: Path, _: float) -> int:
+    def broken(path: Path, _: float, most: int = 0) -> int:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(measuring, "_read", broken)
@@ -235,3 +235,13 @@ def test_what_is_cancelled_leaves_nothing(place: Path, number: signal.Signals) -
     assert out == ""
     assert "Traceback" not in err
     assert left(place) == []
+
+
+def test_of_a_large_file_a_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "MOST_BYTES", 4 << 20)
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(1 << 30)
+    until = time.monotonic() + 60
+    assert measuring._read(tmp_path / "large", until, most=2 << 20) == 2 << 20
+    curve, read = measuring._measure_source([(tmp_path / "large", 1 << 30)])
+    assert (list(curve), read) == ([1], 4 << 20)

@@ -14,7 +14,7 @@ static void copied(struct monarch_sim *s, uint32_t number, double now) {
     if (c->at < 0) { /* else a reader has brought it meanwhile */
         c->at = end;
         c->epoch = s->is_started ? (int32_t)(s->step / s->job.steps) : -1;
-        machine_write(&s->machine, now, t->node, t->cls, bytes);
+        machine_write(&s->machine, s->now, t->node, t->cls, bytes);
     }
     heap_push(&s->heap, end, s->job.nodes * s->threads + number);
 }

@@ -8,7 +8,8 @@ static int open_share(struct share *s, uint32_t nodes, uint32_t most) {
     s->request = calloc((size_t)nodes * most, sizeof *s->request);
     s->n = calloc(nodes, sizeof *s->n);
     s->bytes = calloc(nodes, sizeof *s->bytes);
-    return s->ends.event && s->request && s->n && s->bytes;
+    s->end = calloc(nodes, sizeof *s->end);
+    return s->ends.event && s->request && s->n && s->bytes && s->end;
 }
 
 int pfs_open(struct pfs *p, const struct monarch_sim_job *job, uint32_t most) {
@@ -25,6 +26,7 @@ void pfs_close(struct pfs *p) {
         free(p->share[i].request);
         free(p->share[i].n);
         free(p->share[i].bytes);
+        free(p->share[i].end);
     }
     free(p->link_free);
 }
@@ -62,7 +64,8 @@ static void begin(struct pfs *p, struct share *s, uint32_t node) {
     first = r[best];
     r[best] = r[0];
     r[0] = first;
-    heap_push(&s->ends, s->clock + first.bytes, node);
+    s->end[node] = s->clock + first.bytes;
+    heap_push(&s->ends, s->end[node], node);
 }
 
 void pfs_ask(struct pfs *p, double now, uint64_t turn, uint32_t node, uint32_t who, double bytes) {
@@ -102,7 +105,13 @@ struct request pfs_take(struct pfs *p, double now, double *end) {
 double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes) {
     const struct share *s = &p->share[0];
     uint32_t clients = s->ends.n + !s->n[node];
-    double end = now + (s->bytes[node] + bytes) / each(p, clients);
-    double link = now + bytes / p->job->pfs_link[node];
+    double ahead = s->bytes[node];
+    if (s->n[node]) { /* of the first a part is given */
+        double clock = s->clock + (now - p->since) * each(p, s->ends.n);
+        ahead += s->end[node] - clock - s->request[(size_t)node * p->most].bytes;
+    }
+    double end = now + ((ahead > 0 ? ahead : 0) + bytes) / each(p, clients);
+    double link = p->link_free[node] > now ? p->link_free[node] : now;
+    link += bytes / p->job->pfs_link[node];
     return end > link ? end : link;
 }

@@ -23,7 +23,8 @@ struct share {
     struct heap ends;
     struct request *request; /* nodes x most; the first is served */
     uint32_t *n;             /* nodes */
-    double *bytes;           /* nodes: asked for and not given */
+    double *bytes;           /* nodes: asked for and not over */
+    double *end;             /* nodes: the clock when the first is over */
 };
 
 struct pfs {

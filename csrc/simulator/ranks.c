@@ -15,7 +15,6 @@ static void use_next(struct monarch_sim *s, uint32_t rank, double *at) {
         *at = r->clock;
     }
     double compute = size_of(s, file) / s->job.compute[node];
-    compute += file < 0 ? 0 : s->job.sample_seconds;
     s->out->stall[rank] += *at - r->clock;
     s->out->rank_compute[rank] += compute;
     r->clock = *at + compute;
@@ -87,14 +86,16 @@ void sim_advance(struct monarch_sim *s, uint32_t rank) {
 
 void sim_begin_checkpoint(struct monarch_sim *s, double now) {
     s->writing = s->job.nodes;
+    s->written = now;
     for (uint32_t n = 0; n < s->job.nodes; n++)
         pfs_ask(&s->pfs, now, 0, n, s->checkpoint, s->job.checkpoint_bytes * s->job.ranks_per_node);
 }
 
-void sim_checkpoint_written(struct monarch_sim *s, double now) {
+void sim_checkpoint_written(struct monarch_sim *s, double end) {
+    s->written = end > s->written ? end : s->written;
     if (--s->writing)
         return;
-    release(s, now);
+    release(s, s->written);
     for (uint32_t i = 0; i < s->ranks; i++)
         s->arrived += (uint32_t)use(s, i);
     pass_barriers(s);

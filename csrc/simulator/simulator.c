@@ -10,9 +10,9 @@ static void take_from_pfs(struct monarch_sim *s, double now) {
     struct request r = pfs_take(&s->pfs, now, &end);
     uint32_t first_class_thread = s->job.nodes * s->threads;
     if (r.who == s->checkpoint)
-        sim_checkpoint_written(s, now);
+        sim_checkpoint_written(s, end);
     else if (r.who >= first_class_thread)
-        sim_filled_from_pfs(s, r.who - first_class_thread, now);
+        sim_filled_from_pfs(s, r.who - first_class_thread, end);
     else
         sim_staged_from_pfs(s, r.who, end);
 }
@@ -30,12 +30,12 @@ int monarch_sim_run(struct monarch_sim *s) {
         if (is_idle)
             return -1;
         if (!s->heap.n || served < s->heap.event[0].at) {
-            now = served;
+            s->now = now = served;
             take_from_pfs(s, now);
             continue;
         }
         struct event e = heap_pop(&s->heap);
-        now = e.at;
+        s->now = now = e.at;
         if (e.who == s->checkpoint)
             sim_begin_checkpoint(s, now);
         else if (e.who >= first_class_thread)
@@ -111,7 +111,7 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
     s->cursor = calloc(lists, sizeof *s->cursor);
     s->list_end = calloc(lists, sizeof *s->list_end);
     if (!has_machine || !s->heap.event || !s->rank || !s->staging || !s->class_thread || !s->copy ||
-        !s->first_copy || !s->cursor || !s->list_end) {
+        !s->first_copy || !s->reused || !s->cursor || !s->list_end) {
         monarch_sim_free(s);
         return NULL;
     }

@@ -35,7 +35,6 @@ struct monarch_sim_job {
     const double *pfs_link;             /* nodes: the most that each gets of the file system */
     const double *pfs;                  /* nodes + 1: the file system's rate by clients */
     const double *compute, *preprocess; /* nodes: of a rank; of a thread */
-    double sample_seconds;              /* of compute for a sample, besides its bytes */
     /* The copies: rows of one (node, class) in the order in which they are filled. */
     uint64_t copies;
     const int32_t *copy_node, *copy_file;

@@ -62,9 +62,12 @@ static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now, enu
         uint64_t ahead = s->rank[i].fetched - s->rank[i].used;
         if (t == FETCHES && (best == NOBODY || ahead < s->rank[best].fetched - s->rank[best].used))
             best = i;
-        if (t == WAITS_UNTIL && (*turn != WAITS_UNTIL || when < *until))
+        if (t == NEEDS_EPOCH)
+            *until = now;
+        else if (t == WAITS_UNTIL && *turn != NEEDS_EPOCH &&
+                 (*turn != WAITS_UNTIL || when < *until))
             *until = when;
-        if (*turn == IS_OVER || t == NEEDS_EPOCH || t == WAITS_UNTIL)
+        if (*turn == IS_OVER || t == NEEDS_EPOCH || (t == WAITS_UNTIL && *turn != NEEDS_EPOCH))
             *turn = t;
     }
     if (best != NOBODY)
@@ -91,10 +94,11 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
     s->out->bytes[epoch * MONARCH_SIM_FROMS + from] += bytes;
     s->out->node_bytes[node * MONARCH_SIM_FROMS + from] += bytes;
     uint32_t *last = &s->reused[(size_t)file * EPOCHS_KNOWN + epoch % EPOCHS_KNOWN];
-    if (from == MONARCH_SIM_PFS || from == MONARCH_SIM_STAGING || *last == epoch + 1 ||
+    int is_first = *last != epoch + 1;
+    *last = epoch + 1;
+    if (!is_first || from == MONARCH_SIM_PFS || from == MONARCH_SIM_STAGING ||
         (w->copy && w->copy->epoch >= (int32_t)epoch))
         return;
-    *last = epoch + 1;
     s->out->reused[epoch] += bytes;
 }
 
@@ -104,8 +108,12 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;
     double bytes = size_at(s, t->rank, t->access), *at;
-    double prepare = bytes / s->job.preprocess[node];
-    double write = bytes * s->job.threads[0] / s->job.write_rate[(size_t)node * s->job.classes];
+    /* Ranks that have no thread of their own share those that there are. */
+    double part = s->job.stages && s->threads > s->job.threads[0]
+                      ? (double)s->job.threads[0] / s->threads
+                      : 1;
+    double rate = s->job.write_rate[(size_t)node * s->job.classes] / s->job.threads[0] * part;
+    double prepare = bytes / (s->job.preprocess[node] * part), write = bytes / rate;
     double end = s->job.is_free ? now : now + (write > prepare ? write : prepare);
     at = &known_of(s, t->access)->at[place_of(s, t->rank, t->access)];
     *at = end;

@@ -56,12 +56,14 @@ struct monarch_sim {
     struct known known[EPOCHS_KNOWN];
     uint32_t given; /* epochs */
     int is_started;
+    double now; /* of the present event [s] */
     /* ranks */
     struct rank *rank;
     uint32_t ranks, arrived;
     uint64_t step; /* the present one, of all */
     double step_end;
     uint32_t writing; /* nodes that write the checkpoint */
+    double written;   /* when those that have are done [s] */
     /* threads */
     uint32_t threads, class_threads, checkpoint;
     struct staging_thread *staging;
@@ -111,7 +113,7 @@ void sim_start_ranks(struct monarch_sim *s, double now);
 void sim_drop(struct monarch_sim *s, uint32_t rank);
 /* All have come to the checkpoint; a node has written its part. */
 void sim_begin_checkpoint(struct monarch_sim *s, double now);
-void sim_checkpoint_written(struct monarch_sim *s, double now);
+void sim_checkpoint_written(struct monarch_sim *s, double end);
 
 /* --- ways.c --- */
 

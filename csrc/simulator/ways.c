@@ -41,7 +41,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
             continue;
         c->at = now;
         c->epoch = epoch;
-        machine_write(&s->machine, now, node, (uint32_t)c->cls, size_of(s, file));
+        /* From now on, not from when it is there: else those who come meanwhile waited for it. */
+        machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }
 }

@@ -123,8 +123,8 @@ class When(Enum):
 
 @dataclass(frozen=True)
 class Copies:
-    """What is to be copied where. One row a copy, and rows of one (node, class) in the order in
-    which they are filled.
+    """What is to be copied where. One row a copy; those of one (node, class) in the order in which
+    they are filled.
 
     node : (copies,) int32;  cls : (copies,) int8, never the staging buffer;  file : (copies,) int32
     """

@@ -45,9 +45,9 @@ def compare(
             raise ConfigError(f"{has} no policy {name!r}; use {', '.join(known)}")
     if without and not as_published:
         raise ConfigError("--without puts behaviours of --as-published right; give both")
-    one = _published(scenario, without) if as_published else _ours(scenario)
     results: dict[str, Result | Unsupported] = {}
     try:
+        one = _published(scenario, without) if as_published else _ours(scenario)
         for name in policies or known:
             tell(name)
             results[name] = one(name)

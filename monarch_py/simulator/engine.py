@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.native import ffi, lib, pointer
-from monarch_py.policies.view import NO_FILE, Decision, Ints, Job, Policy, When
+from monarch_py.policies.view import NO_FILE, Copies, Decision, Ints, Job, Policy, When
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
 from monarch_py.simulator.scenario import Scenario
@@ -17,6 +17,8 @@ __all__ = ["Measured", "measure", "simulate"]
 
 Floats = npt.NDArray[np.float64]
 
+# C numbers them by int32.
+MOST_COPIES = (1 << 31) - 1
 EPOCHS_KNOWN = int(lib.MONARCH_SIM_EPOCHS)
 
 
@@ -80,7 +82,8 @@ def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
     arrays = _Arrays(struct)
     _describe_machine(struct, arrays, scenario, job)
     _describe_decision(struct, arrays, decision)
-    nodes, struct.steps, width = (decision.orders or job.orders)(0).shape
+    shape = (decision.orders or job.orders)(0).shape
+    nodes, struct.steps, width = shape
     if nodes != scenario.nodes:
         raise ValueError(f"an order of {nodes} nodes is not this job's, which has {scenario.nodes}")
     struct.batch = -(-width // scenario.ranks_per_node)
@@ -89,7 +92,7 @@ def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
     if sim == ffi.NULL:
         raise MemoryError("the simulation does not fit into memory")
     try:
-        _run(sim, job, decision, scenario.ranks_per_node)
+        _run(sim, job, decision, scenario.ranks_per_node, shape)
     finally:
         lib.monarch_sim_free(sim)
     return measured
@@ -129,6 +132,11 @@ def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: 
 
 def _describe_decision(struct: object, arrays: _Arrays, decision: Decision) -> None:
     copies = decision.copies
+    if len(copies.node) > MOST_COPIES:
+        raise MemoryError("there are more copies than the simulation can number")
+    # Rows of one list lie together; within a list their order is the policy's.
+    rows = np.lexsort((copies.cls, copies.node))
+    copies = Copies(copies.node[rows], copies.cls[rows], copies.file[rows])
     arrays.set("copy_node", copies.node, np.int32, "int32_t *")
     arrays.set("copy_file", copies.file, np.int32, "int32_t *")
     arrays.set("copy_class", copies.cls, np.int8, "int8_t *")
@@ -147,12 +155,15 @@ def _describe_decision(struct: object, arrays: _Arrays, decision: Decision) -> N
         setattr(struct, name, value)
 
 
-def _run(sim: Any, job: Job, decision: Decision, ranks: int) -> None:
+def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, ...]) -> None:
     orders = decision.orders or job.orders
     known: list[list[npt.NDArray[Any]]] = []
     epoch = 0
     while (state := lib.monarch_sim_run(sim)) == 1:
         order: npt.NDArray[Any] = orders(epoch)
+        # C reads by the shape of the first one, and sizes by the numbers in it.
+        if order.shape != shape or order.min() < NO_FILE or order.max() >= job.files:
+            raise ValueError(f"the order of epoch {epoch} is none of this job's files and steps")
 
         def deal(values: npt.NDArray[Any], dtype: type[Any], like: Ints = order) -> Any:
             shaped = np.asarray(values, dtype).reshape(like.shape)

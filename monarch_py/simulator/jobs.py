@@ -15,6 +15,8 @@ __all__ = ["cluster_of", "job_of"]
 
 # Epochs whose order is kept: the machine asks for two, a policy that looks ahead for some more.
 ORDERS_KEPT = 4
+# Of all nodes: each has an event of its own.
+MOST_THREADS = 1 << 26
 
 
 def cluster_of(scenario: Scenario) -> Cluster:
@@ -39,6 +41,12 @@ def job_of(scenario: Scenario) -> Job:
         raise ConfigError(
             f"{scenario.name}: overrides.ranks: the simulation needs the same number of ranks on "
             "every node; use ranks_per_node alone, or --as-published"
+        )
+    threads = sum(storage.threads for storage in scenario.classes) + scenario.ranks_per_node
+    if scenario.nodes * threads > MOST_THREADS:
+        raise ConfigError(
+            f"{scenario.name}: classes: {threads} threads and ranks on each of {scenario.nodes} "
+            f"nodes are more than {MOST_THREADS} in all; use fewer nodes or threads"
         )
     if not scenario.batches_per_epoch:
         raise ConfigError(

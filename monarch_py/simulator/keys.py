@@ -46,9 +46,14 @@ __all__ = ["SCENARIO", "load_scenario", "shipped_scenarios"]
 
 MAX_NODES = 1 << 20
 MAX_THREADS = 1 << 16
+# Files, epochs, steps: what the simulation counts in 32 bits.
+MAX_NUMBER = (1 << 31) - 1
+MAX_EPOCHS = 1_000_000
+MAX_BATCH = 1 << 24
 # Below this share of draws that fit, drawing again would take for ever.
 LEAST_SHARE = 1e-3
-_POSITIVE = values.integer(1)
+_POSITIVE = values.integer(1, MAX_NUMBER)
+_BATCH = values.integer(1, MAX_BATCH)
 
 
 def _mapping(table: Table) -> Parser:
@@ -167,10 +172,14 @@ SCENARIO = Table(
     keys={
         "name": Key(_sentence, "text", "what it is called", default_text="the file's name"),
         "nodes": Key(values.integer(1, MAX_NODES), "number", "nodes", required=True),
-        "ranks_per_node": Key(_POSITIVE, "number", "ranks of each", 1, default_text="1"),
+        "ranks_per_node": Key(
+            values.integer(1, MAX_THREADS), "number", "ranks of each", 1, default_text="1"
+        ),
         "world_size": Key(_POSITIVE, "number", "instead: the ranks of all nodes together"),
-        "epochs": Key(_POSITIVE, "number", "passes over the dataset", required=True),
-        "batch_per_rank": Key(_POSITIVE, "samples", "a rank's part of a batch"),
+        "epochs": Key(
+            values.integer(1, MAX_EPOCHS), "number", "passes over the dataset", required=True
+        ),
+        "batch_per_rank": Key(_BATCH, "samples", "a rank's part of a batch"),
         "batch": Key(_POSITIVE, "samples", "instead: the batch of all ranks together"),
         "drop_last": Key(
             values.flag,

@@ -11,17 +11,18 @@ and of each policy it says, in seconds [s], bytes, and shares of all samples' by
                         included
 ``epoch_seconds``       of each epoch; their sum is the total (what comes before the first batch
                         counts to the first epoch)
-``stall_seconds``       how long a rank waited for samples, mean of the nodes; not the wait for
+``stall_seconds``       how long a rank waited for samples, mean of the ranks; not the wait for
                         other ranks at a barrier, nor a fill before the first batch
 ``initial_seconds``     the part of the total before the first batch
 ``share``, ``bytes``    by ``staging``, ``local``, ``remote``, ``pfs``: where a sample came from
                         when it reached the staging buffer or the rank. Each sample counts once;
                         ``staging`` is what was in the staging buffer by itself (lower bound).
-``reuse_hit_ratio``     samples that a cache class of their node held from an earlier use, of all;
-                        it cannot pass C/D, the caches' capacity by the dataset
+``reuse_hit_ratio``     bytes of the dataset that copies of earlier epochs gave, on this node or
+                        another, in an epoch after the first; of all bytes of the dataset. It
+                        cannot pass C/D, the caches' capacity by the dataset
 ``ready_ratio``         samples in the node's memory when they were asked for, prefetched ones
                         included, of all
-``imbalanced_iterations`` the share of batches in which the slowest node took more than 1.1 times
+``imbalanced_iterations`` the share of batches in which the slowest rank took more than 1.1 times
                         as long as the fastest
 ====================== =================================================================
 

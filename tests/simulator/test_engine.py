@@ -142,15 +142,52 @@ def test_a_node_may_take_fewer_samples_in_a_step() -> None:
 
 
 def test_two_ranks_of_a_node_share_its_threads() -> None:
-    """Rank 0 has samples of 30 bytes, rank 1 of 10; one thread each, or both for who has less. Of
-    10 bytes/s a thread may take all; samples are asked for in turn."""
-    machine = Machine({1: 10}, compute=10, staging_threads=2)
+    """Rank 0 has two samples of 30 bytes, rank 1 of 10, and a thread prepares 10 bytes/s. With a
+    thread of its own rank 0 has its samples after 3 and 6 s. When both threads serve both
+    ranks, the second one is free after 1 s and prepares rank 0's second sample until 4.
+    """
+    machine = Machine({1: FAST}, preprocess=10, staging_threads=2)
     order = [[[[0, 1, 2, 3]]]]
-    for share in (False, True):
+    for share, end in ((False, 6), (True, 4)):
         measured = run(machine, [30, 30, 10, 10], order, Decision(share_threads=share), ranks=2)
-        assert measured.epoch_end[0] >= 8 - 1e-6  # 80 bytes at 10 bytes/s
+        assert measured.epoch_end[0] == pytest.approx(end)
         assert measured.bytes[0, FROM_PFS] == 80
-        assert measured.compute.tolist() == pytest.approx([6, 2])
+
+
+def test_ranks_without_a_thread_of_their_own_share_those_that_there_are() -> None:
+    """One thread that prepares 10 bytes/s, for four ranks with 40 bytes each."""
+    machine = Machine({1: FAST}, preprocess=10, staging_threads=1)
+    measured = run(machine, [40] * 4, [[[[0, 1, 2, 3]]]], STAGED, ranks=4)
+    assert measured.epoch_end[0] == pytest.approx(16)
+
+
+def test_a_slow_link_bounds_copies_and_checkpoints_too() -> None:
+    """10 bytes/s at the file system, 1 on the way: two copies of 10 bytes take 20 s, and a
+    checkpoint of 20 bytes takes 20."""
+    from dataclasses import replace
+
+    from monarch_py.simulator.scenario import Checkpoint
+
+    of = scenario(Machine({1: 10}), nodes=1, epochs=1, batch=2, files=2)
+    of = replace(of, rates=replace(of.rates, pfs_link=1.0))
+    work = job(of, [10, 10], [[[[0, 1]]]])
+    before = Decision(copies=Copies.of([(0, 1, np.array([0, 1]))]), when=When.BEFORE)
+    assert measure(of, work, before).first_step == pytest.approx(20)
+    of = replace(of, checkpoint=Checkpoint(every=1, size_bytes=20))
+    assert measure(of, work, Decision(free=True)).epoch_end[0] == pytest.approx(20)
+
+
+def test_a_copy_that_is_on_its_way_holds_nobody_up() -> None:
+    """A remote sample comes over a link of 1 byte/s and is kept, which takes its class 0.1 s, from
+    when it was asked for: a local sample of the other rank does not wait for it."""
+    machine = Machine({1: 10, 2: 20}, network=1, cache_rate=100, staging_threads=2)
+    copies = Copies.of([(1, 1, np.array([0])), (0, 1, np.array([1, 0]))])
+    # Node 0: rank 0 reads 0, which node 1 has, rank 1 reads 1.
+    order = [[[[1, 1]], [[0, 2]]], [[[0, 1]], [[2, 2]]]]
+    decision = Decision(copies=copies, when=When.ON_USE, remote=True, pfs=False)
+    measured = run(machine, [10, 10, 10], order, decision, ranks=2)
+    assert measured.bytes[1, REMOTE] == 10
+    assert measured.stall[1] < 5
 
 
 def test_a_checkpoint_stops_everybody_and_takes_the_file_system() -> None:
@@ -163,6 +200,24 @@ def test_a_checkpoint_stops_everybody_and_takes_the_file_system() -> None:
     with_it = measure(of, job(of, [10] * 4, [[[[0], [1]], [[2], [3]]]]), Decision(free=True))
     # 2 s of compute and 80 bytes at 20 bytes/s, twice.
     assert with_it.epoch_end.tolist() == pytest.approx([12])
+
+
+def test_a_checkpoint_comes_before_reads_that_are_queued() -> None:
+    """One node at 10 bytes/s; samples of 10, 30, 10, 10 bytes, a second of compute for 10 bytes, a
+    checkpoint of 20 bytes after each step of one. The first sample is there at 1 s and computed at
+    2, when the second is under way until 4 and the third waits: the checkpoint goes before it, from
+    4 to 6. Then 3 s of compute; the third and fourth have come at 7 and 8. So the second checkpoint
+    is written from 9 to 11, the third from 12 to 14, the last from 15 to 17."""
+    from dataclasses import replace
+
+    from monarch_py.simulator.scenario import Checkpoint
+
+    of = scenario(
+        Machine({1: 10}, compute=10, staging_threads=2), nodes=1, epochs=1, batch=1, files=4
+    )
+    of = replace(of, checkpoint=Checkpoint(every=1, size_bytes=20))
+    work = job(of, [10, 30, 10, 10], [[[[0], [1], [2], [3]]]])
+    assert measure(of, work, STAGED).epoch_end.tolist() == pytest.approx([17])
 
 
 # --- what no machine can do ---------------------------------------------------------------------

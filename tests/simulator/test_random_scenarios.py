@@ -14,6 +14,7 @@ from monarch_py.policies.view import Decision, Job
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.rates import Curve
+from monarch_py.simulator.result import PLACES
 from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
 
 SEEDS = range(60)
@@ -48,16 +49,16 @@ def random_scenario(seed: int) -> Scenario:
         ranks_per_node=ranks,
         epochs=int(random.integers(1, 5)),
         batch_per_rank=batch,
-        drop_last=True,
+        drop_last=bool(seed % 3),
         seed=seed,
         dataset=Dataset(files, law),
-        rates=Rates(rate(1, 3.5), rate(1.5, 4), rate(2, 4), 1e9),
+        rates=Rates(rate(1, 3.5), rate(1.5, 4), rate(2, 4), rate(2, 4)),
         pfs=Curve.of(dict(enumerate(totals.tolist(), 1))),
         classes=(
             storage(
                 "staging",
                 ranks * batch * 100 * random.uniform(1, 8),
-                int(random.integers(1, 9)),
+                int(random.integers(ranks, 9)),
                 1e5,
             ),
             storage("ram", share(), int(random.integers(1, 4)), rate(2.5, 5)),
@@ -83,6 +84,11 @@ def runs() -> list[tuple[Scenario, Job, dict[str, tuple[Decision, Measured]]]]:
     return made
 
 
+def used_by_node(own: list[npt.NDArray[Any]]) -> float:
+    """Bytes that the node uses which uses most, in all epochs."""
+    return float(sum(sizes.sum(axis=(1, 2)) for sizes in own).max())
+
+
 def sizes_of(job: Job, order: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.where(order < 0, 0, job.sizes[np.maximum(order, 0)])
 
@@ -102,6 +108,11 @@ def test_no_policy_is_faster_than_its_compute_or_its_bytes(runs: list[Any]) -> N
             end = measured.epoch_end[-1] * ROUNDING
             assert end >= compute, (name, scenario)
             assert end >= measured.bytes_from_pfs / most, (name, scenario)
+            through = measured.node_bytes[:, PLACES.index("pfs")] + measured.filled
+            assert end >= through.max() / scenario.rates.pfs_link, (name, scenario)
+            prepared = 0 if decision.free or not decision.staging else used_by_node(own)
+            threads = scenario.staging.threads
+            assert end >= prepared / threads / scenario.rates.preprocess, (name, scenario)
             used = [int(sizes.sum()) for sizes in own]
             assert measured.bytes.sum(axis=1).tolist() == used, (name, scenario)
 
