@@ -146,16 +146,24 @@ int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint
     f->mtime_ns = mtime_ns;
     f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (f->fd < 0) {
+        int error = errno; /* older libcs change it in free */
         free(f);
-        return -errno;
+        return -error;
     }
-    monarch_peer_table_withdraw(t, source, path_hash);
+    /* In one hold of the lock: whoever asks meanwhile gets the old one or the new one. */
     pthread_mutex_lock(&t->lock);
-    struct shared **to = find(t, source, path_hash);
-    f->next = *to;
+    struct shared **to = find(t, source, path_hash), *old = *to;
+    f->next = old ? old->next : NULL;
     *to = f;
-    t->length++;
+    if (old)
+        __atomic_store_n(&old->is_withdrawn, 1, __ATOMIC_RELEASE);
+    else
+        t->length++;
     pthread_mutex_unlock(&t->lock);
+    if (old) {
+        leave(t, old);
+        wake(t, source, path_hash);
+    }
     return 0;
 }
 

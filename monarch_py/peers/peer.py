@@ -47,6 +47,9 @@ class Peer:
         self._idle: list[Link] = []
         self._failures, self._again_at = 0, 0.0
         self._last_failure = PeerStatus.OK
+        # Why it is left alone: another thread's success does not end the pause.
+        self._pause_status = PeerStatus.CUT
+        self._is_closed = False
 
     @property
     def is_usable(self) -> bool:
@@ -62,18 +65,22 @@ class Peer:
 
     def fetch(self, gets: npt.NDArray[Any]) -> None:
         """Sets the status of every range (n,) of dtype GET, within the transport's bounds."""
-        if not self.is_usable:
-            _fail(gets, self.last_failure)
+        if (paused := self._paused_by()) is not None:
+            _fail(gets, paused)
             return
         try:
             link, is_new = self._take()
-            is_good = link.fetch(gets)
+            is_good = _fetch(link, gets)
             # The peer closes what was idle for long, and may have been restarted: no failure yet.
-            if not (is_good or is_new or link.answered):
+            # One that is silent is one: its bound is used up.
+            was_closed = (
+                not (is_good or is_new or link.answered) and _reason(gets) == PeerStatus.CUT
+            )
+            if was_closed:
                 link.close()
                 self._forget_idle()
                 link = self._transport.connect(self.address)
-                is_good = link.fetch(gets)
+                is_good = _fetch(link, gets)
         except Unreachable as error:
             _fail(gets, error.status)
             self._mark(error.status)
@@ -86,7 +93,13 @@ class Peer:
 
     def close(self) -> None:
         """Closes the idle links. Those in use are closed by whoever uses them last."""
+        with self._lock:
+            self._is_closed = True
         self._forget_idle()
+
+    def _paused_by(self) -> PeerStatus | None:
+        with self._lock:
+            return self._pause_status if self._clock() < self._again_at else None
 
     def _take(self) -> tuple[Link, bool]:
         with self._lock:
@@ -97,7 +110,7 @@ class Peer:
     def _give_back(self, link: Link) -> None:
         with self._lock:
             self._failures, self._last_failure = 0, PeerStatus.OK
-            if len(self._idle) < IDLE_LINKS:
+            if len(self._idle) < IDLE_LINKS and not self._is_closed:
                 self._idle.append(link)
                 return
         link.close()
@@ -117,8 +130,17 @@ class Peer:
             if self._clock() >= self._again_at:
                 self._failures = min(self._failures + 1, 10)
                 self._again_at = self._clock() + pause
-            self._last_failure = status
+            self._last_failure = self._pause_status = status
         self._forget_idle()
+
+
+def _fetch(link: Link, gets: npt.NDArray[Any]) -> bool:
+    """As the link does; one that raises (what it was given is no array of ranges) is closed."""
+    try:
+        return link.fetch(gets)
+    except BaseException:
+        link.close()
+        raise
 
 
 def _fail(gets: npt.NDArray[Any], status: PeerStatus) -> None:

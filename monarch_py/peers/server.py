@@ -9,6 +9,8 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +84,7 @@ class PeerServer:
             self._listener.close()
             lib.monarch_peer_table_free(self._table)
             raise MemoryError("no thread could be started to serve peers")
+        self._calls, self._is_closing = threading.Lock(), False
         self._strangers: dict[int, _Stranger] = {}
         self._selector = selectors.DefaultSelector()
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
@@ -115,48 +118,53 @@ class PeerServer:
         self._share(file, fd, block_bytes, ffi.NULL, is_whole=False)
 
     def _share(self, file: FileId, fd: int, block_bytes: int, sums: Any, *, is_whole: bool) -> None:
-        error = lib.monarch_peer_table_share(
-            self._open_table(),
-            file.source,
-            file.path_hash,
-            file.size,
-            file.mtime_ns,
-            fd,
-            block_bytes,
-            sums,
-            is_whole,
-        )
+        with self._open_table() as table:
+            error = lib.monarch_peer_table_share(
+                table,
+                file.source,
+                file.path_hash,
+                file.size,
+                file.mtime_ns,
+                fd,
+                block_bytes,
+                sums,
+                is_whole,
+            )
         if error:
             raise OSError(-error, os.strerror(-error))
 
     def add_block(self, file: FileId, block: int, xxh3: int) -> None:
         """One more block of a file that is being filled is there, in any order; KeyError when it
         is not shared, or has no such block."""
-        if lib.monarch_peer_table_block(
-            self._open_table(), file.source, file.path_hash, block, xxh3
-        ):
+        with self._open_table() as table:
+            error = lib.monarch_peer_table_block(table, file.source, file.path_hash, block, xxh3)
+        if error:
             raise KeyError((file, block))
 
     def withdraw(self, file: FileId) -> None:
         """Shares it no more; nothing happens if it is not shared. What is there of it is still
         sent to who began to read it."""
-        lib.monarch_peer_table_withdraw(self._open_table(), file.source, file.path_hash)
+        with self._open_table() as table:
+            lib.monarch_peer_table_withdraw(table, file.source, file.path_hash)
 
     def __len__(self) -> int:
         """Files that are shared."""
-        return int(lib.monarch_peer_table_length(self._open_table()))
+        with self._open_table() as table:
+            return int(lib.monarch_peer_table_length(table))
 
     def counts(self) -> dict[str, int]:
         """connections, accepted, dropped, requests, bytes, waiting: csrc/peers/peers.h."""
-        self._open_table()
         counts = ffi.new("struct monarch_peer_counts *")
-        lib.monarch_peer_server_counts(self._server, counts)
+        with self._open_table():
+            lib.monarch_peer_server_counts(self._server, counts)
         return {name: int(getattr(counts, name)) for name, _ in ffi.typeof(counts[0]).fields}
 
     def close(self) -> None:
         """Ends every connection and the threads; a second call does nothing."""
-        if self._server == ffi.NULL:
-            return
+        with self._calls:
+            if self._is_closing:
+                return
+            self._is_closing = True
         os.write(self._stop_write, b"x")
         self._thread.join()
         self._selector.close()
@@ -165,14 +173,18 @@ class PeerServer:
             stranger.connection.close()
         os.close(self._stop_read)
         os.close(self._stop_write)
-        lib.monarch_peer_server_stop(self._table, self._server)
-        lib.monarch_peer_table_free(self._table)
-        self._server = self._table = ffi.NULL
+        with self._calls:
+            lib.monarch_peer_server_stop(self._table, self._server)
+            lib.monarch_peer_table_free(self._table)
+            self._server = self._table = ffi.NULL
 
-    def _open_table(self) -> Any:
-        if self._table == ffi.NULL:
-            raise ValueError("the server is closed")
-        return self._table
+    @contextmanager
+    def _open_table(self) -> Iterator[Any]:
+        """The table, which is not freed meanwhile: C runs without the interpreter's lock."""
+        with self._calls:
+            if self._is_closing:
+                raise ValueError("the server is closed")
+            yield self._table
 
     # --- who comes ------------------------------------------------------------------------------
 
@@ -209,11 +221,11 @@ class PeerServer:
         stranger = _Stranger(connection, Greeter(self._secret), time.monotonic() + GREETING_LIMIT_S)
         try:
             connection.send(stranger.greeter.hello)
-        except OSError:
+            self._selector.register(connection, selectors.EVENT_READ)
+        except OSError:  # gone, or the kernel has no room to watch one more
             connection.close()
             return
         self._strangers[connection.fileno()] = stranger
-        self._selector.register(connection, selectors.EVENT_READ)
 
     def _hear(self, stranger: _Stranger) -> None:
         try:

@@ -167,7 +167,7 @@ class Plan:
         """Reads what `save` wrote; ConfigError, naming the file, for anything else."""
         try:
             return cls._from_arrays(load_arrays(path))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{path}: not a plan ({error}); make one with `monarch plan make`"
             ) from None
@@ -175,6 +175,8 @@ class Plan:
     @classmethod
     def _from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Plan:
         text = json.loads(arrays["plan"].tobytes())
+        if not isinstance(text, dict):
+            raise ValueError("its description is no mapping")
         if text.get("format") != FORMAT:
             raise ValueError(f"its format is {text.get('format')!r}")
         datasets = tuple(
@@ -194,6 +196,10 @@ class Plan:
         )
         kept = _below("holders.", arrays)
         holders = Holders(**kept) if kept else None
+        if not all(0 <= part.dataset < len(datasets) for part in parts):
+            raise ValueError("a part has a dataset that is not there")
+        if not all(isinstance(text[name], int) for name in ("epochs", "nodes", "range_bytes")):
+            raise ValueError("its epochs, nodes or range are no whole numbers")
         numbers = (text["epochs"], text["nodes"], text["grain"], text["range_bytes"])
         return cls(datasets, parts, *numbers, holders)
 

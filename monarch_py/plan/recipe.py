@@ -262,12 +262,15 @@ def _made(section: Section, samples: int, ranks: int) -> Sampler:
 
 def _read_weights(path: Path) -> Any:
     try:
-        if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        return np.loadtxt(path, dtype=np.float64, ndmin=1)
+        if path.suffix != ".npy":
+            return np.loadtxt(path, dtype=np.float64, ndmin=1)
+        weights = np.load(path, allow_pickle=False)
+        if not isinstance(weights, np.ndarray) or weights.dtype.kind not in "fiu":
+            raise ValueError("it is no array of numbers")
+        return weights
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a file of weights") from None
-    except ValueError as error:
+    except (EOFError, MemoryError, OverflowError, ValueError) as error:
         raise ConfigError(f"{path}: not numbers ({error}); write one weight a line") from None
 
 

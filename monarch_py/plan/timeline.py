@@ -119,6 +119,11 @@ class Timeline:
                 " multiple"
             )
         object.__setattr__(self, "ranks_per_node", world_size // self.nodes)
+        if all(part.every > self.epochs for part in self.parts):
+            raise ConfigError(
+                f"epochs: {self.epochs} is less than every part's 'every', so that nothing runs; "
+                "write more epochs"
+            )
         for part in self.parts:
             if part.every > self.epochs:
                 continue
@@ -147,7 +152,9 @@ class Timeline:
 
     def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
         """The sections from `epoch` on, the first of them from its `batch` on. One is held at a
-        time. ConfigError if there is no such batch."""
+        time. ConfigError if there is no such epoch or batch."""
+        if not 0 <= epoch < self.epochs:
+            raise ConfigError(f"epoch: {epoch} is none of {self.epochs}; write 0 or more")
         entered = self.position(epoch, batch) if batch else 0
         orders = {id(part): self._orders(part, epoch) for part in self.parts}
         for number, part, start in self.layout():

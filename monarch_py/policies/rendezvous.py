@@ -45,8 +45,8 @@ def scores(keys: Keys, weights: Floats) -> Floats:
     """
     nodes = _mixed(np.arange(1, len(weights) + 1, dtype=np.uint64) * _GOLDEN)
     drawn = _mixed(keys[:, None] ^ nodes[None, :])
-    # Of 53 bits, and never 0.
-    uniform = ((drawn >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    # Of 52 bits: with the half, neither 0 nor 1.
+    uniform = ((drawn >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
     with np.errstate(divide="ignore"):
         found: Floats = -np.log(uniform) / weights[None, :]
     return found
@@ -74,7 +74,13 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> npt.NDArray[np.int32]:
     last = np.zeros(len(keys))
     # In the order of keys: the same on every node, whatever its catalog's.
     waiting = np.argsort(keys, kind="stable")
+    if not len(waiting):
+        return owner
     for _ in range(len(left)):
+        # A node without room for any of them has no score: a score depends on its own weight only.
+        weights = np.where(left >= sizes[waiting].min(), weights, 0.0)
+        if not weights.any():
+            break
         choice, score = _next_choice(keys[waiting], weights, last[waiting])
         last[waiting] = score
         for node in np.unique(choice[choice != PFS]).tolist():

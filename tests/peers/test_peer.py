@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -153,3 +154,84 @@ def test_a_restart_between_two_fetches_is_not_noticed(
 def test_a_secret_is_long_and_new() -> None:
     assert len({new_secret() for _ in range(100)}) == 100
     assert len(new_secret()) == 32
+
+
+def test_a_success_that_was_under_way_makes_no_success_of_a_pause() -> None:
+    """One thread fails while another one's fetch goes on and succeeds: whoever asks in the pause
+    gets the failure, never OK without a byte."""
+    peer, script = make()
+
+    class Slow(Scripted):
+        """Its fetch succeeds, and meanwhile another thread's fails."""
+
+        def fetch(self, gets: npt.NDArray[Any]) -> bool:
+            script.answers = [PeerStatus.WRONG_BYTES]
+            script.connects += 1
+            assert ask(peer) == PeerStatus.WRONG_BYTES
+            gets["status"] = PeerStatus.OK
+            return True
+
+    peer._idle.append(Slow())
+    # The thread that fails takes a link of its own: the idle one is in use.
+    assert ask(peer) == PeerStatus.OK
+    assert not peer.is_usable
+    assert ask(peer) == PeerStatus.WRONG_BYTES
+    script.now += FIRST_PAUSE_S
+    script.answers = [PeerStatus.OK]
+    assert ask(peer) == PeerStatus.OK
+
+
+def test_a_link_that_was_silent_is_not_tried_again() -> None:
+    peer, script = make()
+    script.answers = [PeerStatus.OK, PeerStatus.TIMEOUT]
+    assert [ask(peer), ask(peer)] == [PeerStatus.OK, PeerStatus.TIMEOUT]
+    assert script.connects == 1
+
+
+def test_links_in_use_at_the_end_are_closed() -> None:
+    peer, _ = make()
+
+    class Last(Scripted):
+        def fetch(self, gets: npt.NDArray[Any]) -> bool:
+            peer.close()
+            gets["status"] = PeerStatus.OK
+            return True
+
+    link = Last()
+    peer._idle.append(link)
+    assert ask(peer) == PeerStatus.OK
+    assert link.closed == 1
+
+    class Refusing(Scripted):
+        def fetch(self, gets: npt.NDArray[Any]) -> bool:
+            raise TypeError("no array of ranges")
+
+    bad = Refusing()
+    peer._idle.append(bad)
+    with pytest.raises(TypeError):
+        ask(peer)
+    assert bad.closed == 1
+
+
+def test_a_server_is_closed_under_those_who_ask_it(
+    server_factory: Callable[..., PeerServer],
+) -> None:
+    for _ in range(20):
+        server = server_factory()
+        ended: list[str] = []
+
+        def look(server: PeerServer = server, ended: list[str] = ended) -> None:
+            try:
+                while True:
+                    server.counts()
+                    len(server)
+            except ValueError as error:
+                ended.append(str(error))
+
+        threads = [threading.Thread(target=look) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        server.close()
+        for thread in threads:
+            thread.join(10)
+        assert ended == ["the server is closed"] * 3

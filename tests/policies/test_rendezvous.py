@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch_py.policies import rendezvous
 from monarch_py.policies.rendezvous import file_keys, owners, scores
 from monarch_py.policies.view import PFS
 
@@ -98,3 +101,25 @@ def test_a_hundred_thousand_files_on_a_thousand_nodes_are_no_table_in_memory() -
     tracemalloc.stop()
     assert (owner != PFS).all()
     assert peak < 300 << 20  # the table of all scores: 800 MB
+
+
+def test_files_that_fit_nowhere_cost_no_rounds() -> None:
+    """Room for half of the files: when all nodes are full the rest is not asked about again."""
+    rounds = []
+    real = rendezvous._next_choice
+
+    def counting(keys: Any, weights: Any, last: Any) -> Any:
+        rounds.append(len(keys))
+        return real(keys, weights, last)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous, "_next_choice", counting)
+        owner = owners(file_keys(4000), np.full(4000, 10), np.full(64, 4000 * 10 // 128))
+    # 310 bytes on each: 31 files.
+    assert np.count_nonzero(owner != PFS) == 64 * 31
+    assert len(rounds) < 64
+
+
+def test_no_files_and_no_room() -> None:
+    assert owners(file_keys(0), np.zeros(0, np.int64), np.array([5])).tolist() == []
+    assert owners(file_keys(2), np.ones(2, np.int64), np.array([0, 0])).tolist() == [PFS, PFS]

@@ -97,6 +97,8 @@ def read_indices(path: Path) -> npt.NDArray[np.int64]:
     try:
         if path.suffix == ".npy":
             numbers = np.load(path, allow_pickle=False)
+            if not isinstance(numbers, np.ndarray):  # an archive of several
+                raise ValueError("it holds several arrays")
             if not np.issubdtype(numbers.dtype, np.integer):
                 raise ValueError("it does not hold whole numbers")
             return np.asarray(numbers, dtype=np.int64)
@@ -109,7 +111,7 @@ def read_indices(path: Path) -> npt.NDArray[np.int64]:
             raise ValueError("it has no epochs, or epochs of different lengths")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a file of indices") from None
-    except ValueError as error:
+    except (EOFError, MemoryError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{path}: not a file of indices ({error}); write one number a line, an empty line"
             " between two epochs"
