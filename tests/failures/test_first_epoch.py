@@ -348,7 +348,8 @@ int main(int argc, char **argv) {
     }
     if (fwrite(seen, 1, sizeof seen, out) != sizeof seen || fclose(out) != 0)
         return 5;
-    return calls < 5;
+    /* A handler that reads waits itself, for most of the time that the program would have. */
+    return calls < (argc > 3 ? 5 : 1);
 }
 """
 
