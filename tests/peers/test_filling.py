@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from peers.offers import BLOCK, Offer, connect, fetch, peer_of, read_frame, request, xxh3
+from support.session import wait_until
 
 from monarch_py.native import lib
 from monarch_py.peers import PeerServer, PeerStatus
@@ -21,13 +22,6 @@ CONTENT = os.urandom((BLOCKS - 1) * BLOCK + 555)
 
 def block_of(number: int) -> bytes:
     return CONTENT[number * BLOCK : (number + 1) * BLOCK]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen within 10 s"
-        time.sleep(0.002)
 
 
 def add(server: PeerServer, file: Offer, number: int) -> None:

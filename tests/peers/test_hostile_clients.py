@@ -24,6 +24,7 @@ from peers.offers import (
     read_frame,
     request,
 )
+from support.session import wait_until
 
 from monarch_py.native import lib
 from monarch_py.peers import FileId, PeerServer, PeerStatus, new_secret
@@ -219,10 +220,7 @@ def test_who_takes_nothing_is_left_alone_and_others_are_served(
         for _ in range(20):
             assert_serves(server, small)
         assert time.monotonic() - started < 1
-        deadline = time.monotonic() + 6
-        while server.counts()["dropped"] < len(stuck):
-            assert time.monotonic() < deadline, server.counts()
-            time.sleep(0.02)
+        wait_until(lambda: server.counts()["dropped"] >= len(stuck), timeout=6)
     finally:
         for connection in stuck:
             connection.close()
@@ -239,10 +237,7 @@ def test_no_more_connections_than_there_may_be(
     finally:
         for connection in held:
             connection.close()
-    deadline = time.monotonic() + 5
-    while server.counts()["connections"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not server.counts()["connections"], timeout=5)
     assert_serves(server, file)
 
 

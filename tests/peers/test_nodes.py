@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from peers.offers import SECRET, Offer, fetch
+from support.session import wait_until
 
 from benchmarks.peers.nodes import Nodes, why_no_nodes
 from monarch_py.peers import Peer, PeerServer, PeerStatus, TcpTransport
@@ -90,10 +91,3 @@ def test_a_node_that_is_not_there(nodes: Nodes, on: list[ThreadPoolExecutor]) ->
         status, _ = on[1].submit(fetch, peer, file.id).result()
         assert status in (PeerStatus.TIMEOUT, PeerStatus.CUT)
         assert time.monotonic() - started < 2
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen within 10 s"
-        time.sleep(0.005)
