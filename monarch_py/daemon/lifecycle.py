@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from monarch_py.client import Client
+from monarch_py.cluster import Cluster
 from monarch_py.config import load_config
 from monarch_py.daemon.server import Daemon
 from monarch_py.errors import MonarchError, SessionError
@@ -42,9 +44,12 @@ def _session_lock(session: SessionDir) -> Iterator[None]:
         os.close(fd)
 
 
-def serve(config_file: Path) -> None:
+def serve(
+    config_file: Path, cluster: Cluster | None = None, listener: socket.socket | None = None
+) -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT or `monarch stop`.
 
+    cluster, listener : what it knows of the other nodes' daemons, and where these reach it.
     ConfigError, SessionError, TierError as the name says.
     """
     lib.monarch_limit_malloc()
@@ -52,7 +57,7 @@ def serve(config_file: Path) -> None:
     session = SessionDir.of(config.file)
     with _session_lock(session):
         try:
-            daemon = Daemon(config, session)
+            daemon = Daemon(config, session, cluster, listener)
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
             raise SessionError(f"the daemon cannot start: {what}") from error
@@ -61,7 +66,7 @@ def serve(config_file: Path) -> None:
         daemon.run()
 
 
-def _command(config_file: Path) -> list[str]:
+def _command(config_file: Path, inherited: list[int]) -> list[str]:
     """-I keeps the job's PYTHON* variables and working directory away from the daemon; the package
     is then found by its own place, wherever it was installed."""
     package = str(Path(__file__).resolve().parents[2])
@@ -69,7 +74,7 @@ def _command(config_file: Path) -> list[str]:
         "import sys; sys.path.insert(0, sys.argv.pop(1));"
         " from monarch_py.daemon.lifecycle import main; main()"
     )
-    return [sys.executable, "-I", "-c", code, package, str(config_file)]
+    return [sys.executable, "-I", "-c", code, package, str(config_file), *map(str, inherited)]
 
 
 def _environment() -> dict[str, str]:
@@ -77,27 +82,40 @@ def _environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in hidden}
 
 
-def spawn(config_file: Path, *, detach: bool) -> "subprocess.Popen[bytes]":
+def spawn(
+    config_file: Path,
+    *,
+    detach: bool,
+    cluster: Cluster | None = None,
+    listener: socket.socket | None = None,
+) -> "subprocess.Popen[bytes]":
     """Starts a daemon and waits until it answers.
 
     detach : its own session, and nothing of ours is left open in it, so that neither a shell's
-    `wait` nor a pipe's reader waits for it. SessionError when it does not come up, with its words.
+    `wait` nor a pipe's reader waits for it;  cluster, listener : as `serve` has them.
+    SessionError when it does not come up, with its words.
     """
     session = SessionDir.of(config_file)
     session.make()
+    inherited: list[int] = []
+    if cluster is not None and listener is not None:
+        inherited = [_written(cluster.dumps()), listener.fileno()]
     log = os.open(session.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
         process = subprocess.Popen(
-            _command(config_file),
+            _command(config_file, inherited),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,
             env=_environment(),
             cwd="/",
             start_new_session=True,
+            pass_fds=inherited,
         )
     finally:
         os.close(log)
+        for fd in inherited[:1]:
+            os.close(fd)
     try:
         _wait_until_up(process, session)
     except BaseException:  # also a signal that ends us: nobody else knows of it
@@ -107,6 +125,13 @@ def spawn(config_file: Path, *, detach: bool) -> "subprocess.Popen[bytes]":
     if detach:
         process.returncode = 0  # not ours to wait for: it outlives us
     return process
+
+
+def _written(data: bytes) -> int:
+    """A descriptor to read this from; it has no name, and ends with its last holder."""
+    fd = os.memfd_create("monarch-cluster", os.MFD_CLOEXEC)
+    os.pwrite(fd, data, 0)
+    return fd
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
@@ -136,8 +161,14 @@ def main() -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
+    cluster, listener = None, None
+    if len(sys.argv) > 2:
+        with open(int(sys.argv[2]), "rb") as told:
+            cluster = Cluster.loads(told.read())
+        listener = socket.socket(fileno=int(sys.argv[3]))
+        listener.set_inheritable(False)
     try:
-        serve(Path(sys.argv[1]))
+        serve(Path(sys.argv[1]), cluster, listener)
     except MonarchError as error:
         sys.stderr.write(f"monarch: {error}\n")
         sys.exit(error.exit_status)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.cluster import Cluster
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.keeper import Keeper
@@ -43,8 +44,15 @@ class Daemon:
     TierError when no tier can be used; OSError when shared memory is full.
     """
 
-    def __init__(self, config: Config, session: SessionDir) -> None:
+    def __init__(
+        self,
+        config: Config,
+        session: SessionDir,
+        cluster: Cluster | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
         self.config = config
+        self.cluster, self._listener = cluster, listener
         self.started = time.monotonic()
         self._lock = threading.Lock()
         self._stopping = threading.Event()

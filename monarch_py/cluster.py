@@ -1,0 +1,43 @@
+"""The daemons of one session that know of each other, one a node: what each is told when it starts.
+
+Whoever brings them up (MPI, a test) makes it, alike on every node but for `rank`; it goes to the
+daemon over a pipe, because the secret in it must be on no command line and in no file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Cluster", "Member"]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node's daemon.  name : the node's own, for people;  host, port : where it serves peers, a
+    numeric address;  quotas : of its tiers, fastest first [bytes]."""
+
+    name: str
+    host: str
+    port: int
+    quotas: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """rank : which of the members this node is;  secret : 32 bytes that all of them share."""
+
+    rank: int
+    members: tuple[Member, ...]
+    secret: bytes
+
+    def dumps(self) -> bytes:
+        return json.dumps({**asdict(self), "secret": self.secret.hex()}).encode()
+
+    @classmethod
+    def loads(cls, data: bytes) -> Cluster:
+        """ValueError, KeyError or TypeError for what `dumps` did not write."""
+        read: dict[str, Any] = json.loads(data)
+        members = tuple(Member(**{**m, "quotas": tuple(m["quotas"])}) for m in read["members"])
+        return cls(int(read["rank"]), members, bytes.fromhex(read["secret"]))
