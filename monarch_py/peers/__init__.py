@@ -7,7 +7,7 @@ is the one there is. Bytes are moved by C (csrc/peers), outside Python's lock.
 from monarch_py.peers.handshake import new_secret
 from monarch_py.peers.peer import Peer
 from monarch_py.peers.ranges import FileId, PeerStatus, new_gets
-from monarch_py.peers.server import PeerServer
+from monarch_py.peers.server import PeerServer, listen
 from monarch_py.peers.tcp import TcpTransport
 from monarch_py.peers.transport import Link, Transport, Unreachable
 
@@ -20,6 +20,7 @@ __all__ = [
     "TcpTransport",
     "Transport",
     "Unreachable",
+    "listen",
     "new_gets",
     "new_secret",
 ]

@@ -22,7 +22,7 @@ from monarch_py.native import ffi, lib, pointer
 from monarch_py.peers.handshake import Greeter, check_secret
 from monarch_py.peers.ranges import FileId
 
-__all__ = ["PeerServer"]
+__all__ = ["PeerServer", "listen"]
 
 # Threads wait for this node's own disks alone.
 THREADS = 4
@@ -55,15 +55,14 @@ class _Stranger:
 class PeerServer:
     """Shares files with whoever proves the secret, until it is closed.
 
-    host, port : where to listen; port 0 is any. SessionError when that cannot be; ValueError for a
-    short secret; MemoryError without threads.
+    listener : where they come (`listen`); the server's own from here on, but if it cannot be made:
+    ValueError for a short secret; MemoryError without threads.
     """
 
     def __init__(
         self,
         secret: bytes,
-        host: str,
-        port: int = 0,
+        listener: socket.socket,
         *,
         threads: int = THREADS,
         connections: int = CONNECTIONS,
@@ -72,7 +71,8 @@ class PeerServer:
         wait_s: float = WAIT_LIMIT_S,
     ) -> None:
         self._secret = check_secret(secret)
-        self._listener = _listen(host, port)
+        listener.setblocking(False)
+        self._listener = listener
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         times = [round(limit * 1000) for limit in (idle_s, stall_s, wait_s)]
         bounds = ffi.new("struct monarch_peer_bounds *", [threads, connections, *times])
@@ -81,7 +81,6 @@ class PeerServer:
             raise MemoryError("no memory for the files that peers are served")
         self._server: Any = lib.monarch_peer_server_start(self._table, bounds)
         if self._server == ffi.NULL:
-            self._listener.close()
             lib.monarch_peer_table_free(self._table)
             raise MemoryError("no thread could be started to serve peers")
         self._calls, self._is_closing = threading.Lock(), False
@@ -262,13 +261,13 @@ class PeerServer:
                 connection.detach()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int = 0) -> socket.socket:
+    """Where a PeerServer will be reached; port 0 is any that is free. SessionError when it cannot
+    be there."""
     try:
-        listener = socket.create_server((host, port), backlog=BACKLOG)
+        return socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
         raise SessionError(
             f"peers cannot be served at {host}, port {port} ({error.strerror}): name an address "
             "of this node that is free"
         ) from error
-    listener.setblocking(False)
-    return listener

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from peers.offers import SECRET, Offer
 
-from monarch_py.peers import PeerServer
+from monarch_py.peers import PeerServer, listen
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def server_factory() -> Iterator[Callable[..., PeerServer]]:
     with ExitStack() as stack:
 
         def make(**settings: Any) -> PeerServer:
-            server = PeerServer(SECRET, "127.0.0.1", **settings)
+            server = PeerServer(SECRET, listen("127.0.0.1"), **settings)
             stack.callback(server.close)
             return server
 

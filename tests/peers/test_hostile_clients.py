@@ -27,7 +27,7 @@ from peers.offers import (
 from support.session import wait_until
 
 from monarch_py.native import lib
-from monarch_py.peers import FileId, PeerServer, PeerStatus, new_secret
+from monarch_py.peers import FileId, PeerServer, PeerStatus, listen, new_secret
 from monarch_py.peers.handshake import ANSWER_BYTES, GREETING, HELLO_BYTES
 from monarch_py.peers.server import MOST_STRANGERS
 
@@ -270,7 +270,7 @@ def test_a_flood_of_requests_takes_no_memory(serving: tuple[PeerServer, Offer]) 
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[tuple[PeerServer, Offer]]:
-    server = PeerServer(SECRET, "127.0.0.1", stall_s=0.2)
+    server = PeerServer(SECRET, listen("127.0.0.1"), stall_s=0.2)
     with Offer(CONTENT) as file:
         yield server, file.share(server)
     server.close()

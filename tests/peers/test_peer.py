@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from peers.offers import SECRET, Offer, fetch, peer_of
 
-from monarch_py.peers import Peer, PeerServer, PeerStatus, Unreachable, new_gets
+from monarch_py.peers import Peer, PeerServer, PeerStatus, Unreachable, listen, new_gets
 from monarch_py.peers.handshake import new_secret
 from monarch_py.peers.peer import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from monarch_py.peers.ranges import FileId
@@ -123,7 +123,7 @@ def test_a_peer_that_restarts_is_used_again(
     port = first.address[1]
     first.close()
     assert fetch(peer, file.id)[0] == PeerStatus.CUT
-    second = PeerServer(SECRET, "127.0.0.1", port)
+    second = PeerServer(SECRET, listen("127.0.0.1", port))
     try:
         file.share(second)
         peer._again_at = 0  # its pause is over
@@ -141,7 +141,7 @@ def test_a_restart_between_two_fetches_is_not_noticed(
     peer = peer_of(first)
     assert fetch(peer, file.id)[0] == PeerStatus.OK
     first.close()
-    second = PeerServer(SECRET, "127.0.0.1", port)
+    second = PeerServer(SECRET, listen("127.0.0.1", port))
     try:
         file.share(second)
         assert fetch(peer, file.id) == (PeerStatus.OK, file.content)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from peers.offers import BLOCK, SECRET, Offer, fetch, fetch_all, peer_of, sums_of
 
 from monarch_py.errors import SessionError
-from monarch_py.peers import FileId, Peer, PeerServer, PeerStatus, new_gets, new_secret
+from monarch_py.peers import FileId, Peer, PeerServer, PeerStatus, listen, new_gets
 
 CONTENT = os.urandom(5 * BLOCK + 1234)
 
@@ -34,7 +34,7 @@ def shared() -> Iterator[tuple[Peer, dict[str, FileId]]]:
 
 class PeerServerContext:
     def __enter__(self) -> PeerServer:
-        self._server = PeerServer(SECRET, "127.0.0.1")
+        self._server = PeerServer(SECRET, listen("127.0.0.1"))
         return self._server
 
     def __exit__(self, *_: object) -> None:
@@ -213,9 +213,9 @@ def test_mistakes_are_told(server: PeerServer, offer: Callable[..., Offer]) -> N
     with pytest.raises(KeyError):
         server.add_block(file.id, 0, 0)
     with pytest.raises(SessionError, match=f"port {server.address[1]} .*that is free"):
-        PeerServer(new_secret(), "127.0.0.1", server.address[1])
-    with pytest.raises(ValueError, match="16 bytes"):
-        PeerServer(b"short", "127.0.0.1")
+        listen(*server.address)
+    with listen("127.0.0.1") as listener, pytest.raises(ValueError, match="16 bytes"):
+        PeerServer(b"short", listener)
     with pytest.raises(TypeError, match="new_gets"):
         peer_of(server).fetch(np.zeros(1, dtype=np.uint64))
     server.close()
