@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 7
+#define MONARCH_VERSION 8
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -41,6 +41,7 @@
 #define MONARCH_MAIL_SLOTS 64
 #define MONARCH_MAIL_PATH 1004
 #define MONARCH_STAT_SLOTS 64
+#define MONARCH_MAX_PEERS 4096 /* nodes of a session */
 
 /* A copy that is being filled can be read in units of this: small enough that a reader has its
  * first bytes soon, large enough that the source's latency is paid for [bytes]. */
@@ -185,6 +186,7 @@ struct monarch_mail {
 struct monarch_fill {
     uint64_t unit_bytes;
     uint64_t failed; /* atomic: no more units will come */
+    uint64_t whole;  /* atomic: all are there, and belong together: the source has not changed */
     uint64_t done[MONARCH_FILL_UNITS / 64];
 };
 
@@ -344,6 +346,8 @@ uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, 
                               size_t len);
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len, uint64_t hash);
+/* A file by its hash alone, for who has no path of it. */
+int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 /* Of a copy that was dropped: whoever has it open keeps its inode's number from being given again,

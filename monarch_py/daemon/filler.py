@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from monarch_py.daemon.copies import Copies, Ids, one
 from monarch_py.daemon.engine import Engine
+from monarch_py.daemon.nodes import PEER_THREADS, Membership, Nodes
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.wanted import Wanted
 from monarch_py.native import (
@@ -50,12 +51,16 @@ NO_TIER_ROOM = TierRoom(0, 0, 512)
 class Filler:
     """Works in turns of the daemon's loop; nothing in it waits."""
 
-    def __init__(self, scanner: Scanner) -> None:
+    def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
         self.policy: Policy = make_policy(config.placement)
-        self.engine = Engine(config, self.shared, scanner.sources, self.tiers)
+        peer_threads = PEER_THREADS if membership else 0
+        self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
+        self.nodes = (
+            Nodes(*membership, self.shared, self.engine, self.tiers) if membership else None
+        )
         self.copies = Copies(scanner, self.engine)
         self.wanted = Wanted(self.shared, eager=config.prefetch == "eager")
         self._begun_ahead: Ids = np.zeros(0, dtype=np.uint64)
@@ -95,6 +100,10 @@ class Filler:
     def feed(self) -> bool:
         """Hands the engine as much as it can take; of what is to be filled ahead one portion.
         Returns whether it could take more at once."""
+        if self.nodes is not None:
+            self.nodes.step(scanned=self.scanner.scanned)
+            if not self.nodes.is_ready:
+                return False
         room = ORDERS - self.engine.pending(in_use=True)
         while room > 0 and len(ids := self.wanted.next_in_use(room)):
             room -= self._order_fills(ids, in_use=True)
@@ -150,7 +159,8 @@ class Filler:
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
         catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
-        self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use)
+        peers = self.nodes.holders(ids) if self.nodes else None
+        self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use, peers=peers)
         return len(ids)
 
     def _rooms(self) -> list[TierRoom]:
@@ -275,4 +285,8 @@ class Filler:
         for number, keeper in self.keepers.items():
             if keeper.must_check and (unchecked & (tier_of(words) == number)).any():
                 keeper.distrust()
+        if self.nodes is not None:
+            self.nodes.close()
         self.engine.stop()
+        if self.nodes is not None:
+            self.nodes.free()

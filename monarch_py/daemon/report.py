@@ -81,7 +81,7 @@ def status(
     totals: dict[str, Any] = {
         "wait_seconds": round(counted.pop("wait_ns") / 1e9, 6),
         **counted,
-        "bytes_from_peers": 0,
+        "bytes_from_peers": filler.engine.bytes_from_peers,
         "fills": filler.copies.fills,
         "filled_bytes": filler.copies.filled_bytes,
         "fill_failures": filler.failures,
@@ -101,4 +101,5 @@ def status(
         "tiers": [_tier(i, tier, m, q, why) for i, (m, q, tier, why) in enumerate(tiers)],
         "sources": [_source(scanner, shared, i) for i in range(len(scanner.sources))],
         "totals": totals,
+        **({"nodes": filler.nodes.status()} if filler.nodes else {}),
     }

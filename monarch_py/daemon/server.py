@@ -52,7 +52,6 @@ class Daemon:
         listener: socket.socket | None = None,
     ) -> None:
         self.config = config
-        self.cluster, self._listener = cluster, listener
         self.started = time.monotonic()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -65,7 +64,8 @@ class Daemon:
         self._mark_open_for_writing()
         self.scanner = Scanner(config, self.shared, self.tiers, self.keepers)
         self.metadata = Metadata(config, self.shared, self.scanner)
-        self.filler = Filler(self.scanner)
+        told = (cluster, listener) if cluster is not None and listener is not None else None
+        self.filler = Filler(self.scanner, told)
         self._socket = self._listen(session)
 
     def _open_tiers(self) -> None:
