@@ -35,6 +35,9 @@ int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
 
 /* Numbers of entries that clients want since the last call; at most `max`. */
 uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids, uint64_t max);
+/* The same of those that clients have opened for reading; in no order. */
+uint64_t monarch_take_opened(struct monarch_clients *m, uint64_t count, uint64_t *ids,
+                             uint64_t max);
 /* Of `n` entries, sets flags[i] for those that the changed filter names. */
 void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, uint64_t n, const uint64_t *ids,

@@ -125,6 +125,8 @@ struct monarch_control {
     /* Whether the catalog answers for names and attributes; else the source is asked each time,
      * also whether a file is still what its copy is. */
     uint32_t metadata_cached;
+    uint32_t follow_opens; /* atomic: the daemon wants to know what is opened */
+    uint32_t unused;
     /* Listings, and that a name is missing, are answered for as long as this after the directories
      * were last compared with the source [ns of CLOCK_MONOTONIC]. */
     uint64_t revalidate_ns;
@@ -228,6 +230,7 @@ struct monarch_clients {
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_mail mail[MONARCH_MAIL_SLOTS];
     uint64_t wanted[MONARCH_MAX_FILES / 64];
+    uint64_t opened[MONARCH_MAX_FILES / 64]; /* since the daemon looked, if it follows opens */
     uint64_t changed[MONARCH_FILTER_BITS / 64];
     uint64_t changed_coarse[MONARCH_FILTER_BITS / MONARCH_FILTER_COARSE / 64];
 };

@@ -21,6 +21,7 @@ from monarch_py.daemon.openfiles import open_files, writers
 from monarch_py.daemon.report import status
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
+from monarch_py.daemon.staging import open_staging
 from monarch_py.errors import MonarchError, TierError
 from monarch_py.native import lib
 from monarch_py.session import SessionDir
@@ -58,7 +59,7 @@ class Daemon:
         self.tiers: list[Tier | None] = []
         self.keepers: dict[int, Keeper] = {}
         self._why: list[str] = []
-        self._open_tiers()
+        self._open_tiers(session)
         self.shared = Shared(session, config)
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
@@ -66,9 +67,11 @@ class Daemon:
         self.metadata = Metadata(config, self.shared, self.scanner)
         told = (cluster, listener) if cluster is not None and listener is not None else None
         self.filler = Filler(self.scanner, told)
+        if self.filler.staging.tier is not None:
+            self.shared.follow_opens()
         self._socket = self._listen(session)
 
-    def _open_tiers(self) -> None:
+    def _open_tiers(self, session: SessionDir) -> None:
         for number, tier_config in enumerate(self.config.tiers):
             try:
                 tier = Tier(tier_config)
@@ -86,6 +89,7 @@ class Daemon:
                 self._why.append(str(error))
         if not any(self.tiers):
             raise TierError("no tier can be used: " + "; ".join(self._why))
+        self.tiers.append(open_staging(self.config, session, needed=self.cluster is not None))
 
     def _mark_open_for_writing(self) -> None:
         control = self.shared.control
@@ -121,6 +125,7 @@ class Daemon:
         # An open is reason enough to fill what the scan did not know only where it is for others.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.wanted.want(wanted)
+        self.filler.staging.opened(self.shared.take_opened())
         self.filler.wanted.take_wants()
         self.filler.wanted.take_demands()
         more = self.filler.wanted.fill_met()
@@ -215,7 +220,7 @@ class Daemon:
     def _actions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         actions: dict[str, Callable[[dict[str, Any]], Any]] = {
             "status": lambda _: self._status(),
-            "open": lambda _: {"open": open_files(self.shared)},
+            "open": lambda _: {"open": open_files(self.shared, self.filler.staging.number)},
             "stop": lambda _: {"pid": os.getpid()},
             "clear": lambda _: {"dropped": self.filler.clear()},
             "drop": self._drop,
@@ -267,6 +272,6 @@ class Daemon:
     def _status(self) -> dict[str, Any]:
         tiers = [
             (str(c.mount_point), c.quota_bytes, tier, why)
-            for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=True)
+            for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=False)
         ]
         return status(self.shared, self.scanner, self.filler, tiers, self.started)
