@@ -111,7 +111,8 @@ class Validator:
 class Scanner:
     """Drives the scans of all sources, one after the other, in turns of the daemon's loop.
 
-    told : what another node has scanned, and how long ago it began [s]; None: this one scans.
+    told : what was scanned for all nodes, and when that began, on time.monotonic() [s]; None: it is
+    to be scanned.
     """
 
     def __init__(
@@ -122,9 +123,8 @@ class Scanner:
         keepers: dict[int, Keeper],
         told: tuple[Record, float] | None = None,
     ) -> None:
-        record, age_s = told or (None, 0.0)
         # On time.monotonic(): what is listed is at least as new as this [s].
-        self.began = time.monotonic() - age_s
+        record, self.began = told or (None, time.monotonic())
         self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
         self.sources = [Source(i, source, record) for i, source in enumerate(config.sources)]
         self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]

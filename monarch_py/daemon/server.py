@@ -23,6 +23,7 @@ from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
 from monarch_py.errors import MonarchError, TierError
 from monarch_py.native import lib
+from monarch_py.scan import Record
 from monarch_py.session import SessionDir
 from monarch_py.tiers import Tier
 
@@ -50,6 +51,7 @@ class Daemon:
         session: SessionDir,
         cluster: Cluster | None = None,
         listener: socket.socket | None = None,
+        scanned: tuple[Record, float] | None = None,
     ) -> None:
         self.config = config
         self.cluster, self._listener = cluster, listener
@@ -63,7 +65,7 @@ class Daemon:
         self.shared = Shared(session, config)
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
-        self.scanner = Scanner(config, self.shared, self.tiers, self.keepers)
+        self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
         self.metadata = Metadata(config, self.shared, self.scanner)
         self.filler = Filler(self.scanner)
         self._socket = self._listen(session)
@@ -238,6 +240,7 @@ class Daemon:
     def _where(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
+            "cluster": "" if self.cluster is None else self.cluster.name,
             "generation": int(self.shared.control.generation),
             "scanned": self.scanner.scanned,
             "switched_off": bool(self.shared.control.off),

@@ -2,7 +2,7 @@
 others (`record`). To whoever takes its batches both are the same."""
 
 from monarch_py.scan.batch import Batch, Root, Scan
-from monarch_py.scan.record import Record, record_sources
+from monarch_py.scan.record import Record, give, record_sources, take
 from monarch_py.scan.walk import Walk, names_are_exact, read_root
 
 __all__ = [
@@ -11,7 +11,9 @@ __all__ = [
     "Root",
     "Scan",
     "Walk",
+    "give",
     "names_are_exact",
     "read_root",
     "record_sources",
+    "take",
 ]

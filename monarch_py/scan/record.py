@@ -24,9 +24,10 @@ from monarch_py.scan.batch import Batch, Root
 from monarch_py.scan.columns import pack, unpack
 from monarch_py.scan.walk import Walk, read_root
 
-__all__ = ["Record", "record_sources"]
+__all__ = ["Record", "give", "record_sources", "take"]
 
 LENGTH = struct.Struct("<Q")
+BEGAN = struct.Struct("<d")
 # Between two looks at a scan that has nothing yet [s].
 PAUSE_S = 0.002
 # Files of a source that another node looks at, to see whether it sees the same ones.
@@ -152,3 +153,25 @@ class Record:
         for length in lengths:
             yield self._data[at : at + length]
             at += length
+
+
+def give(data: bytes, began: float) -> int:
+    """A descriptor from which this node's daemon can `take` it: memory without a name.
+
+    began : when the scan did, on this node's time.monotonic() [s]. OSError without memory.
+    """
+    fd = os.memfd_create("monarch-scan", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(BEGAN.pack(began))
+        file.write(data)
+    return fd
+
+
+def take(fd: int) -> tuple[Record, float]:
+    """What `give` was given; closes the descriptor. ValueError for anything else."""
+    with open(fd, "rb") as file:
+        file.seek(0)
+        data = file.read()
+    if len(data) < BEGAN.size:
+        raise ValueError("no record of a scan: it is empty")
+    return Record(memoryview(data)[BEGAN.size :]), float(BEGAN.unpack_from(data)[0])
