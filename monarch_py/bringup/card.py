@@ -25,14 +25,15 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Card:
     """One rank's.
 
-    place : what no two daemons share: node, shared memory and session;  session : its file;
+    name : of the node, for people;  place : what no two daemons share: host, boot, shared memory
+    and session;  file : the configuration
     address : where it listens, None if a daemon runs here already;  running : the name of that
     one's cluster, "" for none;  agreed : key -> value that all nodes must have alike
     """
 
-    host: str
+    name: str
     place: tuple[str, ...]
-    session: str
+    file: str
     address: tuple[str, int] | None
     running: str | None
     quotas: tuple[int, ...]
@@ -40,18 +41,17 @@ class Card:
     warnings: tuple[str, ...]
 
 
-def make_card(config: Config) -> tuple[Card, socket.socket | None]:
+def make_card(config: Config, name: str) -> tuple[Card, socket.socket | None]:
     """With the socket that listens, if no daemon runs here. ConfigError, SessionError."""
     session = SessionDir.of(config.file)
     running = _running(Client(session))
     listener = None
     if running is None:
         listener = listen(serving_address(config), config.peers.port)
-    host = socket.gethostname()
     card = Card(
-        host=host,
-        place=(host, _boot(), str(session.path), str(os.stat(shm_root()).st_dev)),
-        session=str(config.file),
+        name=name,
+        place=(socket.gethostname(), _boot(), str(session.path), str(os.stat(shm_root()).st_dev)),
+        file=str(config.file),
         address=None if listener is None else listener.getsockname()[:2],
         running=running,
         quotas=tuple(tier.quota_bytes for tier in config.tiers),
@@ -98,7 +98,7 @@ def are_up(cards: Sequence[Card]) -> bool:
 def check_cards(cards: Sequence[Card]) -> None:
     """SessionError, in the same words on every rank, for nodes that do not go together."""
     _check_places(cards)
-    running = [card.host for card in cards if card.running is not None]
+    running = [card.name for card in cards if card.running is not None]
     if running:
         raise SessionError(
             f"{', '.join(running)}: a daemon serves this configuration already, and not together"
@@ -111,8 +111,8 @@ def check_cards(cards: Sequence[Card]) -> None:
             ours, theirs = first.agreed.get(key, "missing"), card.agreed.get(key, "missing")
             if ours != theirs:
                 raise SessionError(
-                    f"{card.host}: {key} is {theirs}, and on {first.host} {ours}: it has to be the"
-                    f" same on all nodes; correct {card.session}"
+                    f"{card.name}: {key} is {theirs}, and on {first.name} {ours}: it has to be the"
+                    f" same on all nodes; correct {card.file}"
                 )
 
 
@@ -122,18 +122,18 @@ def _check_places(cards: Sequence[Card]) -> None:
         other = seen.setdefault(card.place, rank)
         if other != rank:
             raise SessionError(
-                f"ranks {other} and {rank} are both on {card.host}, with one configuration: start"
-                " one rank a node, with mpiexec -ppn 1 or srun --ntasks-per-node=1, or give each a"
-                " configuration of its own, such as -c 'tiers-{rank}.yaml'"
+                f"ranks {other} and {rank} are both on {card.place[0]}, with one configuration:"
+                " start one rank a node, with mpiexec -ppn 1 or srun --ntasks-per-node=1, or give"
+                " each a configuration of its own, such as -c 'tiers-{rank}.yaml'"
             )
 
 
 def _check_addresses(cards: Sequence[Card]) -> None:
-    if len({card.host for card in cards}) == 1:
+    if len({card.place[0] for card in cards}) == 1:
         return
     for card in cards:
         if card.address is not None and is_loopback(card.address[0]):
             raise SessionError(
-                f"{card.host}: its address, {card.address[0]}, is one that only it can reach; name"
-                f" another with peers.interface or peers.address in {card.session}"
+                f"{card.name}: its address, {card.address[0]}, is one that only it can reach; name"
+                f" another with peers.interface or peers.address in {card.file}"
             )

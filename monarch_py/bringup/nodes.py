@@ -40,14 +40,14 @@ class Node:
     """This rank's daemon, up like all others.
 
     process : None if all of them ran already;  lifeline : it ends when this is closed, but for
-    `detach`;  rank : this node's;  hosts : of all nodes, in the order of their ranks;  warnings :
+    `detach`;  rank : this node's;  names : of all nodes, in the order of their ranks;  warnings :
     one sentence each, of all nodes
     """
 
     process: subprocess.Popen[bytes] | None
     lifeline: int | None
     rank: int
-    hosts: list[str]
+    names: list[str]
     warnings: list[str]
 
     def detach(self) -> None:
@@ -59,21 +59,20 @@ class Node:
             self.process.returncode = 0  # not ours to wait for any more
 
 
-class _EndError(Exception):
+class _EndError(MonarchError):
     """All ranks end, since one of them cannot go on: all raise this, with the same words."""
 
     def __init__(self, words: list[str], exit_status: int) -> None:
-        super().__init__(*words)
-        self.words, self.exit_status = words, exit_status
+        super().__init__("\nmonarch: ".join(words))
+        self.exit_status = exit_status  # type: ignore[misc]
 
 
 @dataclass(slots=True)
 class _Outcome:
-    host: str
+    name: str
     value: Any = None
     problem: str = ""
     exit_status: int = 0
-    warnings: tuple[str, ...] = ()
 
 
 def bring_up(config_file: Path, launch: Launch) -> Node:
@@ -89,9 +88,7 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
         ranks.leave()
         if ranks.rank != 0:
             sys.exit(end.exit_status)
-        error = MonarchError("\nmonarch: ".join(end.words))
-        error.exit_status = end.exit_status  # type: ignore[misc]
-        raise error from None
+        raise
     except BaseException as error:
         if isinstance(error, Exception):
             traceback.print_exc()
@@ -102,17 +99,13 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
 
 
 def _bring_up(ranks: Ranks, config_file: Path) -> Node:
-    here = _Here(config_file)
+    here = _Here(config_file, ranks.names[ranks.rank])
     cards = _together(ranks, here.prepare)
-    hosts = [card.host for card in cards]
-    warnings = _told_once([(card.host, words) for card in cards for words in card.warnings])
+    warnings = _told_once([(card.name, words) for card in cards for words in card.warnings])
     if are_up(cards):
-        return Node(None, None, ranks.rank, hosts, warnings)
+        return Node(None, None, ranks.rank, ranks.names, warnings)
     _alike(check_cards, cards)
-    if ranks.rank == 0:
-        _together(ranks, here.scan)
-    else:
-        _together(ranks, lambda: None)
+    _together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
     # The same moment on all nodes, but for a pause of `meet`; their clocks may differ.
     now = time.monotonic()
@@ -123,15 +116,16 @@ def _bring_up(ranks: Ranks, config_file: Path) -> Node:
     except BaseException:
         here.end()
         raise
-    said = [(host, words) for host, why in zip(hosts, found, strict=True) for words in why]
-    return Node(here.process, here.lifeline, ranks.rank, hosts, warnings + _told_once(said))
+    said = [(name, words) for name, why in zip(ranks.names, found, strict=True) for words in why]
+    warnings += _told_once(said)
+    return Node(here.process, here.lifeline, ranks.rank, ranks.names, warnings)
 
 
 class _Here:
     """This rank's part, step by step."""
 
-    def __init__(self, config_file: Path) -> None:
-        self._config_file = config_file
+    def __init__(self, config_file: Path, name: str) -> None:
+        self._config_file, self._name = config_file, name
         self._listener: socket.socket | None = None
         self.record = b""
         self.began = 0.0  # the scan, on time.monotonic() [s]
@@ -140,7 +134,7 @@ class _Here:
 
     def prepare(self) -> Card:
         self._config = load_config(self._config_file)
-        card, self._listener = make_card(self._config)
+        card, self._listener = make_card(self._config, self._name)
         return card
 
     def scan(self) -> None:
@@ -178,7 +172,7 @@ class _Here:
 
 def _together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     """Does a part of the work on every rank; what it returned on each, on every rank."""
-    outcome = _Outcome(socket.gethostname())
+    outcome = _Outcome(ranks.names[ranks.rank])
     try:
         outcome.value = work()
     except MonarchError as error:
@@ -189,7 +183,7 @@ def _together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     outcomes = ranks.gather(outcome)
     failed = [o for o in outcomes if o.problem]
     if failed:
-        words = _told_once([(o.host, o.problem) for o in failed])
+        words = _told_once([(o.name, o.problem) for o in failed])
         raise _EndError(words, max(o.exit_status for o in failed))
     return [o.value for o in outcomes]
 
@@ -205,16 +199,16 @@ def _alike(check: Callable[[Sequence[Card]], None], cards: Sequence[Card]) -> No
 def _told_once(said: list[tuple[str, str]]) -> list[str]:
     """What several nodes say is one sentence, which begins with their names."""
     speakers: dict[str, list[str]] = {}
-    for host, words in said:
-        speakers.setdefault(words, []).append(host)
-    return [f"{_names(hosts)}: {words}" for words, hosts in speakers.items()]
+    for name, words in said:
+        speakers.setdefault(words, []).append(name)
+    return [f"{listed(names)}: {words}" for words, names in speakers.items()]
 
 
-def _names(hosts: list[str]) -> str:
-    hosts = list(dict.fromkeys(hosts))
-    if len(hosts) <= MOST_NAMES:
-        return ", ".join(hosts)
-    return f"{', '.join(hosts[:MOST_NAMES])} and {len(hosts) - MOST_NAMES} more"
+def listed(names: list[str]) -> str:
+    """A few of them, and how many more there are."""
+    if len(names) <= MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"
 
 
 # --- what they share ------------------------------------------------------------------------------
@@ -224,7 +218,7 @@ def _members(cards: Sequence[Card]) -> tuple[Member, ...]:
     found = []
     for card in cards:
         assert card.address is not None
-        found.append(Member(card.host, *card.address, card.quotas))
+        found.append(Member(card.name, *card.address, card.quotas))
     return tuple(found)
 
 

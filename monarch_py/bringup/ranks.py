@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from collections import Counter
 from typing import Any, TypeVar
 
 from monarch_py.bringup.launcher import Launch
@@ -21,6 +23,8 @@ MEND = "start each node's daemon by itself with --alone"
 class Ranks:
     """Joined by the constructor; every rank makes the same calls in the same order.
 
+    names : of the nodes, for people, in the order of the ranks
+
     SessionError without mpi4py, or when it does not see the ranks that the launcher has started.
     """
 
@@ -29,6 +33,7 @@ class Ranks:
         self._mpi.Init_thread(self._mpi.THREAD_FUNNELED)
         self._comm: Any = self._mpi.COMM_WORLD
         self.rank, self.size = int(self._comm.rank), int(self._comm.size)
+        self.names = _names(self.gather(socket.gethostname()))
         if self.size != launch.size:
             self.leave()
             raise SessionError(
@@ -62,6 +67,12 @@ class Ranks:
     def abort(self) -> None:
         """Ends all ranks at once, this one too: they would wait for one that cannot go on."""
         self._comm.Abort(1)
+
+
+def _names(hosts: list[str]) -> list[str]:
+    """Where several ranks are on one host, its name and the rank's number."""
+    ranks_on = Counter(hosts)
+    return [host if ranks_on[host] == 1 else f"{host}#{i}" for i, host in enumerate(hosts)]
 
 
 def _load(launch: Launch) -> Any:

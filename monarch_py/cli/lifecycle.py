@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from monarch_py.bringup import Launch, Node, bring_up, launched
+from monarch_py.bringup import Launch, Node, bring_up, launched, listed
 from monarch_py.cli.options import checked, config_option
 from monarch_py.client import Client
 from monarch_py.daemon.lifecycle import serve as serve_here
@@ -85,8 +85,8 @@ def _tell(node: Node, config_file: Path) -> None:
     for warning in node.warnings:
         sys.stderr.write(f"monarch: {warning}\n")
     already = " already" if node.process is None else ""
-    names = ", ".join(node.hosts)
-    click.echo(f"{len(node.hosts)} daemons serve {config_file}{already} ({names})")
+    count, names = len(node.names), listed(node.names)
+    click.echo(f"{count} daemons serve {config_file}{already}, on {names}")
 
 
 @click.command()

@@ -16,13 +16,15 @@ from monarch_py.cluster import Cluster
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.keeper import Keeper
+from monarch_py.daemon.members import all_nodes
 from monarch_py.daemon.metadata import Metadata
 from monarch_py.daemon.openfiles import open_files, writers
-from monarch_py.daemon.report import status
+from monarch_py.daemon.report import SCHEMA_VERSION, status
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
-from monarch_py.errors import MonarchError, TierError
+from monarch_py.errors import MonarchError, SessionError, TierError
 from monarch_py.native import lib
+from monarch_py.peers import PeerServer, Purpose
 from monarch_py.scan import Record
 from monarch_py.session import SessionDir
 from monarch_py.tiers import Tier
@@ -58,6 +60,7 @@ class Daemon:
         self.started = time.monotonic()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        self._is_closed = False
         self.tiers: list[Tier | None] = []
         self.keepers: dict[int, Keeper] = {}
         self._why: list[str] = []
@@ -68,6 +71,7 @@ class Daemon:
         self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
         self.metadata = Metadata(config, self.shared, self.scanner)
         self.filler = Filler(self.scanner)
+        self._peers = self._serve_peers()
         self._socket = self._listen(session)
 
     def _open_tiers(self) -> None:
@@ -94,6 +98,13 @@ class Daemon:
         devices = {int(control.source[i].dev) for i in range(control.sources)}
         for device, inode in writers(devices):
             lib.monarch_mark_changed(self.shared.clients, device, inode)
+
+    def _serve_peers(self) -> PeerServer | None:
+        if self.cluster is None or self._listener is None:
+            return None
+        status = self._between_turns(lambda _: self._status())
+        answers = {Purpose.STATUS: lambda: json.dumps(status({})).encode()}
+        return PeerServer(self.cluster.secret, self._listener, answers=answers)
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -147,7 +158,10 @@ class Daemon:
 
     def _close(self) -> None:
         with self._lock:
+            self._is_closed = True
             self._socket.close()
+            if self._peers is not None:
+                self._peers.close()
             self.shared.close()
             self.filler.close()
             self.metadata.close()
@@ -183,14 +197,18 @@ class Daemon:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            with connection:
-                try:
-                    self._answer(connection)
-                except OSError as error:
-                    log.info("a command was not answered: %s", error)
-                except Exception:
-                    # One bad request must not leave the daemon deaf; the log keeps the traceback.
-                    log.exception("a command was not answered")
+            # One that takes long (`look`, `all`) keeps no other waiting.
+            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+
+    def _attend(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                self._answer(connection)
+            except OSError as error:
+                log.info("a command was not answered: %s", error)
+            except Exception:
+                # One bad request must not leave the daemon deaf; the log keeps the traceback.
+                log.exception("a command was not answered")
 
     def _answer(self, connection: socket.socket) -> None:
         connection.settimeout(5)
@@ -226,16 +244,22 @@ class Daemon:
             "take_back": lambda r: {"files": self.filler.wanted.take_back(str(r["ticket"]))},
         }
         held = {name: self._between_turns(action) for name, action in actions.items()}
-        return {**held, "look": self._look}
+        return {**held, "look": self._look, "all": lambda r: self._all(held["status"](r))}
 
     def _between_turns(
         self, action: Callable[[dict[str, Any]], Any]
     ) -> Callable[[dict[str, Any]], Any]:
         def held(request: dict[str, Any]) -> Any:
             with self._lock:
+                if self._is_closed:  # and what would be looked at is gone
+                    raise SessionError("the daemon is ending")
                 return action(request)
 
         return held
+
+    def _all(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Of all nodes. The loop turns while they are asked."""
+        return {"schema": SCHEMA_VERSION, "nodes": all_nodes(self.cluster, own)}
 
     def _where(self) -> dict[str, Any]:
         return {

@@ -4,11 +4,12 @@ A transport (transport.py) is all that the rest of Monarch sees of the wire; TCP
 is the one there is. Bytes are moved by C (csrc/peers), outside Python's lock.
 """
 
-from monarch_py.peers.handshake import new_secret
+from monarch_py.peers.handshake import Purpose, new_secret
 from monarch_py.peers.peer import Peer
 from monarch_py.peers.ranges import FileId, PeerStatus, new_gets
 from monarch_py.peers.server import PeerServer, listen
 from monarch_py.peers.tcp import TcpTransport
+from monarch_py.peers.telling import ask
 from monarch_py.peers.transport import Link, Transport, Unreachable
 
 __all__ = [
@@ -17,9 +18,11 @@ __all__ = [
     "Peer",
     "PeerServer",
     "PeerStatus",
+    "Purpose",
     "TcpTransport",
     "Transport",
     "Unreachable",
+    "ask",
     "listen",
     "new_gets",
     "new_secret",
