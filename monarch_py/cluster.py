@@ -6,6 +6,7 @@ daemon over a pipe, because the secret in it must be on no command line and in n
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,6 +32,11 @@ class Cluster:
     rank: int
     members: tuple[Member, ...]
     secret: bytes
+
+    @property
+    def name(self) -> str:
+        """The same on all its nodes, and another for every other cluster; it tells no secret."""
+        return hashlib.sha256(b"name" + self.secret).hexdigest()[:16]
 
     def dumps(self) -> bytes:
         return json.dumps({**asdict(self), "secret": self.secret.hex()}).encode()

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from monarch_py.bringup import Launch, Node, bring_up, launched, listed
 from monarch_py.cli.options import checked, config_option
 from monarch_py.client import Client
 from monarch_py.daemon.lifecycle import serve as serve_here
-from monarch_py.daemon.lifecycle import spawn
-from monarch_py.errors import MonarchError
+from monarch_py.daemon.lifecycle import spawn, wait_for
+from monarch_py.errors import MonarchError, SessionError
 from monarch_py.job import Outcome, keep_daemon, run_job
 from monarch_py.session import SessionDir
 from monarch_py.units import format_size
@@ -65,10 +66,43 @@ def _job_report(outcome: Outcome) -> dict[str, Any]:
     return {**(outcome.report or {}), **extra}
 
 
+alone_option = click.option(
+    "--alone",
+    is_flag=True,
+    help="This process's daemon alone, also where mpiexec or srun has started several.",
+)
+
+
+def _with_others(alone: bool) -> Launch | None:
+    launch = None if alone else launched()
+    return launch if launch is not None and launch.size > 1 else None
+
+
+def _tell(node: Node, config_file: Path) -> None:
+    """Rank 0 speaks for all."""
+    if node.rank:
+        return
+    for warning in node.warnings:
+        sys.stderr.write(f"monarch: {warning}\n")
+    already = " already" if node.process is None else ""
+    count, names = len(node.names), listed(node.names)
+    click.echo(f"{count} daemons serve {config_file}{already}, on {names}")
+
+
 @click.command()
 @config_option
-def start(config_file: Path) -> None:
-    """Start a daemon that stays until `monarch stop`."""
+@alone_option
+def start(config_file: Path, alone: bool) -> None:
+    """Start a daemon that stays until `monarch stop`.
+
+    \b
+    mpiexec -ppn 1 monarch start -c tiers.yaml     one on each node, which know of each other
+    """
+    if (launch := _with_others(alone)) is not None:
+        node = bring_up(config_file, launch)
+        node.detach()
+        _tell(node, config_file)
+        return
     config = checked(config_file)
     client = Client(SessionDir.of(config.file))
     if client.runs():
@@ -88,10 +122,22 @@ def _pid(client: Client) -> int:
 
 @click.command()
 @config_option
-def serve(config_file: Path) -> None:
-    """Run the daemon in the foreground (a Slurm step, a container)."""
-    checked(config_file)
-    serve_here(config_file)
+@alone_option
+def serve(config_file: Path, alone: bool) -> None:
+    """Run the daemon in the foreground (a Slurm step, a container).
+
+    \b
+    srun --overlap --ntasks-per-node=1 monarch serve -c tiers.yaml &
+    """
+    if (launch := _with_others(alone)) is None:
+        checked(config_file)
+        serve_here(config_file)
+        return
+    node = bring_up(config_file, launch)
+    _tell(node, config_file)
+    if node.process is None:
+        raise SessionError("stop the daemons that serve already, with monarch stop")
+    wait_for(node.process, SessionDir.of(config_file))
 
 
 @click.command()

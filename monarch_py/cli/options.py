@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from monarch_py.bringup import with_rank
 from monarch_py.config import Config, load_config
 from monarch_py.errors import ConfigError
 
@@ -16,7 +17,7 @@ __all__ = ["as_json", "checked", "config_option"]
 def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
     if value is None:
         raise ConfigError("no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG")
-    return value
+    return with_rank(value)
 
 
 config_option: Callable[[Any], Any] = click.option(
@@ -26,7 +27,8 @@ config_option: Callable[[Any], Any] = click.option(
     envvar="MONARCH_CONFIG",
     type=click.Path(path_type=Path),
     callback=_required,
-    help="Tiers and sources, in YAML.  [default: $MONARCH_CONFIG]",
+    help="Tiers and sources, in YAML; {rank} in its name is the number that mpiexec or srun has"
+    " given this process.  [default: $MONARCH_CONFIG]",
 )
 
 as_json: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -77,6 +77,25 @@ def _print_status(report: dict[str, Any]) -> None:
     )
 
 
+def _print_all(nodes: list[dict[str, Any]]) -> None:
+    rows = []
+    for node in nodes:
+        report = node["status"]
+        row: list[Any] = [node["rank"], node["name"]]
+        if report is None:
+            rows.append([*row, node["why"], "", "", "", "", ""])
+            continue
+        tiers, sources = report["tiers"], report["sources"]
+        state = "switched off" if report["switched_off"] else "serving"
+        used = sum(tier["used_bytes"] for tier in tiers)
+        quota = sum(tier["quota_bytes"] for tier in tiers)
+        counts = [sum(s[name] for s in sources) for name in ("files", "present")]
+        filling = sum(s["filling"] + s["wanted"] for s in sources)
+        rows.append([*row, state, format_size(quota), format_size(used), *counts, filling])
+    columns = ["rank", "node", "", "quota", "used", "files", "present", "filling"]
+    Console().print(_table("Nodes", columns, rows, left=3))
+
+
 def _print_open(rows: list[dict[str, Any]]) -> None:
     cells = [
         [
@@ -96,9 +115,19 @@ def _print_open(rows: list[dict[str, Any]]) -> None:
 @config_option
 @as_json
 @click.option("--open", "show_open", is_flag=True, help="Who has which file open, served by what.")
-def status(config_file: Path, as_json: bool, show_open: bool) -> None:
+@click.option("--all", "show_all", is_flag=True, help="All nodes whose daemons know of this one.")
+def status(config_file: Path, as_json: bool, show_open: bool, show_all: bool) -> None:
     """Show tiers, sources and what was gained so far."""
     client = Client(SessionDir.of(config_file))
+    if show_all:
+        if show_open:
+            raise click.UsageError("--open is of one node: leave --all away, on the node meant")
+        found = client.ask("all")
+        if as_json:
+            click.echo(json.dumps(found, indent=2))
+        else:
+            _print_all(found["nodes"])
+        return
     report = client.ask("status")
     if show_open:
         report.update(client.ask("open"))

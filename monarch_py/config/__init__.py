@@ -2,12 +2,19 @@
 
 from monarch_py.config.load import load_config
 from monarch_py.config.patterns import PathFilter
-from monarch_py.config.schema import SYSTEM_SWITCH_FILE, Config, SourceConfig, TierConfig
+from monarch_py.config.schema import (
+    SYSTEM_SWITCH_FILE,
+    Config,
+    PeersConfig,
+    SourceConfig,
+    TierConfig,
+)
 
 __all__ = [
     "SYSTEM_SWITCH_FILE",
     "Config",
     "PathFilter",
+    "PeersConfig",
     "SourceConfig",
     "TierConfig",
     "load_config",

@@ -23,7 +23,7 @@ from monarch_py.config.schema import (
 )
 from monarch_py.document import Key, Section, Spot, Table, list_of, read_mapping, values
 
-__all__ = ["DATA_PLANE", "DOCUMENT", "LEVEL", "SETTINGS", "SOURCE", "STAGING"]
+__all__ = ["DATA_PLANE", "DOCUMENT", "LEVEL", "PEERS", "SETTINGS", "SOURCE", "STAGING"]
 
 # `disk` is what older configurations of the original say for file_system.
 _KINDS = {"ram": "ram", "ssd": "ssd", "file_system": "file_system", "disk": "file_system"}
@@ -126,6 +126,30 @@ def _source_limits(node: yaml.Node, spot: Spot) -> Section:
     return read_mapping(node, spot, LIMITS)
 
 
+PEERS = Table(
+    keys={
+        "interface": Key(
+            own.word,
+            "name",
+            "the network interface whose first address it is",
+            default_text="the address of the host's name",
+        ),
+        "address": Key(own.address, "address", "the same, in numbers"),
+        "port": Key(
+            values.integer(0, 65535),
+            "0 to 65535",
+            "0 is any port that is free",
+            0,
+            default_text="0",
+        ),
+    }
+)
+
+
+def _peers(node: yaml.Node, spot: Spot) -> Section:
+    return read_mapping(node, spot, PEERS)
+
+
 SETTINGS = Table(
     keys={
         "sources": Key(
@@ -222,6 +246,12 @@ SETTINGS = Table(
             "mapping",
             "the most that this node asks of the sources, see below",
             default_text="no limit",
+        ),
+        "peers": Key(
+            _peers,
+            "mapping",
+            "where the other nodes' daemons reach this one's, see below",
+            default_text="the address of the host's name",
         ),
         "min_reads": Key(
             values.integer(1, MAX_THREADS),

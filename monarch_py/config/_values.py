@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import yaml
 
 from monarch_py.config.patterns import glob_to_regex
@@ -9,7 +11,7 @@ from monarch_py.config.schema import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES,
 from monarch_py.document import Spot
 from monarch_py.document.values import scalar, size
 
-__all__ = ["block_size", "glob"]
+__all__ = ["address", "block_size", "glob", "word"]
 
 
 def block_size(node: yaml.Node, spot: Spot) -> int | None:
@@ -33,3 +35,21 @@ def glob(node: yaml.Node, spot: Spot) -> str:
     except ValueError as error:
         raise spot.error(str(error), "see 'Patterns' in docs/configuration.md") from None
     return text
+
+
+def word(node: yaml.Node, spot: Spot) -> str:
+    """A name, as written."""
+    return scalar(node, spot, "a name", "write a name such as eth0")
+
+
+def address(node: yaml.Node, spot: Spot) -> str:
+    """An address in numbers: looking a name up could take any time, and give any answer."""
+    mend = "write it in numbers, such as 10.0.0.5 or fd00::5, or name an interface"
+    text = scalar(node, spot, "an address", mend)
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text)
+        except OSError:
+            continue
+        return text
+    raise spot.error(f"{text!r} is no address", mend)

@@ -19,6 +19,7 @@ from monarch_py.config.schema import (
     MAX_TIER_PATH_BYTES,
     MAX_TIERS,
     Config,
+    PeersConfig,
     SourceConfig,
     SourceLimits,
     TierConfig,
@@ -63,6 +64,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         metadata=settings["metadata"],
         revalidate_s=settings["revalidate"],
         source_limits=_limits(settings["source_limits"]),
+        peers=_peers(settings["peers"]),
         min_reads=_min_reads(settings),
         switch_file=settings["switch_file"],
         warnings=tuple(spot.document.warnings),
@@ -76,6 +78,14 @@ def _limits(section: Section | None) -> SourceLimits:
         mend = "write how many bytes a second, or remove it for no limit"
         raise section.spot_of("bandwidth").error("nothing could be read", mend)
     return SourceLimits(bytes_per_s=section["bandwidth"], ops_per_s=section["operations"])
+
+
+def _peers(section: Section | None) -> PeersConfig:
+    if section is None:
+        return PeersConfig()
+    if "interface" in section and "address" in section:
+        raise section.spot_of("address").error("'interface' says it already", "remove one of them")
+    return PeersConfig(section["interface"], section["address"], section["port"])
 
 
 def _min_reads(settings: Section) -> int:

@@ -31,6 +31,7 @@ __all__ = [
     "PREFETCHES",
     "SYSTEM_SWITCH_FILE",
     "Config",
+    "PeersConfig",
     "SourceConfig",
     "SourceLimits",
     "TierConfig",
@@ -93,6 +94,19 @@ class SourceLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class PeersConfig:
+    """Where the other nodes' daemons reach this one's.
+
+    interface : a network interface's name;  address : in numbers;  port : 0 = any that is free
+    At most one of interface and address is not None.
+    """
+
+    interface: str | None = None
+    address: str | None = None
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TierConfig:
     """A place for copies.
 
@@ -141,6 +155,7 @@ class Config:
     metadata: str = DEFAULT_METADATA
     revalidate_s: float = DEFAULT_REVALIDATE_S
     source_limits: SourceLimits = SourceLimits()
+    peers: PeersConfig = PeersConfig()
     min_reads: int = 1
     switch_file: Path | None = None
     warnings: tuple[str, ...] = ()

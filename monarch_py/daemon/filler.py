@@ -61,9 +61,7 @@ class Filler:
         self.policy: Policy = make_policy(config.placement)
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
-        self.nodes = (
-            Nodes(*membership, self.shared, self.engine, self.tiers) if membership else None
-        )
+        self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
         self.keeps: Keeps = self.nodes or KeepsAll()
         self.copies = Copies(scanner, self.engine)
         self.staging = Staging(len(config.tiers), self.tiers[len(config.tiers)], self.copies)

@@ -4,20 +4,33 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.catalog import CatalogReader
+from monarch_py.cluster import Cluster
 from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.engine import Engine
 from monarch_py.daemon.shared import Shared
 from monarch_py.native import ffi, lib, pointer
-from monarch_py.peers import PeerServer
+from monarch_py.peers import PeerServer, Purpose
 from monarch_py.tiers import Tier
 
-__all__ = ["Holdings"]
+__all__ = ["Holdings", "Membership"]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a daemon was told of the others.  listener : on which they reach it;  answers : to what
+    they ask besides files."""
+
+    cluster: Cluster
+    listener: socket.socket
+    answers: Mapping[Purpose, Callable[[], bytes]]
 
 
 class Holdings(PeerServer):
@@ -28,8 +41,7 @@ class Holdings(PeerServer):
 
     def __init__(
         self,
-        secret: bytes,
-        listener: socket.socket,
+        membership: Membership,
         shared: Shared,
         engine: Engine,
         tiers: list[Tier | None],
@@ -50,7 +62,7 @@ class Holdings(PeerServer):
         self._catalog: CatalogReader | None = None
         self.follow_catalog()
         lib.monarch_engine_holdings(engine.c, self._c)
-        super().__init__(secret, listener)
+        super().__init__(membership.cluster.secret, membership.listener, answers=membership.answers)
 
     def follow_catalog(self) -> None:
         """Answers from the catalog's newest generation."""

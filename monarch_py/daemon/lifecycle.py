@@ -7,22 +7,41 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_py.client import Client
 from monarch_py.cluster import Cluster
-from monarch_py.config import load_config
+from monarch_py.config import Config, load_config
 from monarch_py.daemon.server import Daemon
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.native import lib
+from monarch_py.scan import take
 from monarch_py.session import SessionDir, hold
 
-__all__ = ["serve", "spawn"]
+__all__ = ["STAY", "Told", "serve", "spawn", "wait_for"]
 
 # A daemon answers within a second of its start, but for slow sources and tiers [s].
 START_LIMIT_S = 60.0
+# What a daemon hears on its lifeline when it shall outlive whoever started it.
+STAY = b"s"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a daemon is told by whoever brings several up.
+
+    listener : where the other nodes' daemons reach it;  record : a descriptor, see scan.give;
+    lifeline : the reading end of a pipe: the daemon ends when the pipe does before it has said STAY
+    """
+
+    cluster: Cluster
+    listener: socket.socket
+    record: int | None = None
+    lifeline: int | None = None
 
 
 @contextlib.contextmanager
@@ -44,12 +63,9 @@ def _session_lock(session: SessionDir) -> Iterator[None]:
         os.close(fd)
 
 
-def serve(
-    config_file: Path, cluster: Cluster | None = None, listener: socket.socket | None = None
-) -> None:
+def serve(config_file: Path, told: Told | None = None) -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT or `monarch stop`.
 
-    cluster, listener : what it knows of the other nodes' daemons, and where these reach it.
     ConfigError, SessionError, TierError as the name says.
     """
     lib.monarch_limit_malloc()
@@ -57,16 +73,31 @@ def serve(
     session = SessionDir.of(config.file)
     with _session_lock(session):
         try:
-            daemon = Daemon(config, session, cluster, listener)
+            daemon = _daemon(config, session, told)
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
             raise SessionError(f"the daemon cannot start: {what}") from error
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: daemon.stop_soon())
+        if told is not None and told.lifeline is not None:
+            hear = threading.Thread(target=_hear, args=(told.lifeline, daemon), daemon=True)
+            hear.start()
         daemon.run()
 
 
-def _command(config_file: Path, inherited: list[int]) -> list[str]:
+def _daemon(config: Config, session: SessionDir, told: Told | None) -> Daemon:
+    if told is None:
+        return Daemon(config, session)
+    scanned = None if told.record is None else take(told.record)
+    return Daemon(config, session, told.cluster, told.listener, scanned)
+
+
+def _hear(lifeline: int, daemon: Daemon) -> None:
+    if os.read(lifeline, len(STAY)) != STAY:
+        daemon.stop_soon()
+
+
+def _command(config_file: Path, words: list[str]) -> list[str]:
     """-I keeps the job's PYTHON* variables and working directory away from the daemon; the package
     is then found by its own place, wherever it was installed."""
     package = str(Path(__file__).resolve().parents[2])
@@ -74,7 +105,7 @@ def _command(config_file: Path, inherited: list[int]) -> list[str]:
         "import sys; sys.path.insert(0, sys.argv.pop(1));"
         " from monarch_py.daemon.lifecycle import main; main()"
     )
-    return [sys.executable, "-I", "-c", code, package, str(config_file), *map(str, inherited)]
+    return [sys.executable, "-I", "-c", code, package, str(config_file), *words]
 
 
 def _environment() -> dict[str, str]:
@@ -86,24 +117,20 @@ def spawn(
     config_file: Path,
     *,
     detach: bool,
-    cluster: Cluster | None = None,
-    listener: socket.socket | None = None,
+    told: Told | None = None,
 ) -> "subprocess.Popen[bytes]":
     """Starts a daemon and waits until it answers.
 
     detach : its own session, and nothing of ours is left open in it, so that neither a shell's
-    `wait` nor a pipe's reader waits for it;  cluster, listener : as `serve` has them.
-    SessionError when it does not come up, with its words.
+    `wait` nor a pipe's reader waits for it. SessionError when it does not come up, with its words.
     """
     session = SessionDir.of(config_file)
     session.make()
-    inherited: list[int] = []
-    if cluster is not None and listener is not None:
-        inherited = [_written(cluster.dumps()), listener.fileno()]
+    words, inherited = _words(told)
     log = os.open(session.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
         process = subprocess.Popen(
-            _command(config_file, inherited),
+            _command(config_file, words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,
@@ -127,6 +154,37 @@ def spawn(
     return process
 
 
+def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
+    """Until the daemon ends, which a signal to this process makes it do; SessionError when it did
+    not end well, with its last words."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: process.terminate())
+    status = process.wait()
+    if status:
+        raise SessionError(f"the daemon has ended: {_last_words(session, status)}")
+
+
+def _words(told: Told | None) -> tuple[list[str], list[int]]:
+    """What goes on the daemon's command line, which is numbers of descriptors alone, and these; the
+    first is ours to close."""
+    if told is None:
+        return [], []
+    numbers = [_written(told.cluster.dumps()), told.listener.fileno(), told.record, told.lifeline]
+    return [str(n) for n in numbers], [n for n in numbers if n is not None]
+
+
+def _told(words: list[str]) -> Told | None:
+    """As `_words` has said it."""
+    if not words:
+        return None
+    cluster, listener, record, lifeline = (None if w == "None" else int(w) for w in words)
+    assert cluster is not None and listener is not None
+    with open(cluster, "rb") as file:
+        told = Told(Cluster.loads(file.read()), socket.socket(fileno=listener), record, lifeline)
+    told.listener.set_inheritable(False)
+    return told
+
+
 def _written(data: bytes) -> int:
     """A descriptor to read this from; it has no name, and ends with its last holder."""
     fd = os.memfd_create("monarch-cluster", os.MFD_CLOEXEC)
@@ -139,7 +197,8 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", session: SessionDir) -> N
     limit = time.monotonic() + START_LIMIT_S
     while not client.serves(process.pid):
         if process.poll() is not None:
-            raise SessionError(_last_words(session, process.returncode))
+            words = _last_words(session, process.returncode)
+            raise SessionError(f"the daemon did not start: {words}")
         if time.monotonic() > limit:
             raise SessionError(
                 f"the daemon did not answer within {START_LIMIT_S:.0f} s; see {session.log}"
@@ -153,7 +212,7 @@ def _last_words(session: SessionDir, status: int) -> str:
     except OSError:
         lines = []
     words = lines[-1] if lines else f"it ended with status {status}"
-    return f"the daemon did not start: {words.removeprefix('monarch: ')}"
+    return words.removeprefix("monarch: ")
 
 
 def main() -> None:
@@ -161,14 +220,8 @@ def main() -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
-    cluster, listener = None, None
-    if len(sys.argv) > 2:
-        with open(int(sys.argv[2]), "rb") as told:
-            cluster = Cluster.loads(told.read())
-        listener = socket.socket(fileno=int(sys.argv[3]))
-        listener.set_inheritable(False)
     try:
-        serve(Path(sys.argv[1]), cluster, listener)
+        serve(Path(sys.argv[1]), _told(sys.argv[2:]))
     except MonarchError as error:
         sys.stderr.write(f"monarch: {error}\n")
         sys.exit(error.exit_status)

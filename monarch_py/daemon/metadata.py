@@ -5,9 +5,7 @@ are compared with the source at least every `revalidate` seconds; one that has c
 it is gone or another, is left to the source for the rest of the session.
 """
 
-import errno
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -29,21 +27,6 @@ log = logging.getLogger("monarch.metadata")
 YOUNG_S = 2.0
 # Directories and files compared in one call, between which the rate is kept and a stop is seen.
 SLICE = 256
-
-
-def names_are_exact(directory: int) -> bool:
-    """Whether upper and lower case are different names there, as far as one name tells; `directory`
-    is a descriptor. Where they are not (CIFS, FAT, case folding), a name may lead to a file under
-    another than it is listed by."""
-    try:
-        names = set(os.listdir(directory))
-    except OSError:
-        return False
-    other = next((n.swapcase() for n in names if n.swapcase() not in names and n.isascii()), None)
-    try:
-        return other is None or not os.stat(other, dir_fd=directory, follow_symlinks=False)
-    except OSError as error:
-        return error.errno == errno.ENOENT
 
 
 class Metadata:
@@ -97,7 +80,7 @@ class Metadata:
     def _list(self) -> None:
         catalog = self.shared.catalog
         # What was listed before the scan began is as old as that.
-        began = time.monotonic() - sum(source.scan_seconds for source in self.scanner.sources)
+        began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         self.listed = max(int(lib.monarch_catalog_list(catalog.c, young_ns)), 0)
         entries = catalog.entries
@@ -108,8 +91,8 @@ class Metadata:
         self._young_at = time.monotonic() + YOUNG_S
         for source in self.scanner.sources:
             slot = self.shared.control.source[source.number]
-            slot.up_ino = lib.monarch_read_up(source.fd)
-            slot.filesystem.names_exact = names_are_exact(source.fd)
+            root = source.root()
+            slot.up_ino, slot.filesystem.names_exact = root.up_ino, root.names_exact
         self._read_filesystems()
         self._caught_up = began
         self.shared.control.compared_ns = int(began * 1e9)

@@ -7,16 +7,14 @@ which all of them were given alike when they started (policies/rendezvous.py).
 from __future__ import annotations
 
 import logging
-import socket
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.cluster import Cluster
 from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.engine import Engine
-from monarch_py.daemon.holdings import Holdings
+from monarch_py.daemon.holdings import Holdings, Membership
 from monarch_py.daemon.shared import Shared
 from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
 from monarch_py.peers import Peer, TcpTransport
@@ -28,8 +26,6 @@ __all__ = ["NOBODY", "PEER_THREADS", "Membership", "Nodes"]
 
 log = logging.getLogger("monarch.nodes")
 
-# What a daemon was told of the others, and the socket on which they reach it.
-Membership = tuple[Cluster, socket.socket]
 NOBODY = -1
 # Threads that wait for peers: enough to ask all nodes of a small job at a time.
 PEER_THREADS = 16
@@ -43,14 +39,14 @@ class Nodes:
 
     def __init__(
         self,
-        cluster: Cluster,
-        listener: socket.socket,
+        membership: Membership,
         shared: Shared,
         engine: Engine,
         tiers: list[Tier | None],
     ) -> None:
-        self.cluster, self.shared, self._engine = cluster, shared, engine
-        self.holdings = Holdings(cluster.secret, listener, shared, engine, tiers)
+        self.cluster, self.shared = membership.cluster, shared
+        cluster = self.cluster
+        self.holdings = Holdings(membership, shared, engine, tiers)
         transport = TcpTransport(cluster.secret)
         self.peers: dict[int, Peer] = {}
         for rank, member in enumerate(cluster.members):

@@ -13,6 +13,7 @@ from monarch_py.config import Config, PathFilter, SourceConfig
 from monarch_py.daemon.keeper import Keeper
 from monarch_py.daemon.shared import Shared
 from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, make_word, state_of
+from monarch_py.scan import Record, Root, Scan, Walk, read_root
 from monarch_py.tiers import Tier
 
 __all__ = ["Scanner", "Source"]
@@ -24,17 +25,30 @@ BATCHES_A_TURN = 8
 
 
 class Source:
-    """One configured source: its root's descriptor, its filter, its scan."""
+    """One configured source: its root's descriptor, its filter, its scan.
 
-    def __init__(self, number: int, config: SourceConfig) -> None:
+    told : the scan of another node, None where this one scans
+    """
+
+    def __init__(self, number: int, config: SourceConfig, told: Record | None) -> None:
         self.number = number
         self.config = config
+        self.told = told
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
-        self.scan: Any = None
+        self.scan: Scan | None = None
         self.scanned = False
         self.errors = 0
         self.scan_seconds = 0.0
+
+    def begin(self, config: Config, doorbell: Any) -> Scan:
+        if self.told is not None:
+            return self.told.scan(self.number)
+        rate = config.scan_ops_per_s or 0
+        return Walk(self.fd, self.number, config.scan_threads, rate, doorbell)
+
+    def root(self) -> Root:
+        return read_root(self.fd) if self.told is None else self.told.root(self.number)
 
     def excluded(self, entries: npt.NDArray[Any], paths: Any) -> npt.NDArray[np.bool_]:
         """(n,) True for files that the configuration leaves out. paths : callable, entry -> str."""
@@ -95,13 +109,24 @@ class Validator:
 
 
 class Scanner:
-    """Drives the scans of all sources, one after the other, in turns of the daemon's loop."""
+    """Drives the scans of all sources, one after the other, in turns of the daemon's loop.
+
+    told : what was scanned for all nodes, and when that began, on time.monotonic() [s]; None: it is
+    to be scanned.
+    """
 
     def __init__(
-        self, config: Config, shared: Shared, tiers: list[Tier | None], keepers: dict[int, Keeper]
+        self,
+        config: Config,
+        shared: Shared,
+        tiers: list[Tier | None],
+        keepers: dict[int, Keeper],
+        told: tuple[Record, float] | None = None,
     ) -> None:
+        # On time.monotonic(): what is listed is at least as new as this [s].
+        record, self.began = told or (None, time.monotonic())
         self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
-        self.sources = [Source(i, source) for i, source in enumerate(config.sources)]
+        self.sources = [Source(i, source, record) for i, source in enumerate(config.sources)]
         self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]
         # Copies of earlier sessions, by tier: of datasets that are not configured; and, once all
         # is scanned, of files that are gone or others now.
@@ -112,7 +137,6 @@ class Scanner:
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
-        self._started = 0.0
 
     @property
     def scanned(self) -> bool:
@@ -127,16 +151,13 @@ class Scanner:
         self.has_more = False
         for _ in range(BATCHES_A_TURN):
             source = self._source_to_scan()
-            if source is None:
+            if source is None or source.scan is None:
                 break
-            finished = ffi.new("int *")
-            batch = lib.monarch_scan_take(source.scan, finished)
-            if batch:
-                entries, pool = self._batch(batch)
-                found += self._insert(source, entries, pool)
-                lib.monarch_batch_free(batch)
-            elif finished[0]:
-                self._end(source)
+            batch = source.scan.take()
+            if batch is not None:
+                found += self._insert(source, batch.entries, batch.pool)
+            elif source.scan.is_finished:
+                self._end(source, source.scan)
             else:
                 break  # the scan's threads ring when they have found more
         else:
@@ -147,25 +168,18 @@ class Scanner:
         if self._current is None:
             self._current = next((s for s in self.sources if not s.scanned), None)
             if self._current is not None:
-                self._started = time.monotonic()
-                self._current.scan = lib.monarch_scan_start(
-                    self._current.fd,
-                    self._current.number,
-                    self.config.scan_threads,
-                    self.config.scan_ops_per_s or 0,
-                    ffi.addressof(self.shared.clients, "doorbell"),
-                )
+                bell = ffi.addressof(self.shared.clients, "doorbell")
+                self._current.scan = self._current.begin(self.config, bell)
         return self._current
 
-    def _end(self, source: Source) -> None:
-        error = ffi.new("int *")
-        source.errors = int(lib.monarch_scan_errors(source.scan, error))
+    def _end(self, source: Source, scan: Scan) -> None:
+        source.errors, error = scan.errors()
         if source.errors:
-            text = os.strerror(error[0])
+            text = os.strerror(error)
             log.warning("%s: %d not readable (%s)", source.config.path, source.errors, text)
-        lib.monarch_scan_stop(source.scan)
+        source.scan_seconds = scan.seconds
+        scan.close()
         source.scan, source.scanned = None, True
-        source.scan_seconds = time.monotonic() - self._started
         self._current = None
         if self.scanned:
             self._finish()
@@ -178,12 +192,6 @@ class Scanner:
         self.stale = {v.tier_number: v.rest() for v in self.validators}
         self.validators = []
         self.shared.control.scanned = 1
-
-    @staticmethod
-    def _batch(batch: Any) -> tuple[npt.NDArray[Any], Any]:
-        size = batch.count * ENTRY.itemsize
-        entries = np.frombuffer(ffi.buffer(batch.entries, size), dtype=ENTRY)
-        return entries, batch.pool
 
     def _insert(
         self, source: Source, entries: npt.NDArray[Any], pool: Any
@@ -297,5 +305,5 @@ class Scanner:
     def close(self) -> None:
         for source in self.sources:
             if source.scan is not None:
-                lib.monarch_scan_stop(source.scan)
+                source.scan.close()
             os.close(source.fd)

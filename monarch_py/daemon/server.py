@@ -16,14 +16,18 @@ from monarch_py.cluster import Cluster
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.keeper import Keeper
+from monarch_py.daemon.members import all_nodes
 from monarch_py.daemon.metadata import Metadata
+from monarch_py.daemon.nodes import Membership
 from monarch_py.daemon.openfiles import open_files, writers
-from monarch_py.daemon.report import status
+from monarch_py.daemon.report import SCHEMA_VERSION, status
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
 from monarch_py.daemon.staging import open_staging
-from monarch_py.errors import MonarchError, TierError
+from monarch_py.errors import MonarchError, SessionError, TierError
 from monarch_py.native import lib
+from monarch_py.peers import Purpose
+from monarch_py.scan import Record
 from monarch_py.session import SessionDir
 from monarch_py.tiers import Tier
 
@@ -51,11 +55,13 @@ class Daemon:
         session: SessionDir,
         cluster: Cluster | None = None,
         listener: socket.socket | None = None,
+        scanned: tuple[Record, float] | None = None,
     ) -> None:
-        self.config = config
+        self.config, self.cluster = config, cluster
         self.started = time.monotonic()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        self._is_closed = False
         self.tiers: list[Tier | None] = []
         self.keepers: dict[int, Keeper] = {}
         self._why: list[str] = []
@@ -63,10 +69,9 @@ class Daemon:
         self.shared = Shared(session, config)
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
-        self.scanner = Scanner(config, self.shared, self.tiers, self.keepers)
+        self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
         self.metadata = Metadata(config, self.shared, self.scanner)
-        told = (cluster, listener) if cluster is not None and listener is not None else None
-        self.filler = Filler(self.scanner, told)
+        self.filler = Filler(self.scanner, self._membership(listener))
         if self.filler.staging.tier is not None:
             self.shared.follow_opens()
         self._socket = self._listen(session)
@@ -96,6 +101,13 @@ class Daemon:
         devices = {int(control.source[i].dev) for i in range(control.sources)}
         for device, inode in writers(devices):
             lib.monarch_mark_changed(self.shared.clients, device, inode)
+
+    def _membership(self, listener: socket.socket | None) -> Membership | None:
+        if self.cluster is None or listener is None:
+            return None
+        status = self._between_turns(lambda _: self._status())
+        answers = {Purpose.STATUS: lambda: json.dumps(status({})).encode()}
+        return Membership(self.cluster, listener, answers)
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -150,6 +162,7 @@ class Daemon:
 
     def _close(self) -> None:
         with self._lock:
+            self._is_closed = True
             self._socket.close()
             self.shared.close()
             self.filler.close()
@@ -186,14 +199,18 @@ class Daemon:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            with connection:
-                try:
-                    self._answer(connection)
-                except OSError as error:
-                    log.info("a command was not answered: %s", error)
-                except Exception:
-                    # One bad request must not leave the daemon deaf; the log keeps the traceback.
-                    log.exception("a command was not answered")
+            # One that takes long (`look`, `all`) keeps no other waiting.
+            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+
+    def _attend(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                self._answer(connection)
+            except OSError as error:
+                log.info("a command was not answered: %s", error)
+            except Exception:
+                # One bad request must not leave the daemon deaf; the log keeps the traceback.
+                log.exception("a command was not answered")
 
     def _answer(self, connection: socket.socket) -> None:
         connection.settimeout(5)
@@ -229,20 +246,27 @@ class Daemon:
             "take_back": lambda r: {"files": self.filler.wanted.take_back(str(r["ticket"]))},
         }
         held = {name: self._between_turns(action) for name, action in actions.items()}
-        return {**held, "look": self._look}
+        return {**held, "look": self._look, "all": lambda r: self._all(held["status"](r))}
 
     def _between_turns(
         self, action: Callable[[dict[str, Any]], Any]
     ) -> Callable[[dict[str, Any]], Any]:
         def held(request: dict[str, Any]) -> Any:
             with self._lock:
+                if self._is_closed:  # and what would be looked at is gone
+                    raise SessionError("the daemon is ending")
                 return action(request)
 
         return held
 
+    def _all(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Of all nodes. The loop turns while they are asked."""
+        return {"schema": SCHEMA_VERSION, "nodes": all_nodes(self.cluster, own)}
+
     def _where(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
+            "cluster": "" if self.cluster is None else self.cluster.name,
             "generation": int(self.shared.control.generation),
             "scanned": self.scanner.scanned,
             "switched_off": bool(self.shared.control.off),

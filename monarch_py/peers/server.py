@@ -9,14 +9,15 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from monarch_py.errors import SessionError
 from monarch_py.native import ffi, lib
-from monarch_py.peers.handshake import Greeter, check_secret
+from monarch_py.peers.handshake import Greeter, Purpose, check_secret
+from monarch_py.peers.telling import Teller
 
 __all__ = ["PeerServer", "listen"]
 
@@ -51,8 +52,9 @@ class _Stranger:
 class PeerServer:
     """Shares files with whoever proves the secret, until it is closed.
 
-    listener : where they come (`listen`); the server's own from here on, but if it cannot be made:
-    ValueError for a short secret; MemoryError without threads.
+    listener : where they come (`listen`); the server's own from here on, but if it cannot be made;
+    answers : to what is asked besides files, called in threads of their own. ValueError for a short
+    secret; MemoryError without threads.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class PeerServer:
         secret: bytes,
         listener: socket.socket,
         *,
+        answers: Mapping[Purpose, Callable[[], bytes]] | None = None,
         threads: int = THREADS,
         connections: int = CONNECTIONS,
         idle_s: float = IDLE_LIMIT_S,
@@ -76,6 +79,7 @@ class PeerServer:
         if self._server == ffi.NULL:
             self._end(ffi.NULL)
             raise MemoryError("no thread could be started to serve peers")
+        self._teller = Teller(dict(answers or {}))
         self._calls, self._is_closing = threading.Lock(), False
         self._strangers: dict[int, _Stranger] = {}
         self._selector = selectors.DefaultSelector()
@@ -195,14 +199,20 @@ class PeerServer:
         self._forget(stranger)
         proof = stranger.greeter.proof()
         with stranger.connection as connection:
+            if proof is None:
+                return
+            wants_files = stranger.greeter.purpose == Purpose.FILES.value
             # Nobody else lets anyone in: where there is room now there is room below.
-            if proof is None or not lib.monarch_peer_server_has_room(self._server):
+            if wants_files and not lib.monarch_peer_server_has_room(self._server):
                 return
             try:
                 connection.send(proof)
             except OSError:
                 return
-            if lib.monarch_peer_server_adopt(self._server, connection.fileno()) == 0:
+            if not wants_files:
+                told = socket.socket(fileno=connection.detach())
+                self._teller.tell(told, stranger.greeter.purpose)
+            elif lib.monarch_peer_server_adopt(self._server, connection.fileno()) == 0:
                 connection.detach()
 
 
@@ -210,9 +220,11 @@ def listen(host: str, port: int = 0) -> socket.socket:
     """Where a PeerServer will be reached; port 0 is any that is free. SessionError when it cannot
     be there."""
     try:
-        return socket.create_server((host, port), backlog=BACKLOG)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise SessionError(
-            f"peers cannot be served at {host}, port {port} ({error.strerror}): name an address "
+            f"peers cannot be served at {host}, port {port} ({why}): name an address "
             "of this node that is free"
         ) from error

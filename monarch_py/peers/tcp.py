@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 from monarch_py.native import ffi, lib
-from monarch_py.peers.handshake import check_secret, introduce
+from monarch_py.peers.handshake import Purpose, check_secret, introduce
 from monarch_py.peers.ranges import PeerStatus
 from monarch_py.peers.transport import Unreachable
 
-__all__ = ["TcpTransport"]
+__all__ = ["TcpTransport", "connected"]
 
 # Two nodes of one cluster answer within a millisecond; a lost first packet is sent again after a
 # second, which is later than the source would have answered [s].
@@ -46,23 +46,30 @@ class TcpTransport:
         self._connect_s, self._first_byte_s, self._between_s = connect_s, first_byte_s, between_s
 
     def connect(self, address: tuple[str, int]) -> Any:
-        deadline = time.monotonic() + self._connect_s
-        try:
-            connection = socket.create_connection(address, timeout=self._connect_s)
-        except TimeoutError:
-            raise Unreachable(PeerStatus.TIMEOUT) from None
-        except OSError:
-            raise Unreachable(PeerStatus.CUT) from None
-        with connection:  # which closes nothing once a link has taken it over
-            try:
-                introduce(connection, self._secret, deadline)
-            except TimeoutError:
-                raise Unreachable(PeerStatus.TIMEOUT) from None
-            except OSError:
-                raise Unreachable(PeerStatus.CUT) from None
+        # Which closes nothing once a link has taken the connection over.
+        with connected(address, self._secret, self._connect_s, Purpose.FILES) as connection:
             bounds = [round(s * 1000) for s in (self._first_byte_s, self._between_s)]
             link = lib.monarch_peer_link_new(connection.fileno(), *bounds)
             if link == ffi.NULL:
                 raise MemoryError("no memory for a link to a peer")
             connection.detach()
             return link
+
+
+def connected(
+    address: tuple[str, int], secret: bytes, limit_s: float, purpose: Purpose
+) -> socket.socket:
+    """A connection to a server that knows the same secret. Unreachable if there is none in time."""
+    deadline = time.monotonic() + limit_s
+    try:
+        connection = socket.create_connection(address, timeout=limit_s)
+        try:
+            introduce(connection, secret, deadline, purpose)
+        except BaseException:
+            connection.close()
+            raise
+    except TimeoutError:
+        raise Unreachable(PeerStatus.TIMEOUT) from None
+    except OSError:
+        raise Unreachable(PeerStatus.CUT) from None
+    return connection

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from monarch_py.config import Config, SourceConfig, TierConfig, _disk, load_config
-from monarch_py.config._keys import DATA_PLANE, DOCUMENT, LEVEL, SETTINGS, SOURCE
+from monarch_py.config import Config, PeersConfig, SourceConfig, TierConfig, _disk, load_config
+from monarch_py.config._keys import DATA_PLANE, DOCUMENT, LEVEL, PEERS, SETTINGS, SOURCE
 from monarch_py.document import Table, markdown_rows
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ scan_threads: 256
 scan_rate: 5000
 placement: first_fit
 switch_file: @/not/there
+peers: {interface: ib0, port: 7000}
 """)
     first = site.source(
         include=("*.tar", "train/**"),
@@ -87,6 +88,13 @@ switch_file: @/not/there
     assert (config.block_size_bytes, config.copy_threads) == (128 * 1024, 6)
     assert (config.scan_threads, config.scan_ops_per_s) == (256, 5000)
     assert (config.placement, config.switch_file) == ("first_fit", site.root / "not/there")
+    assert config.peers == PeersConfig(interface="ib0", address=None, port=7000)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.5", "fd00::5", "127.0.0.1"])
+def test_peers_have_an_address_in_numbers(site: Site, address: str) -> None:
+    config = site.load(SMALLEST + f"peers: {{address: '{address}'}}\n")
+    assert config.peers == PeersConfig(address=address)
 
 
 def test_the_listing_of_the_original_is_read(site: Site) -> None:
@@ -256,11 +264,11 @@ def test_a_file_system_without_a_bound_takes_any_quota(
 
 def test_the_documentation_shows_the_tables() -> None:
     lines = DOCUMENTATION.read_text().splitlines()
-    rows = [row for table in (SETTINGS, SOURCE, LEVEL) for row in markdown_rows(table)]
+    rows = [row for table in (SETTINGS, SOURCE, LEVEL, PEERS) for row in markdown_rows(table)]
     assert [row for row in rows if row not in lines] == []
 
 
-@pytest.mark.parametrize("table", [SOURCE, LEVEL, SETTINGS, DATA_PLANE, DOCUMENT])
+@pytest.mark.parametrize("table", [SOURCE, LEVEL, PEERS, SETTINGS, DATA_PLANE, DOCUMENT])
 def test_the_documentation_names_every_key(table: Table) -> None:
     text = DOCUMENTATION.read_text()
     assert [name for name in table.names() if f"`{name}`" not in text] == []

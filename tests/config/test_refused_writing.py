@@ -212,6 +212,27 @@ REFUSED = {
         "out of range",
         "64KiB to 1GiB",
     ),
+    "a name for an address": (
+        SMALLEST + "peers: {address: node7}\n",
+        5,
+        "peers.address",
+        "'node7' is no address",
+        "10.0.0.5",
+    ),
+    "an interface and an address": (
+        SMALLEST + "peers:\n  interface: ib0\n  address: 10.0.0.5\n",
+        7,
+        "peers.address",
+        "'interface' says it already",
+        "remove one",
+    ),
+    "a port that is none": (
+        SMALLEST + "peers: {port: 65536}\n",
+        5,
+        "peers.port",
+        "out of range",
+        "65535",
+    ),
     "tab": (SMALLEST + "\tx: 1\n", 5, "", "not YAML (found character '\\t'", "indent with spaces"),
     "unclosed": ("a:\n  b: [1\n", 3, "", "not YAML (expected ',' or ']'", "indent"),
     "pattern without quotes": (

@@ -210,13 +210,18 @@ def test_no_manifest_knows_what_is_staged(
     assert status["staging"]["files"] + status["tiers"][0]["files"] == 10
     kept = status["tiers"][0]["files"]
     assert not status["staging"]["persistent"]
+    (manifest,) = (tmp_path / "small").rglob("manifest.sqlite")
+
+    def recorded() -> int:
+        with closing(sqlite3.connect(manifest)) as rows:
+            return int(rows.execute("SELECT count(*) FROM copies").fetchone()[0])
+
+    wait_until(lambda: recorded() >= kept, what="the manifest")
     for end in (session.kill, session.stop):
         if end == session.stop:
             assert not list(area.rglob("staging-*/c/*")), "debris of the one that was killed"
         end()
-        (manifest,) = (tmp_path / "small").rglob("manifest.sqlite")
-        with closing(sqlite3.connect(manifest)) as rows:
-            assert rows.execute("SELECT count(*) FROM copies").fetchone()[0] == kept
+        assert recorded() == kept
         session.start()
         wait_until(lambda: session.status()["tiers"][0]["files"] == kept, what="the kept copies")
         assert session.status()["staging"]["files"] == 0

@@ -28,7 +28,7 @@ from support.session import wait_until
 
 from monarch_py.native import lib
 from monarch_py.peers import FileId, FileServer, PeerStatus, listen, new_secret
-from monarch_py.peers.handshake import ANSWER_BYTES, GREETING, HELLO_BYTES
+from monarch_py.peers.handshake import ANSWER_BYTES, GREETING, HELLO_BYTES, Purpose
 from monarch_py.peers.server import MOST_STRANGERS
 
 CONTENT = os.urandom(3 * BLOCK + 17)
@@ -71,7 +71,7 @@ def test_without_a_proof_nothing_is_answered_but_the_greeting(
     for said in (
         request(file.id) * 3,
         bytes(ANSWER_BYTES),
-        GREETING + bytes(64),
+        GREETING + bytes(ANSWER_BYTES - len(GREETING)),
         b"GET / HTTP/1.1",
     ):
         with bare(server) as connection:
@@ -119,7 +119,7 @@ def test_the_servers_own_proof_is_no_clients(serving: tuple[FileServer, Offer]) 
     server, _ = serving
     with bare(server) as connection:
         hello = connection.recv(HELLO_BYTES, socket.MSG_WAITALL)
-        connection.sendall(hello + bytes(32))
+        connection.sendall(hello + Purpose.FILES.value + bytes(32))
         assert ends(connection)
 
 

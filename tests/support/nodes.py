@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_py.cluster import Cluster, Member
-from monarch_py.daemon.lifecycle import spawn
+from monarch_py.daemon.lifecycle import Told, spawn
 from monarch_py.peers import listen, new_secret
 from support.session import MIB, Session, wait_until
 
@@ -23,9 +23,8 @@ class Node(Session):
 
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Node:
         with _shared_memory(self.shm):
-            self.daemon = spawn(
-                self.config, detach=False, cluster=self.cluster, listener=self.listener
-            )
+            told = Told(self.cluster, self.listener)
+            self.daemon = spawn(self.config, detach=False, told=told)
             self.log = self.paths.log
         return self
 

@@ -11,7 +11,7 @@ import pytest
 from support.session import Session
 from support.told import wait_told
 
-from monarch_py.daemon.metadata import names_are_exact
+from monarch_py.scan import names_are_exact
 
 
 def opened(path: Path) -> int:

@@ -1,0 +1,66 @@
+"""The address at which the other nodes reach this one."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+import psutil
+
+from monarch_py.config import Config
+from monarch_py.errors import ConfigError
+
+__all__ = ["is_loopback", "serving_address"]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only the node itself reaches it."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def serving_address(config: Config) -> str:
+    """As `peers` of the configuration says. Without it what the host's name stands for; where that
+    is none of this node's, or a loopback, the first address of a network interface.
+
+    ConfigError for an interface that is not there.
+    """
+    peers = config.peers
+    if peers.address is not None:
+        return peers.address
+    here = _addresses()
+    if peers.interface is not None:
+        found = here.get(peers.interface)
+        if not found:
+            raise ConfigError(
+                f"{config.file}: peers.interface: {peers.interface!r} has no address on"
+                f" {socket.gethostname()}; choose from {', '.join(here)}"
+            )
+        return found[0]
+    all_here = [address for addresses in here.values() for address in addresses]
+    known = [address for address in _of_host_name() if address in all_here]
+    return next((a for a in [*known, *all_here] if not is_loopback(a)), "127.0.0.1")
+
+
+def _addresses() -> dict[str, list[str]]:
+    """Of each interface that is up; IPv4 first. One that means nothing without its interface's name
+    is left out."""
+    states = psutil.net_if_stats()
+    found = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        usable = [
+            a.address
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for a in addresses
+            if a.family == family and "%" not in a.address
+        ]
+        if usable and name in states and states[name].isup:
+            found[name] = usable
+    return found
+
+
+def _of_host_name() -> list[str]:
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:  # a name that nobody knows
+        return []
+    return [str(address[0]) for *_, address in found]

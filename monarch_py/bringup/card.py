@@ -1,0 +1,139 @@
+"""What every node says of itself before the daemons start, and whether they go together."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_py import __version__
+from monarch_py.bringup.address import is_loopback, serving_address
+from monarch_py.client import Client
+from monarch_py.config import Config
+from monarch_py.errors import SessionError
+from monarch_py.peers import listen
+from monarch_py.session import SessionDir, shm_root
+
+__all__ = ["Card", "are_up", "check_cards", "make_card"]
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One rank's.
+
+    name : of the node, for people;  place : what no two daemons share: host, boot, shared memory
+    and session;  file : the configuration
+    address : where it listens, None if a daemon runs here already;  running : the name of that
+    one's cluster, "" for none;  agreed : key -> value that all nodes must have alike
+    """
+
+    name: str
+    place: tuple[str, ...]
+    file: str
+    address: tuple[str, int] | None
+    running: str | None
+    quotas: tuple[int, ...]
+    agreed: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+def make_card(config: Config, name: str) -> tuple[Card, socket.socket | None]:
+    """With the socket that listens, if no daemon runs here. ConfigError, SessionError."""
+    session = SessionDir.of(config.file)
+    running = _running(Client(session))
+    listener = None
+    if running is None:
+        listener = listen(serving_address(config), config.peers.port)
+    card = Card(
+        name=name,
+        place=(socket.gethostname(), _boot(), str(session.path), str(os.stat(shm_root()).st_dev)),
+        file=str(config.file),
+        address=None if listener is None else listener.getsockname()[:2],
+        running=running,
+        quotas=tuple(tier.quota_bytes for tier in config.tiers),
+        agreed=_agreed(config),
+        warnings=config.warnings,
+    )
+    return card, listener
+
+
+def _boot() -> str:
+    """Tells two machines of one name apart."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _running(client: Client) -> str | None:
+    try:
+        return str(client.ask("where")["cluster"])
+    except SessionError:
+        return None
+
+
+def _agreed(config: Config) -> dict[str, str]:
+    """What a file is named by, or told by, between nodes."""
+    agreed = {"Monarch": __version__, "block_size": f"{config.block_size_bytes} bytes"}
+    for i, source in enumerate(config.sources):
+        key = f"sources[{i}]"
+        agreed[key] = repr(str(source.real_path))
+        agreed[f"{key}.include"] = repr(list(source.include))
+        agreed[f"{key}.exclude"] = repr(list(source.exclude))
+        agreed[f"{key}.min_size"] = f"{source.min_size_bytes} bytes"
+        most = source.max_size_bytes
+        agreed[f"{key}.max_size"] = "none" if most is None else f"{most} bytes"
+    return agreed
+
+
+def are_up(cards: Sequence[Card]) -> bool:
+    """Whether the daemons of one cluster run on all these nodes already."""
+    return bool(cards[0].running) and len({card.running for card in cards}) == 1
+
+
+def check_cards(cards: Sequence[Card]) -> None:
+    """SessionError, in the same words on every rank, for nodes that do not go together."""
+    _check_places(cards)
+    running = [card.name for card in cards if card.running is not None]
+    if running:
+        raise SessionError(
+            f"{', '.join(running)}: a daemon serves this configuration already, and not together"
+            " with the other nodes; stop it first, with monarch stop"
+        )
+    _check_addresses(cards)
+    first = cards[0]
+    for card in cards[1:]:
+        for key in dict.fromkeys([*first.agreed, *card.agreed]):
+            ours, theirs = first.agreed.get(key, "missing"), card.agreed.get(key, "missing")
+            if ours != theirs:
+                raise SessionError(
+                    f"{card.name}: {key} is {theirs}, and on {first.name} {ours}: it has to be the"
+                    f" same on all nodes; correct {card.file}"
+                )
+
+
+def _check_places(cards: Sequence[Card]) -> None:
+    seen: dict[tuple[str, ...], int] = {}
+    for rank, card in enumerate(cards):
+        other = seen.setdefault(card.place, rank)
+        if other != rank:
+            raise SessionError(
+                f"ranks {other} and {rank} are both on {card.place[0]}, with one configuration:"
+                " start one rank a node, with mpiexec -ppn 1 or srun --ntasks-per-node=1, or give"
+                " each a configuration of its own, such as -c 'tiers-{rank}.yaml'"
+            )
+
+
+def _check_addresses(cards: Sequence[Card]) -> None:
+    if len({card.place[0] for card in cards}) == 1:
+        return
+    for card in cards:
+        if card.address is not None and is_loopback(card.address[0]):
+            raise SessionError(
+                f"{card.name}: its address, {card.address[0]}, is one that only it can reach; name"
+                f" another with peers.interface or peers.address in {card.file}"
+            )

@@ -1,0 +1,54 @@
+"""What a scan finds, a batch at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+__all__ = ["Batch", "Root", "Scan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """entries : (n,) of dtype ENTRY, without their hashes;  pool : where their paths and links'
+    targets lie, a C pointer, used_bytes of it. Both only until the next batch is taken."""
+
+    entries: npt.NDArray[Any]
+    pool: Any
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What listing a source's root tells besides its names.
+
+    up_ino : the inode of its "..", 0 if unknown;  names_exact : upper and lower case are different
+    names there
+    """
+
+    up_ino: int
+    names_exact: bool
+
+
+class Scan(Protocol):
+    def take(self) -> Batch | None:
+        """The next batch; None when there is none yet, or none any more (`is_finished`)."""
+        ...
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, once it is finished [s]."""
+        ...
+
+    def errors(self) -> tuple[int, int]:
+        """How many names could not be read, and the first errno."""
+        ...
+
+    def close(self) -> None:
+        """Ends it; a second call does nothing."""
+        ...

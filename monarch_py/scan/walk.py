@@ -1,0 +1,79 @@
+"""Listing a source, by the threads of csrc/daemon/scan.c."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from monarch_py.native import ENTRY, ffi, lib
+from monarch_py.scan.batch import Batch, Root
+
+__all__ = ["Walk", "names_are_exact", "read_root"]
+
+
+class Walk:
+    """Lists the tree below a directory.
+
+    fd : of the root, the caller's;  source : its number;  ops_per_s : 0 for no limit;  doorbell : a
+    C pointer, rung when there is something to take. OSError when the root cannot be looked at.
+    """
+
+    def __init__(self, fd: int, source: int, threads: int, ops_per_s: int, doorbell: Any) -> None:
+        self._started, self.seconds = time.monotonic(), 0.0
+        self._doorbell = doorbell  # rung until the threads have ended
+        self._scan: Any = lib.monarch_scan_start(fd, source, threads, ops_per_s, doorbell)
+        if self._scan == ffi.NULL:
+            raise OSError(errno.EIO, "the source's root cannot be looked at")
+        self._batch: Any = ffi.NULL
+        self.is_finished = False
+
+    def take(self) -> Batch | None:
+        self._free()
+        finished = ffi.new("int *")
+        self._batch = batch = lib.monarch_scan_take(self._scan, finished)
+        if batch == ffi.NULL:
+            if finished[0]:
+                self.is_finished = True
+                self.seconds = time.monotonic() - self._started
+            return None
+        size = batch.count * ENTRY.itemsize
+        entries = np.frombuffer(ffi.buffer(batch.entries, size), dtype=ENTRY)
+        return Batch(entries, batch.pool, int(batch.pool_used))
+
+    def errors(self) -> tuple[int, int]:
+        first = ffi.new("int *")
+        return int(lib.monarch_scan_errors(self._scan, first)), int(first[0])
+
+    def close(self) -> None:
+        self._free()
+        if self._scan != ffi.NULL:
+            lib.monarch_scan_stop(self._scan)
+            self._scan = ffi.NULL
+
+    def _free(self) -> None:
+        lib.monarch_batch_free(self._batch)
+        self._batch = ffi.NULL
+
+
+def names_are_exact(directory: int) -> bool:
+    """Whether upper and lower case are different names there, as far as one name tells; `directory`
+    is a descriptor. Where they are not (CIFS, FAT, case folding), a name may lead to a file under
+    another than it is listed by."""
+    try:
+        names = set(os.listdir(directory))
+    except OSError:
+        return False
+    other = next((n.swapcase() for n in names if n.swapcase() not in names and n.isascii()), None)
+    try:
+        return other is None or not os.stat(other, dir_fd=directory, follow_symlinks=False)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+
+
+def read_root(directory: int) -> Root:
+    """Lists a source's root once more; `directory` is a descriptor."""
+    return Root(int(lib.monarch_read_up(directory)), names_are_exact(directory))
