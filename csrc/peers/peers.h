@@ -54,8 +54,9 @@ struct monarch_peer_server;
 /* NULL without memory, descriptors or threads. */
 struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
                                                       const struct monarch_peer_bounds *bounds);
-/* Takes over a connected socket whose owner has proved what it is; -EBUSY when there are as many
- * as there may be, and then, as after every error, it stays the caller's. */
+/* Takes over a connected socket whose owner has proved what it is, in place of one that was idle
+ * for long when there are as many as there may be; -EBUSY when all of those are at work, and then,
+ * as after every error, it stays the caller's. */
 int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd);
 int monarch_peer_server_has_room(struct monarch_peer_server *s);
 void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_peer_counts *out);

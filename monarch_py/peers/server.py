@@ -34,7 +34,7 @@ WAIT_LIMIT_S = 0.7
 # Strangers at the door: from a connection to its proof [s], and how many at a time. The oldest goes
 # when there are more, so that a crowd of silent ones keeps nobody out who answers.
 GREETING_LIMIT_S = 1.0
-MOST_STRANGERS = 64
+MOST_STRANGERS = 256
 # Connections that the kernel holds for us. One more loses its first packet, and with it a second:
 # a large job's daemons all come at once.
 BACKLOG = 1024

@@ -233,12 +233,31 @@ def test_no_more_connections_than_there_may_be(
     file = offer(CONTENT).share(server)
     held = [connect(server) for _ in range(3)]
     try:
-        assert fetch(peer_of(server), file.id)[0] == PeerStatus.REFUSED
+        for connection in held:  # the beginning of a request: it is at work
+            connection.sendall(request(file.id)[:8])
+        wait_until(lambda: fetch(peer_of(server), file.id)[0] == PeerStatus.REFUSED, timeout=5)
     finally:
         for connection in held:
             connection.close()
     wait_until(lambda: not server.counts()["connections"], timeout=5)
     assert_serves(server, file)
+
+
+def test_the_longest_idle_connection_makes_room(
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
+) -> None:
+    server = server_factory(connections=3)
+    file = offer(CONTENT).share(server)
+    held = [connect(server) for _ in range(3)]
+    try:
+        wait_until(lambda: server.counts()["connections"] == 3, timeout=5)
+        assert fetch(peer_of(server), file.id) == (PeerStatus.OK, CONTENT)
+        assert ends(held[0])
+        held[2].sendall(request(file.id))
+        assert held[2].recv(24, socket.MSG_WAITALL)
+    finally:
+        for connection in held:
+            connection.close()
 
 
 def test_who_says_nothing_is_not_kept_for_ever(
