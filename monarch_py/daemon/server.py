@@ -143,10 +143,10 @@ class Daemon:
         more = self.filler.wanted.fill_met()
         self.filler.copies.drop_changed()
         self.filler.copies.compare_young()
-        self.filler.copies.feed_drops()
         self.filler.collect()
         if not self.shared.control.off:
             more |= self.filler.feed()
+        self.filler.copies.feed_drops()  # at once: readers may wait for the room
         self.metadata.step()
         self.filler.answer()
         self.filler.engine.adapt()

@@ -155,11 +155,13 @@ def test_without_anything_to_drop_the_source_serves_this_time(
 def test_a_reader_that_waits_for_room_has_every_byte_from_its_copy(
     session_factory: Factory, tmp_path: Path, area: Path, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """Its open finds the area full: what goes is gone before the source is asked."""
+    """It finds the area full: what goes is gone before the source is asked. The fill begins with
+    the read: FUSE asks again for what it read in an open that came beside it."""
     mounted = slow_factory()
     Files(mounted.backing).add_many(12, 300_000)
     staging = {"mount_point": str(area), "max_storage_quota": MIB}
-    session = session_factory(mounted.mountpoint, tiers=small_tier(tmp_path), staging=staging)
+    tiers = small_tier(tmp_path)
+    session = session_factory(mounted.mountpoint, tiers=tiers, staging=staging, fill_after=0.0001)
     session.start().wait_scanned()
     mounted.reset()
     for _ in range(2):
