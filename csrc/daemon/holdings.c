@@ -20,6 +20,7 @@ struct monarch_holdings {
     pthread_rwlock_t lock; /* of the catalog, which is replaced by a larger one */
     const struct monarch_catalog *catalog;
     uint64_t *kept;         /* atomic: a bit for every entry */
+    int is_ready;           /* atomic: the bits say what is kept */
     pthread_mutex_t waking; /* so that the server is not stopped meanwhile */
     struct monarch_peer_server *server;
 };
@@ -71,6 +72,13 @@ static enum monarch_peer_status open_copy(const holdings *h, const struct monarc
     return MONARCH_PEER_OK;
 }
 
+static int is_ready(const holdings *h) { return __atomic_load_n(&h->is_ready, __ATOMIC_ACQUIRE); }
+
+/* Of what this node does not fill for others. */
+static enum monarch_peer_status not_kept(const holdings *h) {
+    return is_ready(h) ? MONARCH_PEER_UNKNOWN_FILE : MONARCH_PEER_LATER;
+}
+
 static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
                                            const struct monarch_peer_request *wanted,
                                            struct monarch_peer_opened *out) {
@@ -87,14 +95,14 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     case MONARCH_ABSENT:
     case MONARCH_WANTED:
         if (!is_kept(h, id))
-            return MONARCH_PEER_UNKNOWN_FILE;
+            return not_kept(h);
         want(h, id);
         return MONARCH_PEER_LATER;
     case MONARCH_FILLING: {
         int slot = is_kept(h, id) ? slot_of(h, word) : -1;
         if (slot >= 0)
             return open_copy(h, e, id, word, slot, out);
-        return is_kept(h, id) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
+        return is_kept(h, id) ? MONARCH_PEER_LATER : not_kept(h);
     }
     default:
         return MONARCH_PEER_UNKNOWN_FILE;
@@ -104,7 +112,7 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
 static enum monarch_peer_status open_held(void *arg, const struct monarch_peer_request *wanted,
                                           struct monarch_peer_opened *out) {
     holdings *h = arg;
-    enum monarch_peer_status status = MONARCH_PEER_UNKNOWN_FILE;
+    enum monarch_peer_status status = not_kept(h);
     pthread_rwlock_rdlock(&h->lock);
     if (h->catalog && wanted->source < MONARCH_MAX_SOURCES) {
         int64_t id = monarch_find_hash(h->catalog, wanted->source, wanted->path_hash);
@@ -214,6 +222,8 @@ void monarch_holdings_keep(holdings *h, uint64_t n, const uint64_t *ids, const u
             __atomic_fetch_and(&h->kept[ids[i] / 64], ~bit, __ATOMIC_RELAXED);
     }
 }
+
+void monarch_holdings_ready(holdings *h) { __atomic_store_n(&h->is_ready, 1, __ATOMIC_RELEASE); }
 
 struct monarch_peer_server *monarch_holdings_serve(holdings *h,
                                                    const struct monarch_peer_bounds *bounds) {

@@ -24,6 +24,9 @@ void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_c
  * gets for somebody else: a request is not passed on. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint8_t *is_kept);
+/* From now on it is known which files this node keeps. Until then whoever asks for what is not
+ * there waits, instead of being told that it never will be. */
+void monarch_holdings_ready(struct monarch_holdings *h);
 struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
 /* Something of this file has come, or will not come any more; NULL: nobody can ask. */

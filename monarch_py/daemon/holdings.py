@@ -79,6 +79,10 @@ class Holdings(PeerServer):
             self._c, len(entries), pointer(entries, "uint64_t *"), pointer(flags, "uint8_t *")
         )
 
+    def ready(self) -> None:
+        """It is known by now what this node keeps."""
+        lib.monarch_holdings_ready(self._c)
+
     def _begin(self, bounds: Any) -> Any:
         return lib.monarch_holdings_serve(self._c, bounds)
 

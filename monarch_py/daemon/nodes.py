@@ -56,22 +56,33 @@ class Nodes:
         # Of every entry that was decided on: the node that keeps it, and whether this one does too.
         self._owner = np.zeros(0, dtype=np.int32)
         self._keeps = np.zeros(0, dtype=bool)
+        self._is_decided = False
+        # Somebody else decides on files of a plan first, see `assign`.
+        self.awaits_plan = False
 
     @property
     def is_ready(self) -> bool:
         """Whether it is known who keeps what; before that nothing can be filled."""
-        return len(self._owner) > 0 or not len(self.shared.catalog)
+        return self._is_decided and not self.awaits_plan
 
     def step(self, *, scanned: bool) -> None:
         """Decides on what the catalog has got. scanned : the catalog has all files by now."""
         self.holdings.follow_catalog()
         count = len(self.shared.catalog)
-        if not scanned or count == len(self._owner):
-            return
-        if not len(self._owner):
+        if scanned and not self._is_decided:
             self._decide_all(count)
-        else:
+            self._is_decided = True
+        elif self._is_decided and count > len(self._owner):
             self._decide_late(count)
+        if self.is_ready:
+            self.holdings.ready()
+
+    def assign(self, ids: Ids, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
+        """What a plan says of (n,) entries, on every node the same: the node that keeps each,
+        NOBODY for none, and whether this one keeps a copy. It holds from now on, also when the plan
+        is no longer followed: the copies are where it has put them."""
+        self._owner[ids], self._keeps[ids] = owner, keeps
+        self.holdings.keep(ids, owner == self.cluster.rank)
 
     def keeps_here(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """(n,) whether this node keeps their copies; of others it has one only for a while."""
