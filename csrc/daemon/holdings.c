@@ -11,6 +11,7 @@
 
 #include "connection.h"
 #include "doorbell.h"
+#include "sums.h"
 
 struct monarch_holdings {
     struct monarch_clients *clients;
@@ -19,8 +20,10 @@ struct monarch_holdings {
     int copies[MONARCH_MAX_TIERS];
     pthread_rwlock_t lock; /* of the catalog, which is replaced by a larger one */
     const struct monarch_catalog *catalog;
-    uint64_t *kept;         /* atomic: a bit for every entry */
-    int is_ready;           /* atomic: the bits say what is kept */
+    uint64_t *kept; /* atomic: a bit for every entry */
+    int is_ready;   /* atomic: the bits say what is kept */
+    uint64_t *kept; /* atomic: a bit for every entry */
+    struct monarch_sums *sums;
     pthread_mutex_t waking; /* so that the server is not stopped meanwhile */
     struct monarch_peer_server *server;
 };
@@ -163,10 +166,10 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     return end < stop ? end : stop > at ? stop : at;
 }
 
-/* They are computed: only daemons that record copies remember the sums of their blocks. */
 static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
-    (void)arg, (void)file, (void)block, (void)sum;
-    return 0;
+    const holdings *h = arg;
+    const struct held *held = file;
+    return monarch_sums_find(h->sums, MONARCH_WORD_COPY(held->word), block, sum);
 }
 
 static void close_held(void *arg, void *file) {
@@ -183,15 +186,18 @@ holdings *monarch_holdings_new(struct monarch_clients *clients, const struct mon
                                uint64_t block_bytes) {
     holdings *h = calloc(1, sizeof *h);
     uint64_t *kept = calloc(MONARCH_MAX_FILES / 64, sizeof *kept);
-    if (!h || !kept) {
+    struct monarch_sums *sums = monarch_sums_new();
+    if (!h || !kept || !sums) {
         free(h);
         free(kept);
+        monarch_sums_free(sums);
         return NULL;
     }
     h->clients = clients;
     h->fills = fills;
     h->block_bytes = block_bytes;
     h->kept = kept;
+    h->sums = sums;
     for (int i = 0; i < MONARCH_MAX_TIERS; i++)
         h->copies[i] = -1;
     pthread_rwlock_init(&h->lock, NULL);
@@ -244,6 +250,13 @@ void monarch_holdings_wake(holdings *h, uint32_t source, uint64_t path_hash) {
     pthread_mutex_unlock(&h->waking);
 }
 
+void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums, uint64_t blocks) {
+    if (h && sums)
+        monarch_sums_keep(h->sums, copy, sums, blocks);
+    else if (h)
+        monarch_sums_drop(h->sums, copy);
+}
+
 void monarch_holdings_stop(holdings *h, struct monarch_peer_server *s) {
     pthread_mutex_lock(&h->waking);
     h->server = NULL;
@@ -254,6 +267,7 @@ void monarch_holdings_stop(holdings *h, struct monarch_peer_server *s) {
 void monarch_holdings_free(holdings *h) {
     pthread_rwlock_destroy(&h->lock);
     pthread_mutex_destroy(&h->waking);
+    monarch_sums_free(h->sums);
     free(h->kept);
     free(h);
 }
