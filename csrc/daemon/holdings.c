@@ -22,7 +22,6 @@ struct monarch_holdings {
     const struct monarch_catalog *catalog;
     uint64_t *kept; /* atomic: a bit for every entry */
     int is_ready;   /* atomic: the bits say what is kept */
-    uint64_t *kept; /* atomic: a bit for every entry */
     struct monarch_sums *sums;
     pthread_mutex_t waking; /* so that the server is not stopped meanwhile */
     struct monarch_peer_server *server;
