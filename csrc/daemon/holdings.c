@@ -11,7 +11,16 @@
 
 #include "connection.h"
 #include "doorbell.h"
+#include "engine.h"
 #include "sums.h"
+
+/* Blocks that were looked through last, and for how long that is enough [ns]. */
+#define CHECKS 4096
+#define CHECKED_NS 60000000000ULL
+
+struct checked {
+    uint64_t word, block, at_ns;
+};
 
 struct monarch_holdings {
     struct monarch_clients *clients;
@@ -23,13 +32,15 @@ struct monarch_holdings {
     uint64_t *kept; /* atomic: a bit for every entry */
     int is_ready;   /* atomic: the bits say what is kept */
     struct monarch_sums *sums;
+    pthread_mutex_t checking;
+    struct checked checked[CHECKS];
     pthread_mutex_t waking; /* so that the server is not stopped meanwhile */
     struct monarch_peer_server *server;
 };
 
 /* A copy that a peer is sent. */
 struct held {
-    uint64_t id, word, size, blocks, block_bytes;
+    uint64_t id, word, size, blocks, block_bytes, sum; /* sum: the file's */
     int fd, slot; /* slot: of the map, -1 for a copy that is whole */
 };
 
@@ -69,7 +80,7 @@ static enum monarch_peer_status open_copy(const holdings *h, const struct monarc
         return MONARCH_PEER_UNKNOWN_FILE;
     }
     uint64_t blocks = (e->size + h->block_bytes - 1) / h->block_bytes;
-    *held = (struct held){id, word, e->size, blocks, h->block_bytes, fd, slot};
+    *held = (struct held){id, word, e->size, blocks, h->block_bytes, e->sum, fd, slot};
     *out = (struct monarch_peer_opened){held, fd, e->size, h->block_bytes};
     return MONARCH_PEER_OK;
 }
@@ -171,6 +182,38 @@ static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
     return monarch_sums_find(h->sums, MONARCH_WORD_COPY(held->word), block, sum);
 }
 
+static int agrees(const holdings *h, const struct held *held, uint64_t block, uint64_t sum) {
+    uint64_t recorded;
+    if (monarch_sums_find(h->sums, MONARCH_WORD_COPY(held->word), block, &recorded))
+        return sum == recorded;
+    /* Of a copy of one block the catalog's sum tells as much. */
+    return held->slot >= 0 || held->blocks != 1 ||
+           monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
+}
+
+static struct checked *last_check(holdings *h, const struct held *held, uint64_t block) {
+    return &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
+}
+
+/* Readers that wait ask for a block in many parts: it is looked through once for all of them. */
+static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
+    holdings *h = arg;
+    const struct held *held = file;
+    uint64_t now = monarch_now_ns();
+    int is_good;
+    if (held->slot >= 0) /* as it comes from the source */
+        return 1;
+    if (sum && !agrees(h, held, block, *sum))
+        return 0;
+    pthread_mutex_lock(&h->checking);
+    struct checked *last = last_check(h, held, block);
+    if (sum)
+        *last = (struct checked){held->word, block, now};
+    is_good = last->word == held->word && last->block == block && now - last->at_ns < CHECKED_NS;
+    pthread_mutex_unlock(&h->checking);
+    return is_good;
+}
+
 static void close_held(void *arg, void *file) {
     struct held *held = file;
     (void)arg;
@@ -201,6 +244,7 @@ holdings *monarch_holdings_new(struct monarch_clients *clients, const struct mon
         h->copies[i] = -1;
     pthread_rwlock_init(&h->lock, NULL);
     pthread_mutex_init(&h->waking, NULL);
+    pthread_mutex_init(&h->checking, NULL);
     return h;
 }
 
@@ -232,7 +276,7 @@ void monarch_holdings_ready(holdings *h) { __atomic_store_n(&h->is_ready, 1, __A
 
 struct monarch_peer_server *monarch_holdings_serve(holdings *h,
                                                    const struct monarch_peer_bounds *bounds) {
-    struct monarch_peer_files files = {h, open_held, available, sum_of, close_held};
+    struct monarch_peer_files files = {h, open_held, available, sum_of, check, close_held};
     struct monarch_peer_server *s = monarch_peer_serve(&files, bounds);
     pthread_mutex_lock(&h->waking);
     h->server = s;
@@ -266,6 +310,7 @@ void monarch_holdings_stop(holdings *h, struct monarch_peer_server *s) {
 void monarch_holdings_free(holdings *h) {
     pthread_rwlock_destroy(&h->lock);
     pthread_mutex_destroy(&h->waking);
+    pthread_mutex_destroy(&h->checking);
     monarch_sums_free(h->sums);
     free(h->kept);
     free(h);

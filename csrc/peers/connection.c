@@ -139,6 +139,41 @@ static turn open_file(connection *c, stage_t *stage) {
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
+static int hash_range(const connection *c, char *buffer, uint64_t at, uint64_t end, uint64_t *sum) {
+    struct xxh3_stream stream;
+    monarch_xxh3_begin(&stream);
+    while (at < end) {
+        ssize_t r = pread(c->file.fd, buffer, least(end - at, MONARCH_PEER_CHUNK), (off_t)at);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r <= 0)
+            return -1;
+        monarch_xxh3_add(&stream, buffer, (size_t)r);
+        at += (uint64_t)r;
+    }
+    *sum = monarch_xxh3_end(&stream);
+    return 0;
+}
+
+static uint64_t end_of_block(const connection *c, uint64_t block) {
+    return least((block + 1) * c->file.block_bytes, c->file.size);
+}
+
+static int is_whole_block(const connection *c) {
+    uint64_t block = c->piece / c->file.block_bytes;
+    return c->piece == block * c->file.block_bytes && c->piece_end == end_of_block(c, block);
+}
+
+/* The sum of a part says nothing of what has rotted in it since its block's was recorded. */
+static int is_sound(const connection *c, stage_t *stage) {
+    uint64_t block = c->piece / c->file.block_bytes, sum;
+    void *arg = stage->files->arg;
+    return is_whole_block(c) || stage->files->check(arg, c->file.file, block, NULL) ||
+           (hash_range(c, stage->buffer, block * c->file.block_bytes, end_of_block(c, block),
+                       &sum) == 0 &&
+            stage->files->check(arg, c->file.file, block, &sum));
+}
+
 static turn begin_frame(connection *c, stage_t *stage) {
     if (c->at == c->end)
         return finish(c, stage, MONARCH_PEER_OK);
@@ -151,6 +186,8 @@ static turn begin_frame(connection *c, stage_t *stage) {
     if (c->at == c->piece_end) {
         c->piece = c->at;
         c->piece_end = least(c->end, (c->at / c->file.block_bytes + 1) * c->file.block_bytes);
+        if (!is_sound(c, stage))
+            return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
     }
     c->frame_end = least(there, c->piece_end);
     queue(c, MONARCH_PEER_DATA, c->frame_end - c->at);
@@ -158,31 +195,17 @@ static turn begin_frame(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-static int hash_piece(const connection *c, char *buffer, uint64_t *sum) {
-    struct xxh3_stream stream;
-    monarch_xxh3_begin(&stream);
-    for (uint64_t at = c->piece; at < c->piece_end;) {
-        ssize_t r =
-            pread(c->file.fd, buffer, least(c->piece_end - at, MONARCH_PEER_CHUNK), (off_t)at);
-        if (r < 0 && errno == EINTR)
-            continue;
-        if (r <= 0)
-            return -1;
-        monarch_xxh3_add(&stream, buffer, (size_t)r);
-        at += (uint64_t)r;
-    }
-    *sum = monarch_xxh3_end(&stream);
-    return 0;
-}
-
-/* A block's sum was recorded when its copy was made: what left the copy wrong is seen. */
+/* A block's sum was recorded when its copy was made: what left the copy wrong is seen. Bytes
+ * without a sum count for nothing with who gets them. */
 static turn end_piece(connection *c, stage_t *stage) {
     uint64_t sum, block = c->piece / c->file.block_bytes;
-    uint64_t end = least((block + 1) * c->file.block_bytes, c->file.size);
-    int is_whole = c->piece == block * c->file.block_bytes && c->piece_end == end;
-    int is_known = is_whole && stage->files->sum(stage->files->arg, c->file.file, block, &sum);
-    if (!is_known && hash_piece(c, stage->buffer, &sum) != 0)
-        return MONARCH_PEER_TO_CLOSE;
+    int is_whole = is_whole_block(c);
+    if (!is_whole || !stage->files->sum(stage->files->arg, c->file.file, block, &sum)) {
+        if (hash_range(c, stage->buffer, c->piece, c->piece_end, &sum) != 0)
+            return MONARCH_PEER_TO_CLOSE;
+        if (is_whole && !stage->files->check(stage->files->arg, c->file.file, block, &sum))
+            return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
+    }
     queue(c, MONARCH_PEER_SUM, sum);
     c->state = MONARCH_PEER_FRAMING;
     return MONARCH_PEER_GO;
