@@ -79,6 +79,10 @@ class Holdings(PeerServer):
             self._c, len(entries), pointer(entries, "uint64_t *"), pointer(flags, "uint8_t *")
         )
 
+    def answer(self) -> None:
+        """Peers that wait for what will have no copy wait no longer."""
+        lib.monarch_holdings_answer(self._c)
+
     def _begin(self, bounds: Any) -> Any:
         return lib.monarch_holdings_serve(self._c, bounds)
 
