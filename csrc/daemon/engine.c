@@ -70,6 +70,16 @@ static void serve_demands(struct pool *p, enum way way, char *buffer, int depth)
     }
 }
 
+/* Not within what is done here itself: a thread waits for two things at most. */
+static void serve_readers(struct monarch_engine *e, char *buffer) {
+    static __thread int is_inside;
+    if (is_inside)
+        return;
+    is_inside = 1;
+    serve_demands((struct pool *)e, MONARCH_FROM_PEER, buffer, 1);
+    is_inside = 0;
+}
+
 /* The next units of a block that nobody has taken up, as one run from *unit on; whole is set to 0
  * when others have come before. */
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
@@ -197,6 +207,7 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
     p->shared.block_bytes = block_bytes;
     p->shared.clients = clients;
     p->shared.fills = fills;
+    p->shared.serve_readers = serve_readers;
     p->width = (uint32_t)width;
     for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
         p->slot[p->free_slots++] = MONARCH_FILL_SLOTS - 1 - i;
@@ -281,8 +292,10 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
     for (uint64_t i = 0; i < n; i++) {
+        /* Of an empty file no peer could say that it is still as it was. */
+        int has_peer = peers && p->peer_threads && monarch_entries(c)[ids[i]].size;
         struct job *job = new_job(p, c, kind, ids[i], tiers[i], copies[i], sums ? sums[i] : 0,
-                                  peers && p->peer_threads ? peers[i] : -1);
+                                  has_peer ? peers[i] : -1);
         if (!job)
             break;
         monarch_push(&fresh, job);
@@ -335,7 +348,7 @@ void monarch_engine_settle(struct monarch_engine *e) {
             p->slot[p->free_slots++] = job->slot;
             freed++;
         }
-    int waited_for = freed && (int)p->free_slots == freed;
+    int waited_for = freed && (int)p->free_slots - freed <= MONARCH_SLOTS_OF_SOURCE;
     pthread_mutex_unlock(&p->lock);
     if (waited_for)
         monarch_doorbell_ring(&e->clients->engine_doorbell);

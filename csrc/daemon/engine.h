@@ -37,6 +37,9 @@ struct monarch_engine {
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
     struct monarch_holdings
         *holdings; /* whose askers are told of every unit; may be NULL. Atomic */
+    /* What readers wait for, done by a thread that has to wait for a peer itself. `buffer` has
+     * MONARCH_CHUNK bytes. */
+    void (*serve_readers)(struct monarch_engine *e, char *buffer);
     /* At most this much from the sources each second; 0: no limit. The times are atomic: when the
      * next operation, the next byte may be asked for [ns]. */
     uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
@@ -53,7 +56,8 @@ void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer);
 int monarch_fail(struct job *job, int status, int error); /* always -1 */
 int monarch_tier_status(int error);
 void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]);
-int monarch_open_source(struct monarch_engine *e, struct job *job);
+/* -1: *status is why, and errno, or 0. Several threads may open it for one order. */
+int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
 /* The same file, unchanged, before the first byte and after the last: only then do the bytes
  * between belong together. */
 int monarch_source_is_unchanged(struct job *job, int fd);
@@ -101,9 +105,10 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f);
 /* Gets the bytes [at, at + n) of one block from the peer that the order names and writes them to
  * the copy. *sum is that of the bytes. 0 when they have to come from the source: the order names no
  * peer, or it has failed. */
-int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, uint64_t *sum);
-/* The source's file, which is opened when it is first needed; -1 and the job's status. */
-int monarch_source_of(struct monarch_engine *e, struct fill *f);
+int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
+                  uint64_t *sum);
+/* The source's file, which is opened when it is first needed; as monarch_open_source. */
+int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
 
 /* Tells the readers that wait for units [first, first + count) of an entry to look again. */
 void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count);

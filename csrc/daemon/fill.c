@@ -131,10 +131,12 @@ static void show(struct monarch_engine *e, struct fill *f) {
 }
 
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
-    int is_by_peer = job->peer >= 0;
-    int from = is_by_peer ? -1 : monarch_open_source(e, job);
-    if (from < 0 && !is_by_peer)
+    int is_by_peer = job->peer >= 0, status;
+    int from = is_by_peer ? -1 : monarch_open_source(e, job, &status);
+    if (from < 0 && !is_by_peer) {
+        monarch_fail(job, status, errno);
         return NULL;
+    }
     int to = create_copy(job);
     struct fill *f = to < 0 ? NULL : new_fill(e, job);
     if (f) {
@@ -226,9 +228,9 @@ static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, u
 /* Bytes of the source, [at, end); whether the copy has them now. */
 static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t end,
                        char *buffer, struct xxh3_stream *stream) {
-    int from = monarch_source_of(e, f);
+    int status, from = monarch_source_of(e, f, &status);
     if (from < 0) {
-        __atomic_store_n(&f->failed, 1, __ATOMIC_RELEASE); /* the job says why */
+        give_up(f, status, errno);
         return 0;
     }
     while (at < end) {
@@ -263,7 +265,7 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     uint64_t size = f->job->entry.size, at = unit * f->unit_bytes, sum;
     uint64_t end = (unit + count) * f->unit_bytes, block = at / f->block_bytes;
     end = end < size ? end : size;
-    int is_fetched = monarch_fetch(e, f, at, end - at, &sum);
+    int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
     /* The stream has the whole block only if the last unit was the last to come, and a peer gave

@@ -22,6 +22,11 @@ struct checked {
     uint64_t word, block, at_ns;
 };
 
+/* Demands that peers' requests have standing: the others are this node's own readers'. */
+#define DEMANDS (MONARCH_DEMANDS / 4)
+/* A file that changes while it is looked up is looked up again this often. */
+#define LOOKS 3
+
 struct monarch_holdings {
     struct monarch_clients *clients;
     const struct monarch_fills *fills;
@@ -29,8 +34,9 @@ struct monarch_holdings {
     int copies[MONARCH_MAX_TIERS];
     pthread_rwlock_t lock; /* of the catalog, which is replaced by a larger one */
     const struct monarch_catalog *catalog;
-    uint64_t *kept; /* atomic: a bit for every entry */
-    int is_ready;   /* atomic: the bits say what is kept */
+    uint64_t *kept;    /* atomic: a bit for every entry */
+    int is_ready;      /* atomic: the bits say what is kept */
+    uint32_t next_tag; /* atomic: of a demand */
     struct monarch_sums *sums;
     pthread_mutex_t checking;
     struct checked checked[CHECKS];
@@ -42,6 +48,7 @@ struct monarch_holdings {
 struct held {
     uint64_t id, word, size, blocks, block_bytes, sum; /* sum: the file's */
     int fd, slot; /* slot: of the map, -1 for a copy that is whole */
+    int is_hasty; /* somebody waits for the very bytes that are asked for */
 };
 
 typedef struct monarch_holdings holdings;
@@ -64,9 +71,37 @@ static int slot_of(const holdings *h, uint64_t word) {
     return -1;
 }
 
+/* As a reader of this node does, so that it comes before what nobody waits for. The engine or the
+ * daemon's turn takes it away. */
+static void demand(holdings *h, uint64_t id, uint64_t unit) {
+    uint64_t like = monarch_demand(id, unit, 0) >> 12, *to = NULL, none = 0;
+    for (int i = 0; i < DEMANDS; i++) {
+        uint64_t *at = &h->clients->demand[i], d = __atomic_load_n(at, __ATOMIC_RELAXED);
+        if (d >> 12 == like)
+            return;
+        to = d || to ? to : at;
+    }
+    uint32_t tag = __atomic_fetch_add(&h->next_tag, 2, __ATOMIC_RELAXED);
+    if (to && __atomic_compare_exchange_n(to, &none, monarch_demand(id, unit, tag), 0,
+                                          __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+        monarch_doorbell_ring(&h->clients->engine_doorbell);
+}
+
+/* Whoever asks for a whole block of many units has time. */
+static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
+    uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
+    return wanted->length <= unit && wanted->size / unit < MONARCH_FILL_UNITS;
+}
+
+static void demand_first(holdings *h, uint64_t id, const struct monarch_peer_request *wanted) {
+    if (wanted->length && is_hasty(h, wanted))
+        demand(h, id, wanted->first / monarch_unit_of(wanted->size, h->block_bytes));
+}
+
 /* The copy that `word` names; its number is never given to another. */
-static enum monarch_peer_status open_copy(const holdings *h, const struct monarch_entry *e,
-                                          uint64_t id, uint64_t word, int slot,
+static enum monarch_peer_status open_copy(const holdings *h,
+                                          const struct monarch_peer_request *wanted, uint64_t id,
+                                          uint64_t word, int slot,
                                           struct monarch_peer_opened *out) {
     char name[MONARCH_COPY_NAME + 4];
     struct held *held = malloc(sizeof *held);
@@ -79,9 +114,11 @@ static enum monarch_peer_status open_copy(const holdings *h, const struct monarc
             close(fd);
         return MONARCH_PEER_UNKNOWN_FILE;
     }
-    uint64_t blocks = (e->size + h->block_bytes - 1) / h->block_bytes;
-    *held = (struct held){id, word, e->size, blocks, h->block_bytes, e->sum, fd, slot};
-    *out = (struct monarch_peer_opened){held, fd, e->size, h->block_bytes};
+    uint64_t size = wanted->size, blocks = (size + h->block_bytes - 1) / h->block_bytes;
+    uint64_t sum = __atomic_load_n(&monarch_entries(h->catalog)[id].sum, __ATOMIC_RELAXED);
+    *held =
+        (struct held){id, word, size, blocks, h->block_bytes, sum, fd, slot, is_hasty(h, wanted)};
+    *out = (struct monarch_peer_opened){held, fd, size, h->block_bytes};
     return MONARCH_PEER_OK;
 }
 
@@ -92,30 +129,51 @@ static enum monarch_peer_status not_kept(const holdings *h) {
     return is_ready(h) ? MONARCH_PEER_UNKNOWN_FILE : MONARCH_PEER_LATER;
 }
 
+/* Whether the entry is of the very file that is meant, and its word then. It gets other attributes
+ * only when it has no copy: what word and attributes say at one time is of one file. */
+static int is_meant(const holdings *h, const struct monarch_entry *e,
+                    const struct monarch_peer_request *wanted, uint64_t *word) {
+    for (int i = 0; i < LOOKS; i++) {
+        uint32_t version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
+        struct monarch_entry seen = {.mtime_ns = __atomic_load_n(&e->mtime_ns, __ATOMIC_ACQUIRE),
+                                     .ctime_ns = __atomic_load_n(&e->ctime_ns, __ATOMIC_ACQUIRE)};
+        uint64_t size = __atomic_load_n(&e->size, __ATOMIC_ACQUIRE);
+        uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_ACQUIRE);
+        *word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
+        if (version % 2 == 0 && __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) == version)
+            return size == wanted->size && monarch_times_of(&seen) == wanted->mtime_ns &&
+                   !monarch_is_changed(h->clients, h->device[e->source], ino);
+    }
+    return 0;
+}
+
 static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
                                            const struct monarch_peer_request *wanted,
                                            struct monarch_peer_opened *out) {
     const struct monarch_entry *e = &monarch_entries(h->catalog)[id];
     if (e->kind != MONARCH_FILE)
         return MONARCH_PEER_UNKNOWN_FILE;
-    if (e->size != wanted->size || e->mtime_ns != wanted->mtime_ns ||
-        monarch_is_changed(h->clients, h->device[e->source], e->ino))
+    uint64_t word;
+    if (!is_meant(h, e, wanted, &word))
         return MONARCH_PEER_CHANGED;
-    uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     switch (MONARCH_WORD_STATE(word)) {
     case MONARCH_PRESENT:
-        return open_copy(h, e, id, word, -1, out);
+        return open_copy(h, wanted, id, word, -1, out);
     case MONARCH_ABSENT:
     case MONARCH_WANTED:
         if (!is_kept(h, id))
             return not_kept(h);
+        demand_first(h, id, wanted);
         want(h, id);
         return MONARCH_PEER_LATER;
     case MONARCH_FILLING: {
-        int slot = is_kept(h, id) ? slot_of(h, word) : -1;
+        if (!is_kept(h, id))
+            return not_kept(h);
+        int slot = slot_of(h, word);
         if (slot >= 0)
-            return open_copy(h, e, id, word, slot, out);
-        return is_kept(h, id) ? MONARCH_PEER_LATER : not_kept(h);
+            return open_copy(h, wanted, id, word, slot, out);
+        demand_first(h, id, wanted);
+        return MONARCH_PEER_LATER;
     }
     default:
         return MONARCH_PEER_UNKNOWN_FILE;
@@ -173,7 +231,10 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
         return MONARCH_PEER_NEVER;
     if (whole)
         return held->size;
-    return end < stop ? end : stop > at ? stop : at;
+    end = end < stop ? end : stop > at ? stop : at;
+    if (end == at && held->is_hasty && unit_bytes)
+        demand(h, held->id, at / unit_bytes);
+    return end;
 }
 
 static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
@@ -298,6 +359,26 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums, uin
         monarch_sums_keep(h->sums, copy, sums, blocks);
     else if (h)
         monarch_sums_drop(h->sums, copy);
+}
+
+/* Of what is wanted or in the making something will still be told. */
+static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
+    holdings *h = arg;
+    unsigned state = MONARCH_BYPASS;
+    pthread_rwlock_rdlock(&h->lock);
+    int64_t id = h->catalog ? monarch_find_hash(h->catalog, wanted->source, wanted->path_hash) : -1;
+    if (id >= 0)
+        state = MONARCH_WORD_STATE(
+            __atomic_load_n(&monarch_entries(h->catalog)[id].word, __ATOMIC_ACQUIRE));
+    pthread_rwlock_unlock(&h->lock);
+    return state != MONARCH_ABSENT && state != MONARCH_WANTED && state != MONARCH_FILLING;
+}
+
+void monarch_holdings_answer(holdings *h) {
+    pthread_mutex_lock(&h->waking);
+    if (h->server)
+        monarch_peer_wake_if(h->server, is_settled, h);
+    pthread_mutex_unlock(&h->waking);
 }
 
 void monarch_holdings_stop(holdings *h, struct monarch_peer_server *s) {

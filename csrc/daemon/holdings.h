@@ -11,6 +11,14 @@
  * has no copy of yet: that it wants from then on, as if a program of its own had opened it. */
 struct monarch_holdings;
 
+#ifndef MONARCH_CDEF
+/* What stands for a file's version between nodes. With the time of its inode: a file whose time of
+ * modification was set back is another one. */
+static inline int64_t monarch_times_of(const struct monarch_entry *e) {
+    return (int64_t)monarch_mix((uint64_t)e->mtime_ns ^ monarch_mix((uint64_t)e->ctime_ns));
+}
+#endif
+
 /* NULL without memory. The segments are those of the session. */
 struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
                                               const struct monarch_fills *fills,
@@ -35,6 +43,8 @@ void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t
  * asks. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
                            uint64_t blocks);
+/* What was waited for and is settled without a copy: whoever waits for it is told. */
+void monarch_holdings_answer(struct monarch_holdings *h);
 /* Closes all and joins the threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
 void monarch_holdings_free(struct monarch_holdings *h);

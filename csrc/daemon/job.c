@@ -104,7 +104,7 @@ static int is_as_catalogued(const struct monarch_entry *e, const struct stat *st
            ns(st->st_mtim) == e->mtime_ns && ns(st->st_ctim) == e->ctime_ns;
 }
 
-int monarch_open_source(struct monarch_engine *e, struct job *job) {
+int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status) {
     struct stat st;
     monarch_wait_turn(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
@@ -112,13 +112,16 @@ int monarch_open_source(struct monarch_engine *e, struct job *job) {
     int fd = openat(job->source_root, job->path, flags | O_NOATIME);
     if (fd < 0 && errno == EPERM)
         fd = openat(job->source_root, job->path, flags);
-    if (fd < 0)
-        return monarch_fail(
-            job, errno == ENOENT || errno == ELOOP ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR,
-            errno);
+    if (fd < 0) {
+        int is_gone = errno == ENOENT || errno == ELOOP;
+        *status = is_gone ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR;
+        return -1;
+    }
     if (fstat(fd, &st) != 0 || !is_as_catalogued(&job->entry, &st)) {
         close(fd);
-        return monarch_fail(job, MONARCH_SOURCE_CHANGED, 0);
+        *status = MONARCH_SOURCE_CHANGED;
+        errno = 0;
+        return -1;
     }
     /* What we read is what the source gives: a read ahead of a unit that somebody has read already
      * would ask for its bytes a second time. */
@@ -198,9 +201,11 @@ static void check(struct monarch_engine *e, struct job *job, char *buffer) {
 }
 
 static void compare(struct monarch_engine *e, struct job *job, char *buffer) {
-    int fd = monarch_open_source(e, job);
-    if (fd < 0)
+    int status, fd = monarch_open_source(e, job, &status);
+    if (fd < 0) {
+        monarch_fail(job, status, errno);
         return;
+    }
     if (sum_of(e, job, fd, buffer, &job->result.sum) == 0 &&
         monarch_source_is_unchanged(job, fd) == 0) {
         if (job->result.sum == job->expected_sum)

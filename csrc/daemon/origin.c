@@ -10,20 +10,23 @@
  * some more, so that the source is not asked twice for the same bytes. */
 #define ASKED_TRIES 2
 #define TRIES 8
-/* A reader has waited for the file within this time [ns]. */
-#define ASKED_NS 2000000000ULL
 
 static void note_sum(void *sum, uint64_t which, uint64_t first, uint64_t bytes, uint64_t value) {
     (void)which, (void)first, (void)bytes;
     *(uint64_t *)sum = value;
 }
 
-static int is_awaited(const struct fill *f) {
-    uint64_t asked = __atomic_load_n(&f->asked_ns, __ATOMIC_RELAXED);
-    return asked && monarch_now_ns() - asked < ASKED_NS;
+/* Whether a reader waits for any of the file now. */
+static int is_awaited(const struct monarch_engine *e, const struct fill *f) {
+    for (int i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t d = __atomic_load_n(&e->clients->demand[i], __ATOMIC_ACQUIRE);
+        if (d && monarch_demand_entry(d) == f->job->result.id)
+            return 1;
+    }
+    return 0;
 }
 
-int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n,
+int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
                   uint64_t *sum) {
     const struct monarch_entry *entry = &f->job->entry;
     if (!__atomic_load_n(&f->is_by_peer, __ATOMIC_ACQUIRE))
@@ -31,7 +34,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer], __ATOMIC_ACQUIRE);
     struct monarch_peer_get get = {.path_hash = entry->hash,
                                    .size = entry->size,
-                                   .mtime_ns = entry->mtime_ns,
+                                   .mtime_ns = monarch_times_of(entry),
                                    .source = entry->source,
                                    .first = at,
                                    .length = n,
@@ -39,10 +42,13 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .at = at,
                                    .status = MONARCH_PEER_TIMEOUT};
     for (int tries = 0; peer && get.status == MONARCH_PEER_TIMEOUT; tries++) {
-        if (tries >= (is_awaited(f) ? ASKED_TRIES : TRIES) ||
+        int is_asked = is_awaited(e, f);
+        if (tries >= (is_asked ? ASKED_TRIES : TRIES) ||
             __atomic_load_n(&e->stopping, __ATOMIC_RELAXED) ||
             __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
             break;
+        if (tries && !is_asked)
+            e->serve_readers(e, buffer);
         /* A connection that broke is no reason to ask this peer once more. */
         if (monarch_peer_ask(peer, &get, 1, note_sum, sum) != 0)
             break;
@@ -55,11 +61,11 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
     return 0;
 }
 
-int monarch_source_of(struct monarch_engine *e, struct fill *f) {
+int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {
     int there = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
     if (there >= 0)
         return there;
-    int fd = monarch_open_source(e, f->job);
+    int fd = monarch_open_source(e, f->job, status);
     /* Several threads may find at once that the peer is gone. */
     if (fd >= 0 &&
         !__atomic_compare_exchange_n(&f->from, &there, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {

@@ -103,8 +103,12 @@ enum way monarch_way_of(const struct job *job) {
     return job->peer < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
+static int has_slot(const struct pool *p, enum way way) {
+    return p->free_slots > (way == MONARCH_FROM_PEER ? MONARCH_SLOTS_OF_SOURCE : 0);
+}
+
 static int find_queued(struct pool *p, enum way way, uint64_t id, struct work *w) {
-    struct job *job = p->free_slots ? *bucket_of(p, id) : NULL;
+    struct job *job = has_slot(p, way) ? *bucket_of(p, id) : NULL;
     while (job && job->result.id != id)
         job = job->same;
     if (!job || monarch_way_of(job) != way)
@@ -190,8 +194,8 @@ static int find_block(struct pool *p, enum way way, int in_use, struct work *w) 
     return 1;
 }
 
-static int find_job(struct pool *p, struct queue *q, struct work *w) {
-    if (!q->first || (q->first->result.kind == MONARCH_FILL && !p->free_slots))
+static int find_job(struct pool *p, enum way way, struct queue *q, struct work *w) {
+    if (!q->first || (q->first->result.kind == MONARCH_FILL && !has_slot(p, way)))
         return 0;
     begins(p, q->first, w);
     return 1;
@@ -201,10 +205,11 @@ static int find_job(struct pool *p, struct queue *q, struct work *w) {
 int monarch_find_work(struct pool *p, const struct worker *me, struct work *w) {
     enum way way = me->way;
     if (monarch_find_demand(p, way, w) ||
-        (way == MONARCH_FROM_SOURCE && find_job(p, &p->urgent, w)))
+        (way == MONARCH_FROM_SOURCE && find_job(p, way, &p->urgent, w)))
         return 1;
     return (way == MONARCH_FROM_PEER ||
             me->number < __atomic_load_n(&p->width, __ATOMIC_RELAXED)) &&
-           (find_ahead(p, way, w) || find_block(p, way, 1, w) || find_job(p, &p->in_use[way], w) ||
-            find_block(p, way, 0, w) || find_job(p, &p->normal[way], w));
+           (find_ahead(p, way, w) || find_block(p, way, 1, w) ||
+            find_job(p, way, &p->in_use[way], w) || find_block(p, way, 0, w) ||
+            find_job(p, way, &p->normal[way], w));
 }

@@ -8,6 +8,8 @@
 
 /* Orders of the queues are found by entry in buckets: a reader may wait for one far behind. */
 #define MONARCH_BUCKETS 1024
+/* Slots that fills from peers leave to those from the source, which other nodes wait for. */
+#define MONARCH_SLOTS_OF_SOURCE (MONARCH_FILL_SLOTS / 4)
 
 struct queue {
     struct job *first, *last;

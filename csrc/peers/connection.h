@@ -70,6 +70,10 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 /* What `files` answers about this file may be another thing by now: those that wait for it are
  * looked at again. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
+/* The same of those that `open` has told LATER and of which `is_settled` says so. */
+void monarch_peer_wake_if(struct monarch_peer_server *s,
+                          int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
+                          void *arg);
 struct monarch_peer_server *monarch_peer_serve(const struct monarch_peer_files *files,
                                                const struct monarch_peer_bounds *bounds);
 void monarch_peer_end(struct monarch_peer_server *s); /* closes all; joins and frees */

@@ -179,17 +179,32 @@ static void sweep(server *s, const struct monarch_peer_stage *stage) {
     }
 }
 
-/* They go on as soon as they can send, in whichever thread is free. */
+/* It goes on as soon as it can send, in whichever thread is free. */
+static void wake(server *s, connection *c) {
+    end_to_wait(s, c);
+    c->deadline_ns = monarch_peer_now_ns() + s->bounds.stall_ms * 1000000ULL;
+    arm(s, c, MONARCH_PEER_TO_SEND);
+}
+
 void monarch_peer_wake(server *s, uint32_t source, uint64_t path_hash) {
     pthread_mutex_lock(&s->lock);
     s->wakes++;
     for (uint32_t i = s->waiting; i-- > 0;) {
         connection *c = &s->at[s->waits[i]];
-        if (c->in.request.source != source || c->in.request.path_hash != path_hash)
-            continue;
-        end_to_wait(s, c);
-        c->deadline_ns = monarch_peer_now_ns() + s->bounds.stall_ms * 1000000ULL;
-        arm(s, c, MONARCH_PEER_TO_SEND);
+        if (c->in.request.source == source && c->in.request.path_hash == path_hash)
+            wake(s, c);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void monarch_peer_wake_if(server *s,
+                          int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
+                          void *arg) {
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = s->waiting; i-- > 0;) {
+        connection *c = &s->at[s->waits[i]];
+        if (c->state == MONARCH_PEER_OPENING && is_settled(arg, &c->in.request))
+            wake(s, c);
     }
     pthread_mutex_unlock(&s->lock);
 }

@@ -30,7 +30,7 @@ struct monarch_peer_request {
     uint64_t tag;       /* comes back with every frame of the answer */
     uint64_t path_hash; /* as an entry's `hash` */
     uint64_t size;
-    int64_t mtime_ns;
+    int64_t mtime_ns;       /* of modification, or what stands for it in both catalogs */
     uint64_t first, length; /* the bytes asked for; none is a question whether it is there */
 };
 

@@ -69,6 +69,7 @@ class Filler:
         self._begun_ahead: Ids = np.zeros(0, dtype=np.uint64)
         self._to_check: deque[Ids] = deque()
         self._refused: list[Ids] = []
+        self._early: list[Ids] = []
         self._tries: dict[int, int] = {}
         self._next_copy = max([Tier.first_number(), *self._numbers_in_use()])
         self.failures = 0
@@ -106,7 +107,9 @@ class Filler:
         if self.nodes is not None:
             self.nodes.step(scanned=self.scanner.scanned)
             if not self.nodes.is_ready:
+                self._leave_to_source()
                 return False
+            self._take_from_source()
         room = ORDERS - self.engine.pending(in_use=True)
         while room > 0 and len(ids := self.wanted.next_in_use(room)):
             room -= self._order_fills(ids, in_use=True)
@@ -115,6 +118,19 @@ class Filler:
             room -= self._order_checks(room)
         # What waits for room would be joined by all that is to be filled ahead.
         return room > 0 and not self.wanted.has_put_off and self._order_ahead(room)
+
+    def _leave_to_source(self) -> None:
+        """Nobody knows yet which node keeps what, and readers do not wait for it."""
+        while len(ids := self.wanted.next_in_use(ORDERS)):
+            ids = ids[state_of(self.shared.catalog.words[ids]) == State.WANTED]
+            self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
+            self._early.append(ids)
+
+    def _take_from_source(self) -> None:
+        """What was left to the source until now."""
+        for ids in self._early:
+            self.wanted.want(self._let_in_again(ids, Reason.NO_ROOM))
+        self._early = []
 
     def _order_ahead(self, room: int) -> bool:
         """Of what is to be filled ahead a portion. Returns whether there is room left because no
@@ -261,6 +277,8 @@ class Filler:
     def answer(self) -> None:
         """Readers whose files have got a copy, or will not get one, wait no longer."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
+        if self.nodes is not None:
+            self.nodes.answer()
 
     def _check_failed(self, result: Any) -> None:
         entry = int(result["id"])

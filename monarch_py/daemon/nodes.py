@@ -16,6 +16,7 @@ from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.engine import Engine
 from monarch_py.daemon.holdings import Holdings, Membership
 from monarch_py.daemon.shared import Shared
+from monarch_py.errors import SessionError
 from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
 from monarch_py.peers import Peer, TcpTransport
 from monarch_py.placement import TierRoom, take
@@ -46,6 +47,11 @@ class Nodes:
     ) -> None:
         self.cluster, self.shared = membership.cluster, shared
         cluster = self.cluster
+        if len(cluster.members) > lib.MONARCH_MAX_PEERS:
+            raise SessionError(
+                f"{len(cluster.members)} nodes are more than Monarch can tell apart: start it on"
+                f" at most {lib.MONARCH_MAX_PEERS}"
+            )
         self.holdings = Holdings(membership, shared, engine, tiers)
         transport = TcpTransport(cluster.secret)
         self.peers: dict[int, Peer] = {}
@@ -83,6 +89,10 @@ class Nodes:
         is no longer followed: the copies are where it has put them."""
         self._owner[ids], self._keeps[ids] = owner, keeps
         self.holdings.keep(ids, owner == self.cluster.rank)
+
+    def answer(self) -> None:
+        """The catalog says what was decided in this turn."""
+        self.holdings.answer()
 
     def keeps_here(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """(n,) whether this node keeps their copies; of others it has one only for a while."""
