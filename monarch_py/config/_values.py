@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import yaml
 
 from monarch_py.config.patterns import glob_to_regex
 from monarch_py.config.schema import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, PAGE_BYTES
 from monarch_py.document import Spot
-from monarch_py.document.values import scalar, size
+from monarch_py.document.values import path, scalar, size
 
-__all__ = ["block_size", "glob"]
+__all__ = ["block_size", "glob", "plans"]
 
 
 def block_size(node: yaml.Node, spot: Spot) -> int | None:
@@ -33,3 +36,19 @@ def glob(node: yaml.Node, spot: Spot) -> str:
     except ValueError as error:
         raise spot.error(str(error), "see 'Patterns' in docs/configuration.md") from None
     return text
+
+
+def plans(node: yaml.Node, spot: Spot) -> list[tuple[Path, Spot]]:
+    """Files of access plans, one or a list, absolute, each with its spot."""
+    if isinstance(node, yaml.SequenceNode):
+        items = [(item, spot.at_item(item, index)) for index, item in enumerate(node.value)]
+        return [(_plan(item, at), at) for item, at in items]
+    return [(_plan(node, spot), spot)]
+
+
+def _plan(node: yaml.Node, spot: Spot) -> Path:
+    """A relative path begins in the directory of the configuration."""
+    text = scalar(node, spot, "a file", "name what `monarch plan make` has written")
+    if text[:1] in "/~$":
+        return path(node, spot)
+    return Path(os.path.abspath(spot.document.name)).parent / text

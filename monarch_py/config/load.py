@@ -58,6 +58,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         scan_ops_per_s=settings["scan_rate"],
         placement=settings["placement"],
         prefetch=settings["prefetch"],
+        plans=_plans(settings),
         fill_after=settings["fill_after"],
         promote_mappings=settings["promote_mappings"],
         metadata=settings["metadata"],
@@ -76,6 +77,18 @@ def _limits(section: Section | None) -> SourceLimits:
         mend = "write how many bytes a second, or remove it for no limit"
         raise section.spot_of("bandwidth").error("nothing could be read", mend)
     return SourceLimits(bytes_per_s=section["bandwidth"], ops_per_s=section["operations"])
+
+
+def _plans(settings: Section) -> tuple[Path, ...]:
+    plans: list[tuple[Path, Spot]] = settings["plan"] or []
+    if plans and settings["prefetch"] == "none":
+        raise settings.spot_of("plan").error(
+            "with 'prefetch: none' nothing is fetched ahead", "remove one of the two"
+        )
+    for plan, spot in plans:
+        if not plan.is_file():
+            raise spot.error(f"{str(plan)!r} is not a file", "make it with `monarch plan make`")
+    return tuple(plan for plan, _ in plans)
 
 
 def _min_reads(settings: Section) -> int:

@@ -239,7 +239,12 @@ def test_the_staging_area_may_lie_where_a_tier_lies(site: Site) -> None:
         ("{mount_point: @/pfs/sub, max_storage_quota: 1MiB}", "mount_point", "inside", "apart"),
         ("{mount_point: @/pfs, max_storage_quota: 1MiB}", "mount_point", "a source", "apart"),
         ("{mount_point: @/ssd, max_storage_quota: 0}", "max_storage_quota", "no room", "a size"),
-        ("{mount_point: @/ssd, max_storage_quota: 1000TiB}", "max_storage_quota", "more", "at most"),
+        (
+            "{mount_point: @/ssd, max_storage_quota: 1000TiB}",
+            "max_storage_quota",
+            "more",
+            "at most",
+        ),
     ],
 )
 def test_a_staging_area_that_cannot_work(
