@@ -33,6 +33,13 @@ void monarch_set_words(struct monarch_catalog *c, uint64_t n, const uint64_t *id
 int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums);
 
+/* The entries of `n` files by their names, one after the other in `pool`, where name i begins at
+ * starts[i] and ends at starts[i + 1]; `prefix`, which ends with a slash or is empty, goes before
+ * each. -1 for one that is not known. */
+void monarch_find_all(const struct monarch_catalog *c, unsigned source, const char *prefix,
+                      uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
+                      int64_t *ids);
+
 /* Numbers of entries that clients want since the last call; at most `max`. */
 uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids, uint64_t max);
 /* The same of those that clients have opened for reading; in no order. */

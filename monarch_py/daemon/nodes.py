@@ -62,23 +62,23 @@ class Nodes:
         # Of every entry that was decided on: the node that keeps it, and whether this one does too.
         self._owner = np.zeros(0, dtype=np.int32)
         self._keeps = np.zeros(0, dtype=bool)
-        self._is_decided = False
+        self.is_decided = False  # by the catalog alone
         # Somebody else decides on files of a plan first, see `assign`.
         self.awaits_plan = False
 
     @property
     def is_ready(self) -> bool:
         """Whether it is known who keeps what; before that nothing can be filled."""
-        return self._is_decided and not self.awaits_plan
+        return self.is_decided and not self.awaits_plan
 
     def step(self, *, scanned: bool) -> None:
         """Decides on what the catalog has got. scanned : the catalog has all files by now."""
         self.holdings.follow_catalog()
         count = len(self.shared.catalog)
-        if scanned and not self._is_decided:
+        if scanned and not self.is_decided:
             self._decide_all(count)
-            self._is_decided = True
-        elif self._is_decided and count > len(self._owner):
+            self.is_decided = True
+        elif self.is_decided and count > len(self._owner):
             self._decide_late(count)
         if self.is_ready:
             self.holdings.ready()
