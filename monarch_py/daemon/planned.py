@@ -29,12 +29,10 @@ from monarch_py.placement import NOWHERE, FirstFit, Keeps, TierRoom
 from monarch_py.plan import NEVER, Plan, Timeline, all_frequencies, analyse
 from monarch_py.policies.nopfs.placement import place
 
-__all__ = ["NOBODY", "Planned", "load_plan"]
+__all__ = ["Planned", "load_plan"]
 
 log = logging.getLogger("monarch.planned")
 
-# The owner of a file that no node holds.
-NOBODY = -1
 # Files that are looked at ahead: as many as the staging area holds, up to this.
 LOOK = 65536
 # Of the staging area the window takes all but this part, which is for what readers demand and for
@@ -85,7 +83,6 @@ class Planned:
         self._placed = False
         self._before: tuple[Keeps, Uses] = filler.keeps, filler.staging.uses
         self._tier = np.zeros(0, dtype=np.int32)  # by entry, of those that a plan has
-        self._owner = np.zeros(0, dtype=np.int32)
         self._known = np.zeros(0, dtype=bool)
         self._kept_order: Ids = np.zeros(0, dtype=np.uint64)  # what of it has not had its turn
         self._queue: Ids = np.zeros(0, dtype=np.uint64)
@@ -185,9 +182,8 @@ class Planned:
             return
         self._known = np.zeros(entries, dtype=bool)
         self._tier = np.full(entries, NOWHERE, dtype=np.int32)
-        self._owner = np.full(entries, NOBODY, dtype=np.int32)
         self._known[placed.ids] = True
-        self._tier[placed.ids], self._owner[placed.ids] = placed.tier, placed.owner
+        self._tier[placed.ids] = placed.tier
         self._kept_order = placed.order
         if self._nodes is not None:
             self._nodes.assign(placed.ids, placed.owner, placed.tier != NOWHERE)
@@ -257,13 +253,6 @@ class Planned:
         answer = np.full(len(ids), NOWHERE, dtype=np.int32)
         inside = ids < len(self._tier)
         answer[inside] = self._tier[ids[inside]]
-        return answer
-
-    def owners(self, ids: Ids) -> npt.NDArray[np.int32]:
-        """(n,) the nodes that own these files, NOBODY for what no node holds and no plan has."""
-        answer = np.full(len(ids), NOBODY, dtype=np.int32)
-        inside = ids < len(self._owner)
-        answer[inside] = self._owner[ids[inside]]
         return answer
 
     # --- what is fetched ------------------------------------------------------------------------
