@@ -27,7 +27,7 @@ from monarch_py.peers import new_secret
 from monarch_py.scan import Record, give, record_sources
 from monarch_py.session import SessionDir
 
-__all__ = ["Node", "bring_up"]
+__all__ = ["Node", "bring_up", "listed"]
 
 T = TypeVar("T")
 
