@@ -17,12 +17,15 @@ SOURCES = [
     "daemon/listing.c",
     "daemon/scan.c",
     "daemon/fill.c",
+    "daemon/holdings.c",
     "daemon/job.c",
+    "daemon/origin.c",
     "daemon/schedule.c",
     "daemon/engine.c",
     "daemon/testing.c",
     "peers/client.c",
     "peers/connection.c",
+    "peers/peer.c",
     "peers/server.c",
     "peers/table.c",
     "plan/mersenne.c",
@@ -40,7 +43,7 @@ SOURCES = [
     "simulator/ways.c",
 ]
 # What each room shows to Python.
-HEADERS = ["daemon/native.h", "peers/peers.h", "plan/plan.h", "simulator/simulator.h"]
+HEADERS = ["daemon/native.h", "peers/peers.h", "daemon/holdings.h", "plan/plan.h", "simulator/simulator.h"]
 DEFINES = (
     "MONARCH_MAX_",
     "MONARCH_FILTER",
@@ -87,7 +90,7 @@ ffi.set_source(
     "monarch_py._native",
     "".join(f'#include "{header}"\n' for header in HEADERS),
     sources=[f"csrc/{name}" for name in SOURCES],
-    include_dirs=["csrc", "csrc/shared", "csrc/daemon"],
+    include_dirs=["csrc", "csrc/shared", "csrc/daemon", "csrc/peers"],
     extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter"],
     libraries=["pthread"],
 )

@@ -10,7 +10,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NOWHERE", "FirstFit", "Policy", "TierRoom", "make_policy", "take"]
+__all__ = [
+    "NOWHERE",
+    "FirstFit",
+    "Keeps",
+    "KeepsAll",
+    "Policy",
+    "TierRoom",
+    "make_policy",
+    "take",
+]
 
 # No tier has room for the file now.
 NOWHERE = -1
@@ -60,6 +69,22 @@ class FirstFit:
                 fits = take(needs, room.free_bytes, room.free_inodes)
                 chosen[waiting[fits]] = tier
         return chosen
+
+
+class Keeps(Protocol):
+    """Which files have a place in the tiers of this node; the others are staged when they are
+    needed, and dropped afterwards."""
+
+    def keeps_here(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """ids : (n,) entries of the catalog. Returns (n,) bool."""
+        ...
+
+
+class KeepsAll:
+    """One node alone, without a plan."""
+
+    def keeps_here(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        return np.ones(len(ids), dtype=bool)
 
 
 def take(

@@ -1,7 +1,8 @@
 """A tier on this node: its directory, who holds it, and what fits.
 
 Layout below the mount point: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite (persistent tiers)
-and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>.
+and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. The staging area of a session lies
+in monarch-<uid>/staging-<key of the session>, so that it can be where a tier is, or another one.
 """
 
 import logging
@@ -59,19 +60,21 @@ LISTED = np.dtype([("number", "u8"), ("inode", "u8")])
 class Tier:
     """An open tier. TierError when it cannot be used or another daemon holds it.
 
+    below : its directory in that of the user, "" for this itself
     `used_bytes` and `used_inodes` are what its copies take, those being written included.
     """
 
-    def __init__(self, config: TierConfig) -> None:
+    def __init__(self, config: TierConfig, below: str = "") -> None:
         self.config = config
         self.usable = True
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # of used_bytes: promised to fills that have not ended
         self.files = 0
         self.cap_bytes: int | None = None  # set when the disk was full before the quota was
-        self.root = tier_root(config.mount_point)
+        self.root = tier_root(config.mount_point) / below
         self.copies = self.root / "c"
         try:
+            private_directory(tier_root(config.mount_point))
             private_directory(self.root)
             private_directory(self.copies)
         except MonarchError as error:
@@ -227,3 +230,4 @@ class Tier:
         self.close()
         with suppress(OSError):  # something in it is not ours
             self.root.rmdir()
+            tier_root(self.config.mount_point).rmdir()

@@ -83,9 +83,11 @@ def _verify_catalog(
     bad = []
     for entry in np.flatnonzero(state_of(catalog.words) == State.PRESENT):
         row = catalog.entries[entry].copy()
-        if state_of(row["word"]) != State.PRESENT:
+        number = int(tier_of(row["word"]))
+        # What is staged may be gone before it is read.
+        if state_of(row["word"]) != State.PRESENT or number >= len(config.tiers):
             continue
-        tier = config.tiers[int(tier_of(row["word"]))]
+        tier = config.tiers[number]
         name = copy_name(int(copy_of(row["word"])))
         copy = str(tier_root(tier.mount_point) / "c" / name)
         path = str(config.sources[int(row["source"])].real_path / catalog.path(int(entry)))

@@ -59,6 +59,13 @@ class Progress:
         return asdict(self)
 
 
+def _is_left(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which files no copy will be made of now; of some when they are read."""
+    states = state_of(words)
+    when_read = (states == State.ABSENT) & (reason_of(words) != Reason.NONE)
+    return np.asarray((states == State.BYPASS) | when_read)
+
+
 class _View:
     """The segments of one daemon, as it replaces them."""
 
@@ -197,7 +204,7 @@ class Warm:
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = state_of(words)
-        present, bypass = states == State.PRESENT, states == State.BYPASS
+        present, bypass = states == State.PRESENT, _is_left(words)
         there, filled = present & self._was_there, present & ~self._was_there
         running = states == State.FILLING
         reasons = Counter(reason_of(words[bypass]).tolist())
@@ -214,4 +221,4 @@ class Warm:
             complete=complete,
         )
         # Another command has taken them back, or their copies were dropped: they are still meant.
-        self._order(ids[states == State.ABSENT])
+        self._order(ids[(states == State.ABSENT) & ~bypass])

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from monarch_py.peers import FileId, Peer, PeerServer, PeerStatus, TcpTransport, listen, new_gets
+from monarch_py.peers import FileId, FileServer, Peer, PeerStatus, TcpTransport, listen, new_gets
 
 BLOCK_BYTES = 4 << 20
 # The plain receiver's reads, as large as the client's own.
@@ -61,7 +61,7 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
     plain = socket.create_server((host, 0))
     args = (plain, fd, len(content))
     threading.Thread(target=send_plainly, args=args, daemon=True).start()
-    server = PeerServer(secret, listen(host))
+    server = FileServer(secret, listen(host))
     server.share(file_id(0, len(content)), fd, BLOCK_BYTES, np.array(sums, dtype=np.uint64))
     server.share(file_id(1, len(content)), fd, BLOCK_BYTES)
     small = np.array([xxhash.xxh3_64_intdigest(content[:small_bytes])], dtype=np.uint64)

@@ -201,15 +201,14 @@ int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
     return 0;
 }
 
-uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids,
-                            uint64_t max) {
+static uint64_t take_bits(uint64_t *bitmap, uint64_t count, uint64_t *ids, uint64_t max) {
     uint64_t n = 0, words = (count + 63) / 64;
     if (words > MONARCH_MAX_FILES / 64)
         words = MONARCH_MAX_FILES / 64;
     for (uint64_t w = 0; w < words && n + 64 <= max; w++) {
-        if (!__atomic_load_n(&m->wanted[w], __ATOMIC_RELAXED))
+        if (!__atomic_load_n(&bitmap[w], __ATOMIC_RELAXED))
             continue;
-        uint64_t bits = __atomic_exchange_n(&m->wanted[w], 0, __ATOMIC_SEQ_CST);
+        uint64_t bits = __atomic_exchange_n(&bitmap[w], 0, __ATOMIC_SEQ_CST);
         for (; bits; bits &= bits - 1) {
             uint64_t id = w * 64 + (uint64_t)__builtin_ctzll(bits);
             if (id < count) /* a client of an earlier daemon may set any bit */
@@ -217,6 +216,16 @@ uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t 
         }
     }
     return n;
+}
+
+uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids,
+                            uint64_t max) {
+    return take_bits(m->wanted, count, ids, max);
+}
+
+uint64_t monarch_take_opened(struct monarch_clients *m, uint64_t count, uint64_t *ids,
+                             uint64_t max) {
+    return take_bits(m->opened, count, ids, max);
 }
 
 void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,

@@ -28,7 +28,7 @@ static void finish(struct pool *p, struct job *job) {
     monarch_push(&p->done, job);
     int can_wait = job->result.kind == MONARCH_FILL && !job->result.in_use &&
                    job->result.status == MONARCH_DONE && p->done.length < RESULTS_AT_ONCE &&
-                   p->normal.length >= RESULTS_AT_ONCE;
+                   p->normal[MONARCH_FROM_SOURCE].length >= RESULTS_AT_ONCE;
     int rings = !can_wait && !p->rung;
     p->rung |= rings;
     pthread_mutex_unlock(&p->lock);
@@ -53,11 +53,11 @@ static void leave(struct pool *p, struct fill *f) {
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
 /* Between two parts of something else. A file that is begun here begins no other in its middle. */
-static void serve_demands(struct pool *p, char *buffer, int depth) {
+static void serve_demands(struct pool *p, enum way way, char *buffer, int depth) {
     struct work w;
     while (depth < 2) {
         pthread_mutex_lock(&p->lock);
-        int found = monarch_find_demand(p, &w);
+        int found = monarch_find_demand(p, way, &w);
         pthread_mutex_unlock(&p->lock);
         if (!found)
             return;
@@ -75,9 +75,11 @@ static void serve_demands(struct pool *p, char *buffer, int depth) {
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
                           int *whole) {
     uint64_t n = 0, most = 1;
+    /* A peer sends a whole block with the sum that it has recorded. */
+    uint64_t run = f->job->peer < 0 ? MONARCH_CHUNK : f->block_bytes;
     pthread_mutex_lock(&p->lock);
     if (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS)
-        most = MONARCH_CHUNK / f->unit_bytes ? MONARCH_CHUNK / f->unit_bytes : 1;
+        most = run / f->unit_bytes ? run / f->unit_bytes : 1;
     for (; *unit < end && monarch_is_claimed(f, *unit); ++*unit)
         *whole = 0;
     for (; n < most && *unit + n < end && !monarch_is_claimed(f, *unit + n); n++)
@@ -95,7 +97,7 @@ static void move_block(struct pool *p, struct fill *f, uint64_t block, char *buf
     for (uint64_t n; (n = claim_run(p, f, &unit, end, &whole)) > 0; unit += n) {
         monarch_fill_move(&p->shared, f, unit, n, buffer, whole ? &stream : NULL);
         if (unit + n < end)
-            serve_demands(p, buffer, depth);
+            serve_demands(p, monarch_way_of(f->job), buffer, depth);
     }
 }
 
@@ -158,7 +160,7 @@ static void *work(void *arg) {
         struct work w;
         uint32_t seen = __atomic_load_n(&m->engine_doorbell, __ATOMIC_SEQ_CST);
         pthread_mutex_lock(&p->lock);
-        int found = monarch_find_work(p, me->number, &w);
+        int found = monarch_find_work(p, me, &w);
         pthread_mutex_unlock(&p->lock);
         if (found) {
             do_work(p, &w, buffer);
@@ -176,10 +178,20 @@ static void *work(void *arg) {
 /* --- from Python ---------------------------------------------------------------------------------
  */
 
-struct monarch_engine *monarch_engine_start(int threads, int width, uint64_t block_bytes,
-                                            struct monarch_clients *clients,
+static int start_threads(struct pool *p, struct worker *workers, enum way way, int threads) {
+    for (int i = 0; i < threads; i++) {
+        workers[i] = (struct worker){.pool = p, .number = (uint32_t)i, .way = way};
+        if (pthread_create(&workers[i].thread, NULL, work, &workers[i]) != 0)
+            return i;
+    }
+    return threads;
+}
+
+struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
+                                            uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills) {
-    struct pool *p = calloc(1, sizeof *p + (size_t)threads * sizeof(struct worker));
+    size_t workers = (size_t)threads + (size_t)peer_threads;
+    struct pool *p = calloc(1, sizeof *p + workers * sizeof(struct worker));
     if (!p)
         return NULL;
     p->shared.block_bytes = block_bytes;
@@ -189,13 +201,9 @@ struct monarch_engine *monarch_engine_start(int threads, int width, uint64_t blo
     for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
         p->slot[p->free_slots++] = MONARCH_FILL_SLOTS - 1 - i;
     pthread_mutex_init(&p->lock, NULL);
-    for (; p->threads < threads; p->threads++) {
-        struct worker *w = &p->worker[p->threads];
-        w->pool = p;
-        w->number = (uint32_t)p->threads;
-        if (pthread_create(&w->thread, NULL, work, w) != 0)
-            break;
-    }
+    p->threads = start_threads(p, p->worker, MONARCH_FROM_SOURCE, threads);
+    if (p->threads)
+        p->peer_threads = start_threads(p, p->worker + p->threads, MONARCH_FROM_PEER, peer_threads);
     if (p->threads)
         return &p->shared;
     free(p);
@@ -210,6 +218,14 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies) {
     ((struct pool *)e)->copies[tier] = copies;
 }
 
+void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer) {
+    __atomic_store_n(&e->peers[number], peer, __ATOMIC_RELEASE);
+}
+
+void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h) {
+    __atomic_store_n(&e->holdings, h, __ATOMIC_RELEASE);
+}
+
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s) {
     __atomic_store_n(&e->bytes_per_s, bytes_per_s, __ATOMIC_RELAXED);
     __atomic_store_n(&e->ops_per_s, ops_per_s, __ATOMIC_RELAXED);
@@ -222,7 +238,7 @@ void monarch_engine_width(struct monarch_engine *e, int width) {
 }
 
 static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int kind, uint64_t id,
-                           uint32_t tier, uint64_t copy, uint64_t sum) {
+                           uint32_t tier, uint64_t copy, uint64_t sum, int peer) {
     const struct monarch_entry *entry = &monarch_entries(c)[id];
     struct job *job = calloc(1, sizeof *job + entry->path_len + 1u);
     if (!job)
@@ -236,6 +252,7 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
     job->result.ctime_ns = entry->ctime_ns;
     job->entry = *entry;
     job->expected_sum = sum;
+    job->peer = peer;
     job->source_root = p->roots[entry->source];
     job->copies = p->copies[tier];
     memcpy(job->path, monarch_pool(c, entry->path), entry->path_len + 1u);
@@ -243,13 +260,13 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
 }
 
 /* Takes orders that nobody else sees yet into a queue. */
-static int enqueue(struct pool *p, struct queue *to, struct queue *fresh) {
+static int enqueue(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
     for (struct job *job; (job = monarch_pop(fresh));) {
-        job->result.in_use = to != &p->normal;
+        job->result.in_use = in_use != 0;
         p->pending[job->result.in_use]++;
-        monarch_push(to, job);
+        monarch_push(&to[monarch_way_of(job)], job);
         if (monarch_is_awaited(job))
             monarch_remember(p, job);
     }
@@ -260,16 +277,17 @@ static int enqueue(struct pool *p, struct queue *to, struct queue *fresh) {
 
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
-                          const uint64_t *copies, const uint64_t *sums) {
+                          const uint64_t *copies, const uint64_t *sums, const int32_t *peers) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
     for (uint64_t i = 0; i < n; i++) {
-        struct job *job = new_job(p, c, kind, ids[i], tiers[i], copies[i], sums ? sums[i] : 0);
+        struct job *job = new_job(p, c, kind, ids[i], tiers[i], copies[i], sums ? sums[i] : 0,
+                                  peers && p->peer_threads ? peers[i] : -1);
         if (!job)
             break;
         monarch_push(&fresh, job);
     }
-    return enqueue(p, in_use ? &p->in_use : &p->normal, &fresh);
+    return enqueue(p, in_use ? p->in_use : p->normal, in_use, &fresh);
 }
 
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
@@ -280,7 +298,7 @@ int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *id
         struct job *job = calloc(1, sizeof *job + 1);
         if (!job)
             break;
-        job->slot = -1;
+        job->slot = job->peer = -1;
         job->result.kind = MONARCH_DROP;
         job->result.id = ids[i];
         job->result.tier = tiers[i];
@@ -289,7 +307,7 @@ int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *id
         job->copies = p->copies[tiers[i]];
         monarch_push(&fresh, job);
     }
-    return enqueue(p, &p->urgent, &fresh);
+    return enqueue(p, &p->urgent, 1, &fresh);
 }
 
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out,
@@ -335,6 +353,10 @@ uint64_t monarch_engine_bytes(struct monarch_engine *e) {
     return __atomic_load_n(&e->bytes, __ATOMIC_RELAXED);
 }
 
+uint64_t monarch_engine_peer_bytes(struct monarch_engine *e) {
+    return __atomic_load_n(&e->peer_bytes, __ATOMIC_RELAXED);
+}
+
 /* Unfinished fills that no thread works on any more. */
 static void abandon_fills(struct pool *p) {
     for (struct fill *f; (f = p->fills);) {
@@ -351,13 +373,14 @@ void monarch_engine_stop(struct monarch_engine *e) {
     __atomic_store_n(&e->stopping, 1, __ATOMIC_SEQ_CST);
     monarch_engine_width(e, p->threads);
     monarch_doorbell_ring(&e->clients->engine_doorbell);
-    for (int i = 0; i < p->threads; i++)
+    for (int i = 0; i < p->threads + p->peer_threads; i++)
         pthread_join(p->worker[i].thread, NULL);
     abandon_fills(p);
     for (struct job *job; (job = monarch_pop(&p->done)); free(job))
         free(job->result.block_sums);
-    struct queue *rest[] = {&p->urgent, &p->in_use, &p->normal, &p->told};
-    for (int i = 0; i < 4; i++)
+    struct queue *rest[] = {&p->urgent,    &p->told,      &p->in_use[0],
+                            &p->in_use[1], &p->normal[0], &p->normal[1]};
+    for (int i = 0; i < 6; i++)
         for (struct job *job; (job = monarch_pop(rest[i])); free(job))
             ;
     pthread_mutex_destroy(&p->lock);

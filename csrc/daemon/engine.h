@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-#include "native.h"
+#include "holdings.h"
 #include "xxh3.h"
 
 /* One read and one write move this much at most: long enough that a system call costs nothing,
@@ -20,6 +20,7 @@ struct job {
     struct queue *queue;
     struct monarch_result result;
     int slot;                /* of the fills segment, -1 for none */
+    int peer;                /* whose copy it is made from, -1 for the source */
     int source_root, copies; /* descriptors of the directories */
     uint64_t expected_sum;
     struct monarch_entry entry; /* as it was when the order was given */
@@ -29,8 +30,13 @@ struct job {
 /* What all threads share and that is no queue. */
 struct monarch_engine {
     uint64_t block_bytes;
-    uint64_t bytes; /* atomic: read from sources */
-    int stopping;   /* atomic */
+    uint64_t bytes;      /* atomic: read from sources */
+    uint64_t peer_bytes; /* atomic: got from peers */
+    int stopping;        /* atomic */
+    /* Whom an order names, by number; NULL for who is not there. Atomic. */
+    struct monarch_peer *peers[MONARCH_MAX_PEERS];
+    struct monarch_holdings
+        *holdings; /* whose askers are told of every unit; may be NULL. Atomic */
     /* At most this much from the sources each second; 0: no limit. The times are atomic: when the
      * next operation, the next byte may be asked for [ns]. */
     uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
@@ -65,12 +71,14 @@ struct fill {
     struct fill *next;   /* engine's */
     unsigned users;      /* engine's: threads at work on it */
     uint64_t next_block; /* engine's: nobody has begun this one or those behind it */
-    uint64_t asked_ns;   /* engine's: when a reader last waited for a unit */
+    uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
     uint64_t next_unit;  /* engine's: behind the one that it waited for */
     uint64_t *claimed;   /* engine's: a bit for every unit that somebody has taken up */
     struct job *job;
     struct monarch_fill *map;
-    int from, to, failed; /* failed: atomic */
+    int from;       /* atomic: the source's file, -1 as long as nothing is read from it */
+    int is_by_peer; /* atomic: its peer has not failed it yet */
+    int to, failed; /* failed: atomic */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: without a checksum yet */
     uint64_t written[2];  /* atomic: blocks + 1 whose write-back was begun last, and before that */
@@ -87,6 +95,15 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
 int monarch_fill_is_over(const struct fill *f); /* complete, or failed */
 /* Once it is over and nobody else uses it: the answer; frees it. */
 void monarch_fill_end(struct monarch_engine *e, struct fill *f);
+
+/* --- origin.c -------------------------------------------------------------------------------- */
+
+/* Gets the bytes [at, at + n) of one block from the peer that the order names and writes them to
+ * the copy. *sum is that of the bytes. 0 when they have to come from the source: the order names no
+ * peer, or it has failed. */
+int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, uint64_t *sum);
+/* The source's file, which is opened when it is first needed; -1 and the job's status. */
+int monarch_source_of(struct monarch_engine *e, struct fill *f);
 
 /* Tells the readers that wait for units [first, first + count) of an entry to look again. */
 void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count);

@@ -110,27 +110,36 @@ static int create_copy(struct job *job) {
     return fd;
 }
 
+static void wake_askers(struct monarch_engine *e, const struct job *job) {
+    struct monarch_holdings *h = __atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE);
+    monarch_holdings_wake(h, job->entry.source, job->entry.hash);
+}
+
 /* The bits first, then the word that they belong to. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
     __atomic_store_n(&f->map->unit_bytes, has_map ? f->unit_bytes : 0, __ATOMIC_RELAXED);
     __atomic_store_n(&f->map->failed, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&f->map->whole, 0, __ATOMIC_RELAXED);
     for (uint64_t w = 0; has_map && w < words_for(f->units); w++)
         __atomic_store_n(&f->map->done[w], 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->fills->word[job->slot],
                      monarch_word(MONARCH_FILLING, 0, job->result.tier, job->result.copy),
                      __ATOMIC_SEQ_CST);
+    wake_askers(e, job);
 }
 
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
-    int from = monarch_open_source(e, job);
-    if (from < 0)
+    int is_by_peer = job->peer >= 0;
+    int from = is_by_peer ? -1 : monarch_open_source(e, job);
+    if (from < 0 && !is_by_peer)
         return NULL;
     int to = create_copy(job);
     struct fill *f = to < 0 ? NULL : new_fill(e, job);
     if (f) {
         f->from = from;
+        f->is_by_peer = is_by_peer;
         f->to = to;
         show(e, f);
         return f;
@@ -142,7 +151,8 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
         close(to);
         unlinkat(job->copies, name, 0);
     }
-    close(from);
+    if (from >= 0)
+        close(from);
     return NULL;
 }
 
@@ -186,14 +196,16 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
 /* Write-back of a block starts when it is complete and is awaited two blocks later: dirty pages
  * never pile up. The source's pages are not read again by us; those that a program maps or reads
  * through at this moment stay. */
-static void end_block(struct fill *f, uint64_t block, char *buffer, struct xxh3_stream *stream) {
-    if (stream)
-        f->sums[block] = monarch_xxh3_end(stream);
+static void end_block(struct fill *f, uint64_t block, char *buffer, const uint64_t *sum) {
+    if (sum)
+        f->sums[block] = *sum;
     else if (sum_from_copy(f, block, buffer, &f->sums[block]) != 0)
         return;
     if (f->job->entry.size > MONARCH_CHUNK) {
         uint64_t at = block * f->block_bytes;
-        posix_fadvise(f->from, (off_t)at, (off_t)f->block_bytes, POSIX_FADV_DONTNEED);
+        int from = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
+        if (from >= 0)
+            posix_fadvise(from, (off_t)at, (off_t)f->block_bytes, POSIX_FADV_DONTNEED);
         sync_file_range(f->to, (off_t)at, (off_t)f->block_bytes, SYNC_FILE_RANGE_WRITE);
         uint64_t last = __atomic_exchange_n(&f->written[0], block + 1, __ATOMIC_ACQ_REL);
         uint64_t before = __atomic_exchange_n(&f->written[1], last, __ATOMIC_ACQ_REL);
@@ -208,41 +220,61 @@ static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, u
         __atomic_fetch_or(&f->map->done[u / 64], 1ULL << (u % 64), __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&e->fills->units, count, __ATOMIC_RELAXED);
     monarch_answer(e->clients, f->job->result.id, unit, count);
+    wake_askers(e, f->job);
 }
 
-void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
+/* Bytes of the source, [at, end); whether the copy has them now. */
+static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t end,
                        char *buffer, struct xxh3_stream *stream) {
-    uint64_t size = f->job->entry.size, at = unit * f->unit_bytes;
-    uint64_t end = (unit + count) * f->unit_bytes, block = at / f->block_bytes;
-    end = end < size ? end : size;
+    int from = monarch_source_of(e, f);
+    if (from < 0) {
+        __atomic_store_n(&f->failed, 1, __ATOMIC_RELEASE); /* the job says why */
+        return 0;
+    }
     while (at < end) {
         uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
         if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
             give_up(f, MONARCH_ABANDONED, 0);
         if (__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
-            return;
+            return 0;
         monarch_wait_turn(e, n);
-        ssize_t got = monarch_read_fully(f->from, buffer, n, (off_t)at);
+        ssize_t got = monarch_read_fully(from, buffer, n, (off_t)at);
         if (got < 0)
             give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
         else if ((uint64_t)got < n)
             give_up(f, MONARCH_SOURCE_CHANGED, 0); /* it has shrunk */
         if (got != (ssize_t)n)
-            return;
+            return 0;
         __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
         int error = monarch_write_fully(f->to, buffer, n, (off_t)at);
         if (error) {
             give_up(f, monarch_tier_status(-error), -error);
-            return;
+            return 0;
         }
         if (stream)
             monarch_xxh3_add(stream, buffer, n);
         at += n;
     }
+    return 1;
+}
+
+void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
+                       char *buffer, struct xxh3_stream *stream) {
+    uint64_t size = f->job->entry.size, at = unit * f->unit_bytes, sum;
+    uint64_t end = (unit + count) * f->unit_bytes, block = at / f->block_bytes;
+    end = end < size ? end : size;
+    int is_fetched = monarch_fetch(e, f, at, end - at, &sum);
+    if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
+        return;
+    /* The stream has the whole block only if the last unit was the last to come, and a peer gave
+     * none of it. */
+    int has_sum = end == end_of_block(f, block) &&
+                  (is_fetched ? at == block * f->block_bytes : stream && f->job->peer < 0);
+    if (has_sum && !is_fetched)
+        sum = monarch_xxh3_end(stream);
     mark_done(e, f, unit, count);
     if (__atomic_sub_fetch(&f->left[block], (uint32_t)count, __ATOMIC_ACQ_REL) == 0)
-        /* The stream has the whole block only if the last unit was the last to come. */
-        end_block(f, block, buffer, end == end_of_block(f, block) ? stream : NULL);
+        end_block(f, block, buffer, has_sum ? &sum : NULL);
 }
 
 /* --- ending ------------------------------------------------------------------------------------
@@ -267,7 +299,10 @@ static int close_copy(struct job *job, int fd) {
 
 void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
-    int r = f->failed ? -1 : monarch_source_is_unchanged(job, f->from);
+    int r = f->failed ? -1 : 0;
+    /* What came from a peer alone was found unchanged there before its last block was sent. */
+    if (r == 0 && f->from >= 0)
+        r = monarch_source_is_unchanged(job, f->from);
     if (r == 0) {
         job->result.sum = monarch_xxh3((const char *)f->sums, f->blocks * sizeof *f->sums);
         job->result.bytes = job->entry.size;
@@ -275,8 +310,10 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     } else {
         close(f->to);
     }
-    close(f->from);
+    if (f->from >= 0)
+        close(f->from);
     if (r == 0) {
+        __atomic_store_n(&f->map->whole, 1, __ATOMIC_SEQ_CST);
         job->result.status = MONARCH_DONE;
         job->result.block_sums = f->sums;
         job->result.blocks = f->blocks;
@@ -288,5 +325,6 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         unlinkat(job->copies, name, 0);
         free(f->sums);
     }
+    wake_askers(e, job);
     free(f);
 }

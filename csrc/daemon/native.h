@@ -35,6 +35,9 @@ int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
 
 /* Numbers of entries that clients want since the last call; at most `max`. */
 uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids, uint64_t max);
+/* The same of those that clients have opened for reading; in no order. */
+uint64_t monarch_take_opened(struct monarch_clients *m, uint64_t count, uint64_t *ids,
+                             uint64_t max);
 /* Of `n` entries, sets flags[i] for those that the changed filter names. */
 void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
@@ -116,10 +119,11 @@ struct monarch_result {
 
 struct monarch_engine;
 
-/* `threads` threads do what readers wait for, at first `width` of them everything else; blocks are
- * those of the checksums. The segments are those of the session. */
-struct monarch_engine *monarch_engine_start(int threads, int width, uint64_t block_bytes,
-                                            struct monarch_clients *clients,
+/* `threads` threads do what readers wait for, at first `width` of them everything else;
+ * `peer_threads` others do what comes from peers. Blocks are those of the checksums. The segments
+ * are those of the session. */
+struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
+                                            uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
@@ -128,10 +132,11 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
 /* How many threads copy what no reader waits for. */
 void monarch_engine_width(struct monarch_engine *e, int width);
 /* Orders in bulk, done in this order; those for files in use before all others. The catalog is read
- * only during the call. sums: what a CHECK or COMPARE expects. */
+ * only during the call. sums: what a CHECK or COMPARE expects; peers: whom a FILL asks before the
+ * source, -1 for nobody; both may be NULL. */
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
-                          const uint64_t *copies, const uint64_t *sums);
+                          const uint64_t *copies, const uint64_t *sums, const int32_t *peers);
 /* Removes copies, before all other orders. ids and sizes: of their files, given back as `id` and
  * `bytes`. */
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
@@ -142,8 +147,9 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
 void monarch_engine_settle(struct monarch_engine *e);
 /* Orders without a result yet: for files in use, or for all others. */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use);
-uint64_t monarch_engine_bytes(struct monarch_engine *e); /* read from sources so far */
-void monarch_engine_stop(struct monarch_engine *e);      /* abandons what runs; joins and frees */
+uint64_t monarch_engine_bytes(struct monarch_engine *e);      /* read from sources so far */
+uint64_t monarch_engine_peer_bytes(struct monarch_engine *e); /* got from peers so far */
+void monarch_engine_stop(struct monarch_engine *e); /* abandons what runs; joins and frees */
 /* Readers whose file will not be filled any more, or is complete, are told to look again. Returns
  * how many others wait. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);

@@ -99,11 +99,15 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
     *w = (struct work){.job = job};
 }
 
-static int find_queued(struct pool *p, uint64_t id, struct work *w) {
+enum way monarch_way_of(const struct job *job) {
+    return job->peer < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
+}
+
+static int find_queued(struct pool *p, enum way way, uint64_t id, struct work *w) {
     struct job *job = p->free_slots ? *bucket_of(p, id) : NULL;
     while (job && job->result.id != id)
         job = job->same;
-    if (!job)
+    if (!job || monarch_way_of(job) != way)
         return 0;
     p->pending[job->result.in_use]--;
     p->pending[job->result.in_use = 1]++;
@@ -112,7 +116,7 @@ static int find_queued(struct pool *p, uint64_t id, struct work *w) {
 }
 
 static int find_unit(struct pool *p, struct fill *f, uint64_t unit, struct work *w) {
-    f->asked_ns = monarch_now_ns();
+    __atomic_store_n(&f->asked_ns, monarch_now_ns(), __ATOMIC_RELAXED);
     f->next_unit = unit + 1;
     /* A client may write anything; a file without a map is read by nobody before it is complete. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
@@ -130,17 +134,19 @@ static int find_unit(struct pool *p, struct fill *f, uint64_t unit, struct work 
 }
 
 /* Readers take turns: the search goes on behind the demand that was found last. */
-int monarch_find_demand(struct pool *p, struct work *w) {
+int monarch_find_demand(struct pool *p, enum way way, struct work *w) {
     for (unsigned n = 0; n < MONARCH_DEMANDS; n++) {
         unsigned i = (p->next_demand + n) % MONARCH_DEMANDS;
         uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
         if (!d || d == p->taken[i])
             continue;
         struct fill *f = fill_of(p, monarch_demand_entry(d));
+        if (f && monarch_way_of(f->job) != way)
+            continue;
         if (f)
             p->taken[i] = d;
         if (f ? find_unit(p, f, monarch_demand_unit(d), w)
-              : find_queued(p, monarch_demand_entry(d), w)) {
+              : find_queued(p, way, monarch_demand_entry(d), w)) {
             p->next_demand = i + 1;
             return 1;
         }
@@ -150,9 +156,10 @@ int monarch_find_demand(struct pool *p, struct work *w) {
 
 /* A reader that has waited for a unit wants the next ones soon. Files that readers wait for take
  * turns, unit by unit; what lies behind the last demand goes first. */
-static int find_ahead(struct pool *p, struct work *w) {
+static int find_ahead(struct pool *p, enum way way, struct work *w) {
     for (struct fill *f = p->fills; f; f = f->next) {
-        if (!f->asked_ns || monarch_fill_is_over(f) || f->next_unit == DONE)
+        if (monarch_way_of(f->job) != way || !f->asked_ns || monarch_fill_is_over(f) ||
+            f->next_unit == DONE)
             continue;
         uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
         for (; n < f->units && monarch_is_claimed(f, unit); n++)
@@ -171,10 +178,10 @@ static int find_ahead(struct pool *p, struct work *w) {
 }
 
 /* The others are finished one by one, in whole blocks. */
-static int find_block(struct pool *p, int in_use, struct work *w) {
+static int find_block(struct pool *p, enum way way, int in_use, struct work *w) {
     struct fill *f = p->fills;
     while (f && (f->next_block >= f->blocks || f->asked_ns || monarch_fill_is_over(f) ||
-                 (int)f->job->result.in_use != in_use))
+                 monarch_way_of(f->job) != way || (int)f->job->result.in_use != in_use))
         f = f->next;
     if (!f)
         return 0;
@@ -190,11 +197,14 @@ static int find_job(struct pool *p, struct queue *q, struct work *w) {
     return 1;
 }
 
-/* What nobody waits for is done by as many threads as the width says. */
-int monarch_find_work(struct pool *p, uint32_t number, struct work *w) {
-    if (monarch_find_demand(p, w) || find_job(p, &p->urgent, w))
+/* What nobody waits for is done by as many threads as the width says; it is the source's. */
+int monarch_find_work(struct pool *p, const struct worker *me, struct work *w) {
+    enum way way = me->way;
+    if (monarch_find_demand(p, way, w) ||
+        (way == MONARCH_FROM_SOURCE && find_job(p, &p->urgent, w)))
         return 1;
-    return number < __atomic_load_n(&p->width, __ATOMIC_RELAXED) &&
-           (find_ahead(p, w) || find_block(p, 1, w) || find_job(p, &p->in_use, w) ||
-            find_block(p, 0, w) || find_job(p, &p->normal, w));
+    return (way == MONARCH_FROM_PEER ||
+            me->number < __atomic_load_n(&p->width, __ATOMIC_RELAXED)) &&
+           (find_ahead(p, way, w) || find_block(p, way, 1, w) || find_job(p, &p->in_use[way], w) ||
+            find_block(p, way, 0, w) || find_job(p, &p->normal[way], w));
 }

@@ -14,10 +14,14 @@ struct queue {
     uint64_t length;
 };
 
+/* Two kinds of threads, each with its own orders: those that wait for a peer never keep one that
+ * reads the source from it. Else two nodes that fill from each other could both be waiting. */
+enum way { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_WAYS };
+
 struct pool {
     struct monarch_engine shared; /* first: fill.c and job.c see only this */
     pthread_mutex_t lock;
-    struct queue urgent, in_use, normal, done, told;
+    struct queue urgent, in_use[MONARCH_WAYS], normal[MONARCH_WAYS], done, told;
     struct job *bucket[MONARCH_BUCKETS];
     struct fill *fills;              /* begun and not over, in the order in which they go on */
     uint64_t pending[2];             /* queued, running, or done and not yet told: normal, in use */
@@ -27,10 +31,11 @@ struct pool {
     int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */
     uint32_t width;               /* atomic: threads that do what nobody waits for */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
-    int threads;
+    int threads, peer_threads; /* the latter are the last ones */
     struct worker {
         struct pool *pool;
-        uint32_t number;
+        uint32_t number; /* among those of its way */
+        enum way way;
         pthread_t thread;
     } worker[];
 };
@@ -59,9 +64,10 @@ struct work {
     int is_unit;
 };
 
+enum way monarch_way_of(const struct job *job);
 /* What readers wait for; whether there is any. */
-int monarch_find_demand(struct pool *p, struct work *w);
-/* That, and what else thread `number` may do. */
-int monarch_find_work(struct pool *p, uint32_t number, struct work *w);
+int monarch_find_demand(struct pool *p, enum way way, struct work *w);
+/* That, and what else this thread may do. */
+int monarch_find_work(struct pool *p, const struct worker *me, struct work *w);
 
 #endif

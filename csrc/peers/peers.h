@@ -54,12 +54,13 @@ struct monarch_peer_server;
 /* NULL without memory, descriptors or threads. */
 struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
                                                       const struct monarch_peer_bounds *bounds);
-/* Takes over a connected socket whose owner has proved what it is; -EBUSY when there are as many
- * as there may be, and then, as after every error, it stays the caller's. */
+/* Takes over a connected socket whose owner has proved what it is, in place of one that was idle
+ * for long when there are as many as there may be; -EBUSY when all of those are at work, and then,
+ * as after every error, it stays the caller's. */
 int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd);
 int monarch_peer_server_has_room(struct monarch_peer_server *s);
 void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_peer_counts *out);
-/* Closes all, joins the threads and frees it; the table stays. */
+/* Closes all, joins the threads and frees it; what it shares stays. */
 void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_server *s);
 
 /* --- the client: client.c ----------------------------------------------------------------------
@@ -97,5 +98,31 @@ int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *get
 /* Frames of answers that came over it, ever: 0 is a link that never worked. */
 uint64_t monarch_peer_link_frames(const struct monarch_peer_link *l);
 void monarch_peer_link_close(struct monarch_peer_link *l);
+
+/* --- one peer: peer.c ---------------------------------------------------------------------------
+ */
+
+struct monarch_peer;
+/* A new link; or NULL, and *status says why, or that the peer is left alone for now. */
+typedef struct monarch_peer_link *(*monarch_peer_connect)(void *arg, uint32_t *status);
+/* A link has broken, with this status; MONARCH_PEER_OK: it works again. */
+typedef void (*monarch_peer_report)(void *arg, uint32_t status);
+
+/* NULL without memory. */
+struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
+                                      void *arg);
+/* As monarch_peer_fetch, over a link of its own, for any number of threads at a time. -1: the peer
+ * failed, or is left alone; each range has its status all the same. */
+int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint64_t n,
+                     monarch_peer_arrived arrived, void *arg);
+/* Closes the links that nobody uses. */
+void monarch_peer_forget_idle(struct monarch_peer *p);
+/* When nobody asks it any more. */
+void monarch_peer_free(struct monarch_peer *p);
+
+#ifdef MONARCH_CDEF
+extern "Python" struct monarch_peer_link *monarch_connect_peer(void *arg, uint32_t *status);
+extern "Python" void monarch_report_peer(void *arg, uint32_t status);
+#endif
 
 #endif

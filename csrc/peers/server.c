@@ -231,12 +231,27 @@ static void set_options(int fd, const struct monarch_peer_bounds *bounds) {
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 }
 
+/* A free place; else that of the connection that has been without a request for the longest: its
+ * peer opens another when it needs one. bounds.connections: all of them are at work. */
+static uint32_t find_place(server *s) {
+    uint32_t idle = s->bounds.connections;
+    for (uint32_t i = 0; i < s->bounds.connections; i++) {
+        const connection *c = &s->at[i];
+        if (c->fd < 0)
+            return i;
+        if (!c->is_busy && !is_active(c) &&
+            (idle == s->bounds.connections || c->deadline_ns < s->at[idle].deadline_ns))
+            idle = i;
+    }
+    return idle;
+}
+
 int monarch_peer_server_adopt(server *s, int fd) {
-    uint32_t i = 0;
     int r = -EBUSY;
     pthread_mutex_lock(&s->lock);
-    while (i < s->bounds.connections && s->at[i].fd >= 0)
-        i++;
+    uint32_t i = find_place(s);
+    if (i < s->bounds.connections && s->at[i].fd >= 0)
+        close_locked(s, &s->at[i]);
     if (i < s->bounds.connections) {
         connection *c = &s->at[i], empty = {.fd = fd, .generation = c->generation};
         empty.deadline_ns = monarch_peer_now_ns() + s->bounds.idle_ms * 1000000ULL;
@@ -255,7 +270,7 @@ int monarch_peer_server_adopt(server *s, int fd) {
 
 int monarch_peer_server_has_room(server *s) {
     pthread_mutex_lock(&s->lock);
-    int has_room = s->open < s->bounds.connections;
+    int has_room = find_place(s) < s->bounds.connections;
     pthread_mutex_unlock(&s->lock);
     return has_room;
 }

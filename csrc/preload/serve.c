@@ -96,10 +96,22 @@ static void count(struct session *s, int from_copy, uint64_t size) {
                        __ATOMIC_RELAXED);
 }
 
+/* The daemon looks in its own time: it is not rung, and an open that it has not seen yet costs the
+ * next one of the same file a load. */
+static void tell_opened(struct session *s, uint64_t id) {
+    if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
+        id >= MONARCH_MAX_FILES)
+        return;
+    uint64_t *word = &s->clients->opened[id / 64], bit = 1ULL << (id % 64);
+    if (!(__atomic_load_n(word, __ATOMIC_RELAXED) & bit))
+        __atomic_fetch_or(word, bit, __ATOMIC_RELAXED);
+}
+
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     if (__builtin_expect(monarch_logging, 0))
         monarch_log("open", monarch_pool(monarch_catalog_of(s), o->entry->path), o->copy);
     count(s, 1, o->entry->size);
+    tell_opened(s, (uint64_t)o->id);
 }
 
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags, int fd) {
@@ -109,6 +121,7 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
                     o->entry ? why_source(s, o->entry) : "source: not scanned yet");
     if (o->entry) {
         count(s, 0, o->entry->size);
+        tell_opened(s, (uint64_t)o->id);
         uint64_t word = __atomic_load_n(&o->entry->word, __ATOMIC_ACQUIRE);
         if (MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size &&
             !(flags & ~(O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | O_LARGEFILE)))

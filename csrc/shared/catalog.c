@@ -52,6 +52,21 @@ int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, 
     return -1;
 }
 
+int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash) {
+    const struct monarch_entry *entries = monarch_entries(c);
+    const uint64_t *index = slots_at(c, c->index_at), slots = c->slots;
+    for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
+        uint64_t slot = __atomic_load_n(&index[i], __ATOMIC_ACQUIRE);
+        if (!slot)
+            return -1;
+        uint64_t id = monarch_slot_id(slot);
+        if (slot >> 56 == (hash & 255) && id < c->capacity && entries[id].hash == hash &&
+            entries[id].source == source)
+            return (int64_t)id;
+    }
+    return -1;
+}
+
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino) {
     const struct monarch_entry *entries = monarch_entries(c);
     const uint64_t *inodes = slots_at(c, c->inodes_at), slots = c->slots;

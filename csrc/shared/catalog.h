@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 7
+#define MONARCH_VERSION 8
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -41,6 +41,7 @@
 #define MONARCH_MAIL_SLOTS 64
 #define MONARCH_MAIL_PATH 1004
 #define MONARCH_STAT_SLOTS 64
+#define MONARCH_MAX_PEERS 4096 /* nodes of a session */
 
 /* A copy that is being filled can be read in units of this: small enough that a reader has its
  * first bytes soon, large enough that the source's latency is paid for [bytes]. */
@@ -124,6 +125,8 @@ struct monarch_control {
     /* Whether the catalog answers for names and attributes; else the source is asked each time,
      * also whether a file is still what its copy is. */
     uint32_t metadata_cached;
+    uint32_t follow_opens; /* atomic: the daemon wants to know what is opened */
+    uint32_t unused;
     /* Listings, and that a name is missing, are answered for as long as this after the directories
      * were last compared with the source [ns of CLOCK_MONOTONIC]. */
     uint64_t revalidate_ns;
@@ -185,6 +188,7 @@ struct monarch_mail {
 struct monarch_fill {
     uint64_t unit_bytes;
     uint64_t failed; /* atomic: no more units will come */
+    uint64_t whole;  /* atomic: all are there, and belong together: the source has not changed */
     uint64_t done[MONARCH_FILL_UNITS / 64];
 };
 
@@ -226,6 +230,7 @@ struct monarch_clients {
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_mail mail[MONARCH_MAIL_SLOTS];
     uint64_t wanted[MONARCH_MAX_FILES / 64];
+    uint64_t opened[MONARCH_MAX_FILES / 64]; /* since the daemon looked, if it follows opens */
     uint64_t changed[MONARCH_FILTER_BITS / 64];
     uint64_t changed_coarse[MONARCH_FILTER_BITS / MONARCH_FILTER_COARSE / 64];
 };
@@ -344,6 +349,8 @@ uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, 
                               size_t len);
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len, uint64_t hash);
+/* A file by its hash alone, for who has no path of it. */
+int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 /* Of a copy that was dropped: whoever has it open keeps its inode's number from being given again,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import yaml
 
 from monarch_py.config import _values as own
@@ -21,7 +23,7 @@ from monarch_py.config.schema import (
 )
 from monarch_py.document import Key, Section, Spot, Table, list_of, read_mapping, values
 
-__all__ = ["DATA_PLANE", "DOCUMENT", "LEVEL", "PEERS", "SETTINGS", "SOURCE"]
+__all__ = ["DATA_PLANE", "DOCUMENT", "LEVEL", "PEERS", "SETTINGS", "SOURCE", "STAGING"]
 
 # `disk` is what older configurations of the original say for file_system.
 _KINDS = {"ram": "ram", "ssd": "ssd", "file_system": "file_system", "disk": "file_system"}
@@ -90,6 +92,26 @@ def _level(node: yaml.Node, spot: Spot) -> Section:
     return read_mapping(node, spot, LEVEL)
 
 
+STAGING = Table(
+    keys={
+        "max_storage_quota": Key(
+            values.size, "size", "the room that staged copies may take", required=True
+        ),
+        "mount_point": Key(
+            values.path,
+            "directory",
+            "where they go, best a file system in memory",
+            Path("/dev/shm"),  # noqa: S108
+            default_text="`/dev/shm`",
+        ),
+    },
+)
+
+
+def _staging(node: yaml.Node, spot: Spot) -> Section:
+    return read_mapping(node, spot, STAGING)
+
+
 LIMITS = Table(
     keys={
         "bandwidth": Key(values.size, "size", "bytes per second", default_text="no limit"),
@@ -141,6 +163,12 @@ SETTINGS = Table(
             "list",
             "the tiers, fastest first, see below",
             default_text="required",
+        ),
+        "staging": Key(
+            _staging,
+            "mapping",
+            "a small area for copies that come and go, see below",
+            default_text="none",
         ),
         "block_size": Key(
             own.block_size,

@@ -45,11 +45,14 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     sources, tiers = _split(settings)
     source_configs = tuple(_source(section) for section in sources)
     tier_configs = tuple(_tier(section) for section in tiers)
-    _check_places(_places(sources), _places(tiers))
+    staging: list[Section] = [settings["staging"]] if settings["staging"] is not None else []
+    staging_config = _staging(settings, len(tiers)) if staging else None
+    _check_places(_places(sources), _places(tiers), _places(staging))
     return Config(
         file=Path(os.path.abspath(file)),
         sources=source_configs,
         tiers=tier_configs,
+        staging=staging_config,
         block_size_bytes=settings["block_size"] or DEFAULT_BLOCK_SIZE_BYTES,
         copy_threads=settings["shared_tpool_size"],
         scan_threads=settings["scan_threads"],
@@ -175,6 +178,33 @@ def _source_of_level(section: Section) -> SourceConfig:
 
 def _tier(section: Section) -> TierConfig:
     section.require("max_storage_quota")
+    _check_place_of_tier(section)
+    _check_quota(section)
+    return TierConfig(
+        mount_point=section["mount_point"],
+        quota_bytes=section["max_storage_quota"],
+        kind=_kind(section),
+        persistent=section["persistent"],
+        block_size_bytes=section["block_size"],
+    )
+
+
+def _staging(settings: Section, tiers: int) -> TierConfig:
+    """The staging area: the last one of the tiers, by its number."""
+    section: Section = settings["staging"]
+    if tiers >= MAX_TIERS:
+        raise settings.spot_of("staging").error(
+            f"hierarchy has {tiers} entries, and the area counts as one more",
+            f"keep at most {MAX_TIERS - 1} of them or remove 'staging'",
+        )
+    _check_place_of_tier(section)
+    _check_quota(section)
+    mount_point = section["mount_point"]
+    kind = "ram" if disk.is_in_ram(mount_point) else "ssd"
+    return TierConfig(mount_point, section["max_storage_quota"], kind)
+
+
+def _check_place_of_tier(section: Section) -> None:
     mount_point, spot = section["mount_point"], section.spot_of("mount_point")
     _check_directory(mount_point, spot)
     if not disk.is_writable(mount_point):
@@ -187,14 +217,6 @@ def _tier(section: Section) -> TierConfig:
         raise spot.error(
             f"the path has {n_bytes} bytes", f"choose one of at most {MAX_TIER_PATH_BYTES}"
         )
-    _check_quota(section)
-    return TierConfig(
-        mount_point=mount_point,
-        quota_bytes=section["max_storage_quota"],
-        kind=_kind(section),
-        persistent=section["persistent"],
-        block_size_bytes=section["block_size"],
-    )
 
 
 def _check_quota(section: Section) -> None:
@@ -248,8 +270,11 @@ def _places(sections: Sequence[Section]) -> list[_Place]:
     return places
 
 
-def _check_places(sources: Sequence[_Place], tiers: Sequence[_Place]) -> None:
-    """Refuse directories that would hold one another's files."""
+def _check_places(
+    sources: Sequence[_Place], tiers: Sequence[_Place], staging: Sequence[_Place]
+) -> None:
+    """Refuse directories that would hold one another's files. The staging area has a directory of
+    its own, also where a tier is."""
     for index, tier in enumerate(tiers):
         for other in tiers[:index]:
             _refuse_same(tier, other, "a tier", "merge the two levels into one")
@@ -259,7 +284,7 @@ def _check_places(sources: Sequence[_Place], tiers: Sequence[_Place]) -> None:
             _refuse_inside(source, other, "a source", "keep the outer one and use 'exclude'")
             _refuse_inside(other, source, "a source", "keep the outer one and use 'exclude'")
     for source in sources:
-        for tier in tiers:
+        for tier in (*tiers, *staging):
             mend = "choose a directory apart from it for the tier"
             _refuse_same(tier, source, "a source", mend)
             _refuse_inside(tier, source, "a source", mend)

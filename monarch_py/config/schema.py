@@ -130,6 +130,8 @@ class Config:
     scan_ops_per_s : None = no limit
     fill_after : share of a file that must have been asked for before it is filled, 0 to 1
     promote_mappings : live mappings are replaced once their copies are complete
+    staging : the staging area, a tier whose copies come and go; None = the daemon makes one where
+        it needs one
     metadata : one of METADATA
     revalidate_s : how old an answer about a listing, or a missing name, may be
     min_reads, copy_threads : bounds on the reads in flight at the sources
@@ -141,6 +143,7 @@ class Config:
     file: Path
     sources: tuple[SourceConfig, ...]
     tiers: tuple[TierConfig, ...]
+    staging: TierConfig | None = None
     block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES
     copy_threads: int = DEFAULT_COPY_THREADS
     scan_threads: int = DEFAULT_SCAN_THREADS

@@ -59,6 +59,7 @@ class Copies:
         # Copies to remove: (tier, entries, numbers, sizes of their files); how many are under way.
         self._drops: deque[tuple[int, Ids, npt.NDArray[Any], npt.NDArray[Any]]] = deque()
         self._dropping = 0
+        self._leaving = [0] * len(self.tiers)  # the room that these take, by tier [bytes]
         self._changes_seen = 0
         self.fills = self.filled_bytes = 0
 
@@ -71,6 +72,10 @@ class Copies:
     def dropping(self) -> int:
         """Copies whose files are still to be removed; then their room comes back."""
         return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
+
+    def leaving(self, tier: int) -> int:
+        """The room of a tier that comes back when what is dropped is gone [bytes]."""
+        return self._leaving[tier]
 
     def tier(self, number: int) -> Tier:
         tier = self.tiers[number]
@@ -209,6 +214,7 @@ class Copies:
     def _drop(self, tier: int, ids: Ids, numbers: Any, sizes: Any) -> None:
         if tier in self.keepers:
             self.keepers[tier].remove(numbers.tolist())
+        self._leaving[tier] += int(self.tier(tier).rounded_all(sizes).sum())
         for at in range(0, len(numbers), DROPS):
             part = slice(at, at + DROPS)
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
@@ -232,7 +238,9 @@ class Copies:
     def dropped(self, result: Any) -> None:
         """The engine has removed a copy."""
         self._dropping -= 1
-        self.tier(int(result["tier"])).release(int(result["bytes"]))
+        number, size = int(result["tier"]), int(result["bytes"])
+        self.tier(number).release(size)
+        self._leaving[number] -= self.tier(number).rounded(size)
         entry, catalog = int(result["id"]), self.shared.catalog
         if entry < len(catalog) and copy_of(catalog.words[entry]) == result["copy"]:
             word = catalog.words[entry]

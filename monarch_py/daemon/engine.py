@@ -33,12 +33,18 @@ class Engine:
     """MemoryError when not one thread can be started."""
 
     def __init__(
-        self, config: Config, shared: Shared, sources: list[Source], tiers: list[Tier | None]
+        self,
+        config: Config,
+        shared: Shared,
+        sources: list[Source],
+        tiers: list[Tier | None],
+        peer_threads: int = 0,
     ) -> None:
         self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
         self._engine: Any = lib.monarch_engine_start(
             config.copy_threads,
             self._reads.width,
+            peer_threads,
             config.block_size_bytes,
             shared.clients,
             shared.fills,
@@ -64,6 +70,15 @@ class Engine:
         return not (self.pending(in_use=True) or self.pending(in_use=False))
 
     @property
+    def c(self) -> Any:
+        """struct monarch_engine *, for who gives it peers; gone with `stop`."""
+        return self._engine
+
+    @property
+    def bytes_from_peers(self) -> int:
+        return int(lib.monarch_engine_peer_bytes(self._engine))
+
+    @property
     def bytes_from_source(self) -> int:
         return int(lib.monarch_engine_bytes(self._engine))
 
@@ -77,10 +92,12 @@ class Engine:
         *,
         in_use: bool = False,
         sums: npt.NDArray[Any] | None = None,
+        peers: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """Orders for (n,) entries, done in this order; those for files in use before the others.
 
-        sums : (n,) what a CHECK or COMPARE expects
+        sums : (n,) what a CHECK or COMPARE expects;  peers : (n,) whom a FILL asks before the
+        source, -1 for nobody
         """
         entries = np.ascontiguousarray(ids, dtype=np.uint64)
         numbers = np.ascontiguousarray(copies, dtype=np.uint64)
@@ -98,6 +115,7 @@ class Engine:
             pointer(places, "uint32_t *"),
             pointer(numbers, "uint64_t *"),
             pointer(expected, "uint64_t *"),
+            pointer(peers, "int32_t *") if peers is not None else ffi.NULL,
         )
 
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:

@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from monarch_py.daemon.copies import Copies, Ids, one
 from monarch_py.daemon.engine import Engine
+from monarch_py.daemon.nodes import PEER_THREADS, Membership, Nodes
 from monarch_py.daemon.scanner import Scanner
+from monarch_py.daemon.staging import Staging
 from monarch_py.daemon.wanted import Wanted
 from monarch_py.native import (
     ENTRY,
@@ -28,7 +30,7 @@ from monarch_py.native import (
     state_of,
     tier_of,
 )
-from monarch_py.placement import NOWHERE, Policy, TierRoom, make_policy
+from monarch_py.placement import NOWHERE, Keeps, KeepsAll, Policy, TierRoom, make_policy
 from monarch_py.tiers import Tier
 
 __all__ = ["Filler"]
@@ -50,13 +52,19 @@ NO_TIER_ROOM = TierRoom(0, 0, 512)
 class Filler:
     """Works in turns of the daemon's loop; nothing in it waits."""
 
-    def __init__(self, scanner: Scanner) -> None:
+    def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
+        """The tiers of the scanner are those of the configuration, then the staging area's, or None
+        in its place."""
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
         self.policy: Policy = make_policy(config.placement)
-        self.engine = Engine(config, self.shared, scanner.sources, self.tiers)
+        peer_threads = PEER_THREADS if membership else 0
+        self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
+        self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
+        self.keeps: Keeps = self.nodes or KeepsAll()
         self.copies = Copies(scanner, self.engine)
+        self.staging = Staging(len(config.tiers), self.tiers[len(config.tiers)], self.copies)
         self.wanted = Wanted(self.shared, eager=config.prefetch == "eager")
         self._begun_ahead: Ids = np.zeros(0, dtype=np.uint64)
         self._to_check: deque[Ids] = deque()
@@ -95,6 +103,10 @@ class Filler:
     def feed(self) -> bool:
         """Hands the engine as much as it can take; of what is to be filled ahead one portion.
         Returns whether it could take more at once."""
+        if self.nodes is not None:
+            self.nodes.step(scanned=self.scanner.scanned)
+            if not self.nodes.is_ready:
+                return False
         room = ORDERS - self.engine.pending(in_use=True)
         while room > 0 and len(ids := self.wanted.next_in_use(room)):
             room -= self._order_fills(ids, in_use=True)
@@ -131,18 +143,45 @@ class Filler:
         return len(ids)
 
     def _order_fills(self, ids: Ids, *, in_use: bool) -> int:
-        catalog = self.shared.catalog
-        words = catalog.words[ids]
+        words = self.shared.catalog.words[ids]
         wanted, leaving = state_of(words) == State.WANTED, copy_of(words) != 0
         if (wanted & leaving).any():
             self.wanted.put_off(ids[wanted & leaving], in_use=in_use)
         ids = ids[wanted & ~leaving]
+        kept = self.keeps.keeps_here(ids)
+        ordered = self._order_staged(ids[~kept], in_use=in_use)
+        return ordered + self._order_kept(ids[kept], in_use=in_use)
+
+    def _order_kept(self, ids: Ids, *, in_use: bool) -> int:
+        tiers = self.policy.place(self.shared.catalog.entries["size"][ids], self._rooms())
+        nowhere = tiers == NOWHERE
+        ordered = self._nowhere(ids[nowhere], in_use=in_use) if nowhere.any() else 0
+        return ordered + self._submit(ids[~nowhere], tiers[~nowhere], in_use=in_use)
+
+    def _order_staged(self, ids: Ids, *, in_use: bool) -> int:
+        """Files that have no place in the tiers. What nobody reads now is staged when somebody
+        does: what is filled ahead would go again before it is used."""
+        catalog = self.shared.catalog
+        if not in_use or not len(ids):
+            catalog.set_state(ids, State.ABSENT, Reason.NO_ROOM)
+            return 0
         sizes = catalog.entries["size"][ids]
-        tiers = self.policy.place(sizes, self._rooms())
-        nowhere = ids[tiers == NOWHERE]
-        if len(nowhere):
-            self._nowhere(nowhere, in_use=in_use)
-        ids, sizes, tiers = ids[tiers != NOWHERE], sizes[tiers != NOWHERE], tiers[tiers != NOWHERE]
+        possible = self.staging.can_hold(sizes)
+        catalog.set_state(ids[~possible], State.BYPASS, Reason.NO_ROOM)
+        ids, sizes = ids[possible], sizes[possible]
+        now = self.staging.admits(sizes)
+        later = ids[~now]
+        if len(later) and self.staging.make_room(int(sizes.sum(dtype=np.float64))):
+            self.wanted.put_off(later, in_use=in_use)
+        elif len(later):
+            self.staging.refuse(later)
+        tiers = np.full(int(now.sum()), self.staging.number, dtype=np.int32)
+        return self._submit(ids[now], tiers, in_use=in_use)
+
+    def _submit(self, ids: Ids, tiers: npt.NDArray[Any], *, in_use: bool) -> int:
+        """Orders fills into (n,) tiers that have room. Returns how many."""
+        catalog = self.shared.catalog
+        sizes = catalog.entries["size"][ids]
         if not len(ids):
             return 0
         for number, size in zip(tiers.tolist(), sizes.tolist(), strict=True):
@@ -150,32 +189,43 @@ class Filler:
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
         catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
-        self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use)
+        peers = self.nodes.holders(ids) if self.nodes else None
+        self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use, peers=peers)
         return len(ids)
 
     def _rooms(self) -> list[TierRoom]:
-        return [tier.room() if tier is not None else NO_TIER_ROOM for tier in self.tiers]
+        """Of the tiers that the policy chooses from."""
+        kept = self.tiers[: self.staging.number]
+        return [tier.room() if tier is not None else NO_TIER_ROOM for tier in kept]
 
-    def _nowhere(self, ids: Ids, *, in_use: bool) -> None:
-        """No room now. Copies of other datasets go first; else the source serves these files, at
-        once: readers wait. They are tried again when nothing runs any more."""
-        if self.copies.drop_foreign() or self.copies.dropping:
+    def _nowhere(self, ids: Ids, *, in_use: bool) -> int:
+        """No room now. Copies of other datasets go first; else files are staged; else the source
+        serves them, at once: readers wait. They are tried again when nothing runs any more. Returns
+        how many are ordered."""
+        if self.copies.drop_foreign() or any(map(self.copies.leaving, range(self.staging.number))):
             self.wanted.put_off(ids, in_use=in_use)
+        elif self.staging.tier is not None:
+            return self._order_staged(ids, in_use=in_use)
         else:
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
             self._refused.append(ids)
+        return 0
 
     # --- results -----------------------------------------------------------------------------
 
     def collect(self) -> None:
         """Takes the engine's results; also lets files try again that had no room."""
+        unstaged = False
         for results in self.engine.results():
             makes = np.isin(results["kind"], (JobKind.FILL, JobKind.CHECK))
             fine = makes & (results["status"] == JobStatus.DONE)
             self.copies.publish(results[fine])
+            staged = fine & (results["tier"] == self.staging.number)
+            self.staging.arrived(results["id"][staged])
             for result in results[~fine]:
                 if result["kind"] == JobKind.DROP:
                     self.copies.dropped(result)
+                    unstaged |= result["tier"] == self.staging.number
                 elif result["kind"] == JobKind.COMPARE:
                     self.copies.compared(result)
                 elif result["kind"] == JobKind.CHECK:
@@ -183,7 +233,10 @@ class Filler:
                 else:
                     self._fill_failed(result)
         self.engine.settle()
-        if not self.copies.dropping:
+        if unstaged:
+            self.staging.left()
+        # In the staging area something leaves all the time.
+        if unstaged or not self.copies.dropping:
             self.wanted.let_in()
         if self._refused and self.engine.idle:
             self._try_refused()
@@ -224,7 +277,10 @@ class Filler:
         error, in_use = os.strerror(int(result["error"])), bool(result["in_use"])
         tier = self.copies.tier(int(result["tier"]))
         tier.settle(int(catalog.entries["size"][entry]), None)
-        if status == JobStatus.TIER_FULL:
+        if status == JobStatus.TIER_FULL and int(result["tier"]) == self.staging.number:
+            # Others have filled the file system, for a while; what was staged next would not fit.
+            self.staging.refuse(one(entry))
+        elif status == JobStatus.TIER_FULL:
             tier.note_full()
             self.wanted.again(one(entry), in_use=in_use)
         elif status == JobStatus.TIER_ERROR:
@@ -275,4 +331,8 @@ class Filler:
         for number, keeper in self.keepers.items():
             if keeper.must_check and (unchecked & (tier_of(words) == number)).any():
                 keeper.distrust()
+        if self.nodes is not None:
+            self.nodes.close()
         self.engine.stop()
+        if self.nodes is not None:
+            self.nodes.free()

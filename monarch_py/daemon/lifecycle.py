@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -26,6 +27,8 @@ __all__ = ["STAY", "Told", "serve", "spawn", "wait_for"]
 
 # A daemon answers within a second of its start, but for slow sources and tiers [s].
 START_LIMIT_S = 60.0
+# As many as a daemon may have open, if the administrator allows it.
+DESCRIPTORS = 65536
 # What a daemon hears on its lifeline when it shall outlive whoever started it.
 STAY = b"s"
 
@@ -69,6 +72,7 @@ def serve(config_file: Path, told: Told | None = None) -> None:
     ConfigError, SessionError, TierError as the name says.
     """
     lib.monarch_limit_malloc()
+    _allow_descriptors()
     config = load_config(config_file)
     session = SessionDir.of(config.file)
     with _session_lock(session):
@@ -83,6 +87,14 @@ def serve(config_file: Path, told: Told | None = None) -> None:
             hear = threading.Thread(target=_hear, args=(told.lifeline, daemon), daemon=True)
             hear.start()
         daemon.run()
+
+
+def _allow_descriptors() -> None:
+    """The soft limit is for programs that use select(); a daemon has a connection for each peer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _daemon(config: Config, session: SessionDir, told: Told | None) -> Daemon:

@@ -70,8 +70,8 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 class _Finder:
     """From a file's (device, inode) to its catalog entry and what serves it."""
 
-    def __init__(self, shared: Shared) -> None:
-        self.shared = shared
+    def __init__(self, shared: Shared, staging: int) -> None:
+        self.shared, self.staging = shared, staging
         control = shared.control
         self.tiers = [
             (i, int(control.tier[i].dev)) for i in range(control.tiers) if control.tier[i].usable
@@ -84,7 +84,8 @@ class _Finder:
             if tier_device == device:
                 entry = catalog.find_copy(number, inode)
                 if entry >= 0:
-                    return self._describe(entry, f"tier {number}")
+                    name = "staging" if number == self.staging else f"tier {number}"
+                    return self._describe(entry, name)
         for number, source_device in self.sources:
             if source_device == device:
                 entry = catalog.find_inode(number, inode)
@@ -98,9 +99,12 @@ class _Finder:
         return {"path": f"{root}/{self.shared.catalog.path(entry)}", "served_by": served_by}
 
 
-def open_files(shared: Shared) -> list[dict[str, Any]]:
-    """One row per open descriptor (fd a number) or mapping (fd None) of a known file."""
-    finder = _Finder(shared)
+def open_files(shared: Shared, staging: int) -> list[dict[str, Any]]:
+    """One row per open descriptor (fd a number) or mapping (fd None) of a known file.
+
+    staging : the number of the staging area
+    """
+    finder = _Finder(shared, staging)
     rows = []
     for process in _processes():
         try:

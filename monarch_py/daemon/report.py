@@ -8,6 +8,7 @@ from monarch_py import __version__
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
+from monarch_py.daemon.staging import Staging
 from monarch_py.native import Kind, Reason, State
 from monarch_py.tiers import Tier
 
@@ -16,7 +17,7 @@ __all__ = ["SCHEMA_VERSION", "status"]
 SCHEMA_VERSION = 1
 
 
-def _tier(number: int, tier: Tier | None, mount_point: str, quota: int, why: str) -> dict[str, Any]:
+def _tier(tier: Tier | None, mount_point: str, quota: int, why: str) -> dict[str, Any]:
     if tier is None:
         return {
             "mount_point": mount_point,
@@ -38,6 +39,18 @@ def _tier(number: int, tier: Tier | None, mount_point: str, quota: int, why: str
         "used_bytes": tier.used_bytes,
         "free_bytes": room.free_bytes,
         "files": tier.files,
+    }
+
+
+def _staging(staging: Staging) -> dict[str, Any] | None:
+    tier = staging.tier
+    if tier is None:
+        return None
+    config = tier.config
+    return {
+        **_tier(tier, str(config.mount_point), config.quota_bytes, ""),
+        "staged": staging.staged,
+        "dropped": staging.dropped,
     }
 
 
@@ -76,12 +89,13 @@ def status(
     tiers: list[tuple[str, int, Tier | None, str]],
     started: float,
 ) -> dict[str, Any]:
-    """tiers : (mount point, quota [bytes], the tier or None, why it goes unused)."""
+    """tiers : those of the configuration: (mount point, quota [bytes], the tier or None, why it
+    goes unused)."""
     counted = shared.totals()
     totals: dict[str, Any] = {
         "wait_seconds": round(counted.pop("wait_ns") / 1e9, 6),
         **counted,
-        "bytes_from_peers": 0,
+        "bytes_from_peers": filler.engine.bytes_from_peers,
         "fills": filler.copies.fills,
         "filled_bytes": filler.copies.filled_bytes,
         "fill_failures": filler.failures,
@@ -98,7 +112,9 @@ def status(
         "dropping": filler.copies.dropping,
         "catalog_entries": len(shared.catalog),
         "catalog_full": scanner.full,
-        "tiers": [_tier(i, tier, m, q, why) for i, (m, q, tier, why) in enumerate(tiers)],
+        "tiers": [_tier(tier, m, q, why) for m, q, tier, why in tiers],
+        "staging": _staging(filler.staging),
         "sources": [_source(scanner, shared, i) for i in range(len(scanner.sources))],
         "totals": totals,
+        **({"nodes": filler.nodes.status()} if filler.nodes else {}),
     }

@@ -18,13 +18,15 @@ from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.keeper import Keeper
 from monarch_py.daemon.members import all_nodes
 from monarch_py.daemon.metadata import Metadata
+from monarch_py.daemon.nodes import Membership
 from monarch_py.daemon.openfiles import open_files, writers
 from monarch_py.daemon.report import SCHEMA_VERSION, status
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
+from monarch_py.daemon.staging import open_staging
 from monarch_py.errors import MonarchError, SessionError, TierError
 from monarch_py.native import lib
-from monarch_py.peers import PeerServer, Purpose
+from monarch_py.peers import Purpose
 from monarch_py.scan import Record
 from monarch_py.session import SessionDir
 from monarch_py.tiers import Tier
@@ -55,8 +57,7 @@ class Daemon:
         listener: socket.socket | None = None,
         scanned: tuple[Record, float] | None = None,
     ) -> None:
-        self.config = config
-        self.cluster, self._listener = cluster, listener
+        self.config, self.cluster = config, cluster
         self.started = time.monotonic()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -64,17 +65,18 @@ class Daemon:
         self.tiers: list[Tier | None] = []
         self.keepers: dict[int, Keeper] = {}
         self._why: list[str] = []
-        self._open_tiers()
+        self._open_tiers(session)
         self.shared = Shared(session, config)
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
         self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
         self.metadata = Metadata(config, self.shared, self.scanner)
-        self.filler = Filler(self.scanner)
-        self._peers = self._serve_peers()
+        self.filler = Filler(self.scanner, self._membership(listener))
+        if self.filler.staging.tier is not None:
+            self.shared.follow_opens()
         self._socket = self._listen(session)
 
-    def _open_tiers(self) -> None:
+    def _open_tiers(self, session: SessionDir) -> None:
         for number, tier_config in enumerate(self.config.tiers):
             try:
                 tier = Tier(tier_config)
@@ -92,6 +94,7 @@ class Daemon:
                 self._why.append(str(error))
         if not any(self.tiers):
             raise TierError("no tier can be used: " + "; ".join(self._why))
+        self.tiers.append(open_staging(self.config, session, needed=self.cluster is not None))
 
     def _mark_open_for_writing(self) -> None:
         control = self.shared.control
@@ -99,12 +102,12 @@ class Daemon:
         for device, inode in writers(devices):
             lib.monarch_mark_changed(self.shared.clients, device, inode)
 
-    def _serve_peers(self) -> PeerServer | None:
-        if self.cluster is None or self._listener is None:
+    def _membership(self, listener: socket.socket | None) -> Membership | None:
+        if self.cluster is None or listener is None:
             return None
         status = self._between_turns(lambda _: self._status())
         answers = {Purpose.STATUS: lambda: json.dumps(status({})).encode()}
-        return PeerServer(self.cluster.secret, self._listener, answers=answers)
+        return Membership(self.cluster, listener, answers)
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -134,15 +137,16 @@ class Daemon:
         # An open is reason enough to fill what the scan did not know only where it is for others.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.wanted.want(wanted)
+        self.filler.staging.opened(self.shared.take_opened())
         self.filler.wanted.take_wants()
         self.filler.wanted.take_demands()
         more = self.filler.wanted.fill_met()
         self.filler.copies.drop_changed()
         self.filler.copies.compare_young()
-        self.filler.copies.feed_drops()
         self.filler.collect()
         if not self.shared.control.off:
             more |= self.filler.feed()
+        self.filler.copies.feed_drops()  # at once: readers may wait for the room
         self.metadata.step()
         self.filler.answer()
         self.filler.engine.adapt()
@@ -160,8 +164,6 @@ class Daemon:
         with self._lock:
             self._is_closed = True
             self._socket.close()
-            if self._peers is not None:
-                self._peers.close()
             self.shared.close()
             self.filler.close()
             self.metadata.close()
@@ -235,7 +237,7 @@ class Daemon:
     def _actions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         actions: dict[str, Callable[[dict[str, Any]], Any]] = {
             "status": lambda _: self._status(),
-            "open": lambda _: {"open": open_files(self.shared)},
+            "open": lambda _: {"open": open_files(self.shared, self.filler.staging.number)},
             "stop": lambda _: {"pid": os.getpid()},
             "clear": lambda _: {"dropped": self.filler.clear()},
             "drop": self._drop,
@@ -294,6 +296,6 @@ class Daemon:
     def _status(self) -> dict[str, Any]:
         tiers = [
             (str(c.mount_point), c.quota_bytes, tier, why)
-            for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=True)
+            for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=False)
         ]
         return status(self.shared, self.scanner, self.filler, tiers, self.started)

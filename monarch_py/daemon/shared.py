@@ -5,13 +5,19 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from monarch_py.catalog import Catalog
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
-from monarch_py.native import SessionState, ffi, lib
+from monarch_py.native import SessionState, ffi, lib, pointer
 from monarch_py.session import Segment, SessionDir
 from monarch_py.tiers import Tier
 
 __all__ = ["Shared", "close_old_session"]
+
+# Bits of opened files that are taken in a turn of the daemon's loop.
+OPENED = 65536
 
 
 def close_old_session(session: SessionDir) -> None:
@@ -110,6 +116,21 @@ class Shared:
             path.unlink(missing_ok=True)
         for path in self.session.path.glob("catalog.*"):
             path.unlink(missing_ok=True)
+
+    def follow_opens(self) -> None:
+        """From now on clients tell what they open."""
+        self.control.follow_opens = 1
+
+    def take_opened(self) -> npt.NDArray[np.uint64]:
+        """(n,) entries that clients have opened for reading since the last call, by number: neither
+        how often nor in which order."""
+        if not self.control.follow_opens:
+            return np.zeros(0, dtype=np.uint64)
+        ids = np.empty(OPENED, dtype=np.uint64)
+        count = lib.monarch_take_opened(
+            self.clients, len(self.catalog), pointer(ids, "uint64_t *"), OPENED
+        )
+        return ids[:count]
 
     def totals(self) -> dict[str, int]:
         """The clients' counters, summed over all their slots."""

@@ -1,7 +1,12 @@
-"""One peer as its askers see it: its idle links, and when it is asked again after a failure."""
+"""One peer as its askers see it: where it is, and when it is asked again after a failure.
+
+Its idle links are kept in C (csrc/peers/peer.c), which comes here for a new link and to tell of a
+failure.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -9,30 +14,25 @@ from typing import Any
 
 import numpy.typing as npt
 
-from monarch_py.peers.ranges import PeerStatus
-from monarch_py.peers.transport import Link, Transport, Unreachable
+from monarch_py.native import ffi, lib, pointer
+from monarch_py.peers.ranges import GET, PeerStatus
+from monarch_py.peers.transport import Transport, Unreachable
 
 __all__ = ["Peer"]
+
+log = logging.getLogger("monarch.peers")
 
 # A peer that failed is left alone for this long, doubled with every further failure: the first is
 # about what a restarted daemon needs, the last bounds how long a mended link is not used [s].
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-# More links than threads that ask at a time are of no use.
-IDLE_LINKS = 16
-# What says that the peer or the way to it is not well. NO_ROOM is our own fault.
-FAILURES = (
-    PeerStatus.REFUSED,
-    PeerStatus.TIMEOUT,
-    PeerStatus.CUT,
-    PeerStatus.WRONG_BYTES,
-)
 
 
 class Peer:
     """Fetches from one peer over links of its own; any number of threads may ask at a time.
 
     No failure raises: each range has its status, and what is not OK is read from the source.
+    MemoryError when there is no memory for it.
     """
 
     def __init__(
@@ -44,12 +44,17 @@ class Peer:
         self.address = address
         self._transport, self._clock = transport, clock
         self._lock = threading.Lock()
-        self._idle: list[Link] = []
         self._failures, self._again_at = 0, 0.0
         self._last_failure = PeerStatus.OK
         # Why it is left alone: another thread's success does not end the pause.
         self._pause_status = PeerStatus.CUT
-        self._is_closed = False
+        self._handle: Any = ffi.new_handle(self)
+        # What C asks; the engine has it too.
+        self.c: Any = lib.monarch_peer_new(
+            lib.monarch_connect_peer, lib.monarch_report_peer, self._handle
+        )
+        if self.c == ffi.NULL:
+            raise MemoryError("no memory for a peer")
 
     @property
     def is_usable(self) -> bool:
@@ -65,91 +70,57 @@ class Peer:
 
     def fetch(self, gets: npt.NDArray[Any]) -> None:
         """Sets the status of every range (n,) of dtype GET, within the transport's bounds."""
-        if (paused := self._paused_by()) is not None:
-            _fail(gets, paused)
-            return
-        try:
-            link, is_new = self._take()
-            is_good = _fetch(link, gets)
-            # The peer closes what was idle for long, and may have been restarted: no failure yet.
-            # One that is silent is one: its bound is used up.
-            was_closed = (
-                not (is_good or is_new or link.answered) and _reason(gets) == PeerStatus.CUT
-            )
-            if was_closed:
-                link.close()
-                self._forget_idle()
-                link = self._transport.connect(self.address)
-                is_good = _fetch(link, gets)
-        except Unreachable as error:
-            _fail(gets, error.status)
-            self._mark(error.status)
-            return
-        if is_good:
-            self._give_back(link)
-        else:
-            link.close()
-            self._mark(_reason(gets))
+        if gets.dtype != GET:
+            raise TypeError("ranges have dtype GET (new_gets)")
+        where = pointer(gets, "struct monarch_peer_get *")
+        lib.monarch_peer_ask(self.c, where, len(gets), ffi.NULL, ffi.NULL)
 
     def close(self) -> None:
-        """Closes the idle links. Those in use are closed by whoever uses them last."""
-        with self._lock:
-            self._is_closed = True
-        self._forget_idle()
+        """Closes its links, once nobody asks it any more; a second call does nothing."""
+        if self.c != ffi.NULL:
+            lib.monarch_peer_free(self.c)
+            self.c = self._handle = ffi.NULL
 
-    def _paused_by(self) -> PeerStatus | None:
+    def _connect(self) -> Any:
+        """A new link; Unreachable when there is none, or the peer is left alone."""
         with self._lock:
-            return self._pause_status if self._clock() < self._again_at else None
-
-    def _take(self) -> tuple[Link, bool]:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop(), False
-        return self._transport.connect(self.address), True
-
-    def _give_back(self, link: Link) -> None:
-        with self._lock:
-            self._failures, self._last_failure = 0, PeerStatus.OK
-            if len(self._idle) < IDLE_LINKS and not self._is_closed:
-                self._idle.append(link)
-                return
-        link.close()
-
-    def _forget_idle(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for link in idle:
-            link.close()
+            if self._clock() < self._again_at:
+                raise Unreachable(self._pause_status)
+        try:
+            return self._transport.connect(self.address)
+        except Unreachable as error:
+            self._mark(error.status)
+            raise
 
     def _mark(self, status: PeerStatus) -> None:
-        if status not in FAILURES:
-            return
         with self._lock:
+            if status == PeerStatus.OK:
+                self._failures, self._last_failure = 0, status
+                return
             pause = min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
             # Threads that failed together count once.
             if self._clock() >= self._again_at:
+                log.info("peer %s:%d: %s; asked again in %.1f s", *self.address, status.name, pause)
                 self._failures = min(self._failures + 1, 10)
                 self._again_at = self._clock() + pause
             self._last_failure = self._pause_status = status
-        self._forget_idle()
 
 
-def _fetch(link: Link, gets: npt.NDArray[Any]) -> bool:
-    """As the link does; one that raises (what it was given is no array of ranges) is closed."""
+# What C calls must not raise; what is not foreseen is a peer that cannot be reached.
+
+
+@ffi.def_extern(name="monarch_connect_peer")  # type: ignore[untyped-decorator]
+def _connect_peer(handle: Any, status: Any) -> Any:
     try:
-        return link.fetch(gets)
-    except BaseException:
-        link.close()
-        raise
+        return ffi.from_handle(handle)._connect()
+    except Unreachable as error:
+        status[0] = error.status
+    except Exception:
+        log.exception("a peer could not be reached")
+        status[0] = PeerStatus.CUT
+    return ffi.NULL
 
 
-def _fail(gets: npt.NDArray[Any], status: PeerStatus) -> None:
-    gets["status"], gets["received"], gets["error"] = status, 0, 0
-
-
-def _reason(gets: npt.NDArray[Any]) -> PeerStatus:
-    """Why a link broke: what the answer before the first CUT says, or that."""
-    for status in map(PeerStatus, gets["status"].tolist()):
-        if status in (PeerStatus.TIMEOUT, PeerStatus.WRONG_BYTES, PeerStatus.NO_ROOM):
-            return status
-    return PeerStatus.CUT
+@ffi.def_extern(name="monarch_report_peer")  # type: ignore[untyped-decorator]
+def _report_peer(handle: Any, status: int) -> None:
+    ffi.from_handle(handle)._mark(PeerStatus(status))

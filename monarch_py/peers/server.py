@@ -14,13 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from monarch_py.errors import SessionError
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.native import ffi, lib
 from monarch_py.peers.handshake import Greeter, Purpose, check_secret
-from monarch_py.peers.ranges import FileId
 from monarch_py.peers.telling import Teller
 
 __all__ = ["PeerServer", "listen"]
@@ -38,7 +34,7 @@ WAIT_LIMIT_S = 0.7
 # Strangers at the door: from a connection to its proof [s], and how many at a time. The oldest goes
 # when there are more, so that a crowd of silent ones keeps nobody out who answers.
 GREETING_LIMIT_S = 1.0
-MOST_STRANGERS = 64
+MOST_STRANGERS = 256
 # Connections that the kernel holds for us. One more loses its first packet, and with it a second:
 # a large job's daemons all come at once.
 BACKLOG = 1024
@@ -79,12 +75,9 @@ class PeerServer:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         times = [round(limit * 1000) for limit in (idle_s, stall_s, wait_s)]
         bounds = ffi.new("struct monarch_peer_bounds *", [threads, connections, *times])
-        self._table: Any = lib.monarch_peer_table_new()
-        if self._table == ffi.NULL:
-            raise MemoryError("no memory for the files that peers are served")
-        self._server: Any = lib.monarch_peer_server_start(self._table, bounds)
+        self._server: Any = self._begin(bounds)
         if self._server == ffi.NULL:
-            lib.monarch_peer_table_free(self._table)
+            self._end(ffi.NULL)
             raise MemoryError("no thread could be started to serve peers")
         self._teller = Teller(dict(answers or {}))
         self._calls, self._is_closing = threading.Lock(), False
@@ -96,69 +89,30 @@ class PeerServer:
         self._thread = threading.Thread(target=self._greet, name="peers-greet", daemon=True)
         self._thread.start()
 
-    # --- what is shared -------------------------------------------------------------------------
+    # --- what is shared: of a subclass ----------------------------------------------------------
 
-    def share(
-        self, file: FileId, fd: int, block_bytes: int, sums: npt.NDArray[np.uint64] | None = None
-    ) -> None:
-        """Shares a whole file, from a duplicate of `fd`, in place of an earlier one.
+    def _begin(self, bounds: Any) -> Any:
+        """struct monarch_peer_server *, which answers from what is shared; NULL without threads."""
+        raise NotImplementedError
 
-        sums : (blocks,) XXH3-64 of each block; without them they are computed with every answer,
-        as for a file of the source. ValueError for another number of sums, OSError for no file.
-        """
-        blocks = -(-file.size // block_bytes)
-        if sums is not None and sums.shape != (blocks,):
-            raise ValueError(f"a file of {blocks} blocks has not {sums.shape} sums")
-        given = ffi.NULL
-        if sums is not None:
-            held = np.ascontiguousarray(sums, dtype=np.uint64)
-            given = pointer(held, "uint64_t *") if blocks else ffi.NULL
-        self._share(file, fd, block_bytes, given, is_whole=True)
+    def _end(self, server: Any) -> None:
+        """Stops it, and lets go of what was shared; server : NULL if it did not begin."""
+        raise NotImplementedError
 
-    def share_filling(self, file: FileId, fd: int, block_bytes: int) -> None:
-        """Shares a copy of which nothing is there yet; whoever asks waits, within the bound, for
-        `add_block`. OSError for no file."""
-        self._share(file, fd, block_bytes, ffi.NULL, is_whole=False)
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """What is shared is not let go of meanwhile: C runs without the interpreter's lock."""
+        with self._calls:
+            if self._is_closing:
+                raise ValueError("the server is closed")
+            yield
 
-    def _share(self, file: FileId, fd: int, block_bytes: int, sums: Any, *, is_whole: bool) -> None:
-        with self._open_table() as table:
-            error = lib.monarch_peer_table_share(
-                table,
-                file.source,
-                file.path_hash,
-                file.size,
-                file.mtime_ns,
-                fd,
-                block_bytes,
-                sums,
-                is_whole,
-            )
-        if error:
-            raise OSError(-error, os.strerror(-error))
-
-    def add_block(self, file: FileId, block: int, xxh3: int) -> None:
-        """One more block of a file that is being filled is there, in any order; KeyError when it
-        is not shared, or has no such block."""
-        with self._open_table() as table:
-            error = lib.monarch_peer_table_block(table, file.source, file.path_hash, block, xxh3)
-        if error:
-            raise KeyError((file, block))
-
-    def withdraw(self, file: FileId) -> None:
-        """Shares it no more; nothing happens if it is not shared. What is there of it is still
-        sent to who began to read it."""
-        with self._open_table() as table:
-            lib.monarch_peer_table_withdraw(table, file.source, file.path_hash)
-
-    def __len__(self) -> int:
-        """Files that are shared."""
-        with self._open_table() as table:
-            return int(lib.monarch_peer_table_length(table))
+    # --- from outside ----------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
         """connections, accepted, dropped, requests, bytes, waiting: csrc/peers/peers.h."""
         counts = ffi.new("struct monarch_peer_counts *")
-        with self._open_table():
+        with self._open():
             lib.monarch_peer_server_counts(self._server, counts)
         return {name: int(getattr(counts, name)) for name, _ in ffi.typeof(counts[0]).fields}
 
@@ -177,17 +131,8 @@ class PeerServer:
         os.close(self._stop_read)
         os.close(self._stop_write)
         with self._calls:
-            lib.monarch_peer_server_stop(self._table, self._server)
-            lib.monarch_peer_table_free(self._table)
-            self._server = self._table = ffi.NULL
-
-    @contextmanager
-    def _open_table(self) -> Iterator[Any]:
-        """The table, which is not freed meanwhile: C runs without the interpreter's lock."""
-        with self._calls:
-            if self._is_closing:
-                raise ValueError("the server is closed")
-            yield self._table
+            self._end(self._server)
+            self._server = ffi.NULL
 
     # --- who comes ------------------------------------------------------------------------------
 

@@ -6,11 +6,9 @@ import socket
 import time
 from typing import Any
 
-import numpy.typing as npt
-
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.native import ffi, lib
 from monarch_py.peers.handshake import Purpose, check_secret, introduce
-from monarch_py.peers.ranges import GET, PeerStatus
+from monarch_py.peers.ranges import PeerStatus
 from monarch_py.peers.transport import Unreachable
 
 __all__ = ["TcpTransport", "connected"]
@@ -23,36 +21,6 @@ CONNECT_LIMIT_S = 0.8
 FIRST_BYTE_LIMIT_S = 1.0
 # For the next 256 KiB, or the frame that ends a block [s].
 BETWEEN_LIMIT_S = 0.8
-
-
-class TcpLink:
-    """One connection; for one thread at a time."""
-
-    def __init__(self, connection: socket.socket, first_byte_s: float, between_s: float) -> None:
-        fd = connection.fileno()
-        self._link: Any = lib.monarch_peer_link_new(
-            fd, round(first_byte_s * 1000), round(between_s * 1000)
-        )
-        if self._link == ffi.NULL:
-            raise MemoryError("no memory for a link to a peer")
-        connection.detach()
-        self._frames_before = 0
-
-    def fetch(self, gets: npt.NDArray[Any]) -> bool:
-        if gets.dtype != GET:
-            raise TypeError("ranges have dtype GET (new_gets)")
-        self._frames_before = lib.monarch_peer_link_frames(self._link)
-        where = pointer(gets, "struct monarch_peer_get *")
-        return bool(lib.monarch_peer_fetch(self._link, where, len(gets), ffi.NULL, ffi.NULL) == 0)
-
-    @property
-    def answered(self) -> bool:
-        return bool(lib.monarch_peer_link_frames(self._link) > self._frames_before)
-
-    def close(self) -> None:
-        if self._link != ffi.NULL:
-            lib.monarch_peer_link_close(self._link)
-            self._link = ffi.NULL
 
 
 class TcpTransport:
@@ -77,10 +45,15 @@ class TcpTransport:
         self._secret = check_secret(secret)
         self._connect_s, self._first_byte_s, self._between_s = connect_s, first_byte_s, between_s
 
-    def connect(self, address: tuple[str, int]) -> TcpLink:
+    def connect(self, address: tuple[str, int]) -> Any:
         # Which closes nothing once a link has taken the connection over.
         with connected(address, self._secret, self._connect_s, Purpose.FILES) as connection:
-            return TcpLink(connection, self._first_byte_s, self._between_s)
+            bounds = [round(s * 1000) for s in (self._first_byte_s, self._between_s)]
+            link = lib.monarch_peer_link_new(connection.fileno(), *bounds)
+            if link == ffi.NULL:
+                raise MemoryError("no memory for a link to a peer")
+            connection.detach()
+            return link
 
 
 def connected(

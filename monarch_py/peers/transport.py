@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import numpy.typing as npt
-
 from monarch_py.peers.ranges import PeerStatus
 
-__all__ = ["Link", "Transport", "Unreachable"]
+__all__ = ["Transport", "Unreachable"]
 
 
 class Unreachable(Exception):  # noqa: N818 - a state of a peer, which no user is told of
@@ -19,23 +17,8 @@ class Unreachable(Exception):  # noqa: N818 - a state of a peer, which no user i
         self.status = status
 
 
-class Link(Protocol):
-    """One conversation with a peer, for one thread at a time."""
-
-    def fetch(self, gets: npt.NDArray[Any]) -> bool:
-        """Asks for all ranges (n,) of dtype GET at once and sets the status of each, within the
-        link's bounds of time. False: the link cannot be used any more."""
-        ...
-
-    @property
-    def answered(self) -> bool:
-        """Whether anything of an answer has come since the last fetch began."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class Transport(Protocol):
-    def connect(self, address: tuple[str, int]) -> Link:
-        """A link to the peer that listens there; Unreachable when there is none within bounds."""
+    def connect(self, address: tuple[str, int]) -> Any:
+        """A link (struct monarch_peer_link *) to the peer that listens there, which is the caller's
+        to close; Unreachable when there is none within bounds."""
         ...

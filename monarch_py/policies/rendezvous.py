@@ -13,7 +13,7 @@ import numpy.typing as npt
 from monarch_py.placement import take
 from monarch_py.policies.view import PFS, STAGING, Cluster, Floats, Ints
 
-__all__ = ["file_keys", "homes", "owners", "scores"]
+__all__ = ["file_keys", "first_nodes", "homes", "owners", "scores"]
 
 Keys = npt.NDArray[np.uint64]
 
@@ -57,7 +57,13 @@ def homes(files: int, cluster: Cluster) -> npt.NDArray[np.int32]:
     classes of copies count alike."""
     room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
     weights = room if room.any() else np.ones(cluster.nodes)
-    return _next_choice(file_keys(files), weights, np.zeros(files))[0]
+    return first_nodes(file_keys(files), weights)
+
+
+def first_nodes(keys: Keys, weights: Floats) -> npt.NDArray[np.int32]:
+    """(files,) int32: the node that is first in the order of each file's scores, whether it has
+    room or not; PFS where no node has a weight.  keys : (files,);  weights : (nodes,) >= 0."""
+    return _next_choice(keys, weights, np.zeros(len(keys)))[0]
 
 
 def owners(keys: Keys, sizes: Ints, quotas: Ints) -> npt.NDArray[np.int32]:

@@ -217,3 +217,42 @@ def test_a_tier_path_that_is_too_long_is_refused(site: Site) -> None:
         f"{site.file}:3: hierarchy[0].mount_point: the path has 181 bytes;"
         " choose one of at most 180"
     )
+
+
+# --- the staging area ---------------------------------------------------------------------------
+
+TIERS = "sources: [@/pfs]\nhierarchy:\n- {mount_point: @/ssd, max_storage_quota: 1MiB}\n"
+
+
+def test_the_staging_area_may_lie_where_a_tier_lies(site: Site) -> None:
+    config = site.load(TIERS + "staging: {mount_point: @/ssd, max_storage_quota: 2MiB}\n")
+    assert config.staging is not None
+    assert (config.staging.mount_point, config.staging.quota_bytes) == (site.root / "ssd", 2 << 20)
+    assert not config.staging.persistent
+
+
+@pytest.mark.parametrize(
+    ("staging", "key", "problem", "mend"),
+    [
+        ("{mount_point: @/ssd2}", "max_storage_quota", "is missing", "add"),
+        ("{mount_point: @/not, max_storage_quota: 1MiB}", "mount_point", "cannot be", "create"),
+        ("{mount_point: @/pfs/sub, max_storage_quota: 1MiB}", "mount_point", "inside", "apart"),
+        ("{mount_point: @/pfs, max_storage_quota: 1MiB}", "mount_point", "a source", "apart"),
+        ("{mount_point: @/ssd, max_storage_quota: 0}", "max_storage_quota", "no room", "a size"),
+        ("{mount_point: @/ssd, max_storage_quota: 999TiB}", "max_storage_quota", "more", "at most"),
+    ],
+)
+def test_a_staging_area_that_cannot_work(
+    site: Site, staging: str, key: str, problem: str, mend: str
+) -> None:
+    site.check_refused(f"{TIERS}staging: {staging}\n", 4, f"staging.{key}", problem, mend)
+
+
+def test_the_staging_area_needs_a_number(site: Site) -> None:
+    for number in range(16):
+        (site.root / f"t{number}").mkdir()
+    levels = "".join(
+        f"- {{mount_point: @/t{number}, max_storage_quota: 1MiB}}\n" for number in range(16)
+    )
+    text = f"sources: [@/pfs]\nhierarchy:\n{levels}staging: {{max_storage_quota: 1MiB}}\n"
+    site.check_refused(text, 19, "staging", "16 entries", "at most 15")

@@ -261,8 +261,8 @@ static void finish(int expected) {
 
 static void submit(int kind, uint64_t id, uint32_t tier, uint64_t copy) {
     uint64_t sum = entry(id)->sum;
-    CHECK(monarch_engine_submit(engine, catalog, kind, (int)(copy % 2), 1, &id, &tier, &copy,
-                                &sum) == 1);
+    CHECK(monarch_engine_submit(engine, catalog, kind, (int)(copy % 2), 1, &id, &tier, &copy, &sum,
+                                NULL) == 1);
 }
 
 static int is_in(uint64_t id, unsigned state) {
@@ -283,8 +283,8 @@ static void fill_all(void) {
             ids[n] = id;
             numbers[n++] = next_copy++;
         }
-    CHECK(monarch_engine_submit(engine, catalog, MONARCH_FILL, 0, n, ids, tiers, numbers, NULL) ==
-          (int)n);
+    CHECK(monarch_engine_submit(engine, catalog, MONARCH_FILL, 0, n, ids, tiers, numbers, NULL,
+                                NULL) == (int)n);
     monarch_find_changed(clients, &control, catalog, n, ids, flags);
     free(ids);
     free(numbers);
@@ -361,7 +361,7 @@ static void order_the_impossible(void) {
 }
 
 static void start_engine(void) {
-    engine = monarch_engine_start(3, 3, BLOCK, clients, fills);
+    engine = monarch_engine_start(3, 3, 0, BLOCK, clients, fills);
     CHECK(engine);
     monarch_engine_source(engine, 0, root);
     monarch_engine_source(engine, NO_SOURCE, -1);

@@ -11,7 +11,7 @@ from support.files import Files, Loop, check_all, du_bytes, random_bytes
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 
-SMALL, ENOUGH_FOR_A_FEW = 4 * MIB, 8 * MIB + MIB // 16
+SMALL, ENOUGH_FOR_A_FEW = 4 * MIB, 10 * MIB + MIB // 16
 
 
 def take_the_rest(shm: Path) -> Path:

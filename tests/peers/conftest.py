@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from peers.offers import SECRET, Offer
 
-from monarch_py.peers import PeerServer, listen
+from monarch_py.peers import FileServer, listen
 
 
 @pytest.fixture
-def server_factory() -> Iterator[Callable[..., PeerServer]]:
-    """Makes servers on this machine: server_factory(**PeerServer's settings)."""
+def server_factory() -> Iterator[Callable[..., FileServer]]:
+    """Makes servers on this machine: server_factory(**FileServer's settings)."""
     before = len(os.listdir("/proc/self/fd"))
     with ExitStack() as stack:
 
-        def make(**settings: Any) -> PeerServer:
-            server = PeerServer(SECRET, listen("127.0.0.1"), **settings)
+        def make(**settings: Any) -> FileServer:
+            server = FileServer(SECRET, listen("127.0.0.1"), **settings)
             stack.callback(server.close)
             return server
 
@@ -30,7 +30,7 @@ def server_factory() -> Iterator[Callable[..., PeerServer]]:
 
 
 @pytest.fixture
-def server(server_factory: Callable[..., PeerServer]) -> PeerServer:
+def server(server_factory: Callable[..., FileServer]) -> FileServer:
     return server_factory()
 
 

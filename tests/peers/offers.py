@@ -14,7 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from monarch_py.native import ffi, lib
-from monarch_py.peers import FileId, Peer, PeerServer, PeerStatus, TcpTransport, new_gets
+from monarch_py.peers import FileId, FileServer, Peer, PeerStatus, TcpTransport, new_gets
 from monarch_py.peers.handshake import introduce
 
 BLOCK = 64 << 10
@@ -43,7 +43,7 @@ class Offer:
         self.fd = os.memfd_create("offer")
         os.pwrite(self.fd, content, 0)
 
-    def share(self, server: PeerServer, *, known: bool = True, block: int = BLOCK) -> Offer:
+    def share(self, server: FileServer, *, known: bool = True, block: int = BLOCK) -> Offer:
         server.share(self.id, self.fd, block, sums_of(self.content, block) if known else None)
         return self
 
@@ -78,11 +78,11 @@ def fetch_all(
     return [PeerStatus(status) for status in gets["status"].tolist()], parts
 
 
-def peer_of(server: PeerServer, secret: bytes = SECRET, **bounds: float) -> Peer:
+def peer_of(server: FileServer, secret: bytes = SECRET, **bounds: float) -> Peer:
     return Peer(TcpTransport(secret, **bounds), server.address)
 
 
-def connect(server: PeerServer, secret: bytes = SECRET) -> socket.socket:
+def connect(server: FileServer, secret: bytes = SECRET) -> socket.socket:
     """A bare connection that has proved the secret."""
     connection = socket.create_connection(server.address, timeout=5)
     introduce(connection, secret, time.monotonic() + 5)
@@ -123,11 +123,11 @@ def frame(kind: int, value: int, tag: int = 0) -> bytes:
     return FRAME.pack(lib.MONARCH_PEER_FRAME, kind, tag, value)
 
 
-def assert_serves(server: PeerServer, file: Offer) -> None:
+def assert_serves(server: FileServer, file: Offer) -> None:
     assert fetch(peer_of(server), file.id) == (PeerStatus.OK, file.content)
 
 
-def bare(server: PeerServer) -> socket.socket:
+def bare(server: FileServer) -> socket.socket:
     """A connection on which nothing has been said."""
     return socket.create_connection(server.address, timeout=5)
 

@@ -14,7 +14,7 @@ from peers.offers import BLOCK, Offer, connect, fetch, peer_of, read_frame, requ
 from support.session import wait_until
 
 from monarch_py.native import lib
-from monarch_py.peers import PeerServer, PeerStatus
+from monarch_py.peers import FileServer, PeerStatus
 
 BLOCKS = 9
 CONTENT = os.urandom((BLOCKS - 1) * BLOCK + 555)
@@ -24,12 +24,12 @@ def block_of(number: int) -> bytes:
     return CONTENT[number * BLOCK : (number + 1) * BLOCK]
 
 
-def add(server: PeerServer, file: Offer, number: int) -> None:
+def add(server: FileServer, file: Offer, number: int) -> None:
     server.add_block(file.id, number, xxh3(block_of(number)))
 
 
 def test_a_block_is_sent_before_the_next_is_there(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     server, file = server_factory(wait_s=10), offer(CONTENT)
     server.share_filling(file.id, file.fd, BLOCK)
@@ -50,7 +50,7 @@ def test_a_block_is_sent_before_the_next_is_there(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_in_any_order_and_several_who_wait(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer], seed: int
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer], seed: int
 ) -> None:
     server, file = server_factory(wait_s=10), offer(CONTENT)
     server.share_filling(file.id, file.fd, BLOCK)
@@ -68,7 +68,7 @@ def test_blocks_in_any_order_and_several_who_wait(
 
 
 def test_what_does_not_come_is_said_in_time_and_the_link_goes_on(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     server, file = server_factory(wait_s=0.3), offer(CONTENT)
     server.share_filling(file.id, file.fd, BLOCK)
@@ -85,7 +85,7 @@ def test_what_does_not_come_is_said_in_time_and_the_link_goes_on(
 
 
 def test_a_fill_that_is_given_up_tells_who_waits(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     server, file = server_factory(wait_s=10), offer(CONTENT)
     server.share_filling(file.id, file.fd, BLOCK)
@@ -100,7 +100,7 @@ def test_a_fill_that_is_given_up_tells_who_waits(
 
 
 def test_no_wake_is_lost_between_looking_and_waiting(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     """A block comes at every moment around the request, with nobody to make up for it later."""
     server, file = server_factory(wait_s=10), offer(b"x" * 100)
@@ -114,7 +114,7 @@ def test_no_wake_is_lost_between_looking_and_waiting(
 
 
 def test_a_server_ends_while_requests_wait(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     server, file = server_factory(wait_s=10), offer(CONTENT)
     server.share_filling(file.id, file.fd, BLOCK)

@@ -29,7 +29,7 @@ from peers.offers import (
 from support.session import wait_until
 
 from monarch_py.native import lib
-from monarch_py.peers import FileId, PeerServer, PeerStatus, listen, new_secret
+from monarch_py.peers import FileId, FileServer, PeerStatus, listen, new_secret
 from monarch_py.peers.handshake import ANSWER_BYTES, GREETING, HELLO_BYTES, Purpose
 from monarch_py.peers.server import MOST_STRANGERS
 
@@ -39,8 +39,8 @@ STALL_S = 0.4
 
 @pytest.fixture
 def serving(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
-) -> tuple[PeerServer, Offer]:
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
+) -> tuple[FileServer, Offer]:
     """A server that loses its patience soon, with one file."""
     server = server_factory(threads=2, stall_s=STALL_S, idle_s=5)
     return server, offer(CONTENT).share(server)
@@ -49,7 +49,7 @@ def serving(
 # --- before the proof ----------------------------------------------------------------------------
 
 
-def test_another_secret_is_refused(serving: tuple[PeerServer, Offer]) -> None:
+def test_another_secret_is_refused(serving: tuple[FileServer, Offer]) -> None:
     server, file = serving
     stranger = peer_of(server, new_secret())
     assert fetch(stranger, file.id) == (PeerStatus.REFUSED, b"")
@@ -59,7 +59,7 @@ def test_another_secret_is_refused(serving: tuple[PeerServer, Offer]) -> None:
 
 
 def test_without_a_proof_nothing_is_answered_but_the_greeting(
-    serving: tuple[PeerServer, Offer],
+    serving: tuple[FileServer, Offer],
 ) -> None:
     server, file = serving
     for said in (
@@ -82,7 +82,7 @@ def test_without_a_proof_nothing_is_answered_but_the_greeting(
 
 
 def test_a_proof_is_worth_nothing_on_another_connection(
-    serving: tuple[PeerServer, Offer],
+    serving: tuple[FileServer, Offer],
 ) -> None:
     """What one who listened to both sides could say again."""
     server, _ = serving
@@ -108,7 +108,7 @@ def test_a_proof_is_worth_nothing_on_another_connection(
     assert server.counts()["accepted"] == 0
 
 
-def test_the_servers_own_proof_is_no_clients(serving: tuple[PeerServer, Offer]) -> None:
+def test_the_servers_own_proof_is_no_clients(serving: tuple[FileServer, Offer]) -> None:
     """Whatever a server says is said back to it: the roles are part of the proof."""
     server, _ = serving
     with bare(server) as connection:
@@ -117,7 +117,7 @@ def test_the_servers_own_proof_is_no_clients(serving: tuple[PeerServer, Offer]) 
         assert ends(connection)
 
 
-def test_a_crowd_of_silent_strangers_keeps_nobody_out(serving: tuple[PeerServer, Offer]) -> None:
+def test_a_crowd_of_silent_strangers_keeps_nobody_out(serving: tuple[FileServer, Offer]) -> None:
     server, file = serving
     crowd = [bare(server) for _ in range(MOST_STRANGERS * 3)]
     try:
@@ -132,7 +132,7 @@ def test_a_crowd_of_silent_strangers_keeps_nobody_out(serving: tuple[PeerServer,
             connection.close()
 
 
-def test_a_proof_that_drips_in_comes_too_late(serving: tuple[PeerServer, Offer]) -> None:
+def test_a_proof_that_drips_in_comes_too_late(serving: tuple[FileServer, Offer]) -> None:
     server, file = serving
     with bare(server) as connection:
         started = time.monotonic()
@@ -162,7 +162,7 @@ def test_a_proof_that_drips_in_comes_too_late(serving: tuple[PeerServer, Offer])
     ],
 )
 def test_a_request_for_what_is_not_there_is_refused_and_no_more(
-    serving: tuple[PeerServer, Offer], fields: dict[str, int], status: PeerStatus
+    serving: tuple[FileServer, Offer], fields: dict[str, int], status: PeerStatus
 ) -> None:
     server, file = serving
     with connect(server) as connection:
@@ -172,7 +172,7 @@ def test_a_request_for_what_is_not_there_is_refused_and_no_more(
         assert read_frame(connection) == (lib.MONARCH_PEER_END, 9, PeerStatus.OK)
 
 
-def test_what_is_no_request_ends_the_connection(serving: tuple[PeerServer, Offer]) -> None:
+def test_what_is_no_request_ends_the_connection(serving: tuple[FileServer, Offer]) -> None:
     server, file = serving
     for said in (b"....", b"../../../../etc/shadow\0" * 4, request(file.id, magic=0)):
         with connect(server) as connection:
@@ -182,7 +182,7 @@ def test_what_is_no_request_ends_the_connection(serving: tuple[PeerServer, Offer
     assert_serves(server, file)
 
 
-def test_half_a_request_is_not_waited_for(serving: tuple[PeerServer, Offer]) -> None:
+def test_half_a_request_is_not_waited_for(serving: tuple[FileServer, Offer]) -> None:
     server, file = serving
     with connect(server) as silent, connect(server) as drips:
         started = time.monotonic()
@@ -200,7 +200,7 @@ def test_half_a_request_is_not_waited_for(serving: tuple[PeerServer, Offer]) -> 
 
 
 def test_who_takes_nothing_is_left_alone_and_others_are_served(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     """More of them than threads, each with an answer that no socket buffer holds."""
     server = server_factory(threads=2, stall_s=1.0)
@@ -221,13 +221,15 @@ def test_who_takes_nothing_is_left_alone_and_others_are_served(
 
 
 def test_no_more_connections_than_there_may_be(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     server = server_factory(connections=3)
     file = offer(CONTENT).share(server)
     held = [connect(server) for _ in range(3)]
     try:
-        assert fetch(peer_of(server), file.id)[0] == PeerStatus.REFUSED
+        for connection in held:  # the beginning of a request: it is at work
+            connection.sendall(request(file.id)[:8])
+        wait_until(lambda: fetch(peer_of(server), file.id)[0] == PeerStatus.REFUSED, timeout=5)
     finally:
         for connection in held:
             connection.close()
@@ -235,8 +237,25 @@ def test_no_more_connections_than_there_may_be(
     assert_serves(server, file)
 
 
+def test_the_longest_idle_connection_makes_room(
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
+) -> None:
+    server = server_factory(connections=3)
+    file = offer(CONTENT).share(server)
+    held = [connect(server) for _ in range(3)]
+    try:
+        wait_until(lambda: server.counts()["connections"] == 3, timeout=5)
+        assert fetch(peer_of(server), file.id) == (PeerStatus.OK, CONTENT)
+        assert ends(held[0])
+        held[2].sendall(request(file.id))
+        assert held[2].recv(24, socket.MSG_WAITALL)
+    finally:
+        for connection in held:
+            connection.close()
+
+
 def test_who_says_nothing_is_not_kept_for_ever(
-    server_factory: Callable[..., PeerServer],
+    server_factory: Callable[..., FileServer],
 ) -> None:
     server = server_factory(idle_s=0.2)
     with connect(server) as connection:
@@ -245,7 +264,7 @@ def test_who_says_nothing_is_not_kept_for_ever(
     assert server.counts()["dropped"] == 0
 
 
-def test_a_flood_of_requests_takes_no_memory(serving: tuple[PeerServer, Offer]) -> None:
+def test_a_flood_of_requests_takes_no_memory(serving: tuple[FileServer, Offer]) -> None:
     """They stay in the kernel until their turn; the sender is held back."""
     server, file = serving
     before = psutil.Process().memory_info().rss
@@ -263,8 +282,8 @@ def test_a_flood_of_requests_takes_no_memory(serving: tuple[PeerServer, Offer]) 
 
 
 @pytest.fixture(scope="module")
-def lasting() -> Iterator[tuple[PeerServer, Offer]]:
-    server = PeerServer(SECRET, listen("127.0.0.1"), stall_s=0.2)
+def lasting() -> Iterator[tuple[FileServer, Offer]]:
+    server = FileServer(SECRET, listen("127.0.0.1"), stall_s=0.2)
     with Offer(CONTENT) as file:
         yield server, file.share(server)
     server.close()
@@ -294,7 +313,7 @@ FIELDS = st.fixed_dictionaries(
     ),
     cut=st.integers(0, 60),
 )
-def test_random_requests(lasting: tuple[PeerServer, Offer], said: list[bytes], cut: int) -> None:
+def test_random_requests(lasting: tuple[FileServer, Offer], said: list[bytes], cut: int) -> None:
     server, file = lasting
     with connect(server) as connection:
         whole = b"".join(said)

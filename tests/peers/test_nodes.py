@@ -13,7 +13,7 @@ from peers.offers import SECRET, Offer, fetch
 from support.session import wait_until
 
 from benchmarks.peers.nodes import Nodes, why_no_nodes
-from monarch_py.peers import Peer, PeerServer, PeerStatus, TcpTransport, listen
+from monarch_py.peers import FileServer, Peer, PeerStatus, TcpTransport, listen
 
 MIB = 1 << 20
 CONTENT = os.urandom(24 * MIB)
@@ -52,7 +52,7 @@ def test_a_link_that_is_cut_and_mended(
     nodes: Nodes, on: list[ThreadPoolExecutor], offer: Callable[..., Offer]
 ) -> None:
     listener = on[0].submit(listen, nodes.address(0)).result()
-    server = PeerServer(SECRET, listener, stall_s=1.0)
+    server = FileServer(SECRET, listener, stall_s=1.0)
     try:
         file = offer(CONTENT).share(server, block=MIB)
         peer = Peer(TcpTransport(SECRET), server.address)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy.typing as npt
+import numpy as np
 import pytest
-from peers.offers import SECRET, Offer, fetch, peer_of
+from peers.offers import FRAME, REQUEST_BYTES, SECRET, Offer, fetch, peer_of, xxh3
 
-from monarch_py.peers import Peer, PeerServer, PeerStatus, Unreachable, listen, new_gets
+from monarch_py.native import lib
+from monarch_py.peers import FileServer, Peer, PeerStatus, Unreachable, listen, new_gets
 from monarch_py.peers.handshake import new_secret
 from monarch_py.peers.peer import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from monarch_py.peers.ranges import FileId
@@ -19,46 +23,90 @@ FILE = FileId(0, 1, 10, 1)
 
 
 class Scripted:
-    """A transport whose links give what `answers` says next: a status, or an Unreachable."""
+    """A transport whose links give what `answers` says next: a status, or an Unreachable.
+
+    Each link is C's own, over a pair of sockets; at the other end a thread answers each pair of
+    requests. meanwhile : called once, in the middle of the next answer.
+    """
 
     def __init__(self) -> None:
         self.answers: list[PeerStatus | Unreachable] = []
-        self.connects = self.closed = 0
+        self.connects = 0
         self.now = 1000.0
+        self.meanwhile: Callable[[], object] | None = None
+        self._threads: list[threading.Thread] = []
 
-    def connect(self, address: tuple[str, int]) -> Scripted:
+    def connect(self, address: tuple[str, int]) -> Any:
         self.connects += 1
         if self.answers and isinstance(self.answers[0], Unreachable):
             raise self.answers.pop(0)  # type: ignore[misc]
-        return self
+        ours, theirs = socket.socketpair()
+        self._threads.append(threading.Thread(target=self._answer, args=(theirs,)))
+        self._threads[-1].start()
+        return lib.monarch_peer_link_new(ours.detach(), 50, 50)
 
-    def fetch(self, gets: npt.NDArray[Any]) -> bool:
-        status = self.answers.pop(0)
-        gets["status"] = status
-        self.answered = status != PeerStatus.CUT
-        return status not in (PeerStatus.CUT, PeerStatus.TIMEOUT, PeerStatus.WRONG_BYTES)
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(ConnectionError):
+            while requests := connection.recv(2 * REQUEST_BYTES, socket.MSG_WAITALL):
+                if meanwhile := self.meanwhile:
+                    self.meanwhile = None
+                    meanwhile()
+                status = self.answers.pop(0)
+                assert isinstance(status, PeerStatus)
+                if status == PeerStatus.CUT:
+                    return
+                tags = [
+                    struct.unpack_from("<Q", requests, at * REQUEST_BYTES + 8)[0] for at in (0, 1)
+                ]
+                if status != PeerStatus.TIMEOUT:  # which is silence
+                    connection.sendall(b"".join(self._frames(status, tag) for tag in tags))
 
-    answered = False
+    @staticmethod
+    def _frames(status: PeerStatus, tag: int) -> bytes:
+        content = bytes(FILE.size)
+        frames = []
+        if status in (PeerStatus.OK, PeerStatus.WRONG_BYTES):
+            wrong = status == PeerStatus.WRONG_BYTES
+            data = FRAME.pack(lib.MONARCH_PEER_FRAME, lib.MONARCH_PEER_DATA, tag, FILE.size)
+            total = FRAME.pack(
+                lib.MONARCH_PEER_FRAME, lib.MONARCH_PEER_SUM, tag, xxh3(content) ^ wrong
+            )
+            frames += [data, content, total]
+        said = PeerStatus.OK if status == PeerStatus.WRONG_BYTES else status
+        end = FRAME.pack(lib.MONARCH_PEER_FRAME, lib.MONARCH_PEER_END, tag, said)
+        return b"".join([*frames, end])
 
-    def close(self) -> None:
-        self.closed += 1
+    def all_closed(self) -> bool:
+        """Whether no link is open any more."""
+        for thread in self._threads:
+            thread.join(5)
+        return not any(thread.is_alive() for thread in self._threads)
 
 
 def ask(peer: Peer) -> PeerStatus:
+    """What came of two requests: what the first says, which the second says too, or CUT."""
+    room = np.zeros(2 * FILE.size, dtype=np.uint8)
     gets = new_gets([FILE, FILE])
+    gets["memory"] = [room.ctypes.data, room.ctypes.data + FILE.size]
     gets["received"] = 5
     peer.fetch(gets)
-    assert gets["status"][0] == gets["status"][1]
-    return PeerStatus(gets["status"][0])
+    first, second = map(PeerStatus, gets["status"].tolist())
+    assert second in (first, PeerStatus.CUT)
+    assert (first == PeerStatus.OK) == (gets["received"][0] == FILE.size)
+    return first
 
 
-def make() -> tuple[Peer, Scripted]:
+@pytest.fixture
+def made() -> Iterator[tuple[Peer, Scripted]]:
     scripted = Scripted()
-    return Peer(scripted, ("somewhere", 1), clock=lambda: scripted.now), scripted
+    peer = Peer(scripted, ("somewhere", 1), clock=lambda: scripted.now)
+    yield peer, scripted
+    peer.close()
+    assert scripted.all_closed()
 
 
-def test_a_link_is_kept_for_the_next_fetch() -> None:
-    peer, script = make()
+def test_a_link_is_kept_for_the_next_fetch(made: tuple[Peer, Scripted]) -> None:
+    peer, script = made
     script.answers = [PeerStatus.OK, PeerStatus.UNKNOWN_FILE, PeerStatus.OK]
     assert [ask(peer) for _ in range(3)] == [
         PeerStatus.OK,
@@ -67,14 +115,16 @@ def test_a_link_is_kept_for_the_next_fetch() -> None:
     ]
     assert script.connects == 1
     peer.close()
-    assert script.closed == 1
+    assert script.all_closed()
 
 
 @pytest.mark.parametrize(
     "failure", [PeerStatus.TIMEOUT, PeerStatus.WRONG_BYTES, Unreachable(PeerStatus.REFUSED)]
 )
-def test_the_pauses_double_up_to_the_longest_and_end_with_success(failure: Any) -> None:
-    peer, script = make()
+def test_the_pauses_double_up_to_the_longest_and_end_with_success(
+    failure: Any, made: tuple[Peer, Scripted]
+) -> None:
+    peer, script = made
     expected = FIRST_PAUSE_S
     pauses: list[float] = []
     while not pauses or pauses[-1] < LONGEST_PAUSE_S:
@@ -98,23 +148,23 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(failure: Any) 
     assert peer.is_usable
 
 
-def test_an_idle_link_that_was_closed_is_no_failure() -> None:
-    peer, script = make()
+def test_an_idle_link_that_was_closed_is_no_failure(made: tuple[Peer, Scripted]) -> None:
+    peer, script = made
     script.answers = [PeerStatus.OK, PeerStatus.CUT, PeerStatus.OK]
     assert ask(peer) == PeerStatus.OK
     assert ask(peer) == PeerStatus.OK
     assert (script.connects, peer.last_failure) == (2, PeerStatus.OK)
 
 
-def test_a_new_link_that_is_cut_is_one() -> None:
-    peer, script = make()
+def test_a_new_link_that_is_cut_is_one(made: tuple[Peer, Scripted]) -> None:
+    peer, script = made
     script.answers = [PeerStatus.CUT]
     assert ask(peer) == PeerStatus.CUT
     assert (script.connects, peer.is_usable) == (1, False)
 
 
 def test_a_peer_that_restarts_is_used_again(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     first = server_factory()
     file = offer(b"content" * 1000).share(first)
@@ -123,7 +173,7 @@ def test_a_peer_that_restarts_is_used_again(
     port = first.address[1]
     first.close()
     assert fetch(peer, file.id)[0] == PeerStatus.CUT
-    second = PeerServer(SECRET, listen("127.0.0.1", port))
+    second = FileServer(SECRET, listen("127.0.0.1", port))
     try:
         file.share(second)
         peer._again_at = 0  # its pause is over
@@ -134,14 +184,14 @@ def test_a_peer_that_restarts_is_used_again(
 
 
 def test_a_restart_between_two_fetches_is_not_noticed(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     first = server_factory()
     file, port = offer(b"content").share(first), first.address[1]
     peer = peer_of(first)
     assert fetch(peer, file.id)[0] == PeerStatus.OK
     first.close()
-    second = PeerServer(SECRET, listen("127.0.0.1", port))
+    second = FileServer(SECRET, listen("127.0.0.1", port))
     try:
         file.share(second)
         assert fetch(peer, file.id) == (PeerStatus.OK, file.content)
@@ -156,71 +206,52 @@ def test_a_secret_is_long_and_new() -> None:
     assert len(new_secret()) == 32
 
 
-def test_a_success_that_was_under_way_makes_no_success_of_a_pause() -> None:
+def test_a_success_that_was_under_way_makes_no_success_of_a_pause(
+    made: tuple[Peer, Scripted],
+) -> None:
     """One thread fails while another one's fetch goes on and succeeds: whoever asks in the pause
     gets the failure, never OK without a byte."""
-    peer, script = make()
+    peer, script = made
+    failed: list[PeerStatus] = []
 
-    class Slow(Scripted):
-        """Its fetch succeeds, and meanwhile another thread's fails."""
+    def fails() -> None:
+        script.answers.insert(0, PeerStatus.WRONG_BYTES)
+        failed.append(ask(peer))
 
-        def fetch(self, gets: npt.NDArray[Any]) -> bool:
-            script.answers = [PeerStatus.WRONG_BYTES]
-            script.connects += 1
-            assert ask(peer) == PeerStatus.WRONG_BYTES
-            gets["status"] = PeerStatus.OK
-            return True
-
-    peer._idle.append(Slow())
-    # The thread that fails takes a link of its own: the idle one is in use.
+    script.answers, script.meanwhile = [PeerStatus.OK], fails
     assert ask(peer) == PeerStatus.OK
+    assert failed == [PeerStatus.WRONG_BYTES]
     assert not peer.is_usable
-    assert ask(peer) == PeerStatus.WRONG_BYTES
+    script.answers = []
+    # The link of the one that succeeded still works: who finds it idle uses it.
+    script.answers = [PeerStatus.TIMEOUT]
+    assert ask(peer) == PeerStatus.TIMEOUT
+    assert ask(peer) == PeerStatus.TIMEOUT
     script.now += FIRST_PAUSE_S
     script.answers = [PeerStatus.OK]
     assert ask(peer) == PeerStatus.OK
 
 
-def test_a_link_that_was_silent_is_not_tried_again() -> None:
-    peer, script = make()
+def test_a_link_that_was_silent_is_not_tried_again(made: tuple[Peer, Scripted]) -> None:
+    peer, script = made
     script.answers = [PeerStatus.OK, PeerStatus.TIMEOUT]
     assert [ask(peer), ask(peer)] == [PeerStatus.OK, PeerStatus.TIMEOUT]
     assert script.connects == 1
 
 
-def test_links_in_use_at_the_end_are_closed() -> None:
-    peer, _ = make()
-
-    class Last(Scripted):
-        def fetch(self, gets: npt.NDArray[Any]) -> bool:
-            peer.close()
-            gets["status"] = PeerStatus.OK
-            return True
-
-    link = Last()
-    peer._idle.append(link)
-    assert ask(peer) == PeerStatus.OK
-    assert link.closed == 1
-
-    class Refusing(Scripted):
-        def fetch(self, gets: npt.NDArray[Any]) -> bool:
-            raise TypeError("no array of ranges")
-
-    bad = Refusing()
-    peer._idle.append(bad)
+def test_only_ranges_are_asked_for(made: tuple[Peer, Scripted]) -> None:
     with pytest.raises(TypeError):
-        ask(peer)
-    assert bad.closed == 1
+        made[0].fetch(np.zeros(3))
 
 
 def test_a_server_is_closed_under_those_who_ask_it(
-    server_factory: Callable[..., PeerServer],
+    server_factory: Callable[..., FileServer],
 ) -> None:
     for _ in range(20):
         server = server_factory()
         ended: list[str] = []
 
-        def look(server: PeerServer = server, ended: list[str] = ended) -> None:
+        def look(server: FileServer = server, ended: list[str] = ended) -> None:
             try:
                 while True:
                     server.counts()

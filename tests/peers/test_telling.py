@@ -11,7 +11,7 @@ import pytest
 from peers.offers import SECRET, Offer, assert_serves, bare, ends
 from support.session import wait_until
 
-from monarch_py.peers import PeerServer, PeerStatus, Purpose, Unreachable, ask, new_secret
+from monarch_py.peers import FileServer, PeerStatus, Purpose, Unreachable, ask, new_secret
 from monarch_py.peers.handshake import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, introduce
 from monarch_py.peers.tcp import connected
 from monarch_py.peers.telling import MOST_AT_A_TIME, MOST_BYTES
@@ -19,18 +19,18 @@ from monarch_py.peers.telling import MOST_AT_A_TIME, MOST_BYTES
 LIMIT_S = 2.0
 
 
-def status_of(server: PeerServer, limit_s: float = LIMIT_S, secret: bytes = SECRET) -> bytes:
+def status_of(server: FileServer, limit_s: float = LIMIT_S, secret: bytes = SECRET) -> bytes:
     return ask(server.address, secret, limit_s, Purpose.STATUS)
 
 
-def refusal(server: PeerServer, **how: object) -> PeerStatus:
+def refusal(server: FileServer, **how: object) -> PeerStatus:
     with pytest.raises(Unreachable) as caught:
         status_of(server, **how)  # type: ignore[arg-type]
     return caught.value.status
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20, MOST_BYTES - 1])
-def test_the_answer_comes_whole(server_factory: Callable[..., PeerServer], size: int) -> None:
+def test_the_answer_comes_whole(server_factory: Callable[..., FileServer], size: int) -> None:
     words = bytes(range(256)) * (size // 256 + 1)
     server = server_factory(answers={Purpose.STATUS: lambda: words[:size]})
     assert status_of(server) == words[:size]
@@ -38,13 +38,13 @@ def test_the_answer_comes_whole(server_factory: Callable[..., PeerServer], size:
 
 
 def test_more_than_an_answer_has_is_not_listened_to(
-    server_factory: Callable[..., PeerServer],
+    server_factory: Callable[..., FileServer],
 ) -> None:
     server = server_factory(answers={Purpose.STATUS: lambda: bytes(2 * MOST_BYTES)})
     assert refusal(server) == PeerStatus.REFUSED
 
 
-def test_without_the_secret_nothing_is_told(server_factory: Callable[..., PeerServer]) -> None:
+def test_without_the_secret_nothing_is_told(server_factory: Callable[..., FileServer]) -> None:
     asked = threading.Event()
 
     def answer() -> bytes:
@@ -59,7 +59,7 @@ def test_without_the_secret_nothing_is_told(server_factory: Callable[..., PeerSe
 
 
 def test_who_tells_nothing_closes(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     server = server_factory()
     file = offer(b"content").share(server)
@@ -68,7 +68,7 @@ def test_who_tells_nothing_closes(
 
 
 def test_nobody_in_between_changes_what_is_asked_for(
-    server_factory: Callable[..., PeerServer],
+    server_factory: Callable[..., FileServer],
 ) -> None:
     server = server_factory(answers={Purpose.STATUS: lambda: b"status"})
 
@@ -91,7 +91,7 @@ def test_nobody_in_between_changes_what_is_asked_for(
 
 
 def test_an_answer_that_takes_long_keeps_nobody_waiting(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     go, begun = threading.Event(), threading.Semaphore(0)
 
@@ -122,7 +122,7 @@ def test_an_answer_that_takes_long_keeps_nobody_waiting(
 
 
 def test_who_waits_for_an_answer_waits_for_a_time(
-    server_factory: Callable[..., PeerServer],
+    server_factory: Callable[..., FileServer],
 ) -> None:
     go = threading.Event()
     server = server_factory(answers={Purpose.STATUS: lambda: b"x" if go.wait(30) else b""})
@@ -135,7 +135,7 @@ def test_who_waits_for_an_answer_waits_for_a_time(
 
 
 def test_an_answer_that_fails_is_none(
-    server_factory: Callable[..., PeerServer], caplog: pytest.LogCaptureFixture
+    server_factory: Callable[..., FileServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     def answer() -> bytes:
         raise RuntimeError("no status today")

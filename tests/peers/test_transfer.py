@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from peers.offers import BLOCK, SECRET, Offer, fetch, fetch_all, peer_of, sums_of
 
 from monarch_py.errors import SessionError
-from monarch_py.peers import FileId, Peer, PeerServer, PeerStatus, listen, new_gets
+from monarch_py.peers import FileId, FileServer, Peer, PeerStatus, listen, new_gets
 
 CONTENT = os.urandom(5 * BLOCK + 1234)
 
@@ -33,8 +33,8 @@ def shared() -> Iterator[tuple[Peer, dict[str, FileId]]]:
 
 
 class PeerServerContext:
-    def __enter__(self) -> PeerServer:
-        self._server = PeerServer(SECRET, listen("127.0.0.1"))
+    def __enter__(self) -> FileServer:
+        self._server = FileServer(SECRET, listen("127.0.0.1"))
         return self._server
 
     def __exit__(self, *_: object) -> None:
@@ -66,14 +66,14 @@ def test_any_ranges_are_the_files_bytes(
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
 @pytest.mark.parametrize("known", [True, False])
 def test_whole_files_of_every_kind_of_size(
-    server: PeerServer, offer: Callable[..., Offer], size: int, known: bool
+    server: FileServer, offer: Callable[..., Offer], size: int, known: bool
 ) -> None:
     file = offer(os.urandom(size)).share(server, known=known)
     assert fetch(peer_of(server), file.id) == (PeerStatus.OK, file.content)
 
 
 def test_into_a_file_and_nowhere_else(
-    server: PeerServer, offer: Callable[..., Offer], tmp_path: Path
+    server: FileServer, offer: Callable[..., Offer], tmp_path: Path
 ) -> None:
     file = offer(CONTENT).share(server)
     gets = new_gets([file.id, file.id])
@@ -87,7 +87,7 @@ def test_into_a_file_and_nowhere_else(
 
 
 def test_more_requests_than_are_under_way_at_once(
-    server: PeerServer, offer: Callable[..., Offer]
+    server: FileServer, offer: Callable[..., Offer]
 ) -> None:
     files = [offer(os.urandom(i * 37), number=i + 1).share(server) for i in range(300)]
     status, parts = fetch_all(
@@ -99,7 +99,7 @@ def test_more_requests_than_are_under_way_at_once(
 
 
 def test_one_answer_that_is_none_leaves_the_others(
-    server: PeerServer, offer: Callable[..., Offer]
+    server: FileServer, offer: Callable[..., Offer]
 ) -> None:
     file = offer(CONTENT).share(server)
     other_size = FileId(file.id.source, file.id.path_hash, file.id.size + 1, file.id.mtime_ns)
@@ -126,7 +126,7 @@ def test_one_answer_that_is_none_leaves_the_others(
 
 
 def test_a_damaged_copy_is_seen_and_what_was_right_before_it_counts(
-    server: PeerServer, offer: Callable[..., Offer]
+    server: FileServer, offer: Callable[..., Offer]
 ) -> None:
     file, good = offer(CONTENT).share(server), offer(CONTENT, 2).share(server)
     os.pwrite(file.fd, b"?" if CONTENT[2 * BLOCK + 9] != ord("?") else b"!", 2 * BLOCK + 9)
@@ -138,7 +138,7 @@ def test_a_damaged_copy_is_seen_and_what_was_right_before_it_counts(
 
 
 def test_a_file_that_shrinks_cuts_the_answer(
-    server: PeerServer, offer: Callable[..., Offer]
+    server: FileServer, offer: Callable[..., Offer]
 ) -> None:
     file, good = offer(CONTENT).share(server), offer(CONTENT, 2).share(server)
     os.ftruncate(file.fd, 3 * BLOCK + 10)
@@ -147,7 +147,7 @@ def test_a_file_that_shrinks_cuts_the_answer(
 
 
 def test_what_cannot_be_written_here_is_not_the_peers_fault(
-    server: PeerServer, offer: Callable[..., Offer]
+    server: FileServer, offer: Callable[..., Offer]
 ) -> None:
     file = offer(CONTENT).share(server)
     peer = peer_of(server)
@@ -160,7 +160,7 @@ def test_what_cannot_be_written_here_is_not_the_peers_fault(
     assert fetch(peer, file.id) == (PeerStatus.OK, CONTENT)
 
 
-def test_a_file_shared_anew_is_the_new_one(server: PeerServer, offer: Callable[..., Offer]) -> None:
+def test_a_file_shared_anew_is_the_new_one(server: FileServer, offer: Callable[..., Offer]) -> None:
     old, new = offer(b"old" * 100).share(server), offer(b"newer" * 100).share(server)
     peer = peer_of(server)
     assert len(server) == 1
@@ -172,7 +172,7 @@ def test_a_file_shared_anew_is_the_new_one(server: PeerServer, offer: Callable[.
 
 
 def test_many_threads_ask_while_files_come_and_go(
-    server_factory: Callable[..., PeerServer], offer: Callable[..., Offer]
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     server = server_factory(threads=3)
     files = [offer(os.urandom(BLOCK * 3 + i), number=i + 1) for i in range(8)]
@@ -204,7 +204,7 @@ def test_many_threads_ask_while_files_come_and_go(
     assert seen <= {PeerStatus.OK, PeerStatus.UNKNOWN_FILE}
 
 
-def test_mistakes_are_told(server: PeerServer, offer: Callable[..., Offer]) -> None:
+def test_mistakes_are_told(server: FileServer, offer: Callable[..., Offer]) -> None:
     file = offer(CONTENT)
     with pytest.raises(ValueError, match="6 blocks"):
         server.share(file.id, file.fd, BLOCK, sums_of(CONTENT)[:-1])
@@ -215,7 +215,7 @@ def test_mistakes_are_told(server: PeerServer, offer: Callable[..., Offer]) -> N
     with pytest.raises(SessionError, match=f"port {server.address[1]} .*that is free"):
         listen(*server.address)
     with listen("127.0.0.1") as listener, pytest.raises(ValueError, match="16 bytes"):
-        PeerServer(b"short", listener)
+        FileServer(b"short", listener)
     with pytest.raises(TypeError, match="new_gets"):
         peer_of(server).fetch(np.zeros(1, dtype=np.uint64))
     server.close()

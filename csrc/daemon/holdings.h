@@ -1,0 +1,43 @@
+/* What this node's daemon holds, as its peers ask for it. */
+#ifndef MONARCH_HOLDINGS_H
+#define MONARCH_HOLDINGS_H
+
+#ifndef MONARCH_CDEF
+#include "native.h"
+#include "peers.h"
+#endif
+
+/* Copies that are whole, copies that are being filled from the source, and what this node keeps and
+ * has no copy of yet: that it wants from then on, as if a program of its own had opened it. */
+struct monarch_holdings;
+
+/* NULL without memory. The segments are those of the session. */
+struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
+                                              const struct monarch_fills *fills,
+                                              uint64_t block_bytes);
+void monarch_holdings_source(struct monarch_holdings *h, uint32_t source, uint64_t device);
+/* The directory of a tier's copies. */
+void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies);
+/* The catalog from now on. When this returns nobody reads the one before. NULL: nothing is held. */
+void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
+/* Whether this node keeps these files. What it does not keep it may have all the same, but never
+ * gets for somebody else: a request is not passed on. */
+void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
+                           const uint8_t *is_kept);
+/* From now on it is known which files this node keeps. Until then whoever asks for what is not
+ * there waits, instead of being told that it never will be. */
+void monarch_holdings_ready(struct monarch_holdings *h);
+struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
+                                                   const struct monarch_peer_bounds *bounds);
+/* Something of this file has come, or will not come any more; NULL: nobody can ask. */
+void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
+/* Closes all and joins the threads. */
+void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
+void monarch_holdings_free(struct monarch_holdings *h);
+
+/* What the engine has to do with peers: whom an order names by `number`, and whose askers are told
+ * of what it fills. Both are taken back (NULL) before they are freed. */
+void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer);
+void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h);
+
+#endif

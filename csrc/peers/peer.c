@@ -1,0 +1,139 @@
+/* One peer as its askers see it: its idle links, and what to do when one breaks. Connecting, and
+ * whether the peer is to be left alone for a while, is Python's (monarch_py/peers/peer.py), which
+ * is called for that alone: a fetch over a link that works never waits for the interpreter. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#include "peers.h"
+
+/* More links than threads that ask at a time are of no use. */
+#define IDLE_LINKS 16
+
+typedef struct monarch_peer peer;
+
+struct monarch_peer {
+    monarch_peer_connect connect;
+    monarch_peer_report report;
+    void *arg;
+    pthread_mutex_t lock;
+    unsigned idle;
+    int has_failed; /* since it last worked; the lock's */
+    struct monarch_peer_link *link[IDLE_LINKS];
+};
+
+peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report, void *arg) {
+    peer *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    p->connect = connect;
+    p->report = report;
+    p->arg = arg;
+    pthread_mutex_init(&p->lock, NULL);
+    return p;
+}
+
+void monarch_peer_forget_idle(peer *p) {
+    struct monarch_peer_link *links[IDLE_LINKS];
+    pthread_mutex_lock(&p->lock);
+    unsigned n = p->idle;
+    for (unsigned i = 0; i < n; i++)
+        links[i] = p->link[i];
+    p->idle = 0;
+    pthread_mutex_unlock(&p->lock);
+    while (n)
+        monarch_peer_link_close(links[--n]);
+}
+
+void monarch_peer_free(peer *p) {
+    monarch_peer_forget_idle(p);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
+static struct monarch_peer_link *take_idle(peer *p) {
+    pthread_mutex_lock(&p->lock);
+    struct monarch_peer_link *l = p->idle ? p->link[--p->idle] : NULL;
+    pthread_mutex_unlock(&p->lock);
+    return l;
+}
+
+static void give_back(peer *p, struct monarch_peer_link *l) {
+    pthread_mutex_lock(&p->lock);
+    int is_kept = p->idle < IDLE_LINKS, is_well_again = p->has_failed;
+    if (is_kept)
+        p->link[p->idle++] = l;
+    p->has_failed = 0;
+    pthread_mutex_unlock(&p->lock);
+    if (!is_kept)
+        monarch_peer_link_close(l);
+    if (is_well_again)
+        p->report(p->arg, MONARCH_PEER_OK);
+}
+
+static void note_failure(peer *p) {
+    pthread_mutex_lock(&p->lock);
+    p->has_failed = 1;
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* What says that the peer or the way to it is not well. NO_ROOM is our own fault. */
+static void fails(peer *p, uint32_t status) {
+    note_failure(p);
+    if (status != MONARCH_PEER_NO_ROOM)
+        p->report(p->arg, status);
+    monarch_peer_forget_idle(p);
+}
+
+/* Why a link broke: what the answer before the first CUT says, or that. */
+static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++)
+        if (gets[i].status == MONARCH_PEER_TIMEOUT || gets[i].status == MONARCH_PEER_WRONG_BYTES ||
+            gets[i].status == MONARCH_PEER_NO_ROOM)
+            return gets[i].status;
+    return MONARCH_PEER_CUT;
+}
+
+static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
+    for (uint64_t i = 0; i < n; i++) {
+        gets[i].status = status;
+        gets[i].received = 0;
+        gets[i].error = 0;
+    }
+    return -1;
+}
+
+int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n,
+                     monarch_peer_arrived arrived, void *arg) {
+    uint32_t status = MONARCH_PEER_CUT;
+    struct monarch_peer_link *l = take_idle(p);
+    if (l) {
+        uint64_t frames = monarch_peer_link_frames(l);
+        if (monarch_peer_fetch(l, gets, n, arrived, arg) == 0) {
+            give_back(p, l);
+            return 0;
+        }
+        /* The peer closes what was idle for long, and may have been restarted: no failure yet. One
+         * that is silent is one: its bound is used up. */
+        int was_closed =
+            monarch_peer_link_frames(l) == frames && reason(gets, n) == MONARCH_PEER_CUT;
+        monarch_peer_link_close(l);
+        if (!was_closed) {
+            fails(p, reason(gets, n));
+            return -1;
+        }
+        monarch_peer_forget_idle(p);
+    }
+    l = p->connect(p->arg, &status);
+    if (!l) {
+        note_failure(p);
+        return none(gets, n, status);
+    }
+    if (monarch_peer_fetch(l, gets, n, arrived, arg) == 0) {
+        give_back(p, l);
+        return 0;
+    }
+    monarch_peer_link_close(l);
+    fails(p, reason(gets, n));
+    return -1;
+}

@@ -1,0 +1,99 @@
+"""What this node's daemon shares with its peers: the copies of its catalog, whole or being filled
+(csrc/daemon/holdings.c)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.catalog import CatalogReader
+from monarch_py.cluster import Cluster
+from monarch_py.daemon.copies import Ids
+from monarch_py.daemon.engine import Engine
+from monarch_py.daemon.shared import Shared
+from monarch_py.native import ffi, lib, pointer
+from monarch_py.peers import PeerServer, Purpose
+from monarch_py.tiers import Tier
+
+__all__ = ["Holdings", "Membership"]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a daemon was told of the others.  listener : on which they reach it;  answers : to what
+    they ask besides files."""
+
+    cluster: Cluster
+    listener: socket.socket
+    answers: Mapping[Purpose, Callable[[], bytes]]
+
+
+class Holdings(PeerServer):
+    """Answers peers from the catalog, until it is closed; `free` once the engine has stopped.
+
+    MemoryError without memory or threads.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        shared: Shared,
+        engine: Engine,
+        tiers: list[Tier | None],
+    ) -> None:
+        self._shared, self._engine = shared, engine
+        self._c: Any = lib.monarch_holdings_new(
+            shared.clients, shared.fills, int(shared.control.block_bytes)
+        )
+        if self._c == ffi.NULL:
+            raise MemoryError("no memory for what peers are served")
+        for number in range(int(shared.control.sources)):
+            device = int(shared.control.source[number].dev)
+            lib.monarch_holdings_source(self._c, number, device)
+        for number, tier in enumerate(tiers):
+            if tier is not None:
+                lib.monarch_holdings_tier(self._c, number, tier.fd)
+        # The segment that C reads stays mapped as long as this is held.
+        self._catalog: CatalogReader | None = None
+        self.follow_catalog()
+        lib.monarch_engine_holdings(engine.c, self._c)
+        super().__init__(membership.cluster.secret, membership.listener, answers=membership.answers)
+
+    def follow_catalog(self) -> None:
+        """Answers from the catalog's newest generation."""
+        if self._catalog is None or self._catalog.segment is not self._shared.catalog.segment:
+            new = self._shared.catalog.reader()
+            lib.monarch_holdings_catalog(self._c, new.c)
+            self._catalog = new
+
+    def keep(self, ids: Ids, is_kept: npt.NDArray[np.bool_]) -> None:
+        """Which of (n,) entries this node keeps: those it fills when a peer asks for them."""
+        entries = np.ascontiguousarray(ids, dtype=np.uint64)
+        flags = np.ascontiguousarray(is_kept, dtype=np.uint8)
+        lib.monarch_holdings_keep(
+            self._c, len(entries), pointer(entries, "uint64_t *"), pointer(flags, "uint8_t *")
+        )
+
+    def ready(self) -> None:
+        """It is known by now what this node keeps."""
+        lib.monarch_holdings_ready(self._c)
+
+    def _begin(self, bounds: Any) -> Any:
+        return lib.monarch_holdings_serve(self._c, bounds)
+
+    def _end(self, server: Any) -> None:
+        lib.monarch_engine_holdings(self._engine.c, ffi.NULL)
+        if server != ffi.NULL:
+            lib.monarch_holdings_stop(self._c, server)
+        lib.monarch_holdings_catalog(self._c, ffi.NULL)
+        self._catalog = None
+
+    def free(self) -> None:
+        """When no thread of the engine can be telling of a fill."""
+        lib.monarch_holdings_free(self._c)
+        self._c = ffi.NULL

@@ -1,0 +1,170 @@
+"""The other nodes' daemons: which node keeps which file, and whom a fill asks for it.
+
+Nothing of this is agreed upon. Every node says the same from the catalog and the nodes' quotas,
+which all of them were given alike when they started (policies/rendezvous.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies import Ids
+from monarch_py.daemon.engine import Engine
+from monarch_py.daemon.holdings import Holdings, Membership
+from monarch_py.daemon.shared import Shared
+from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
+from monarch_py.peers import Peer, TcpTransport
+from monarch_py.placement import TierRoom, take
+from monarch_py.policies.rendezvous import first_nodes, owners
+from monarch_py.tiers import Tier
+
+__all__ = ["NOBODY", "PEER_THREADS", "Membership", "Nodes"]
+
+log = logging.getLogger("monarch.nodes")
+
+NOBODY = -1
+# Threads that wait for peers: enough to ask all nodes of a small job at a time.
+PEER_THREADS = 16
+# What every node takes a file for, whatever its own tiers' file systems make of it: whole blocks of
+# the usual size, and something for a name and a row of the manifest [bytes].
+UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
+
+
+class Nodes:
+    """Works in turns of the daemon's loop; nothing in it waits."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        shared: Shared,
+        engine: Engine,
+        tiers: list[Tier | None],
+    ) -> None:
+        self.cluster, self.shared = membership.cluster, shared
+        cluster = self.cluster
+        self.holdings = Holdings(membership, shared, engine, tiers)
+        transport = TcpTransport(cluster.secret)
+        self.peers: dict[int, Peer] = {}
+        for rank, member in enumerate(cluster.members):
+            if rank != cluster.rank:
+                self.peers[rank] = Peer(transport, (member.host, member.port))
+                lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
+        # Of every entry that was decided on: the node that keeps it, and whether this one does too.
+        self._owner = np.zeros(0, dtype=np.int32)
+        self._keeps = np.zeros(0, dtype=bool)
+        self._is_decided = False
+        # Somebody else decides on files of a plan first, see `assign`.
+        self.awaits_plan = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is known who keeps what; before that nothing can be filled."""
+        return self._is_decided and not self.awaits_plan
+
+    def step(self, *, scanned: bool) -> None:
+        """Decides on what the catalog has got. scanned : the catalog has all files by now."""
+        self.holdings.follow_catalog()
+        count = len(self.shared.catalog)
+        if scanned and not self._is_decided:
+            self._decide_all(count)
+            self._is_decided = True
+        elif self._is_decided and count > len(self._owner):
+            self._decide_late(count)
+        if self.is_ready:
+            self.holdings.ready()
+
+    def assign(self, ids: Ids, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
+        """What a plan says of (n,) entries, on every node the same: the node that keeps each,
+        NOBODY for none, and whether this one keeps a copy. It holds from now on, also when the plan
+        is no longer followed: the copies are where it has put them."""
+        self._owner[ids], self._keeps[ids] = owner, keeps
+        self.holdings.keep(ids, owner == self.cluster.rank)
+
+    def keeps_here(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether this node keeps their copies; of others it has one only for a while."""
+        kept: npt.NDArray[np.bool_] = self._keeps[ids]
+        return kept
+
+    def holders(self, ids: Ids) -> npt.NDArray[np.int32]:
+        """(n,) int32: the node that a fill asks for the file, NOBODY for one that is read from the
+        source: this node's own, and what no node has room for."""
+        owner: npt.NDArray[np.int32] = self._owner[ids]
+        return np.where(owner == self.cluster.rank, np.int32(NOBODY), owner)
+
+    def _decide_all(self, count: int) -> None:
+        """Every node comes to the same owners: by the files' hashes, and where a node is full, the
+        next one that has room (design: decided from the catalog alone)."""
+        entries = self.shared.catalog.entries[:count]
+        words = entries["word"]
+        left_out = (state_of(words) == State.BYPASS) & np.isin(
+            reason_of(words), (Reason.EXCLUDED, Reason.UNSUPPORTED)
+        )
+        files = np.flatnonzero((entries["kind"] == Kind.FILE) & ~left_out)
+        hashes, sizes = entries["hash"][files], UNIT.rounded(entries["size"][files])
+        quotas = np.array([sum(m.quotas) for m in self.cluster.members], dtype=np.int64)
+        owner = np.full(count, NOBODY, dtype=np.int32)
+        owner[files] = owners(hashes, sizes, quotas)
+        keeps = owner == self.cluster.rank
+        # Room that is left over takes what others own too: it need not be fetched every epoch.
+        spare = int(quotas[self.cluster.rank]) - int(sizes[keeps[files]].sum())
+        foreign = np.flatnonzero(~keeps[files] & (owner[files] != NOBODY))
+        foreign = foreign[np.argsort(hashes[foreign], kind="stable")]
+        keeps[files[foreign[take(sizes[foreign], max(0, spare))]]] = True
+        self._set(0, owner, keeps)
+        log.info(
+            "node %d of %d keeps %d of %d files, %d of them its own",
+            self.cluster.rank,
+            len(self.cluster.members),
+            int(keeps.sum()),
+            len(files),
+            int((owner == self.cluster.rank).sum()),
+        )
+
+    def _decide_late(self, count: int) -> None:
+        """Files that were met later: nodes may meet them in another order, so that what else they
+        have room for cannot be asked."""
+        first = len(self._owner)
+        hashes = self.shared.catalog.entries["hash"][first:count]
+        quotas = np.array([sum(m.quotas) for m in self.cluster.members], dtype=np.float64)
+        owner = first_nodes(hashes, quotas)
+        self._set(first, owner, owner == self.cluster.rank)
+
+    def _set(self, first: int, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
+        self._owner = np.concatenate([self._owner[:first], owner])
+        self._keeps = np.concatenate([self._keeps[:first], keeps])
+        ids = np.arange(first, first + len(owner), dtype=np.uint64)
+        self.holdings.keep(ids, owner == self.cluster.rank)
+
+    def status(self) -> dict[str, Any]:
+        """The schema is in docs/status.md."""
+        members = []
+        for rank, member in enumerate(self.cluster.members):
+            said: dict[str, Any] = {"rank": rank, "name": member.name}
+            said["address"] = f"{member.host}:{member.port}"
+            if peer := self.peers.get(rank):
+                said["usable"] = peer.is_usable
+                said["last_failure"] = peer.last_failure.name.lower()
+            members.append(said)
+        counts = self.holdings.counts()
+        return {
+            "rank": self.cluster.rank,
+            "own_files": int((self._owner == self.cluster.rank).sum()),
+            "kept_files": int(self._keeps.sum()),
+            "served_requests": counts["requests"],
+            "served_bytes": counts["bytes"],
+            "members": members,
+        }
+
+    def close(self) -> None:
+        """Peers are told no more. The engine still runs, and asks nobody."""
+        self.holdings.close()
+
+    def free(self) -> None:
+        """Once the engine has stopped."""
+        for peer in self.peers.values():
+            peer.close()
+        self.holdings.free()

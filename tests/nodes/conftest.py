@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.nodes import Nodes
+
+from monarch_py.demo.slowsource import SlowSource
+
+
+@pytest.fixture
+def mounts(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[[int], list[SlowSource]]]:
+    """Mounts one dataset for so many nodes, each with a client of its own, as on a cluster: what
+    one kernel would keep for all of them is asked for by each. A client keeps the pages of a file
+    that is opened once more: else those that are just being read for a fill, because of another
+    node, would be read twice when a program of this node opens the file meanwhile."""
+    with ExitStack() as stack:
+
+        def mount(count: int) -> list[SlowSource]:
+            made = []
+            for rank in range(count):
+                backing, mountpoint = tmp_path / "backing", tmp_path / f"mount{rank}"
+                backing.mkdir(exist_ok=True)
+                mountpoint.mkdir()
+                source = SlowSource(backing, mountpoint, binary=slowsource_binary, keep_pages=True)
+                made.append(stack.enter_context(source))
+            return made
+
+        yield mount
+
+
+@pytest.fixture
+def nodes_factory(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
+    """Makes nodes that end with the test: nodes_factory(mounts, quotas, **settings)."""
+    with ExitStack() as stack:
+
+        def make(mounts: list[SlowSource], quotas: list[int], **settings: Any) -> Nodes:
+            sources = [mount.mountpoint for mount in mounts]
+            return stack.enter_context(Nodes(tmp_path / "nodes", sources, quotas, **settings))
+
+        yield make

@@ -1,0 +1,101 @@
+"""Daemons that know of each other, all on this machine: a session for each node."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from monarch_py.cluster import Cluster, Member
+from monarch_py.daemon.lifecycle import Told, spawn
+from monarch_py.peers import listen, new_secret
+from support.session import MIB, Session, wait_until
+
+
+class Node(Session):
+    """One of the nodes: its daemon is told of the others."""
+
+    cluster: Cluster
+    listener: socket.socket
+
+    def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Node:
+        with _shared_memory(self.shm):
+            told = Told(self.cluster, self.listener)
+            self.daemon = spawn(self.config, detach=False, told=told)
+            self.log = self.paths.log
+        return self
+
+    def nodes(self) -> dict[str, Any]:
+        said: dict[str, Any] = self.status()["nodes"]
+        return said
+
+
+@contextmanager
+def _shared_memory(place: Path) -> Iterator[None]:
+    old = os.environ.get("MONARCH_SHM")
+    os.environ["MONARCH_SHM"] = str(place)
+    try:
+        yield
+    finally:
+        if old is None:
+            del os.environ["MONARCH_SHM"]
+        else:
+            os.environ["MONARCH_SHM"] = old
+
+
+class Nodes:
+    """Nodes that end with the context.
+
+    sources : where each node sees the one dataset;  quotas : of each node's tier [bytes];
+    settings : of every configuration
+    """
+
+    def __init__(
+        self, directory: Path, sources: Sequence[Path], quotas: Sequence[int], **settings: Any
+    ) -> None:
+        secret, self._stack = new_secret(), ExitStack()
+        listeners = [listen("127.0.0.1") for _ in quotas]
+        members = tuple(
+            Member(f"node{rank}", *listener.getsockname()[:2], (quota,))
+            for rank, (listener, quota) in enumerate(zip(listeners, quotas, strict=True))
+        )
+        self.all: list[Node] = []
+        ends = zip(listeners, sources, quotas, strict=True)
+        for rank, (listener, source, quota) in enumerate(ends):
+            self._stack.callback(listener.close)
+            place = directory / f"node{rank}"
+            (place / "tier").mkdir(parents=True)
+            tiers = [{"mount_point": str(place / "tier"), "max_storage_quota": quota}]
+            node = Node(place, source, tiers=tiers, **settings)
+            node.cluster, node.listener = Cluster(rank, members, secret), listener
+            self.all.append(node)
+
+    def start(self) -> Nodes:
+        for node in self.all:
+            self._stack.enter_context(node)
+            node.start()
+        for node in self.all:
+            node.wait_scanned()
+        return self
+
+    def wait_idle(self) -> None:
+        """Until no node fills anything."""
+        wait_until(
+            lambda: all(not node.status()["pending"] for node in self.all),
+            what="the end of all nodes' fills",
+        )
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def __getitem__(self, rank: int) -> Node:
+        return self.all[rank]
+
+
+__all__ = ["MIB", "Node", "Nodes"]
