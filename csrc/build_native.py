@@ -43,7 +43,13 @@ SOURCES = [
     "simulator/ways.c",
 ]
 # What each room shows to Python.
-HEADERS = ["daemon/native.h", "peers/peers.h", "daemon/holdings.h", "plan/plan.h", "simulator/simulator.h"]
+HEADERS = [
+    "daemon/native.h",
+    "peers/peers.h",
+    "daemon/holdings.h",
+    "plan/plan.h",
+    "simulator/simulator.h",
+]
 DEFINES = (
     "MONARCH_MAX_",
     "MONARCH_FILTER",
