@@ -59,7 +59,7 @@ class Nodes:
         secret, self._stack = new_secret(), ExitStack()
         listeners = [listen("127.0.0.1") for _ in quotas]
         members = tuple(
-            Member(f"node{rank}", *listener.getsockname()[:2], (quota,))
+            Member(f"node{rank}", "127.0.0.1", int(listener.getsockname()[1]), (quota,))
             for rank, (listener, quota) in enumerate(zip(listeners, quotas, strict=True))
         )
         self.all: list[Node] = []
