@@ -22,15 +22,16 @@ from monarch_py.plan.timeline import Part, Section
 
 __all__ = ["Follower", "Run", "locate", "window_steps"]
 
-# Batches that a DataLoader's workers may well have under way where the plan says less: eight
-# workers of four. Never more than this share of a run, or any order would fit.
-USUAL_AHEAD, USUAL_SHARE = 32, 4
+# Batches that a DataLoader's workers may well have under way where the plan does not say: eight
+# workers of four. Where it does say, so many times that: some accesses are never seen. Never more
+# than this share of a run, but for what the plan says, or any order would fit.
+USUAL_AHEAD, SLACK, USUAL_SHARE = 32, 2, 4
 # Accesses from which a judgement is made. 100 of a rank must be enough for it.
 JUDGED = 48
 # More of the plan's accesses may have been made than were seen, so many for each.
 UNSEEN = 1.5
 # The last accesses that fitted; a quarter of them lies before the front.
-RECENT = 64
+RECENT = 32
 # Where chance alone makes more of any order fit, no order can be told from another.
 MOST_BY_CHANCE = 0.5
 # A place in the plan is found where so much of the evidence lies together.
@@ -80,9 +81,11 @@ class Run:
         place = np.full(units, NONE, dtype=np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
         if window is None:
+            told = window_steps(section.part) * section.per_step
             usual = (USUAL_AHEAD + 1) * section.per_step
-            window = window_steps(section.part) * section.per_step
-            window = max(window, min(usual, len(order) // USUAL_SHARE))
+            ample = SLACK * told if section.part.loader.workers else usual
+            # The front lags behind by almost as many as it is made from.
+            window = max(told, min(max(ample, 2 * RECENT), len(order) // USUAL_SHARE))
         return cls(section.epoch, order, place, section.start + at, window)
 
     def __len__(self) -> int:
@@ -108,12 +111,16 @@ class _Progress:
         self.seen = np.zeros(len(self.run), dtype=bool)
         self._recent: deque[int] = deque(maxlen=RECENT)
 
-    def fitting(self, units: Units, *, late_only: bool = False) -> Bools:
-        """Which of these units (n,), each once, fit now."""
+    def lagging(self, units: Units) -> Bools:
+        """Which of these units (n,) should have come long ago."""
         places = self.run.place[units]
-        new = (places != NONE) & ~self.seen[places]
-        if late_only:
-            return np.asarray(new & (places < self.front))
+        late = places < self.front - 2 * self.run.window
+        return np.asarray((places != NONE) & late & ~self.seen[places])
+
+    def fitting(self, units: Units) -> Bools:
+        """Which of these units (n,), each once, fit now, but for those that lag."""
+        places = self.run.place[units]
+        new = (places >= max(0, self.front - 2 * self.run.window)) & ~self.seen[places]
         order = np.argsort(places[new], kind="stable")
         ordered = places[new][order]
         # Workers are a window at most beyond what was opened. The front moves while they come.
@@ -207,26 +214,25 @@ class Follower:
         """Which of these units (n,) int32, each once, opened since the last call, fit the plan."""
         fits = self._now.fitting(units)
         self._now.take(units[fits])
-        if self._before is not None:
-            fits |= self._of(self._before, units, fits, late_only=True)
         if self._now.is_ending and self.following is not None:
             if self._next is None:
                 self._next = _Progress(self.following)
-            fits |= self._of(self._next, units, fits)
+            begun = ~fits & self._next.fitting(units)
+            self._next.take(units[begun])
+            fits |= begun
+        for progress in (self._now, self._before):
+            if progress is not None:
+                late = ~fits & progress.lagging(units)
+                progress.take(units[late])
+                fits |= late
         if self._next is not None and (self._now.is_done or self._has_begun(self._next)):
             self._before, self._now, self._next = self._now, self._next, None
             self.following = None
         return fits
 
     @staticmethod
-    def _of(progress: _Progress, units: Units, taken: Bools, *, late_only: bool = False) -> Bools:
-        fits = ~taken & progress.fitting(units, late_only=late_only)
-        progress.take(units[fits])
-        return np.asarray(fits)
-
-    @staticmethod
     def _has_begun(progress: _Progress) -> bool:
-        return progress.count >= min(RECENT // 2, max(1, len(progress.run) // 2))
+        return progress.count >= min(RECENT, max(1, len(progress.run) // 2))
 
     def judge(self, units: Units, fits: Bools) -> None:
         """Takes note of how what was observed fits: (n,) units that nobody else has explained, and

@@ -181,7 +181,7 @@ def test_a_right_plan_is_never_lost(
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
-    samples=st.integers(2500, 10_000),
+    samples=st.integers(3000, 10_000),
     ranks=st.integers(1, 2),
     most=st.sampled_from([1, 5, 20]),
     in_order=st.booleans(),
@@ -312,6 +312,9 @@ def test_windows_and_places_that_are_none() -> None:
     assert window_steps(timeline.parts[0]) == 9
     section = timeline.section(0)
     assert Run.of(section, 0, 400).window == 100
+    assert Run.of(timeline_of(400).section(0), 0, 400).window == 100
+    assert Run.of(timeline_of(4000).section(0), 0, 4000).window == 33 * 8
+    assert Run.of(timeline_of(4000, workers=4).section(0), 0, 4000).window == 2 * 9 * 8
     assert Run.of(section, 0, 400, window=5).window == 5
     with pytest.raises(ConfigError, match=r"^window: "):
         Run.of(section, 0, 400, window=0)

@@ -1,8 +1,9 @@
-"""Reads a dataset of files as a training with a DataLoader does.
+"""Reads a dataset of files as a training with DataLoaders does; all ranks are in this process, and
+take a batch each in a step.
 
     python train_planned.py ROOT SETTINGS
 
-SETTINGS (JSON): epochs, first (epoch), seed, ranks, rank, batch, workers, prefetch_factor,
+SETTINGS (JSON): epochs, first (epoch), seed, ranks, batch, workers, prefetch_factor,
 in_order, persistent, compute_s (of a batch), strays (seed of reads of other files beside it, or
 null), limit (batches). Prints a line of JSON for each epoch: its number, a digest of all content
 that was read, and how many seconds it took.
@@ -25,7 +26,6 @@ DEFAULTS = {
     "first": 0,
     "seed": 11,
     "ranks": 1,
-    "rank": 0,
     "batch": 8,
     "workers": 2,
     "prefetch_factor": 2,
@@ -53,28 +53,34 @@ def main() -> None:
     torch.set_num_threads(1)
     given = {**DEFAULTS, **json.loads(sys.argv[2])}
     dataset = Whole(Path(sys.argv[1]))
-    sampler: DistributedSampler[int] = DistributedSampler(
-        dataset, num_replicas=given["ranks"], rank=given["rank"], seed=given["seed"]
-    )
+    samplers: list[DistributedSampler[int]] = [
+        DistributedSampler(dataset, num_replicas=given["ranks"], rank=rank, seed=given["seed"])
+        for rank in range(given["ranks"])
+    ]
     workers = given["workers"]
-    loader = DataLoader(
-        dataset,
-        batch_size=given["batch"],
-        sampler=sampler,
-        num_workers=workers,
-        prefetch_factor=given["prefetch_factor"] if workers else None,
-        persistent_workers=given["persistent"] and workers > 0,
-        in_order=given["in_order"],
-        collate_fn=list,
-    )
+    loaders = [
+        DataLoader(
+            dataset,
+            batch_size=given["batch"],
+            sampler=sampler,
+            num_workers=workers,
+            prefetch_factor=given["prefetch_factor"] if workers else None,
+            persistent_workers=given["persistent"] and workers > 0,
+            in_order=given["in_order"],
+            collate_fn=list,
+        )
+        for sampler in samplers
+    ]
     others = random.Random(given["strays"])
     for epoch in range(given["first"], given["epochs"]):
-        sampler.set_epoch(epoch)
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
         start, found = time.monotonic(), []
-        for number, batch in enumerate(loader):
+        for number, batches in enumerate(zip(*loaders, strict=True)):
             if number == given["limit"]:
                 break
-            found += batch
+            for batch in batches:
+                found += batch
             if given["strays"] is not None:
                 others.choice(dataset.paths).read_bytes()
             time.sleep(given["compute_s"])
