@@ -169,6 +169,8 @@ class Filler:
         return ordered + self._order_kept(ids[kept], in_use=in_use)
 
     def _order_kept(self, ids: Ids, *, in_use: bool) -> int:
+        if not len(ids):
+            return 0
         tiers = self.policy.place(self.shared.catalog.entries["size"][ids], self._rooms())
         nowhere = tiers == NOWHERE
         ordered = self._nowhere(ids[nowhere], in_use=in_use) if nowhere.any() else 0
