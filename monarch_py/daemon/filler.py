@@ -188,6 +188,8 @@ class Filler:
 
     def _order_kept(self, ids: Ids, *, in_use: bool) -> tuple[Ids, int]:
         """Returns the files that have no room and are to be staged, and how many were ordered."""
+        if not len(ids):
+            return ids, 0
         sizes, rooms = self.shared.catalog.entries["size"][ids], self.rooms()
         if self.prefers is None:
             tiers = self.policy.place(sizes, rooms)
