@@ -11,7 +11,9 @@
  *
  * Options beside libfuse's own: keep_pages (the kernel keeps a file's pages from one open to the
  * next), attr_timeout=SECONDS (how long the kernel may trust names and attributes; 1 by default),
- * until_eof (unmount and end at the end of standard input, so also when the starter was killed).
+ * link=FILE (the link is that of all who name this file, each at its own rate: several clients of
+ * one server), until_eof (unmount and end at the end of standard input, so also when the starter
+ * was killed).
  *
  * The low-level interface, because with the path-based one fstat() of an unlinked open file fails
  * and two hard links are two files. Its price is an O_PATH descriptor for every file that the
@@ -29,6 +31,7 @@
 #include <fuse_lowlevel.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,6 +62,7 @@
 static struct options {
     int keep_pages, until_eof;
     double attr_timeout;
+    char *link;
 } options = {.attr_timeout = 1.0};
 
 /* ---- files ---- */
@@ -286,6 +290,17 @@ static void map_control(const char *path) {
     control->magic = CONTROL_MAGIC;
 }
 
+/* Whoever comes first makes the file. */
+static void share_link(const char *path) {
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd == -1 || ftruncate(fd, sizeof *link_free_ns) == -1)
+        die(path);
+    link_free_ns = mmap(NULL, sizeof *link_free_ns, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (link_free_ns == MAP_FAILED)
+        die(path);
+    close(fd);
+}
+
 /* Root may go beyond its hard limit, which containers set as low as 20,000. */
 static void raise_descriptor_limit(void) {
     struct rlimit most = {1048576, 1048576}, allowed;
@@ -343,6 +358,7 @@ int main(int argc, char **argv) {
         {"keep_pages", offsetof(struct options, keep_pages), 1},
         {"until_eof", offsetof(struct options, until_eof), 1},
         {"attr_timeout=%lf", offsetof(struct options, attr_timeout), 0},
+        {"link=%s", offsetof(struct options, link), 0},
         FUSE_OPT_END,
     };
     if (argc == 2 && strcmp(argv[1], "--layout") == 0) {
@@ -370,6 +386,8 @@ int main(int argc, char **argv) {
     if (root.fd == -1)
         die(argv[1]);
     map_control(argv[2]);
+    if (options.link)
+        share_link(options.link);
     struct fuse_session *session = fuse_session_new(&args, &operations, sizeof operations, NULL);
     if (!session || fuse_session_mount(session, argv[3]) == -1)
         return 1; /* libfuse said why */

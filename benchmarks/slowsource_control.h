@@ -15,7 +15,7 @@ enum kind { KINDS(X) N_KINDS };
 struct control {
     uint64_t magic, version;
     _Atomic uint64_t ready;               /* 1 from the kernel's first request on */
-    _Atomic uint64_t rate;                /* [bytes/s], shared by all; 0: no limit */
+    _Atomic uint64_t rate;                /* [bytes/s], of the link; 0: no limit */
     _Atomic uint64_t fail;                /* errno of every operation; 0: none fails */
     _Atomic uint64_t latency_ns[N_KINDS]; /* read again while it is waited for */
     _Atomic uint64_t count[N_KINDS];
@@ -24,8 +24,8 @@ struct control {
 static_assert(sizeof(struct control) == (7 + 2 * N_KINDS) * 8, "bump CONTROL_VERSION");
 
 static struct control *control;
-static pthread_mutex_t link_lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t link_free_ns;
+/* When the link is free again; in a file where several mounts share it. */
+static _Atomic uint64_t own_link, *link_free_ns = &own_link;
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -60,13 +60,10 @@ static void wait_link(uint64_t n) {
             return;
         if (piece > n)
             piece = n;
-        pthread_mutex_lock(&link_lock);
-        uint64_t now = now_ns();
-        if (link_free_ns < now)
-            link_free_ns = now;
-        link_free_ns += piece * 1000000000u / rate;
-        uint64_t end = link_free_ns;
-        pthread_mutex_unlock(&link_lock);
+        uint64_t now = now_ns(), free = *link_free_ns, end;
+        do
+            end = (free < now ? now : free) + piece * 1000000000u / rate;
+        while (!atomic_compare_exchange_weak(link_free_ns, &free, end));
         sleep_until(end);
         n -= piece;
     }

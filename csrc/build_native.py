@@ -21,6 +21,7 @@ SOURCES = [
     "daemon/job.c",
     "daemon/origin.c",
     "daemon/schedule.c",
+    "daemon/sums.c",
     "daemon/engine.c",
     "daemon/testing.c",
     "peers/client.c",
@@ -43,7 +44,13 @@ SOURCES = [
     "simulator/ways.c",
 ]
 # What each room shows to Python.
-HEADERS = ["daemon/native.h", "peers/peers.h", "daemon/holdings.h", "plan/plan.h", "simulator/simulator.h"]
+HEADERS = [
+    "daemon/native.h",
+    "peers/peers.h",
+    "daemon/holdings.h",
+    "plan/plan.h",
+    "simulator/simulator.h",
+]
 DEFINES = (
     "MONARCH_MAX_",
     "MONARCH_FILTER",

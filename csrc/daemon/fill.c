@@ -315,6 +315,8 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     if (f->from >= 0)
         close(f->from);
     if (r == 0) {
+        monarch_holdings_sums(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE), job->result.copy,
+                              f->sums, f->blocks);
         __atomic_store_n(&f->map->whole, 1, __ATOMIC_SEQ_CST);
         job->result.status = MONARCH_DONE;
         job->result.block_sums = f->sums;

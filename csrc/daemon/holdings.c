@@ -11,6 +11,8 @@
 
 #include "connection.h"
 #include "doorbell.h"
+#include "sums.h"
+#include "xxh3.h"
 
 /* Demands that peers' requests have standing: the others are this node's own readers'. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
@@ -24,7 +26,9 @@ struct monarch_holdings {
     int copies[MONARCH_MAX_TIERS];
     pthread_rwlock_t lock; /* of the catalog, which is replaced by a larger one */
     const struct monarch_catalog *catalog;
-    uint64_t *kept;         /* atomic: a bit for every entry */
+    uint64_t *kept; /* atomic: a bit for every entry */
+    int is_ready;   /* atomic: the bits say what is kept */
+    struct monarch_sums *sums;
     uint32_t next_tag;      /* atomic: of a demand */
     pthread_mutex_t waking; /* so that the server is not stopped meanwhile */
     struct monarch_peer_server *server;
@@ -124,6 +128,13 @@ static int is_meant(const holdings *h, const struct monarch_entry *e,
     return 0;
 }
 
+static int is_ready(const holdings *h) { return __atomic_load_n(&h->is_ready, __ATOMIC_ACQUIRE); }
+
+/* Of what this node does not fill for others. */
+static enum monarch_peer_status not_kept(const holdings *h) {
+    return is_ready(h) ? MONARCH_PEER_UNKNOWN_FILE : MONARCH_PEER_LATER;
+}
+
 static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
                                            const struct monarch_peer_request *wanted,
                                            struct monarch_peer_opened *out) {
@@ -139,13 +150,13 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     case MONARCH_ABSENT:
     case MONARCH_WANTED:
         if (!is_kept(h, id))
-            return MONARCH_PEER_UNKNOWN_FILE;
+            return not_kept(h);
         demand_first(h, id, wanted);
         want(h, id);
         return MONARCH_PEER_LATER;
     case MONARCH_FILLING: {
         if (!is_kept(h, id))
-            return MONARCH_PEER_UNKNOWN_FILE;
+            return not_kept(h);
         int slot = slot_of(h, word);
         if (slot >= 0)
             return open_copy(h, wanted, id, word, slot, out);
@@ -153,14 +164,14 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         return MONARCH_PEER_LATER;
     }
     default:
-        return MONARCH_PEER_UNKNOWN_FILE;
+        return is_kept(h, id) ? MONARCH_PEER_UNKNOWN_FILE : not_kept(h);
     }
 }
 
 static enum monarch_peer_status open_held(void *arg, const struct monarch_peer_request *wanted,
                                           struct monarch_peer_opened *out) {
     holdings *h = arg;
-    enum monarch_peer_status status = MONARCH_PEER_UNKNOWN_FILE;
+    enum monarch_peer_status status = not_kept(h);
     pthread_rwlock_rdlock(&h->lock);
     if (h->catalog && wanted->source < MONARCH_MAX_SOURCES) {
         int64_t id = monarch_find_hash(h->catalog, wanted->source, wanted->path_hash);
@@ -214,10 +225,33 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
-/* They are computed: only daemons that record copies remember the sums of their blocks. */
 static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
-    (void)arg, (void)file, (void)block, (void)sum;
-    return 0;
+    const holdings *h = arg;
+    const struct held *held = file;
+    return monarch_sums_find(h->sums, MONARCH_WORD_COPY(held->word), block, sum);
+}
+
+/* Of a copy of one block the catalog has it: the sum of its blocks' sums. */
+static int proof_of(void *arg, void *file, uint64_t block, uint64_t *proof) {
+    holdings *h = arg;
+    const struct held *held = file;
+    uint64_t sum;
+    if (held->blocks > 1) {
+        int is_known = sum_of(arg, file, block, &sum);
+        if (is_known)
+            *proof = monarch_xxh3((const char *)&sum, sizeof sum);
+        return is_known;
+    }
+    uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
+                                    MONARCH_WORD_COPY(held->word));
+    pthread_rwlock_rdlock(&h->lock);
+    const struct monarch_entry *e = h->catalog ? &monarch_entries(h->catalog)[held->id] : NULL;
+    int is_known = e && __atomic_load_n(&e->word, __ATOMIC_ACQUIRE) == present;
+    if (is_known)
+        *proof = __atomic_load_n(&e->sum, __ATOMIC_ACQUIRE);
+    is_known = is_known && __atomic_load_n(&e->word, __ATOMIC_ACQUIRE) == present;
+    pthread_rwlock_unlock(&h->lock);
+    return is_known;
 }
 
 static void close_held(void *arg, void *file) {
@@ -234,15 +268,18 @@ holdings *monarch_holdings_new(struct monarch_clients *clients, const struct mon
                                uint64_t block_bytes) {
     holdings *h = calloc(1, sizeof *h);
     uint64_t *kept = calloc(MONARCH_MAX_FILES / 64, sizeof *kept);
-    if (!h || !kept) {
+    struct monarch_sums *sums = monarch_sums_new();
+    if (!h || !kept || !sums) {
         free(h);
         free(kept);
+        monarch_sums_free(sums);
         return NULL;
     }
     h->clients = clients;
     h->fills = fills;
     h->block_bytes = block_bytes;
     h->kept = kept;
+    h->sums = sums;
     for (int i = 0; i < MONARCH_MAX_TIERS; i++)
         h->copies[i] = -1;
     pthread_rwlock_init(&h->lock, NULL);
@@ -274,9 +311,11 @@ void monarch_holdings_keep(holdings *h, uint64_t n, const uint64_t *ids, const u
     }
 }
 
+void monarch_holdings_ready(holdings *h) { __atomic_store_n(&h->is_ready, 1, __ATOMIC_RELEASE); }
+
 struct monarch_peer_server *monarch_holdings_serve(holdings *h,
                                                    const struct monarch_peer_bounds *bounds) {
-    struct monarch_peer_files files = {h, open_held, available, sum_of, close_held};
+    struct monarch_peer_files files = {h, open_held, available, sum_of, proof_of, close_held};
     struct monarch_peer_server *s = monarch_peer_serve(&files, bounds);
     pthread_mutex_lock(&h->waking);
     h->server = s;
@@ -293,17 +332,18 @@ void monarch_holdings_wake(holdings *h, uint32_t source, uint64_t path_hash) {
     pthread_mutex_unlock(&h->waking);
 }
 
-/* Of what is wanted or in the making something will still be told. */
+/* Whether another look may tell something else. Of what is wanted or in the making something will
+ * still be told. */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
-    unsigned state = MONARCH_BYPASS;
+    unsigned state = MONARCH_ABSENT;
     pthread_rwlock_rdlock(&h->lock);
     int64_t id = h->catalog ? monarch_find_hash(h->catalog, wanted->source, wanted->path_hash) : -1;
     if (id >= 0)
         state = MONARCH_WORD_STATE(
             __atomic_load_n(&monarch_entries(h->catalog)[id].word, __ATOMIC_ACQUIRE));
     pthread_rwlock_unlock(&h->lock);
-    return state != MONARCH_ABSENT && state != MONARCH_WANTED && state != MONARCH_FILLING;
+    return state != MONARCH_WANTED && state != MONARCH_FILLING;
 }
 
 void monarch_holdings_answer(holdings *h) {
@@ -311,6 +351,13 @@ void monarch_holdings_answer(holdings *h) {
     if (h->server)
         monarch_peer_wake_if(h->server, is_settled, h);
     pthread_mutex_unlock(&h->waking);
+}
+
+void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums, uint64_t blocks) {
+    if (h && sums)
+        monarch_sums_keep(h->sums, copy, sums, blocks);
+    else if (h)
+        monarch_sums_drop(h->sums, copy);
 }
 
 void monarch_holdings_stop(holdings *h, struct monarch_peer_server *s) {
@@ -323,6 +370,7 @@ void monarch_holdings_stop(holdings *h, struct monarch_peer_server *s) {
 void monarch_holdings_free(holdings *h) {
     pthread_rwlock_destroy(&h->lock);
     pthread_mutex_destroy(&h->waking);
+    monarch_sums_free(h->sums);
     free(h->kept);
     free(h);
 }

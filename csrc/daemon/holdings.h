@@ -32,12 +32,19 @@ void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_c
  * gets for somebody else: a request is not passed on. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint8_t *is_kept);
+/* From now on it is known which files this node keeps. Until then whoever asks for what is not
+ * there waits, instead of being told that it never will be. */
+void monarch_holdings_ready(struct monarch_holdings *h);
 struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
 /* Something of this file has come, or will not come any more; NULL: nobody can ask. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
-/* What was waited for and is settled without a copy: whoever waits for it is told. */
+/* Once a turn: whoever waits for what is neither wanted nor being filled asks again. */
 void monarch_holdings_answer(struct monarch_holdings *h);
+/* The sums of the blocks of a copy that is whole now; NULL: the copy is gone. NULL for `h`: nobody
+ * asks. */
+void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
+                           uint64_t blocks);
 /* Closes all and joins the threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
 void monarch_holdings_free(struct monarch_holdings *h);

@@ -216,9 +216,11 @@ static void compare(struct monarch_engine *e, struct job *job, char *buffer) {
     close(fd);
 }
 
-static void drop(struct job *job) {
+static void drop(struct monarch_engine *e, struct job *job) {
     char name[MONARCH_COPY_NAME + 4];
     monarch_copy_name(job, name);
+    monarch_holdings_sums(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE), job->result.copy, NULL,
+                          0);
     if (unlinkat(job->copies, name, 0) != 0 && errno != ENOENT)
         monarch_fail(job, MONARCH_TIER_ERROR, errno);
     else
@@ -231,7 +233,7 @@ void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer) {
     else if (job->result.kind == MONARCH_COMPARE)
         compare(e, job, buffer);
     else
-        drop(job);
+        drop(e, job);
 }
 
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes) {

@@ -13,6 +13,8 @@
 
 /* After so many bytes the next connection has its turn [bytes]. */
 #define TURN_BYTES (4 << 20)
+/* A block that is asked for in parts is checked as a whole, and not again for so long [ns]. */
+#define RIGHT_NS 1000000000ULL
 
 typedef struct monarch_peer_connection connection;
 typedef const struct monarch_peer_stage stage_t;
@@ -158,12 +160,11 @@ static turn begin_frame(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-static int hash_piece(const connection *c, char *buffer, uint64_t *sum) {
+static int hash_range(const connection *c, uint64_t at, uint64_t end, char *buffer, uint64_t *sum) {
     struct xxh3_stream stream;
     monarch_xxh3_begin(&stream);
-    for (uint64_t at = c->piece; at < c->piece_end;) {
-        ssize_t r =
-            pread(c->file.fd, buffer, least(c->piece_end - at, MONARCH_PEER_CHUNK), (off_t)at);
+    while (at < end) {
+        ssize_t r = pread(c->file.fd, buffer, least(end - at, MONARCH_PEER_CHUNK), (off_t)at);
         if (r < 0 && errno == EINTR)
             continue;
         if (r <= 0)
@@ -175,14 +176,38 @@ static int hash_piece(const connection *c, char *buffer, uint64_t *sum) {
     return 0;
 }
 
+/* Whether the block is still as it was recorded, as far as that is known. sum: its own, NULL if
+ * that is not known yet. */
+static int is_right(connection *c, stage_t *stage, uint64_t block, const uint64_t *sum) {
+    const struct monarch_peer_files *files = stage->files;
+    uint64_t proof, whole, now = monarch_peer_now_ns(), file = c->in.request.path_hash;
+    uint64_t at = block * c->file.block_bytes, end = least(at + c->file.block_bytes, c->file.size);
+    if (!files->proof || !files->proof(files->arg, c->file.file, block, &proof))
+        return 1;
+    if (sum)
+        return monarch_xxh3((const char *)sum, sizeof *sum) == proof;
+    if (c->right_file == file && c->right_block == block && now < c->right_until_ns)
+        return 1;
+    if (hash_range(c, at, end, stage->buffer, &whole) != 0 ||
+        monarch_xxh3((const char *)&whole, sizeof whole) != proof)
+        return 0;
+    c->right_file = file;
+    c->right_block = block;
+    c->right_until_ns = now + RIGHT_NS;
+    return 1;
+}
+
 /* A block's sum was recorded when its copy was made: what left the copy wrong is seen. */
 static turn end_piece(connection *c, stage_t *stage) {
     uint64_t sum, block = c->piece / c->file.block_bytes;
     uint64_t end = least((block + 1) * c->file.block_bytes, c->file.size);
     int is_whole = c->piece == block * c->file.block_bytes && c->piece_end == end;
-    int is_known = is_whole && stage->files->sum(stage->files->arg, c->file.file, block, &sum);
-    if (!is_known && hash_piece(c, stage->buffer, &sum) != 0)
-        return MONARCH_PEER_TO_CLOSE;
+    if (!is_whole || !stage->files->sum(stage->files->arg, c->file.file, block, &sum)) {
+        if (hash_range(c, c->piece, c->piece_end, stage->buffer, &sum) != 0)
+            return MONARCH_PEER_TO_CLOSE;
+        if (!is_right(c, stage, block, is_whole ? &sum : NULL))
+            return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
+    }
     queue(c, MONARCH_PEER_SUM, sum);
     c->state = MONARCH_PEER_FRAMING;
     return MONARCH_PEER_GO;

@@ -25,6 +25,9 @@ struct monarch_peer_files {
     uint64_t (*available)(void *arg, void *file, uint64_t at);
     /* Whether the sum of a whole block that is there is known. */
     int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum);
+    /* Whether something is known that a block which is there can be checked by: the XXH3-64 of its
+     * sum. May be NULL. */
+    int (*proof)(void *arg, void *file, uint64_t block, uint64_t *proof);
     void (*close)(void *arg, void *file);
 };
 

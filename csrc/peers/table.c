@@ -218,7 +218,7 @@ void monarch_peer_table_free(table *t) {
 
 struct monarch_peer_server *monarch_peer_server_start(table *t,
                                                       const struct monarch_peer_bounds *bounds) {
-    struct monarch_peer_files files = {t, open_shared, available, sum_of, close_shared};
+    struct monarch_peer_files files = {t, open_shared, available, sum_of, NULL, close_shared};
     struct monarch_peer_server *s = monarch_peer_serve(&files, bounds);
     pthread_mutex_lock(&t->lock);
     t->server = s;

@@ -1,6 +1,7 @@
 """status."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,10 @@ def _print_open(rows: list[dict[str, Any]]) -> None:
 @click.option("--open", "show_open", is_flag=True, help="Who has which file open, served by what.")
 @click.option("--all", "show_all", is_flag=True, help="All nodes whose daemons know of this one.")
 def status(config_file: Path, as_json: bool, show_open: bool, show_all: bool) -> None:
-    """Show tiers, sources and what was gained so far."""
+    """Show tiers, sources and what was gained so far.
+
+    With --all it exits with 1 if a node does not answer.
+    """
     client = Client(SessionDir.of(config_file))
     if show_all:
         if show_open:
@@ -127,7 +131,7 @@ def status(config_file: Path, as_json: bool, show_open: bool, show_all: bool) ->
             click.echo(json.dumps(found, indent=2))
         else:
             _print_all(found["nodes"])
-        return
+        sys.exit(0 if all(node["answers"] for node in found["nodes"]) else 1)
     report = client.ask("status")
     if show_open:
         report.update(client.ask("open"))

@@ -7,6 +7,8 @@ which all of them were given alike when they started (policies/rendezvous.py).
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,9 @@ log = logging.getLogger("monarch.nodes")
 NOBODY = -1
 # Threads that wait for peers: enough to ask all nodes of a small job at a time.
 PEER_THREADS = 16
+# All nodes know who keeps what within this time of each other, unless one of them scans by itself
+# [s].
+START_LIMIT_S = 1.0
 # What every node takes a file for, whatever its own tiers' file systems make of it: whole blocks of
 # the usual size, and something for a name and a row of the manifest [bytes].
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
@@ -44,7 +49,9 @@ class Nodes:
         shared: Shared,
         engine: Engine,
         tiers: list[Tier | None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock, self._began = clock, clock()
         self.cluster, self.shared = membership.cluster, shared
         cluster = self.cluster
         if len(cluster.members) > lib.MONARCH_MAX_PEERS:
@@ -62,22 +69,38 @@ class Nodes:
         # Of every entry that was decided on: the node that keeps it, and whether this one does too.
         self._owner = np.zeros(0, dtype=np.int32)
         self._keeps = np.zeros(0, dtype=bool)
+        self._is_decided = False
+        # Somebody else decides on files of a plan first, see `assign`.
+        self.awaits_plan = False
 
     @property
     def is_ready(self) -> bool:
         """Whether it is known who keeps what; before that nothing can be filled."""
-        return len(self._owner) > 0 or not len(self.shared.catalog)
+        return self._is_decided and not self.awaits_plan
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether it may be known so soon that readers, here and on other nodes, wait for it."""
+        return not self.is_ready and self._clock() - self._began < START_LIMIT_S
 
     def step(self, *, scanned: bool) -> None:
         """Decides on what the catalog has got. scanned : the catalog has all files by now."""
         self.holdings.follow_catalog()
         count = len(self.shared.catalog)
-        if not scanned or count == len(self._owner):
-            return
-        if not len(self._owner):
+        if scanned and not self._is_decided:
             self._decide_all(count)
-        else:
+            self._is_decided = True
+        elif self._is_decided and count > len(self._owner):
             self._decide_late(count)
+        if not self.may_wait:
+            self.holdings.ready()
+
+    def assign(self, ids: Ids, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
+        """What a plan says of (n,) entries, on every node the same: the node that keeps each,
+        NOBODY for none, and whether this one keeps a copy. It holds from now on, also when the plan
+        is no longer followed: the copies are where it has put them."""
+        self._owner[ids], self._keeps[ids] = owner, keeps
+        self.holdings.keep(ids, owner == self.cluster.rank)
 
     def answer(self) -> None:
         """The catalog says what was decided in this turn."""

@@ -118,6 +118,8 @@ class SlowSource:
 
     At the start nothing is slow and nothing fails. `keep_pages`: the kernel keeps a file's pages
     from one open to the next. `attr_timeout_s` [s]: how long it trusts names and attributes.
+    `link`: a file, made where it is missing, by which several share one link, as clients of one
+    server do; each has to be given the rate.
 
     Entering and leaving raise SlowSourceError. After an error, or with files still open, leaving
     detaches the mount all the same and ends the program. If this process is killed, the program
@@ -132,12 +134,13 @@ class SlowSource:
         binary: Path,
         keep_pages: bool = False,
         attr_timeout_s: float = 1.0,
+        link: Path | None = None,
     ) -> None:
         # As the kernel's table of mounts has them: absolute and without links.
         self._backing = Path(os.path.realpath(backing))
         self._mountpoint = Path(os.path.realpath(mountpoint))
         self._binary = Path(os.path.realpath(binary))
-        self._options = _mount_options(keep_pages, attr_timeout_s)
+        self._options = _mount_options(keep_pages, attr_timeout_s, link)
         self._control: _Control | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -345,8 +348,10 @@ def _is_written(control: Path, offsets: dict[str, int]) -> bool:
         return False
 
 
-def _mount_options(keep_pages: bool, attr_timeout_s: float) -> str:
+def _mount_options(keep_pages: bool, attr_timeout_s: float, link: Path | None) -> str:
     options = ["until_eof", f"attr_timeout={attr_timeout_s:f}"]
+    if link is not None:
+        options.append(f"link={os.path.abspath(link)}")
     if keep_pages:
         options.append("keep_pages")
     if os.geteuid() == 0 or _others_allowed(Path("/etc/fuse.conf")):

@@ -46,14 +46,17 @@ class Local:
     settings : of all configurations
     """
 
-    def __init__(self, directory: Path, source: Path, count: int, **settings: Any) -> None:
+    def __init__(self, directory: Path, source: Any, count: int, **settings: Any) -> None:
         self.directory, self.count = directory, count
+        self.prefix: list[str] = []  # before `monarch`, in every rank
         self.shm = directory / "shm"
         self.shm.mkdir(parents=True)
         self.template = directory / "tiers-{rank}.yaml"
         for rank in range(count):
             (directory / f"tier{rank}").mkdir()
-            self.configure(rank, sources=[str(source)], **settings)
+            self.configure(
+                rank, sources=[str(source) if isinstance(source, Path) else source], **settings
+            )
 
     def file(self, rank: int) -> Path:
         return self.directory / f"tiers-{rank}.yaml"
@@ -85,7 +88,7 @@ class Local:
 
     def command(self, *words: str | Path, count: int | None = None) -> list[str | Path]:
         number = str(self.count if count is None else count)
-        return [mpiexec(), "-n", number, sys.executable, "-m", "monarch_py", *words]
+        return [mpiexec(), "-n", number, *self.prefix, sys.executable, "-m", "monarch_py", *words]
 
     def _run(
         self, command: Sequence[str | Path], env: Mapping[str, str]
@@ -142,7 +145,7 @@ def local_factory(tmp_path: Path) -> Iterator[Callable[..., Local]]:
         pytest.skip(missing)
     with ExitStack() as stack:
 
-        def make(source: Path, count: int, **settings: Any) -> Local:
+        def make(source: Any, count: int, **settings: Any) -> Local:
             return stack.enter_context(Local(tmp_path / "nodes", source, count, **settings))
 
         yield make

@@ -43,8 +43,9 @@ def test_four_daemons_know_of_each_other(tree: Path, local_factory: Callable[...
             assert node["status"]["sources"][0]["files"] == FILES
             assert node["status"]["tiers"][0]["mount_point"] == str(local.directory / f"tier{rank}")
     assert [n["address"] for n in seen[0]["nodes"]] == [n["address"] for n in seen[1]["nodes"]]
-    table = local.monarch("status", "--all", "-c", local.file(1)).stdout
-    assert table.count("serving") == 4
+    shown = local.monarch("status", "--all", "-c", local.file(1))
+    assert shown.stdout.count("serving") == 4
+    assert shown.returncode == 0
     again = local.ranks("start", "-c", local.template)
     assert again.returncode == 0
     assert "already" in again.stdout
@@ -70,8 +71,9 @@ def test_a_node_that_is_gone_or_silent_is_shown(
         silent.resume()
     assert [node["why"] for node in nodes] == ["", "cannot be reached", "does not answer"]
     assert [node["status"] is None for node in nodes] == [False, True, True]
-    table = local.monarch("status", "--all", "-c", local.file(2)).stdout
-    assert table.count("serving") == 2
+    shown = local.monarch("status", "--all", "-c", local.file(2))
+    assert shown.stdout.count("serving") == 2
+    assert shown.returncode == 1
 
 
 def test_a_daemon_alone_is_a_cluster_of_one(

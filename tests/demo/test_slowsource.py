@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,24 @@ def test_readers_share_one_rate(source: SlowSource) -> None:
         reader.join()
     # 4 MiB at 20 MiB/s. Never faster; slower only as far as a busy machine makes it.
     assert 0.19 <= time.monotonic() - start < 1.5
+
+
+def test_several_mounts_share_one_link(binary: Path, backing: Path, tmp_path: Path) -> None:
+    (backing / "f").write_bytes(os.urandom(2 * MIB))
+    with ExitStack() as stack:
+        readers = []
+        for name in "ab":
+            mountpoint = tmp_path / name
+            mountpoint.mkdir()
+            source = SlowSource(backing, mountpoint, binary=binary, link=tmp_path / "link")
+            stack.enter_context(source).rate(20 * MIB)
+            readers.append(threading.Thread(target=(mountpoint / "f").read_bytes))
+        start = time.monotonic()
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        assert 0.19 <= time.monotonic() - start < 1.5
 
 
 def test_writes_pay_the_rate_too(source: SlowSource) -> None:

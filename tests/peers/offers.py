@@ -123,6 +123,15 @@ def frame(kind: int, value: int, tag: int = 0) -> bytes:
     return FRAME.pack(lib.MONARCH_PEER_FRAME, kind, tag, value)
 
 
+def assert_serves(server: FileServer, file: Offer) -> None:
+    assert fetch(peer_of(server), file.id) == (PeerStatus.OK, file.content)
+
+
+def bare(server: FileServer) -> socket.socket:
+    """A connection on which nothing has been said."""
+    return socket.create_connection(server.address, timeout=5)
+
+
 def ends(connection: socket.socket) -> bool:
     """Whether the other side ends it, within 5 s; what it still says does not count."""
     try:

@@ -297,7 +297,7 @@ static void *come(void *arg) {
 }
 
 static int later(void) {
-    struct monarch_peer_files files = {NULL, open_later, all_available, no_sum, count_close};
+    struct monarch_peer_files files = {NULL, open_later, all_available, no_sum, NULL, count_close};
     struct monarch_peer_bounds bounds = {2, 4, 5000, 5000, 300, 0};
     char memory[3][100], expected[100];
     pthread_t coming;

@@ -17,6 +17,8 @@ from peers.offers import (
     BLOCK,
     SECRET,
     Offer,
+    assert_serves,
+    bare,
     connect,
     ends,
     fetch,
@@ -42,14 +44,6 @@ def serving(
     """A server that loses its patience soon, with one file."""
     server = server_factory(threads=2, stall_s=STALL_S, idle_s=5)
     return server, offer(CONTENT).share(server)
-
-
-def assert_serves(server: FileServer, file: Offer) -> None:
-    assert fetch(peer_of(server), file.id) == (PeerStatus.OK, file.content)
-
-
-def bare(server: FileServer) -> socket.socket:
-    return socket.create_connection(server.address, timeout=5)
 
 
 # --- before the proof ----------------------------------------------------------------------------

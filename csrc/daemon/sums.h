@@ -1,0 +1,20 @@
+/* The sums of the blocks of whole copies, as their fills recorded them: a peer is sent them with
+ * the blocks, so that neither are they computed again nor is what has rotted since sent as right.
+ */
+#ifndef MONARCH_SUMS_H
+#define MONARCH_SUMS_H
+
+#include <stdint.h>
+
+struct monarch_sums;
+
+struct monarch_sums *monarch_sums_new(void); /* NULL without memory */
+/* Of copies of one block they are not kept: a million of them would take more memory than they
+ * save time. Without memory they are not kept either. */
+void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
+                       uint64_t blocks);
+int monarch_sums_find(struct monarch_sums *s, uint64_t copy, uint64_t block, uint64_t *sum);
+void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);
+void monarch_sums_free(struct monarch_sums *s);
+
+#endif
