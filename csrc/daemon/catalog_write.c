@@ -193,7 +193,7 @@ int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         int64_t old = monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])
             __atomic_store_n(&table[old].copy_ino, 0, __ATOMIC_SEQ_CST);
-        e->sum = sums[i];
+        __atomic_store_n(&e->sum, sums[i], __ATOMIC_RELEASE);
         __atomic_store_n(&e->copy_ino, copy_inos[i], __ATOMIC_SEQ_CST);
         put_inode(c, c->copies_at, copy_inos[i] + tier, ids[i]);
         c->copies_used++;

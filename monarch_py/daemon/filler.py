@@ -117,7 +117,8 @@ class Filler:
         if self.nodes is not None:
             self.nodes.step(scanned=self.scanner.scanned)
             if not self.nodes.is_ready:
-                self._leave_to_source()
+                if not self.nodes.may_wait:
+                    self._leave_to_source()
                 return False
             self._take_from_source()
         room = ORDERS - self.engine.pending(in_use=True)

@@ -7,6 +7,8 @@ which all of them were given alike when they started (policies/rendezvous.py).
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,9 @@ log = logging.getLogger("monarch.nodes")
 NOBODY = -1
 # Threads that wait for peers: enough to ask all nodes of a small job at a time.
 PEER_THREADS = 16
+# All nodes know who keeps what within this time of each other, unless one of them scans by itself
+# [s].
+START_LIMIT_S = 1.0
 # What every node takes a file for, whatever its own tiers' file systems make of it: whole blocks of
 # the usual size, and something for a name and a row of the manifest [bytes].
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
@@ -44,7 +49,9 @@ class Nodes:
         shared: Shared,
         engine: Engine,
         tiers: list[Tier | None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock, self._began = clock, clock()
         self.cluster, self.shared = membership.cluster, shared
         cluster = self.cluster
         if len(cluster.members) > lib.MONARCH_MAX_PEERS:
@@ -71,6 +78,11 @@ class Nodes:
         """Whether it is known who keeps what; before that nothing can be filled."""
         return self.is_decided and not self.awaits_plan
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether it may be known so soon that readers, here and on other nodes, wait for it."""
+        return not self.is_ready and self._clock() - self._began < START_LIMIT_S
+
     def step(self, *, scanned: bool) -> None:
         """Decides on what the catalog has got. scanned : the catalog has all files by now."""
         self.holdings.follow_catalog()
@@ -80,7 +92,7 @@ class Nodes:
             self.is_decided = True
         elif self.is_decided and count > len(self._owner):
             self._decide_late(count)
-        if self.is_ready:
+        if not self.may_wait:
             self.holdings.ready()
 
     def assign(self, ids: Ids, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
