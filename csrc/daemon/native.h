@@ -139,8 +139,8 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
 /* How many threads copy what no reader waits for. */
 void monarch_engine_width(struct monarch_engine *e, int width);
 /* Orders in bulk, done in this order; those for files in use before all others. The catalog is read
- * only during the call. sums: what a CHECK or COMPARE expects; peers: whom a FILL asks before the
- * source, -1 for nobody; both may be NULL. */
+ * only during the call. sums: what a CHECK or COMPARE expects; peers: MONARCH_ASKED for each order,
+ * whom a FILL asks before the source, -1 for nobody; both may be NULL. */
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers);
@@ -154,6 +154,8 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
 void monarch_engine_settle(struct monarch_engine *e);
 /* Orders without a result yet: for files in use, or for all others. */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use);
+/* Of all of them those that ask each of `n` peers first. */
+void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n);
 uint64_t monarch_engine_bytes(struct monarch_engine *e);      /* read from sources so far */
 uint64_t monarch_engine_peer_bytes(struct monarch_engine *e); /* got from peers so far */
 void monarch_engine_stop(struct monarch_engine *e); /* abandons what runs; joins and frees */

@@ -235,7 +235,7 @@ class Filler:
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
         catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
-        peers = self.nodes.holders(ids) if self.nodes else None
+        peers = self.nodes.asked(ids) if self.nodes else None
         self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use, peers=peers)
         return len(ids)
 

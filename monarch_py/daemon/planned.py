@@ -23,6 +23,7 @@ from monarch_py.cluster import Cluster
 from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.course import Course, Found, load_plan
 from monarch_py.daemon.filler import Filler
+from monarch_py.daemon.nodes import ASKED, NOBODY, Holders
 from monarch_py.daemon.staging import NOT_KNOWN, Uses
 from monarch_py.native import State, copy_of, state_of, tier_of
 from monarch_py.placement import NOWHERE, FirstFit, Keeps, TierRoom
@@ -53,14 +54,14 @@ COUNTED_ON = 0.98
 class _Placed:
     """What the thread has made of the plans.
 
-    found : of each course;  ids : (n,) entries of all files;  owner : (n,) int32, the node, or
-    NOBODY;  tier : (n,) int32, where this node keeps them, or NOWHERE;  order : those that it
-    keeps, by their first use
+    found : of each course;  ids : (n,) entries of all files;  holders : of each the nodes that
+    keep it, owner first;  tier : (n,) int32, where this node keeps them, or NOWHERE;  order : those
+    that it keeps, by their first use
     """
 
     found: list[Found]
     ids: Ids
-    owner: npt.NDArray[np.int32]
+    holders: Holders
     tier: npt.NDArray[np.int32]
     order: Ids
 
@@ -186,7 +187,7 @@ class Planned:
         self._tier[placed.ids] = placed.tier
         self._kept_order = placed.order
         if self._nodes is not None:
-            self._nodes.assign(placed.ids, placed.owner, placed.tier != NOWHERE)
+            self._nodes.assign(placed.ids, placed.holders, placed.tier != NOWHERE)
         self._before = self.filler.keeps, self.filler.staging.uses
         self.filler.keeps = self.filler.staging.uses = self
         self.filler.prefers = self.tiers
@@ -198,7 +199,8 @@ class Planned:
         good = [i for i, each in enumerate(found) if not each.problem]
         none = np.zeros(0, dtype=np.int32)
         if not good:
-            return _Placed(found, none.astype(np.uint64), none, none, none.astype(np.uint64))
+            nobody = np.zeros((0, ASKED), dtype=np.int16)
+            return _Placed(found, none.astype(np.uint64), nobody, none, none.astype(np.uint64))
         ids = np.unique(np.concatenate([found[i].entries for i in good]))
         sizes = catalog.entries["size"][ids]
         where = [np.searchsorted(ids, found[i].entries) for i in good]
@@ -208,7 +210,7 @@ class Planned:
         for at, use in zip(where, uses, strict=True):
             np.add.at(frequency, at, use.frequency)
             np.minimum.at(first, at, use.first)
-        owner, mine = self._owners(good, where, ids, sizes)
+        holders, mine = self._share_out(good, where, ids, sizes)
         # What lies in a tier stays there; its room is counted already.
         here = state_of(words[ids]) == State.PRESENT
         tier = np.where(here, tier_of(words[ids]).astype(np.int32), np.int32(NOWHERE))
@@ -218,15 +220,16 @@ class Planned:
         tier[tier >= self.filler.staging.number] = NOWHERE
         kept = todo[tier[todo] != NOWHERE]
         kept = kept[np.argsort(first[kept], kind="stable")]
-        return _Placed(found, ids, owner, tier, ids[kept])
+        return _Placed(found, ids, holders, tier, ids[kept])
 
-    def _owners(
+    def _share_out(
         self, good: list[int], where: list[Any], ids: Ids, sizes: npt.NDArray[np.uint64]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """The owner of each file, and which files this node holds. Every node computes the same,
-        from the plans, the catalog and the nodes' quotas."""
+    ) -> tuple[Holders, npt.NDArray[np.bool_]]:
+        """The holders of each file, the owner first, and which files this node holds. Every node
+        computes the same, from the plans, the catalog and the nodes' quotas."""
+        holders = np.full((len(ids), ASKED), NOBODY, dtype=np.int16)
         if self.cluster is None or len(self.cluster.members) == 1:
-            return np.zeros(len(ids), dtype=np.int32), np.ones(len(ids), dtype=bool)
+            return holders, np.ones(len(ids), dtype=bool)
         members, rank = self.cluster.members, self.cluster.rank
         used = np.zeros((len(members), len(ids)), dtype=np.uint32)
         for i, at in zip(good, where, strict=True):
@@ -235,9 +238,15 @@ class Planned:
                 np.add.at(used[node], at, of_plan[node])
         quotas = np.array([int(sum(member.quotas) * COUNTED_ON) for member in members])
         placed = place(list(used), sizes.astype(np.int64), quotas.astype(np.int64))
+        holders[:, 0] = placed.owner
+        # Of several others each file has another one first, so that all of them are asked.
+        for node in range(len(members)):
+            extra = placed.extra[node]
+            free = (holders[extra, 1] == NOBODY) | (extra % len(members) == node)
+            holders[extra[free], 1] = node
         mine = np.zeros(len(ids), dtype=bool)
         mine[placed.held(rank)] = True
-        return placed.owner, mine
+        return holders, mine
 
     def keeps_here(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """As `Keeps` has it; files of no plan are kept as before."""
