@@ -186,14 +186,16 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
 /* Write-back of a block starts when it is complete and is awaited two blocks later: dirty pages
  * never pile up. The source's pages are not read again by us; those that a program maps or reads
  * through at this moment stay. */
-static void end_block(struct fill *f, uint64_t block, char *buffer, struct xxh3_stream *stream) {
+static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
+                      struct xxh3_stream *stream) {
     if (stream)
         f->sums[block] = monarch_xxh3_end(stream);
     else if (sum_from_copy(f, block, buffer, &f->sums[block]) != 0)
         return;
     if (f->job->entry.size > MONARCH_CHUNK) {
         uint64_t at = block * f->block_bytes;
-        posix_fadvise(f->from, (off_t)at, (off_t)f->block_bytes, POSIX_FADV_DONTNEED);
+        if (!monarch_drops_behind(e, f->job))
+            posix_fadvise(f->from, (off_t)at, (off_t)f->block_bytes, POSIX_FADV_DONTNEED);
         sync_file_range(f->to, (off_t)at, (off_t)f->block_bytes, SYNC_FILE_RANGE_WRITE);
         uint64_t last = __atomic_exchange_n(&f->written[0], block + 1, __ATOMIC_ACQ_REL);
         uint64_t before = __atomic_exchange_n(&f->written[1], last, __ATOMIC_ACQ_REL);
@@ -222,7 +224,7 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
         if (__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
             return;
         monarch_wait_turn(e, n);
-        ssize_t got = monarch_read_fully(f->from, buffer, n, (off_t)at);
+        ssize_t got = monarch_read_source(e, f->job, f->from, buffer, n, (off_t)at);
         if (got < 0)
             give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
         else if ((uint64_t)got < n)
@@ -242,7 +244,7 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     mark_done(e, f, unit, count);
     if (__atomic_sub_fetch(&f->left[block], (uint32_t)count, __ATOMIC_ACQ_REL) == 0)
         /* The stream has the whole block only if the last unit was the last to come. */
-        end_block(f, block, buffer, end == end_of_block(f, block) ? stream : NULL);
+        end_block(e, f, block, buffer, end == end_of_block(f, block) ? stream : NULL);
 }
 
 /* --- ending ------------------------------------------------------------------------------------
