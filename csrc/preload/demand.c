@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "demand.h"
 
+#include "attributes.h"
 #include "sys.h"
 #include "where.h"
 
@@ -29,7 +30,7 @@
 #endif
 #define WORD_NS 200000000ULL
 
-static uint8_t timeouts_of[1024]; /* by entry */
+static uint8_t timeouts_of[1024] SELDOM; /* by entry */
 static uint32_t timeouts;
 static uint64_t paused_until_ns, wasted_ns;
 static uint32_t next_tag;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "attributes.h"
 #include "demand.h"
 #include "log.h"
 #include "sys.h"
@@ -30,7 +31,7 @@ void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *o
 
 /* What was asked for of files that are not to be filled at once: entry << 32 | KiB. A file that
  * shares its place with another begins again. */
-static uint64_t asked[1024];
+static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
                      uint64_t n) {

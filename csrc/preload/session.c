@@ -16,7 +16,7 @@
 
 struct session *monarch_current;
 
-static struct session pool[POOL];
+static struct session pool[POOL] SELDOM;
 static uint32_t pool_used;
 static char session_dir[DIR_MAX];
 static uint64_t last_tick; /* [s] */
