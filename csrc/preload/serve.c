@@ -141,12 +141,11 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
     o->entry = NULL;
     o->id = MONARCH_OUTSIDE;
     o->served = 0;
-    if (!path || flags & (O_PATH | O_DIRECTORY)) /* these open no file */
+    if (!path || flags & (O_PATH | O_DIRECTORY) /* these open no file */ ||
+        monarch_is_far(dir, path))
         return;
-    const struct monarch_catalog *c = monarch_catalog_of(s);
-    if (!c)
-        return;
-    int64_t id = monarch_locate(s, c, dir, path, !(flags & O_NOFOLLOW), 1);
+    const struct monarch_catalog *c;
+    int64_t id = monarch_locate(s, &c, dir, path, !(flags & O_NOFOLLOW), 1);
     if (id < 0) {
         o->id = id;
         return;
