@@ -208,6 +208,7 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
     p->shared.clients = clients;
     p->shared.fills = fills;
     p->shared.serve_readers = serve_readers;
+    p->shared.kept_sources = monarch_can_drop_behind() ? 0 : UINT32_MAX;
     p->width = (uint32_t)width;
     for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
         p->slot[p->free_slots++] = MONARCH_FILL_SLOTS - 1 - i;

@@ -43,6 +43,7 @@ struct monarch_engine {
     /* At most this much from the sources each second; 0: no limit. The times are atomic: when the
      * next operation, the next byte may be asked for [ns]. */
     uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
+    uint32_t kept_sources; /* atomic: a bit for each whose pages stay when they were read */
     struct monarch_clients *clients;
     struct monarch_fills *fills;
 };
@@ -63,6 +64,11 @@ int monarch_open_source(struct monarch_engine *e, const struct job *job, int *st
 int monarch_source_is_unchanged(struct job *job, int fd);
 /* Reads up to `n` bytes at `at`; fewer only at the end of the file; -errno. */
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at);
+/* The same of a source's file, whose pages do not stay where the kernel can do that. */
+ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
+                            size_t n, off_t at);
+int monarch_drops_behind(const struct monarch_engine *e, const struct job *job);
+int monarch_can_drop_behind(void); /* whether the kernel can at all */
 int monarch_write_fully(int fd, const char *buf, size_t n, off_t at);
 /* Waits until the sources may be asked for `n` more bytes. */
 void monarch_wait_turn(struct monarch_engine *e, uint64_t n);
