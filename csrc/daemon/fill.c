@@ -290,7 +290,9 @@ int monarch_fill_is_over(const struct fill *f) {
 
 static int close_copy(struct job *job, int fd) {
     struct stat st;
-    int error = fstat(fd, &st) != 0 ? errno : 0;
+    uint64_t id = job->result.id;
+    struct timespec times[2] = {{0, UTIME_OMIT}, {(time_t)id, (long)monarch_stamp(id)}};
+    int error = fstat(fd, &st) != 0 || (job->is_stamped && futimens(fd, times) != 0) ? errno : 0;
     if (close(fd) != 0 && !error)
         error = errno;
     if (error)
