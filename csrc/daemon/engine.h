@@ -80,9 +80,10 @@ struct fill {
     uint64_t *claimed;   /* engine's: a bit for every unit that somebody has taken up */
     struct job *job;
     struct monarch_fill *map;
-    int from;       /* atomic: the source's file, -1 as long as nothing is read from it */
-    int is_by_peer; /* atomic: its peer has not failed it yet */
-    int to, failed; /* failed: atomic */
+    int from;         /* atomic: the source's file, -1 as long as nothing is read from it */
+    int is_by_peer;   /* atomic: its peer has not failed it yet */
+    int is_last_late; /* atomic: its peer was late with the last block */
+    int to, failed;   /* failed: atomic */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: without a checksum yet */
     uint64_t written[2];  /* atomic: blocks + 1 whose write-back was begun last, and before that */

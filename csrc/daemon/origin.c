@@ -10,6 +10,9 @@
  * some more, so that the source is not asked twice for the same bytes. */
 #define ASKED_TRIES 2
 #define TRIES 8
+/* A peer that fills the file gives its last block when it is whole. A reader waits for that only if
+ * no more than this is missing here [blocks]. */
+#define NEAR_END 4
 
 static void note_sum(void *sum, uint64_t which, uint64_t first, uint64_t bytes, uint64_t value) {
     (void)which, (void)first, (void)bytes;
@@ -26,11 +29,20 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f) {
     return 0;
 }
 
+/* Whether these bytes are the source's to give to a reader at once, without any fault of the
+ * peer's.
+ */
+static int is_too_early(const struct fill *f, int is_last) {
+    return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
+                       __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
+}
+
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
                   uint64_t *sum) {
     const struct monarch_entry *entry = &f->job->entry;
     if (!__atomic_load_n(&f->is_by_peer, __ATOMIC_ACQUIRE))
         return 0;
+    int is_last = f->blocks > 1 && at >= (f->blocks - 1) * f->block_bytes;
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer], __ATOMIC_ACQUIRE);
     struct monarch_peer_get get = {.path_hash = entry->hash,
                                    .size = entry->size,
@@ -43,6 +55,8 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .status = MONARCH_PEER_TIMEOUT};
     for (int tries = 0; peer && get.status == MONARCH_PEER_TIMEOUT; tries++) {
         int is_asked = is_awaited(e, f);
+        if (is_asked && is_too_early(f, is_last))
+            return 0;
         if (tries >= (is_asked ? ASKED_TRIES : TRIES) ||
             __atomic_load_n(&e->stopping, __ATOMIC_RELAXED) ||
             __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
@@ -57,7 +71,10 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
         __atomic_fetch_add(&e->peer_bytes, n, __ATOMIC_RELAXED);
         return 1;
     }
-    __atomic_store_n(&f->is_by_peer, 0, __ATOMIC_RELEASE);
+    if (is_last && get.status == MONARCH_PEER_TIMEOUT)
+        __atomic_store_n(&f->is_last_late, 1, __ATOMIC_RELAXED);
+    else
+        __atomic_store_n(&f->is_by_peer, 0, __ATOMIC_RELEASE);
     return 0;
 }
 
