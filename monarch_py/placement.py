@@ -4,7 +4,7 @@ A policy sees files and the room in the tiers and answers with tiers; it touches
 classes serve the daemon and a simulation of it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ __all__ = [
     "Policy",
     "TierRoom",
     "make_policy",
+    "place_preferred",
     "take",
 ]
 
@@ -85,6 +86,35 @@ class KeepsAll:
 
     def keeps_here(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         return np.ones(len(ids), dtype=bool)
+
+
+def place_preferred(
+    preferred: npt.NDArray[np.integer[Any]],
+    sizes: npt.NDArray[np.uint64],
+    rooms: list[TierRoom],
+    policy: Policy,
+) -> npt.NDArray[Any]:
+    """Each file goes to the tier that is meant for it, where that has room, else to the one that
+    the policy says.
+
+    preferred : (files,) int, the number of a tier, NOWHERE for none;  the others and what is
+    returned : as in Policy.place
+    """
+    chosen = np.full(len(sizes), NOWHERE, dtype=np.int32)
+    left = list(rooms)
+    for tier, room in enumerate(rooms):
+        wanting = np.flatnonzero(preferred == tier)
+        needs = room.rounded(sizes[wanting])
+        fits = take(needs, room.free_bytes, room.free_inodes)
+        chosen[wanting[fits]] = tier
+        left[tier] = replace(
+            room,
+            free_bytes=room.free_bytes - int(needs[fits].sum()),
+            free_inodes=room.free_inodes - int(fits.sum()),
+        )
+    rest = np.flatnonzero(chosen == NOWHERE)
+    chosen[rest] = policy.place(sizes[rest], left)
+    return chosen
 
 
 def take(

@@ -34,6 +34,8 @@ SLACK_BYTES = 256 * 1024
 NAME_BYTES, ROW_BYTES = 64, 448
 # Left free on the file system beside the quota, for the manifest and the directories [bytes].
 MARGIN_BYTES = 1 << 20
+# What memory is left is looked at this often at most, because it takes reading many files [s].
+LOOK_S = 0.2
 
 
 def tier_root(mount_point: Path) -> Path:
@@ -70,6 +72,8 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # of used_bytes: promised to fills that have not ended
         self.files = 0
+        # When memory is looked at again; what was left then, with what copies had taken.
+        self._look_again, self._memory_bytes = 0.0, 0
         self.cap_bytes: int | None = None  # set when the disk was full before the quota was
         self.root = tier_root(config.mount_point) / below
         self.copies = self.root / "c"
@@ -165,12 +169,20 @@ class Tier:
         if self.cap_bytes is not None:
             limits.append(self.cap_bytes - self.used_bytes)
         if self.config.kind == "ram":
-            limits.append(memory.available_bytes() - self.reserved_bytes)
+            limits.append(self._memory_left())
         # Also an empty file takes room, for its name: a full disk must not be tried for ever.
         if min(limits) < self.block_bytes:
             return nothing
         inodes = system.f_favail if system.f_files else 1 << 40
         return TierRoom(min(limits), max(0, inodes - 16), self.block_bytes, self.entry_bytes)
+
+    def _memory_left(self) -> int:
+        """What is left of the memory when all that is promised is written."""
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._look_again = now + LOOK_S
+            self._memory_bytes = memory.available_bytes() + self.used_bytes - self.reserved_bytes
+        return self._memory_bytes - self.used_bytes
 
     def rounded(self, size: int) -> int:
         return -(-size // self.block_bytes) * self.block_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_py import memory
+from monarch_py import memory, tiers
 from monarch_py.config import TierConfig
 from monarch_py.errors import TierError
 from monarch_py.native import lib
-from monarch_py.tiers import MARGIN_BYTES, Tier, copy_name, copy_number, tier_root
+from monarch_py.tiers import LOOK_S, MARGIN_BYTES, Tier, copy_name, copy_number, tier_root
 
 MIB = 1 << 20
 QUOTA = 64 * MIB
@@ -228,7 +229,25 @@ def test_a_ram_tier_never_takes_more_than_the_memory_group_leaves(
     tier.reserve(2 * MIB)
     assert tier.room().free_bytes == 3 * MIB
     monkeypatch.setattr(memory, "available_bytes", lambda: MIB)
+    time.sleep(LOOK_S)
     assert tier.room().free_bytes == 0
+
+
+def test_between_two_looks_at_the_memory_copies_count(
+    open_tier: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "LOOK_S", 3600)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 5 * MIB)
+    tier = open_tier(kind="ram")
+    tier.reserve(MIB)
+    assert tier.room().free_bytes == 4 * MIB
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    tier.settle(MIB, MIB)
+    assert tier.room().free_bytes == 4 * MIB
+    tier.reserve(3 * MIB)
+    assert tier.room().free_bytes == MIB
+    tier.release(MIB)
+    assert tier.room().free_bytes == 2 * MIB
 
 
 def test_an_ssd_tier_does_not_ask_about_memory(

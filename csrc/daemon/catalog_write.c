@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "native.h"
+#include "path.h"
 #include "sys.h"
 
 /* Of an index, at most two thirds are in use: a probe then ends in one cache line, mostly. */
@@ -199,6 +200,22 @@ int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         __atomic_store_n(&e->word, words[i], __ATOMIC_SEQ_CST);
     }
     return 0;
+}
+
+void monarch_find_all(const struct monarch_catalog *c, unsigned source, const char *prefix,
+                      uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
+                      int64_t *ids) {
+    char path[MONARCH_PATH_MAX];
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t len = starts[i + 1] - starts[i];
+        ids[i] = -1;
+        if (starts[i + 1] < starts[i] || prefix_len + len >= sizeof path)
+            continue;
+        memcpy(path, prefix, prefix_len);
+        memcpy(path + prefix_len, pool + starts[i], len);
+        path[prefix_len + len] = 0;
+        ids[i] = monarch_find(c, source, path, prefix_len + len);
+    }
 }
 
 static uint64_t take_bits(uint64_t *bitmap, uint64_t count, uint64_t *ids, uint64_t max) {

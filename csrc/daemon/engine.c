@@ -86,7 +86,7 @@ static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64
                           int *whole) {
     uint64_t n = 0, most = 1;
     /* A peer sends a whole block with the sum that it has recorded. */
-    uint64_t run = f->job->peer < 0 ? MONARCH_CHUNK : f->block_bytes;
+    uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
     pthread_mutex_lock(&p->lock);
     if (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS)
         most = run / f->unit_bytes ? run / f->unit_bytes : 1;
@@ -249,7 +249,7 @@ void monarch_engine_width(struct monarch_engine *e, int width) {
 }
 
 static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int kind, uint64_t id,
-                           uint32_t tier, uint64_t copy, uint64_t sum, int peer) {
+                           uint32_t tier, uint64_t copy, uint64_t sum, const int32_t *peers) {
     const struct monarch_entry *entry = &monarch_entries(c)[id];
     struct job *job = calloc(1, sizeof *job + entry->path_len + 1u);
     if (!job)
@@ -263,7 +263,9 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
     job->result.ctime_ns = entry->ctime_ns;
     job->entry = *entry;
     job->expected_sum = sum;
-    job->peer = peer;
+    /* Of an empty file no peer could say that it is still as it was. */
+    for (int i = 0; i < MONARCH_ASKED; i++)
+        job->peer[i] = peers && p->peer_threads && entry->size ? peers[i] : -1;
     job->source_root = p->roots[entry->source];
     job->copies = p->copies[tier];
     memcpy(job->path, monarch_pool(c, entry->path), entry->path_len + 1u);
@@ -277,6 +279,8 @@ static int enqueue(struct pool *p, struct queue to[], int in_use, struct queue *
     for (struct job *job; (job = monarch_pop(fresh));) {
         job->result.in_use = in_use != 0;
         p->pending[job->result.in_use]++;
+        if (job->peer[0] >= 0)
+            p->asked[job->peer[0]]++;
         monarch_push(&to[monarch_way_of(job)], job);
         if (monarch_is_awaited(job))
             monarch_remember(p, job);
@@ -292,10 +296,8 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
     for (uint64_t i = 0; i < n; i++) {
-        /* Of an empty file no peer could say that it is still as it was. */
-        int has_peer = peers && p->peer_threads && monarch_entries(c)[ids[i]].size;
         struct job *job = new_job(p, c, kind, ids[i], tiers[i], copies[i], sums ? sums[i] : 0,
-                                  has_peer ? peers[i] : -1);
+                                  peers ? peers + i * MONARCH_ASKED : NULL);
         if (!job)
             break;
         monarch_push(&fresh, job);
@@ -311,7 +313,7 @@ int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *id
         struct job *job = calloc(1, sizeof *job + 1);
         if (!job)
             break;
-        job->slot = job->peer = -1;
+        job->slot = job->peer[0] = -1;
         job->result.kind = MONARCH_DROP;
         job->result.id = ids[i];
         job->result.tier = tiers[i];
@@ -330,6 +332,8 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
     pthread_mutex_lock(&p->lock);
     for (struct job *job; n < max && (job = monarch_pop(&p->done));) {
         p->pending[job->result.in_use]--;
+        if (job->peer[0] >= 0)
+            p->asked[job->peer[0]]--;
         out[n++] = job->result;
         monarch_push(&p->told, job);
     }
@@ -360,6 +364,13 @@ uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use) {
     uint64_t n = p->pending[in_use != 0];
     pthread_mutex_unlock(&p->lock);
     return n;
+}
+
+void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n) {
+    struct pool *p = (struct pool *)e;
+    pthread_mutex_lock(&p->lock);
+    memcpy(lengths, p->asked, (n < MONARCH_MAX_PEERS ? n : MONARCH_MAX_PEERS) * sizeof *lengths);
+    pthread_mutex_unlock(&p->lock);
 }
 
 uint64_t monarch_engine_bytes(struct monarch_engine *e) {

@@ -20,7 +20,7 @@ struct job {
     struct queue *queue;
     struct monarch_result result;
     int slot;                /* of the fills segment, -1 for none */
-    int peer;                /* whose copy it is made from, -1 for the source */
+    int peer[MONARCH_ASKED]; /* whose copy it is made from, in this order; -1 for nobody */
     int source_root, copies; /* descriptors of the directories */
     uint64_t expected_sum;
     struct monarch_entry entry; /* as it was when the order was given */
@@ -81,8 +81,9 @@ struct fill {
     struct job *job;
     struct monarch_fill *map;
     int from;         /* atomic: the source's file, -1 as long as nothing is read from it */
-    int is_by_peer;   /* atomic: its peer has not failed it yet */
-    int is_last_late; /* atomic: its peer was late with the last block */
+    int peers;        /* that it asks, one after the other has failed it; */
+    int peers_left;   /* atomic: so many have not */
+    int is_last_late; /* atomic: the last block did not come from a peer in time */
     int to, failed;   /* failed: atomic */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: without a checksum yet */

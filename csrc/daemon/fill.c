@@ -131,7 +131,7 @@ static void show(struct monarch_engine *e, struct fill *f) {
 }
 
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
-    int is_by_peer = job->peer >= 0, status;
+    int is_by_peer = job->peer[0] >= 0, status;
     int from = is_by_peer ? -1 : monarch_open_source(e, job, &status);
     if (from < 0 && !is_by_peer) {
         monarch_fail(job, status, errno);
@@ -141,7 +141,7 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     struct fill *f = to < 0 ? NULL : new_fill(e, job);
     if (f) {
         f->from = from;
-        f->is_by_peer = is_by_peer;
+        f->peers = f->peers_left = !is_by_peer ? 0 : job->peer[1] < 0 ? 1 : MONARCH_ASKED;
         f->to = to;
         show(e, f);
         return f;
@@ -271,7 +271,7 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     /* The stream has the whole block only if the last unit was the last to come, and a peer gave
      * none of it. */
     int has_sum = end == end_of_block(f, block) &&
-                  (is_fetched ? at == block * f->block_bytes : stream && f->job->peer < 0);
+                  (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
         sum = monarch_xxh3_end(stream);
     mark_done(e, f, unit, count);

@@ -11,8 +11,16 @@
 
 #include "connection.h"
 #include "doorbell.h"
+#include "engine.h"
 #include "sums.h"
-#include "xxh3.h"
+
+/* Blocks that were looked through last, and for how long that is enough [ns]. */
+#define CHECKS 4096
+#define CHECKED_NS 60000000000ULL
+
+struct checked {
+    uint64_t word, block, at_ns;
+};
 
 /* Demands that peers' requests have standing: the others are this node's own readers'. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
@@ -26,17 +34,19 @@ struct monarch_holdings {
     int copies[MONARCH_MAX_TIERS];
     pthread_rwlock_t lock; /* of the catalog, which is replaced by a larger one */
     const struct monarch_catalog *catalog;
-    uint64_t *kept; /* atomic: a bit for every entry */
-    int is_ready;   /* atomic: the bits say what is kept */
+    uint64_t *kept;    /* atomic: a bit for every entry */
+    int is_ready;      /* atomic: the bits say what is kept */
+    uint32_t next_tag; /* atomic: of a demand */
     struct monarch_sums *sums;
-    uint32_t next_tag;      /* atomic: of a demand */
+    pthread_mutex_t checking;
+    struct checked checked[CHECKS];
     pthread_mutex_t waking; /* so that the server is not stopped meanwhile */
     struct monarch_peer_server *server;
 };
 
 /* A copy that a peer is sent. */
 struct held {
-    uint64_t id, word, size, blocks, block_bytes;
+    uint64_t id, word, size, blocks, block_bytes, sum; /* sum: the file's */
     int fd, slot; /* slot: of the map, -1 for a copy that is whole */
     int is_hasty; /* somebody waits for the very bytes that are asked for */
 };
@@ -105,9 +115,18 @@ static enum monarch_peer_status open_copy(const holdings *h,
         return MONARCH_PEER_UNKNOWN_FILE;
     }
     uint64_t size = wanted->size, blocks = (size + h->block_bytes - 1) / h->block_bytes;
-    *held = (struct held){id, word, size, blocks, h->block_bytes, fd, slot, is_hasty(h, wanted)};
+    uint64_t sum = __atomic_load_n(&monarch_entries(h->catalog)[id].sum, __ATOMIC_RELAXED);
+    *held =
+        (struct held){id, word, size, blocks, h->block_bytes, sum, fd, slot, is_hasty(h, wanted)};
     *out = (struct monarch_peer_opened){held, fd, size, h->block_bytes};
     return MONARCH_PEER_OK;
+}
+
+static int is_ready(const holdings *h) { return __atomic_load_n(&h->is_ready, __ATOMIC_ACQUIRE); }
+
+/* Of what this node does not fill for others. */
+static enum monarch_peer_status not_kept(const holdings *h) {
+    return is_ready(h) ? MONARCH_PEER_UNKNOWN_FILE : MONARCH_PEER_LATER;
 }
 
 /* Whether the entry is of the very file that is meant, and its word then. It gets other attributes
@@ -126,13 +145,6 @@ static int is_meant(const holdings *h, const struct monarch_entry *e,
                    !monarch_is_changed(h->clients, h->device[e->source], ino);
     }
     return 0;
-}
-
-static int is_ready(const holdings *h) { return __atomic_load_n(&h->is_ready, __ATOMIC_ACQUIRE); }
-
-/* Of what this node does not fill for others. */
-static enum monarch_peer_status not_kept(const holdings *h) {
-    return is_ready(h) ? MONARCH_PEER_UNKNOWN_FILE : MONARCH_PEER_LATER;
 }
 
 static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
@@ -164,7 +176,7 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         return MONARCH_PEER_LATER;
     }
     default:
-        return is_kept(h, id) ? MONARCH_PEER_UNKNOWN_FILE : not_kept(h);
+        return MONARCH_PEER_UNKNOWN_FILE;
     }
 }
 
@@ -231,27 +243,36 @@ static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
     return monarch_sums_find(h->sums, MONARCH_WORD_COPY(held->word), block, sum);
 }
 
-/* Of a copy of one block the catalog has it: the sum of its blocks' sums. */
-static int proof_of(void *arg, void *file, uint64_t block, uint64_t *proof) {
+static int agrees(const holdings *h, const struct held *held, uint64_t block, uint64_t sum) {
+    uint64_t recorded;
+    if (monarch_sums_find(h->sums, MONARCH_WORD_COPY(held->word), block, &recorded))
+        return sum == recorded;
+    /* Of a copy of one block the catalog's sum tells as much. */
+    return held->slot >= 0 || held->blocks != 1 ||
+           monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
+}
+
+static struct checked *last_check(holdings *h, const struct held *held, uint64_t block) {
+    return &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
+}
+
+/* Readers that wait ask for a block in many parts: it is looked through once for all of them. */
+static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     holdings *h = arg;
     const struct held *held = file;
-    uint64_t sum;
-    if (held->blocks > 1) {
-        int is_known = sum_of(arg, file, block, &sum);
-        if (is_known)
-            *proof = monarch_xxh3((const char *)&sum, sizeof sum);
-        return is_known;
-    }
-    uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
-                                    MONARCH_WORD_COPY(held->word));
-    pthread_rwlock_rdlock(&h->lock);
-    const struct monarch_entry *e = h->catalog ? &monarch_entries(h->catalog)[held->id] : NULL;
-    int is_known = e && __atomic_load_n(&e->word, __ATOMIC_ACQUIRE) == present;
-    if (is_known)
-        *proof = __atomic_load_n(&e->sum, __ATOMIC_ACQUIRE);
-    is_known = is_known && __atomic_load_n(&e->word, __ATOMIC_ACQUIRE) == present;
-    pthread_rwlock_unlock(&h->lock);
-    return is_known;
+    uint64_t now = monarch_now_ns();
+    int is_good;
+    if (held->slot >= 0) /* as it comes from the source */
+        return 1;
+    if (sum && !agrees(h, held, block, *sum))
+        return 0;
+    pthread_mutex_lock(&h->checking);
+    struct checked *last = last_check(h, held, block);
+    if (sum)
+        *last = (struct checked){held->word, block, now};
+    is_good = last->word == held->word && last->block == block && now - last->at_ns < CHECKED_NS;
+    pthread_mutex_unlock(&h->checking);
+    return is_good;
 }
 
 static void close_held(void *arg, void *file) {
@@ -284,6 +305,7 @@ holdings *monarch_holdings_new(struct monarch_clients *clients, const struct mon
         h->copies[i] = -1;
     pthread_rwlock_init(&h->lock, NULL);
     pthread_mutex_init(&h->waking, NULL);
+    pthread_mutex_init(&h->checking, NULL);
     return h;
 }
 
@@ -315,7 +337,7 @@ void monarch_holdings_ready(holdings *h) { __atomic_store_n(&h->is_ready, 1, __A
 
 struct monarch_peer_server *monarch_holdings_serve(holdings *h,
                                                    const struct monarch_peer_bounds *bounds) {
-    struct monarch_peer_files files = {h, open_held, available, sum_of, proof_of, close_held};
+    struct monarch_peer_files files = {h, open_held, available, sum_of, check, close_held};
     struct monarch_peer_server *s = monarch_peer_serve(&files, bounds);
     pthread_mutex_lock(&h->waking);
     h->server = s;
@@ -332,18 +354,24 @@ void monarch_holdings_wake(holdings *h, uint32_t source, uint64_t path_hash) {
     pthread_mutex_unlock(&h->waking);
 }
 
-/* Whether another look may tell something else. Of what is wanted or in the making something will
- * still be told. */
+void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums, uint64_t blocks) {
+    if (h && sums)
+        monarch_sums_keep(h->sums, copy, sums, blocks);
+    else if (h)
+        monarch_sums_drop(h->sums, copy);
+}
+
+/* Of what is wanted or in the making something will still be told. */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
-    unsigned state = MONARCH_ABSENT;
+    unsigned state = MONARCH_BYPASS;
     pthread_rwlock_rdlock(&h->lock);
     int64_t id = h->catalog ? monarch_find_hash(h->catalog, wanted->source, wanted->path_hash) : -1;
     if (id >= 0)
         state = MONARCH_WORD_STATE(
             __atomic_load_n(&monarch_entries(h->catalog)[id].word, __ATOMIC_ACQUIRE));
     pthread_rwlock_unlock(&h->lock);
-    return state != MONARCH_WANTED && state != MONARCH_FILLING;
+    return state != MONARCH_ABSENT && state != MONARCH_WANTED && state != MONARCH_FILLING;
 }
 
 void monarch_holdings_answer(holdings *h) {
@@ -351,13 +379,6 @@ void monarch_holdings_answer(holdings *h) {
     if (h->server)
         monarch_peer_wake_if(h->server, is_settled, h);
     pthread_mutex_unlock(&h->waking);
-}
-
-void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums, uint64_t blocks) {
-    if (h && sums)
-        monarch_sums_keep(h->sums, copy, sums, blocks);
-    else if (h)
-        monarch_sums_drop(h->sums, copy);
 }
 
 void monarch_holdings_stop(holdings *h, struct monarch_peer_server *s) {
@@ -370,6 +391,7 @@ void monarch_holdings_stop(holdings *h, struct monarch_peer_server *s) {
 void monarch_holdings_free(holdings *h) {
     pthread_rwlock_destroy(&h->lock);
     pthread_mutex_destroy(&h->waking);
+    pthread_mutex_destroy(&h->checking);
     monarch_sums_free(h->sums);
     free(h->kept);
     free(h);

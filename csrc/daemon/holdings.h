@@ -39,12 +39,12 @@ struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
 /* Something of this file has come, or will not come any more; NULL: nobody can ask. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
-/* Once a turn: whoever waits for what is neither wanted nor being filled asks again. */
-void monarch_holdings_answer(struct monarch_holdings *h);
 /* The sums of the blocks of a copy that is whole now; NULL: the copy is gone. NULL for `h`: nobody
  * asks. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
                            uint64_t blocks);
+/* What was waited for and is settled without a copy: whoever waits for it is told. */
+void monarch_holdings_answer(struct monarch_holdings *h);
 /* Closes all and joins the threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
 void monarch_holdings_free(struct monarch_holdings *h);

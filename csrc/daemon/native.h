@@ -33,6 +33,13 @@ void monarch_set_words(struct monarch_catalog *c, uint64_t n, const uint64_t *id
 int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums);
 
+/* The entries of `n` files by their names, one after the other in `pool`, where name i begins at
+ * starts[i] and ends at starts[i + 1]; `prefix`, which ends with a slash or is empty, goes before
+ * each. -1 for one that is not known. */
+void monarch_find_all(const struct monarch_catalog *c, unsigned source, const char *prefix,
+                      uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
+                      int64_t *ids);
+
 /* Numbers of entries that clients want since the last call; at most `max`. */
 uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids, uint64_t max);
 /* The same of those that clients have opened for reading; in no order. */
@@ -132,8 +139,8 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
 /* How many threads copy what no reader waits for. */
 void monarch_engine_width(struct monarch_engine *e, int width);
 /* Orders in bulk, done in this order; those for files in use before all others. The catalog is read
- * only during the call. sums: what a CHECK or COMPARE expects; peers: whom a FILL asks before the
- * source, -1 for nobody; both may be NULL. */
+ * only during the call. sums: what a CHECK or COMPARE expects; peers: MONARCH_ASKED for each order,
+ * whom a FILL asks before the source, -1 for nobody; both may be NULL. */
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers);
@@ -147,6 +154,8 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
 void monarch_engine_settle(struct monarch_engine *e);
 /* Orders without a result yet: for files in use, or for all others. */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use);
+/* Of all of them those that ask each of `n` peers first. */
+void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n);
 uint64_t monarch_engine_bytes(struct monarch_engine *e);      /* read from sources so far */
 uint64_t monarch_engine_peer_bytes(struct monarch_engine *e); /* got from peers so far */
 void monarch_engine_stop(struct monarch_engine *e); /* abandons what runs; joins and frees */

@@ -13,6 +13,8 @@
 /* A peer that fills the file gives its last block when it is whole. A reader waits for that only if
  * no more than this is missing here [blocks]. */
 #define NEAR_END 4
+/* After this a reader that waits gets its bytes from the source [ns]. */
+#define SILENCE_NS 500000000ULL
 
 static void note_sum(void *sum, uint64_t which, uint64_t first, uint64_t bytes, uint64_t value) {
     (void)which, (void)first, (void)bytes;
@@ -30,20 +32,39 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f) {
 }
 
 /* Whether these bytes are the source's to give to a reader at once, without any fault of the
- * peer's.
- */
+ * peer's. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
+/* get->status says what came of it; MONARCH_PEER_LATER: the source is to be asked at once, without
+ * any fault of the peer's. */
+static void ask(struct monarch_engine *e, const struct fill *f, int number, int is_last,
+                struct monarch_peer_get *get, char *buffer, uint64_t *sum) {
+    struct monarch_peer *peer = __atomic_load_n(&e->peers[number], __ATOMIC_ACQUIRE);
+    get->status = MONARCH_PEER_TIMEOUT;
+    for (int tries = 0; peer && get->status == MONARCH_PEER_TIMEOUT; tries++) {
+        int is_asked = is_awaited(e, f);
+        if (is_asked && is_too_early(f, is_last))
+            get->status = MONARCH_PEER_LATER;
+        if (get->status == MONARCH_PEER_LATER || tries >= (is_asked ? ASKED_TRIES : TRIES) ||
+            __atomic_load_n(&e->stopping, __ATOMIC_RELAXED) ||
+            __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
+            return;
+        if (tries && !is_asked)
+            e->serve_readers(e, buffer);
+        /* A connection that broke is no reason to ask this peer once more. */
+        if (monarch_peer_ask(peer, get, 1, note_sum, sum) != 0)
+            return;
+    }
+}
+
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
                   uint64_t *sum) {
     const struct monarch_entry *entry = &f->job->entry;
-    if (!__atomic_load_n(&f->is_by_peer, __ATOMIC_ACQUIRE))
-        return 0;
+    uint64_t began = monarch_now_ns();
     int is_last = f->blocks > 1 && at >= (f->blocks - 1) * f->block_bytes;
-    struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer], __ATOMIC_ACQUIRE);
     struct monarch_peer_get get = {.path_hash = entry->hash,
                                    .size = entry->size,
                                    .mtime_ns = monarch_times_of(entry),
@@ -51,30 +72,25 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .first = at,
                                    .length = n,
                                    .to = f->to,
-                                   .at = at,
-                                   .status = MONARCH_PEER_TIMEOUT};
-    for (int tries = 0; peer && get.status == MONARCH_PEER_TIMEOUT; tries++) {
-        int is_asked = is_awaited(e, f);
-        if (is_asked && is_too_early(f, is_last))
+                                   .at = at};
+    for (int left; (left = __atomic_load_n(&f->peers_left, __ATOMIC_ACQUIRE)) > 0;) {
+        ask(e, f, f->job->peer[f->peers - left], is_last, &get, buffer, sum);
+        if (get.status == MONARCH_PEER_OK) {
+            __atomic_fetch_add(&e->peer_bytes, n, __ATOMIC_RELAXED);
+            return 1;
+        }
+        if (get.status == MONARCH_PEER_LATER)
             return 0;
-        if (tries >= (is_asked ? ASKED_TRIES : TRIES) ||
-            __atomic_load_n(&e->stopping, __ATOMIC_RELAXED) ||
-            __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
-            break;
-        if (tries && !is_asked)
-            e->serve_readers(e, buffer);
-        /* A connection that broke is no reason to ask this peer once more. */
-        if (monarch_peer_ask(peer, &get, 1, note_sum, sum) != 0)
-            break;
+        if (is_last && get.status == MONARCH_PEER_TIMEOUT) {
+            __atomic_store_n(&f->is_last_late, 1, __ATOMIC_RELAXED);
+            return 0;
+        }
+        __atomic_compare_exchange_n(&f->peers_left, &left, left - 1, 0, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_RELAXED);
+        /* One silence is what a reader can wait for. */
+        if (monarch_now_ns() - began > SILENCE_NS && is_awaited(e, f))
+            return 0;
     }
-    if (get.status == MONARCH_PEER_OK) {
-        __atomic_fetch_add(&e->peer_bytes, n, __ATOMIC_RELAXED);
-        return 1;
-    }
-    if (is_last && get.status == MONARCH_PEER_TIMEOUT)
-        __atomic_store_n(&f->is_last_late, 1, __ATOMIC_RELAXED);
-    else
-        __atomic_store_n(&f->is_by_peer, 0, __ATOMIC_RELEASE);
     return 0;
 }
 

@@ -100,7 +100,7 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
 }
 
 enum way monarch_way_of(const struct job *job) {
-    return job->peer < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
+    return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
 static int has_slot(const struct pool *p, enum way way) {

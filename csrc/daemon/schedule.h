@@ -25,9 +25,10 @@ struct pool {
     pthread_mutex_t lock;
     struct queue urgent, in_use[MONARCH_WAYS], normal[MONARCH_WAYS], done, told;
     struct job *bucket[MONARCH_BUCKETS];
-    struct fill *fills;              /* begun and not over, in the order in which they go on */
-    uint64_t pending[2];             /* queued, running, or done and not yet told: normal, in use */
-    uint64_t taken[MONARCH_DEMANDS]; /* demands that a thread works on */
+    struct fill *fills;  /* begun and not over, in the order in which they go on */
+    uint64_t pending[2]; /* queued, running, or done and not yet told: normal, in use */
+    uint32_t asked[MONARCH_MAX_PEERS]; /* of the pending ones, those that ask this peer first */
+    uint64_t taken[MONARCH_DEMANDS];   /* demands that a thread works on */
     unsigned next_demand, free_slots;
     int rung; /* the daemon has been told of what is done, and has not taken it */
     int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */

@@ -13,8 +13,6 @@
 
 /* After so many bytes the next connection has its turn [bytes]. */
 #define TURN_BYTES (4 << 20)
-/* A block that is asked for in parts is checked as a whole, and not again for so long [ns]. */
-#define RIGHT_NS 1000000000ULL
 
 typedef struct monarch_peer_connection connection;
 typedef const struct monarch_peer_stage stage_t;
@@ -141,26 +139,7 @@ static turn open_file(connection *c, stage_t *stage) {
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-static turn begin_frame(connection *c, stage_t *stage) {
-    if (c->at == c->end)
-        return finish(c, stage, MONARCH_PEER_OK);
-    uint64_t there = stage->files->available(stage->files->arg, c->file.file, c->at);
-    if (there == MONARCH_PEER_NEVER)
-        return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
-    if (there <= c->at)
-        return wait_for_bytes(c, stage);
-    end_wait(c, stage);
-    if (c->at == c->piece_end) {
-        c->piece = c->at;
-        c->piece_end = least(c->end, (c->at / c->file.block_bytes + 1) * c->file.block_bytes);
-    }
-    c->frame_end = least(there, c->piece_end);
-    queue(c, MONARCH_PEER_DATA, c->frame_end - c->at);
-    c->state = MONARCH_PEER_SENDING;
-    return MONARCH_PEER_GO;
-}
-
-static int hash_range(const connection *c, uint64_t at, uint64_t end, char *buffer, uint64_t *sum) {
+static int hash_range(const connection *c, char *buffer, uint64_t at, uint64_t end, uint64_t *sum) {
     struct xxh3_stream stream;
     monarch_xxh3_begin(&stream);
     while (at < end) {
@@ -176,36 +155,55 @@ static int hash_range(const connection *c, uint64_t at, uint64_t end, char *buff
     return 0;
 }
 
-/* Whether the block is still as it was recorded, as far as that is known. sum: its own, NULL if
- * that is not known yet. */
-static int is_right(connection *c, stage_t *stage, uint64_t block, const uint64_t *sum) {
-    const struct monarch_peer_files *files = stage->files;
-    uint64_t proof, whole, now = monarch_peer_now_ns(), file = c->in.request.path_hash;
-    uint64_t at = block * c->file.block_bytes, end = least(at + c->file.block_bytes, c->file.size);
-    if (!files->proof || !files->proof(files->arg, c->file.file, block, &proof))
-        return 1;
-    if (sum)
-        return monarch_xxh3((const char *)sum, sizeof *sum) == proof;
-    if (c->right_file == file && c->right_block == block && now < c->right_until_ns)
-        return 1;
-    if (hash_range(c, at, end, stage->buffer, &whole) != 0 ||
-        monarch_xxh3((const char *)&whole, sizeof whole) != proof)
-        return 0;
-    c->right_file = file;
-    c->right_block = block;
-    c->right_until_ns = now + RIGHT_NS;
-    return 1;
+static uint64_t end_of_block(const connection *c, uint64_t block) {
+    return least((block + 1) * c->file.block_bytes, c->file.size);
 }
 
-/* A block's sum was recorded when its copy was made: what left the copy wrong is seen. */
+static int is_whole_block(const connection *c) {
+    uint64_t block = c->piece / c->file.block_bytes;
+    return c->piece == block * c->file.block_bytes && c->piece_end == end_of_block(c, block);
+}
+
+/* The sum of a part says nothing of what has rotted in it since its block's was recorded. */
+static int is_sound(const connection *c, stage_t *stage) {
+    uint64_t block = c->piece / c->file.block_bytes, sum;
+    void *arg = stage->files->arg;
+    return is_whole_block(c) || stage->files->check(arg, c->file.file, block, NULL) ||
+           (hash_range(c, stage->buffer, block * c->file.block_bytes, end_of_block(c, block),
+                       &sum) == 0 &&
+            stage->files->check(arg, c->file.file, block, &sum));
+}
+
+static turn begin_frame(connection *c, stage_t *stage) {
+    if (c->at == c->end)
+        return finish(c, stage, MONARCH_PEER_OK);
+    uint64_t there = stage->files->available(stage->files->arg, c->file.file, c->at);
+    if (there == MONARCH_PEER_NEVER)
+        return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
+    if (there <= c->at)
+        return wait_for_bytes(c, stage);
+    end_wait(c, stage);
+    if (c->at == c->piece_end) {
+        c->piece = c->at;
+        c->piece_end = least(c->end, (c->at / c->file.block_bytes + 1) * c->file.block_bytes);
+        if (!is_sound(c, stage))
+            return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
+    }
+    c->frame_end = least(there, c->piece_end);
+    queue(c, MONARCH_PEER_DATA, c->frame_end - c->at);
+    c->state = MONARCH_PEER_SENDING;
+    return MONARCH_PEER_GO;
+}
+
+/* A block's sum was recorded when its copy was made: what left the copy wrong is seen. Bytes
+ * without a sum count for nothing with who gets them. */
 static turn end_piece(connection *c, stage_t *stage) {
     uint64_t sum, block = c->piece / c->file.block_bytes;
-    uint64_t end = least((block + 1) * c->file.block_bytes, c->file.size);
-    int is_whole = c->piece == block * c->file.block_bytes && c->piece_end == end;
+    int is_whole = is_whole_block(c);
     if (!is_whole || !stage->files->sum(stage->files->arg, c->file.file, block, &sum)) {
-        if (hash_range(c, c->piece, c->piece_end, stage->buffer, &sum) != 0)
+        if (hash_range(c, stage->buffer, c->piece, c->piece_end, &sum) != 0)
             return MONARCH_PEER_TO_CLOSE;
-        if (!is_right(c, stage, block, is_whole ? &sum : NULL))
+        if (is_whole && !stage->files->check(stage->files->arg, c->file.file, block, &sum))
             return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
     }
     queue(c, MONARCH_PEER_SUM, sum);

@@ -46,8 +46,7 @@ struct monarch_peer_connection {
     struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
     unsigned frames, sent; /* frames; bytes of them */
     struct monarch_peer_opened file;
-    uint64_t at, end, frame_end, piece, piece_end;    /* a piece has one sum */
-    uint64_t right_file, right_block, right_until_ns; /* what was found right a moment ago */
+    uint64_t at, end, frame_end, piece, piece_end; /* a piece has one sum */
 };
 
 /* What the threads of one server share and a step needs. */

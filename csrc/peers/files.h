@@ -25,9 +25,9 @@ struct monarch_peer_files {
     uint64_t (*available)(void *arg, void *file, uint64_t at);
     /* Whether the sum of a whole block that is there is known. */
     int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum);
-    /* Whether something is known that a block which is there can be checked by: the XXH3-64 of its
-     * sum. May be NULL. */
-    int (*proof)(void *arg, void *file, uint64_t block, uint64_t *proof);
+    /* Whether a block's bytes, whose sum was computed just now, are what was recorded. Without a
+     * sum: whether that is known well enough to send a part of the block without a look at it. */
+    int (*check)(void *arg, void *file, uint64_t block, const uint64_t *sum);
     void (*close)(void *arg, void *file);
 };
 

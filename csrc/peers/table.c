@@ -99,6 +99,12 @@ static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
     return 1;
 }
 
+static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
+    const struct shared *f = file;
+    (void)arg;
+    return !f->knows_sums || (sum && *sum == f->sums[block]);
+}
+
 static void close_shared(void *arg, void *file) { leave(arg, file); }
 
 /* --- from Python --------------------------------------------------------------------------------
@@ -218,7 +224,7 @@ void monarch_peer_table_free(table *t) {
 
 struct monarch_peer_server *monarch_peer_server_start(table *t,
                                                       const struct monarch_peer_bounds *bounds) {
-    struct monarch_peer_files files = {t, open_shared, available, sum_of, NULL, close_shared};
+    struct monarch_peer_files files = {t, open_shared, available, sum_of, check, close_shared};
     struct monarch_peer_server *s = monarch_peer_serve(&files, bounds);
     pthread_mutex_lock(&t->lock);
     t->server = s;

@@ -42,6 +42,7 @@
 #define MONARCH_MAIL_PATH 1004
 #define MONARCH_STAT_SLOTS 64
 #define MONARCH_MAX_PEERS 4096 /* nodes of a session */
+#define MONARCH_ASKED 2        /* of them, whom a fill asks before the source */
 
 /* A copy that is being filled can be read in units of this: small enough that a reader has its
  * first bytes soon, large enough that the source's latency is paid for [bytes]. */

@@ -25,10 +25,12 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Card:
     """One rank's.
 
-    name : of the node, for people;  place : what no two daemons share: host, boot, shared memory
-    and session;  file : the configuration
-    address : where it listens, None if a daemon runs here already;  running : the name of that
-    one's cluster, "" for none;  agreed : key -> value that all nodes must have alike
+    name : of the node, for people
+    place : what no two daemons share: host, boot, session, file system of the shared memory
+    file : the configuration
+    address : where it listens; None if a daemon runs here already
+    running : the name of that one's cluster, "" for a daemon alone; None without one
+    agreed : key -> value that all nodes must have alike
     """
 
     name: str
@@ -44,6 +46,7 @@ class Card:
 def make_card(config: Config, name: str) -> tuple[Card, socket.socket | None]:
     """With the socket that listens, if no daemon runs here. ConfigError, SessionError."""
     session = SessionDir.of(config.file)
+    session.make()
     running = _running(Client(session))
     listener = None
     if running is None:
@@ -71,7 +74,7 @@ def _boot() -> str:
 
 def _running(client: Client) -> str | None:
     try:
-        return str(client.ask("where")["cluster"])
+        return str(client.ask("where").get("cluster", ""))
     except SessionError:
         return None
 

@@ -27,7 +27,7 @@ from monarch_py.peers import new_secret
 from monarch_py.scan import Record, give, record_sources
 from monarch_py.session import SessionDir
 
-__all__ = ["Node", "bring_up"]
+__all__ = ["Node", "bring_up", "listed"]
 
 T = TypeVar("T")
 
@@ -78,17 +78,19 @@ class _Outcome:
 def bring_up(config_file: Path, launch: Launch) -> Node:
     """Starts this node's daemon, as all other ranks do theirs, and returns when all of them serve.
 
-    MonarchError on rank 0, and SystemExit on all others, with the same exit status, if that cannot
-    be on any of them: then no daemon is left.
+    SystemExit, on all ranks alike, if that cannot be on one of them: rank 0 has said why then, and
+    no daemon is left. SessionError when the ranks do not come together.
     """
     ranks = Ranks(launch)
     try:
         node = _bring_up(ranks, config_file)
     except _EndError as end:
+        if ranks.rank == 0:
+            sys.stderr.write(f"monarch: {end}\n")
+        # A launcher may end all others with the first rank that ends badly.
+        ranks.meet()
         ranks.leave()
-        if ranks.rank != 0:
-            sys.exit(end.exit_status)
-        raise
+        sys.exit(end.exit_status)
     except BaseException as error:
         if isinstance(error, Exception):
             traceback.print_exc()

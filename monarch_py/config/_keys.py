@@ -212,6 +212,12 @@ SETTINGS = Table(
             DEFAULT_PREFETCH,
             default_text=f"`{DEFAULT_PREFETCH}`",
         ),
+        "plan": Key(
+            own.plans,
+            "file or list of files",
+            "access plans that are followed, see [Access plans](plan.md#following-a-plan)",
+            default_text="none",
+        ),
         "fill_after": Key(
             values.share,
             "0 to 1, or percent",

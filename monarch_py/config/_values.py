@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from pathlib import Path
 
 import yaml
 
 from monarch_py.config.patterns import glob_to_regex
 from monarch_py.config.schema import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, PAGE_BYTES
 from monarch_py.document import Spot
-from monarch_py.document.values import scalar, size
+from monarch_py.document.values import path, scalar, size
 
-__all__ = ["address", "block_size", "glob", "word"]
+__all__ = ["address", "block_size", "glob", "plans", "word"]
 
 
 def block_size(node: yaml.Node, spot: Spot) -> int | None:
@@ -53,3 +55,19 @@ def address(node: yaml.Node, spot: Spot) -> str:
             continue
         return text
     raise spot.error(f"{text!r} is no address", mend)
+
+
+def plans(node: yaml.Node, spot: Spot) -> list[tuple[Path, Spot]]:
+    """Files of access plans, one or a list, absolute, each with its spot."""
+    if isinstance(node, yaml.SequenceNode):
+        items = [(item, spot.at_item(item, index)) for index, item in enumerate(node.value)]
+        return [(_plan(item, at), at) for item, at in items]
+    return [(_plan(node, spot), spot)]
+
+
+def _plan(node: yaml.Node, spot: Spot) -> Path:
+    """A relative path begins in the directory of the configuration."""
+    text = scalar(node, spot, "a file", "name what `monarch plan make` has written")
+    if text[:1] in "/~$":
+        return path(node, spot)
+    return Path(os.path.abspath(spot.document.name)).parent / text

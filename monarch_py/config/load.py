@@ -59,6 +59,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         scan_ops_per_s=settings["scan_rate"],
         placement=settings["placement"],
         prefetch=settings["prefetch"],
+        plans=_plans(settings),
         fill_after=settings["fill_after"],
         promote_mappings=settings["promote_mappings"],
         metadata=settings["metadata"],
@@ -86,6 +87,18 @@ def _peers(section: Section | None) -> PeersConfig:
     if "interface" in section and "address" in section:
         raise section.spot_of("address").error("'interface' says it already", "remove one of them")
     return PeersConfig(section["interface"], section["address"], section["port"])
+
+
+def _plans(settings: Section) -> tuple[Path, ...]:
+    plans: list[tuple[Path, Spot]] = settings["plan"] or []
+    if plans and settings["prefetch"] == "none":
+        raise settings.spot_of("plan").error(
+            "with 'prefetch: none' nothing is fetched ahead", "remove one of the two"
+        )
+    for plan, spot in plans:
+        if not plan.is_file():
+            raise spot.error(f"{str(plan)!r} is not a file", "make it with `monarch plan make`")
+    return tuple(plan for plan, _ in plans)
 
 
 def _min_reads(settings: Section) -> int:

@@ -128,6 +128,7 @@ class Config:
 
     file : absolute path of the file it was read from;  tiers : fastest first
     scan_ops_per_s : None = no limit
+    plans : files of the access plans that are followed
     fill_after : share of a file that must have been asked for before it is filled, 0 to 1
     promote_mappings : live mappings are replaced once their copies are complete
     staging : the staging area, a tier whose copies come and go; None = the daemon makes one where
@@ -150,6 +151,7 @@ class Config:
     scan_ops_per_s: int | None = None
     placement: str = DEFAULT_PLACEMENT
     prefetch: str = DEFAULT_PREFETCH
+    plans: tuple[Path, ...] = ()
     fill_after: float = 0.0
     promote_mappings: bool = True
     metadata: str = DEFAULT_METADATA

@@ -96,8 +96,8 @@ class Engine:
     ) -> None:
         """Orders for (n,) entries, done in this order; those for files in use before the others.
 
-        sums : (n,) what a CHECK or COMPARE expects;  peers : (n,) whom a FILL asks before the
-        source, -1 for nobody
+        sums : (n,) what a CHECK or COMPARE expects;  peers : (n, MONARCH_ASKED) whom a FILL asks
+        before the source, in this order, -1 for nobody
         """
         entries = np.ascontiguousarray(ids, dtype=np.uint64)
         numbers = np.ascontiguousarray(copies, dtype=np.uint64)
@@ -117,6 +117,12 @@ class Engine:
             pointer(expected, "uint64_t *"),
             pointer(peers, "int32_t *") if peers is not None else ffi.NULL,
         )
+
+    def queues(self, peers: int) -> npt.NDArray[np.uint32]:
+        """(peers,) how many orders that have no result yet ask each of them first."""
+        lengths = np.zeros(peers, dtype=np.uint32)
+        lib.monarch_engine_queues(self._engine, pointer(lengths, "uint32_t *"), peers)
+        return lengths
 
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
         """Orders to remove (n,) copies of one tier, before all others; ids, sizes : of their

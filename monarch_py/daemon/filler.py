@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,15 @@ from monarch_py.native import (
     state_of,
     tier_of,
 )
-from monarch_py.placement import NOWHERE, Keeps, KeepsAll, Policy, TierRoom, make_policy
+from monarch_py.placement import (
+    NOWHERE,
+    Keeps,
+    KeepsAll,
+    Policy,
+    TierRoom,
+    make_policy,
+    place_preferred,
+)
 from monarch_py.tiers import Tier
 
 __all__ = ["Filler"]
@@ -63,6 +71,8 @@ class Filler:
         self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
         self.keeps: Keeps = self.nodes or KeepsAll()
+        # The tiers in which files are best kept, NOWHERE for those of which that is not known.
+        self.prefers: Callable[[Ids], npt.NDArray[np.int32]] | None = None
         self.copies = Copies(scanner, self.engine)
         self.staging = Staging(len(config.tiers), self.tiers[len(config.tiers)], self.copies)
         self.wanted = Wanted(self.shared, eager=config.prefetch == "eager")
@@ -159,27 +169,42 @@ class Filler:
         self.engine.submit(catalog, JobKind.CHECK, ids, tier_of(words), copy_of(words), sums=sums)
         return len(ids)
 
-    def _order_fills(self, ids: Ids, *, in_use: bool) -> int:
+    def order_planned(self, ids: Ids, horizon: int) -> None:
+        """Fills what a plan needs next, in this order; what is staged for it may push out what is
+        used in `horizon` files from now, or later. What has no room stays ABSENT."""
+        self.shared.catalog.want(ids)
+        self._order_fills(ids, in_use=False, horizon=horizon)
+
+    def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
         words = self.shared.catalog.words[ids]
         wanted, leaving = state_of(words) == State.WANTED, copy_of(words) != 0
         if (wanted & leaving).any():
             self.wanted.put_off(ids[wanted & leaving], in_use=in_use)
         ids = ids[wanted & ~leaving]
         kept = self.keeps.keeps_here(ids)
-        ordered = self._order_staged(ids[~kept], in_use=in_use)
-        return ordered + self._order_kept(ids[kept], in_use=in_use)
+        nowhere, ordered = self._order_kept(ids[kept], in_use=in_use)
+        if len(nowhere):
+            kept[np.isin(ids, nowhere)] = False
+        return ordered + self._order_staged(ids[~kept], in_use=in_use, horizon=horizon)
 
-    def _order_kept(self, ids: Ids, *, in_use: bool) -> int:
-        tiers = self.policy.place(self.shared.catalog.entries["size"][ids], self._rooms())
+    def _order_kept(self, ids: Ids, *, in_use: bool) -> tuple[Ids, int]:
+        """Returns the files that have no room and are to be staged, and how many were ordered."""
+        if not len(ids):
+            return ids, 0
+        sizes, rooms = self.shared.catalog.entries["size"][ids], self.rooms()
+        if self.prefers is None:
+            tiers = self.policy.place(sizes, rooms)
+        else:
+            tiers = place_preferred(self.prefers(ids), sizes, rooms, self.policy)
         nowhere = tiers == NOWHERE
-        ordered = self._nowhere(ids[nowhere], in_use=in_use) if nowhere.any() else 0
-        return ordered + self._submit(ids[~nowhere], tiers[~nowhere], in_use=in_use)
+        ordered = self._submit(ids[~nowhere], tiers[~nowhere], in_use=in_use)
+        return self._nowhere(ids[nowhere], in_use=in_use), ordered
 
-    def _order_staged(self, ids: Ids, *, in_use: bool) -> int:
-        """Files that have no place in the tiers. What nobody reads now is staged when somebody
-        does: what is filled ahead would go again before it is used."""
+    def _order_staged(self, ids: Ids, *, in_use: bool, horizon: int | None) -> int:
+        """Files that have no place in the tiers. What neither is read now nor will be soon is
+        staged when somebody reads it: what is filled ahead would go again before it is used."""
         catalog = self.shared.catalog
-        if not in_use or not len(ids):
+        if not len(ids) or (not in_use and horizon is None):
             catalog.set_state(ids, State.ABSENT, Reason.NO_ROOM)
             return 0
         sizes = catalog.entries["size"][ids]
@@ -187,11 +212,15 @@ class Filler:
         catalog.set_state(ids[~possible], State.BYPASS, Reason.NO_ROOM)
         ids, sizes = ids[possible], sizes[possible]
         now = self.staging.admits(sizes)
-        later = ids[~now]
-        if len(later) and self.staging.make_room(int(sizes.sum(dtype=np.float64))):
-            self.wanted.put_off(later, in_use=in_use)
-        elif len(later):
-            self.staging.refuse(later)
+        if not now.all():
+            least_use = -1 if horizon is None else horizon
+            coming = self.staging.make_room(int(sizes.sum(dtype=np.float64)), least_use)
+            if horizon is not None:
+                catalog.set_state(ids[~now], State.ABSENT)
+            elif coming:
+                self.wanted.put_off(ids[~now], in_use=in_use)
+            else:
+                self.staging.refuse(ids[~now])
         tiers = np.full(int(now.sum()), self.staging.number, dtype=np.int32)
         return self._submit(ids[now], tiers, in_use=in_use)
 
@@ -206,27 +235,30 @@ class Filler:
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
         catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
-        peers = self.nodes.holders(ids) if self.nodes else None
+        peers = self.nodes.asked(ids) if self.nodes else None
         self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use, peers=peers)
         return len(ids)
 
-    def _rooms(self) -> list[TierRoom]:
+    def rooms(self) -> list[TierRoom]:
         """Of the tiers that the policy chooses from."""
         kept = self.tiers[: self.staging.number]
         return [tier.room() if tier is not None else NO_TIER_ROOM for tier in kept]
 
-    def _nowhere(self, ids: Ids, *, in_use: bool) -> int:
-        """No room now. Copies of other datasets go first; else files are staged; else the source
-        serves them, at once: readers wait. They are tried again when nothing runs any more. Returns
-        how many are ordered."""
-        if self.copies.drop_foreign() or any(map(self.copies.leaving, range(self.staging.number))):
+    def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
+        """No room now. Copies of other datasets go first; else files are staged, and returned; else
+        the source serves them, at once: readers wait. They are tried again when nothing runs any
+        more."""
+        leaves = any(map(self.copies.leaving, range(self.staging.number)))
+        if not len(ids):
+            pass
+        elif self.copies.drop_foreign() or leaves:
             self.wanted.put_off(ids, in_use=in_use)
         elif self.staging.tier is not None:
-            return self._order_staged(ids, in_use=in_use)
+            return ids
         else:
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
             self._refused.append(ids)
-        return 0
+        return ids[:0]
 
     # --- results -----------------------------------------------------------------------------
 
@@ -263,7 +295,7 @@ class Filler:
         on the disk, and some may have failed. Whatever fits now has its turn again."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
-        tiers = self.policy.place(catalog.entries["size"][ids], self._rooms())
+        tiers = self.policy.place(catalog.entries["size"][ids], self.rooms())
         fits = self._let_in_again(ids[tiers != NOWHERE], Reason.NO_ROOM)
         if len(fits):
             self.wanted.again(fits, in_use=True)

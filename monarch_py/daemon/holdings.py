@@ -79,13 +79,13 @@ class Holdings(PeerServer):
             self._c, len(entries), pointer(entries, "uint64_t *"), pointer(flags, "uint8_t *")
         )
 
-    def answer(self) -> None:
-        """Peers that wait for what will have no copy, as it is decided by now, wait no longer."""
-        lib.monarch_holdings_answer(self._c)
-
     def ready(self) -> None:
         """It is known by now what this node keeps."""
         lib.monarch_holdings_ready(self._c)
+
+    def answer(self) -> None:
+        """Peers that wait for what will have no copy wait no longer."""
+        lib.monarch_holdings_answer(self._c)
 
     def _begin(self, bounds: Any) -> Any:
         return lib.monarch_holdings_serve(self._c, bounds)

@@ -25,11 +25,14 @@ from monarch_py.placement import TierRoom, take
 from monarch_py.policies.rendezvous import first_nodes, owners
 from monarch_py.tiers import Tier
 
-__all__ = ["NOBODY", "PEER_THREADS", "Membership", "Nodes"]
+__all__ = ["ASKED", "NOBODY", "PEER_THREADS", "Holders", "Membership", "Nodes"]
 
 log = logging.getLogger("monarch.nodes")
 
 NOBODY = -1
+# Nodes that a fill asks for a file, (n, ASKED).
+ASKED: int = lib.MONARCH_ASKED
+Holders = npt.NDArray[np.int16]
 # Threads that wait for peers: enough to ask all nodes of a small job at a time.
 PEER_THREADS = 16
 # All nodes know who keeps what within this time of each other, unless one of them scans by itself
@@ -52,7 +55,7 @@ class Nodes:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._began = clock, clock()
-        self.cluster, self.shared = membership.cluster, shared
+        self.cluster, self.shared, self._engine = membership.cluster, shared, engine
         cluster = self.cluster
         if len(cluster.members) > lib.MONARCH_MAX_PEERS:
             raise SessionError(
@@ -66,17 +69,18 @@ class Nodes:
             if rank != cluster.rank:
                 self.peers[rank] = Peer(transport, (member.host, member.port))
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
-        # Of every entry that was decided on: the node that keeps it, and whether this one does too.
-        self._owner = np.zeros(0, dtype=np.int32)
+        # Of every entry that was decided on: the nodes that keep it, the owner first, as far as
+        # they are known; and whether this one does too.
+        self._holders: Holders = np.zeros((0, ASKED), dtype=np.int16)
         self._keeps = np.zeros(0, dtype=bool)
-        self._is_decided = False
+        self.is_decided = False  # by the catalog alone
         # Somebody else decides on files of a plan first, see `assign`.
         self.awaits_plan = False
 
     @property
     def is_ready(self) -> bool:
         """Whether it is known who keeps what; before that nothing can be filled."""
-        return self._is_decided and not self.awaits_plan
+        return self.is_decided and not self.awaits_plan
 
     @property
     def may_wait(self) -> bool:
@@ -87,20 +91,20 @@ class Nodes:
         """Decides on what the catalog has got. scanned : the catalog has all files by now."""
         self.holdings.follow_catalog()
         count = len(self.shared.catalog)
-        if scanned and not self._is_decided:
+        if scanned and not self.is_decided:
             self._decide_all(count)
-            self._is_decided = True
-        elif self._is_decided and count > len(self._owner):
+            self.is_decided = True
+        elif self.is_decided and count > len(self._holders):
             self._decide_late(count)
         if not self.may_wait:
             self.holdings.ready()
 
-    def assign(self, ids: Ids, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
-        """What a plan says of (n,) entries, on every node the same: the node that keeps each,
-        NOBODY for none, and whether this one keeps a copy. It holds from now on, also when the plan
-        is no longer followed: the copies are where it has put them."""
-        self._owner[ids], self._keeps[ids] = owner, keeps
-        self.holdings.keep(ids, owner == self.cluster.rank)
+    def assign(self, ids: Ids, holders: Holders, keeps: npt.NDArray[np.bool_]) -> None:
+        """What a plan says of (n,) entries, on every node the same: the nodes that keep each, owner
+        first, and whether this one keeps a copy. It holds from now on, also when the plan is no
+        longer followed: the copies are where it has put them."""
+        self._holders[ids], self._keeps[ids] = holders, keeps
+        self.holdings.keep(ids, holders[:, 0] == self.cluster.rank)
 
     def answer(self) -> None:
         """The catalog says what was decided in this turn."""
@@ -111,11 +115,24 @@ class Nodes:
         kept: npt.NDArray[np.bool_] = self._keeps[ids]
         return kept
 
-    def holders(self, ids: Ids) -> npt.NDArray[np.int32]:
-        """(n,) int32: the node that a fill asks for the file, NOBODY for one that is read from the
-        source: this node's own, and what no node has room for."""
-        owner: npt.NDArray[np.int32] = self._owner[ids]
-        return np.where(owner == self.cluster.rank, np.int32(NOBODY), owner)
+    def asked(self, ids: Ids) -> npt.NDArray[np.int32]:
+        """(n, MONARCH_ASKED) int32: whom a fill asks for each file, NOBODY for one that is read
+        from the source: this node's own, and what no node has room for. Of two holders the one with
+        the shorter queue of ours comes first; the owner fills what it has not, the other may have
+        no copy yet."""
+        asked: npt.NDArray[np.int32] = self._holders[ids].astype(np.int32)
+        asked[asked[:, 0] == self.cluster.rank] = NOBODY
+        asked[asked[:, 1] == self.cluster.rank, 1] = NOBODY
+        two = np.flatnonzero((asked >= 0).all(axis=1))
+        if len(two):
+            length = self._engine.queues(len(self.cluster.members))
+            owner, other = asked[two].T
+            # As long queues mean nothing: the owner, half of the time.
+            shorter = (length[other] < length[owner]) | (
+                (length[other] == length[owner]) & (ids[two] % np.uint64(2) == 1)
+            )
+            asked[two[shorter]] = asked[two[shorter]][:, ::-1]
+        return asked
 
     def _decide_all(self, count: int) -> None:
         """Every node comes to the same owners: by the files' hashes, and where a node is full, the
@@ -149,14 +166,16 @@ class Nodes:
     def _decide_late(self, count: int) -> None:
         """Files that were met later: nodes may meet them in another order, so that what else they
         have room for cannot be asked."""
-        first = len(self._owner)
+        first = len(self._holders)
         hashes = self.shared.catalog.entries["hash"][first:count]
         quotas = np.array([sum(m.quotas) for m in self.cluster.members], dtype=np.float64)
         owner = first_nodes(hashes, quotas)
         self._set(first, owner, owner == self.cluster.rank)
 
     def _set(self, first: int, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
-        self._owner = np.concatenate([self._owner[:first], owner])
+        holders = np.full((len(owner), ASKED), NOBODY, dtype=np.int16)
+        holders[:, 0] = owner
+        self._holders = np.concatenate([self._holders[:first], holders])
         self._keeps = np.concatenate([self._keeps[:first], keeps])
         ids = np.arange(first, first + len(owner), dtype=np.uint64)
         self.holdings.keep(ids, owner == self.cluster.rank)
@@ -174,7 +193,7 @@ class Nodes:
         counts = self.holdings.counts()
         return {
             "rank": self.cluster.rank,
-            "own_files": int((self._owner == self.cluster.rank).sum()),
+            "own_files": int((self._holders[:, 0] == self.cluster.rank).sum()),
             "kept_files": int(self._keeps.sum()),
             "served_requests": counts["requests"],
             "served_bytes": counts["bytes"],

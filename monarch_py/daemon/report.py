@@ -83,14 +83,14 @@ def _source(scanner: Scanner, shared: Shared, number: int) -> dict[str, Any]:
 
 
 def status(
-    shared: Shared,
-    scanner: Scanner,
     filler: Filler,
+    plans: list[dict[str, Any]],
     tiers: list[tuple[str, int, Tier | None, str]],
     started: float,
 ) -> dict[str, Any]:
-    """tiers : those of the configuration: (mount point, quota [bytes], the tier or None, why it
-    goes unused)."""
+    """plans : as Planned.told has it;  tiers : those of the configuration: (mount point, quota
+    [bytes], the tier or None, why it goes unused)."""
+    shared, scanner = filler.shared, filler.scanner
     counted = shared.totals()
     totals: dict[str, Any] = {
         "wait_seconds": round(counted.pop("wait_ns") / 1e9, 6),
@@ -114,6 +114,7 @@ def status(
         "catalog_full": scanner.full,
         "tiers": [_tier(tier, m, q, why) for m, q, tier, why in tiers],
         "staging": _staging(filler.staging),
+        "plans": plans,
         "sources": [_source(scanner, shared, i) for i in range(len(scanner.sources))],
         "totals": totals,
         **({"nodes": filler.nodes.status()} if filler.nodes else {}),

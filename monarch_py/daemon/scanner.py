@@ -33,7 +33,8 @@ class Source:
     def __init__(self, number: int, config: SourceConfig, told: Record | None) -> None:
         self.number = number
         self.config = config
-        self.told = told
+        self._told = told
+        self._root = None if told is None else told.root(number)
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
@@ -42,13 +43,14 @@ class Source:
         self.scan_seconds = 0.0
 
     def begin(self, config: Config, doorbell: Any) -> Scan:
-        if self.told is not None:
-            return self.told.scan(self.number)
+        told, self._told = self._told, None  # it is large, and needed once
+        if told is not None:
+            return told.scan(self.number)
         rate = config.scan_ops_per_s or 0
         return Walk(self.fd, self.number, config.scan_threads, rate, doorbell)
 
     def root(self) -> Root:
-        return read_root(self.fd) if self.told is None else self.told.root(self.number)
+        return self._root or read_root(self.fd)
 
     def excluded(self, entries: npt.NDArray[Any], paths: Any) -> npt.NDArray[np.bool_]:
         """(n,) True for files that the configuration leaves out. paths : callable, entry -> str."""

@@ -20,6 +20,7 @@ from monarch_py.daemon.members import all_nodes
 from monarch_py.daemon.metadata import Metadata
 from monarch_py.daemon.nodes import Membership
 from monarch_py.daemon.openfiles import open_files, writers
+from monarch_py.daemon.planned import Planned, load_plan
 from monarch_py.daemon.report import SCHEMA_VERSION, status
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
@@ -40,13 +41,16 @@ log = logging.getLogger("monarch.daemon")
 TURN_MS = 250
 # The same while copies are made: the number of reads in flight follows the source [ms].
 BUSY_TURN_MS = 50
+# The same while programs open what a plan says: it is looked at what they open [ms].
+FOLLOWING_TURN_MS = 10
 REQUEST_BYTES = 1 << 20
 
 
 class Daemon:
     """All of one session. Made ready by the constructor; `run` serves until `stop_soon`.
 
-    TierError when no tier can be used; OSError when shared memory is full.
+    ConfigError for a plan that cannot be followed; TierError when no tier can be used; OSError when
+    shared memory is full.
     """
 
     def __init__(
@@ -58,6 +62,8 @@ class Daemon:
         scanned: tuple[Record, float] | None = None,
     ) -> None:
         self.config, self.cluster = config, cluster
+        nodes = len(cluster.members) if cluster else 1
+        plans = [(file, load_plan(file, nodes)) for file in config.plans]
         self.started = time.monotonic()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -72,7 +78,8 @@ class Daemon:
         self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
         self.metadata = Metadata(config, self.shared, self.scanner)
         self.filler = Filler(self.scanner, self._membership(listener))
-        if self.filler.staging.tier is not None:
+        self.planned = Planned(plans, self.filler, cluster)
+        if self.filler.staging.tier is not None or plans:
             self.shared.follow_opens()
         self._socket = self._listen(session)
 
@@ -94,7 +101,8 @@ class Daemon:
                 self._why.append(str(error))
         if not any(self.tiers):
             raise TierError("no tier can be used: " + "; ".join(self._why))
-        self.tiers.append(open_staging(self.config, session, needed=self.cluster is not None))
+        needed = bool(self.config.plans or self.cluster)
+        self.tiers.append(open_staging(self.config, session, needed=needed))
 
     def _mark_open_for_writing(self) -> None:
         control = self.shared.control
@@ -120,10 +128,15 @@ class Daemon:
             while not self._stopping.is_set():
                 with self._lock:
                     busy = self._turn()
-                wait_ms = 0 if busy else TURN_MS if self.filler.engine.idle else BUSY_TURN_MS
+                wait_ms = 0 if busy else self._pause_ms()
                 rung = int(lib.monarch_wait_doorbell(self.shared.clients, rung, wait_ms))
         finally:
             self._close()
+
+    def _pause_ms(self) -> int:
+        if self.planned.is_awake:
+            return FOLLOWING_TURN_MS
+        return TURN_MS if self.filler.engine.idle else BUSY_TURN_MS
 
     def _turn(self) -> bool:
         """Everything once, nothing for long. Returns whether there is more to do at once."""
@@ -137,15 +150,18 @@ class Daemon:
         # An open is reason enough to fill what the scan did not know only where it is for others.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.wanted.want(wanted)
-        self.filler.staging.opened(self.shared.take_opened())
+        opened = self.shared.take_opened()
+        self.filler.staging.opened(opened)
         self.filler.wanted.take_wants()
         self.filler.wanted.take_demands()
-        more = self.filler.wanted.fill_met()
+        # A plan has an order of its own.
+        more = not self.planned.is_active and self.filler.wanted.fill_met()
         self.filler.copies.drop_changed()
         self.filler.copies.compare_young()
         self.filler.collect()
         if not self.shared.control.off:
             more |= self.filler.feed()
+        self.planned.step(opened)
         self.filler.copies.feed_drops()  # at once: readers may wait for the room
         self.metadata.step()
         self.filler.answer()
@@ -165,6 +181,7 @@ class Daemon:
             self._is_closed = True
             self._socket.close()
             self.shared.close()
+            self.planned.close()
             self.filler.close()
             self.metadata.close()
             self.scanner.close()
@@ -298,4 +315,5 @@ class Daemon:
             (str(c.mount_point), c.quota_bytes, tier, why)
             for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=False)
         ]
-        return status(self.shared, self.scanner, self.filler, tiers, self.started)
+        plans = self.planned.told()
+        return status(self.filler, plans, tiers, self.started)

@@ -147,18 +147,18 @@ class Staging:
         room = self.tier.room()
         return take(room.rounded(sizes), room.free_bytes, room.free_inodes)
 
-    def make_room(self, need_bytes: int, sooner_than: int = -1) -> bool:
-        """Drops copies until so much room is there, or on its way; of those whose next use is known
-        only such as are used later than `sooner_than`. Returns whether any room is on its way."""
+    def make_room(self, need_bytes: int, least_use: int = -1) -> bool:
+        """Drops copies until so much room is there, or on its way; only such as are not used before
+        `least_use`, as `Uses` has it. Returns whether any room is on its way."""
         if self.tier is None:
             return False
         leaving = self.copies.leaving(self.number)
         missing = need_bytes - self.tier.room().free_bytes - leaving
         if missing > 0:
-            self._drop(max(missing, self.tier.config.quota_bytes // AT_ONCE), sooner_than)
+            self._drop(max(missing, self.tier.config.quota_bytes // AT_ONCE), least_use)
         return self.copies.leaving(self.number) > 0
 
-    def _drop(self, bytes_: int, sooner_than: int) -> None:
+    def _drop(self, bytes_: int, least_use: int) -> None:
         """What is used farthest in the future goes first; of those of which that is the same, or
         not known, the one that came or was opened the longest ago."""
         assert self.tier is not None
@@ -169,7 +169,7 @@ class Staging:
             del self._entries[entry]
         ids = ids[here]
         uses = self.uses.next_use(ids)
-        ids, uses = ids[uses > sooner_than], uses[uses > sooner_than]
+        ids, uses = ids[uses >= least_use], uses[uses >= least_use]
         ids = ids[np.argsort(-uses, kind="stable")]
         sizes = self.tier.rounded_all(self.copies.shared.catalog.entries["size"][ids])
         before = np.cumsum(sizes) - sizes

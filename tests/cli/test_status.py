@@ -65,6 +65,14 @@ def test_the_report_has_the_documented_fields(served: Session) -> None:
     assert f"This is schema {SCHEMA_VERSION}." in PAGE.read_text()
 
 
+def test_all_nodes_have_the_documented_fields(served: Session) -> None:
+    report = of_session(served, "--all")
+    assert set(report) == {"schema", "nodes"}
+    (node,) = report["nodes"]
+    assert set(node) == fields("`status --all --json`")
+    assert set(node["status"]) == set(of_session(served))
+
+
 def test_the_report_of_a_run_has_the_documented_fields(session: Session) -> None:
     file = session.directory / "run.json"
     assert session.monarch("run", "--json", str(file), "--", "true").returncode == 0

@@ -215,10 +215,12 @@ static void keep(struct node *n) {
 static void order(struct node *n, uint64_t id) {
     uint64_t copy = n->next_copy++;
     uint32_t tier = 0;
-    int32_t from = is_own(n, id) ? -1 : (int32_t)(1 - n->number);
+    int32_t from[MONARCH_ASKED];
+    for (int i = 0; i < MONARCH_ASKED; i++)
+        from[i] = i || is_own(n, id) ? -1 : (int32_t)(1 - n->number);
     set_word(n, id, monarch_word(MONARCH_FILLING, 0, 0, copy));
     CHECK(monarch_engine_submit(n->engine, n->catalog, MONARCH_FILL, (int)below(&n->rng, 2), 1, &id,
-                                &tier, &copy, NULL, &from) == 1);
+                                &tier, &copy, NULL, from) == 1);
 }
 
 static void take_wants(struct node *n) {

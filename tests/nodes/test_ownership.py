@@ -89,7 +89,7 @@ def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
 
 def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
     """By hash: the node that is asked, which is the node itself for what it keeps for others."""
-    asked = made.holders(catalog.ids()).tolist()
+    asked = made.asked(catalog.ids())[:, 0].tolist()
     holdings: Any = made.holdings
     return {
         int(hash_): made.cluster.rank if i in holdings.kept else asked[i]
@@ -131,7 +131,7 @@ def test_all_nodes_say_the_same_within_their_quotas(
         assert keeps[own].all()
         assert sizes[keeps].sum(dtype=np.float64) <= quotas[rank]
         # What no node keeps, no node has room left over for.
-        assert not (keeps & ~own & (made.holders(catalog.ids()) == NOBODY)).any()
+        assert not (keeps & ~own & (made.asked(catalog.ids()) == NOBODY).all(axis=1)).any()
         left[rank] -= int(sizes[own].sum())
     for hash_, size in files:
         if said[0][hash_] == NOBODY:

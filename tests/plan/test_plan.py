@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,9 @@ import pytest
 
 from monarch_py.document import markdown_rows
 from monarch_py.errors import ConfigError
-from monarch_py.plan import Loader, Part, Plan, PlanPart, Timeline, find_holders
+from monarch_py.plan import Loader, Plan, PlanPart, find_holders
 from monarch_py.plan._stored import SAMPLERS
 from monarch_py.plan.figures import figures_of, held_by
-from monarch_py.plan.follow import Follower, window_steps
 from monarch_py.plan.holders import NOBODY
 from monarch_py.plan.index import Index
 from monarch_py.plan.recipe import DOCUMENT, PART, SAMPLER, read_plan
@@ -146,63 +144,6 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     np.savez(path, **arrays)
     with pytest.raises(ConfigError, match="its names and sizes are damaged"):
         Plan.load(path)
-
-
-# --- followed -----------------------------------------------------------------------------------
-
-
-def worked_ahead(loader: Loader, epoch: int) -> list[int]:
-    """What one rank's workers open, if the last of them is always the fastest."""
-    batches = loader.batches(epoch)[0]
-    seen: list[int] = []
-    for low in range(0, len(batches), loader.ahead):
-        seen += chain.from_iterable(batches[low : low + loader.ahead][::-1].tolist())
-    return [sample for sample in seen if sample >= 0]
-
-
-def test_workers_that_work_ahead_are_followed() -> None:
-    loader = Loader(DistributedSampler(400, 1, 2), 1, 5, workers=4, prefetch_factor=2)
-    part = Part("training", loader)
-    section = Timeline((part,), 2, 1, 400).section(1)
-    assert window_steps(part) == 9
-    follower = Follower(section, 0)
-    seen = np.array(worked_ahead(loader, 1), dtype=np.int32)
-    assert follower.observe(seen).all()
-    assert follower.position == section.start + 400
-    assert follower.missing == 0
-
-
-def test_another_order_is_noticed() -> None:
-    loader = Loader(DistributedSampler(2000, 1, 2), 1, 5, workers=2)
-    section = Timeline.of(loader, 2, 1).section(0)
-    assert Follower(section, 0).observe(section.node(0)).all()
-    other = Timeline.of(loader, 2, 1).section(1).node(0)
-    assert Follower(section, 0).observe(other).mean() < 0.5
-    follower = Follower(section, 0)
-    assert not follower.observe(np.repeat(section.node(0)[:1], 2))[1], "each access counts once"
-
-
-def test_some_reads_that_nobody_sees_do_not_stop_it() -> None:
-    loader = Loader(DistributedSampler(2000, 1, 2), 1, 5, workers=2)
-    section = Timeline.of(loader, 1, 1).section(0)
-    seen = section.node(0)[np.arange(2000) % 10 != 0]
-    follower = Follower(section, 0)
-    assert follower.observe(seen).all()
-    assert 100 < follower.missing <= 200
-
-
-def test_a_follower_enters_where_a_training_is_restarted() -> None:
-    loader = Loader(DistributedSampler(400, 2, 2), 2, 5)
-    timeline = Timeline.of(loader, 3, 2)
-    section, position = timeline.section(1), timeline.position(1, 20)
-    rest = section.node(1)[20 * 5 :]
-    assert not Follower(section, 1).observe(rest).any()
-    follower = Follower(section, 1)
-    follower.enter(position)
-    assert follower.position == position
-    assert follower.observe(rest).all()
-    with pytest.raises(ConfigError, match=r"^position: "):
-        follower.enter(position + 10_000)
 
 
 # --- figures ------------------------------------------------------------------------------------

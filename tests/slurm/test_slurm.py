@@ -63,23 +63,30 @@ def job_of_the_page() -> str:
     return str(script)
 
 
-def run_job(slurm: Slurm, directory: Path, config: Path, script: str) -> str:
-    """Runs a batch script to its end; what it said."""
-    said = directory / "said"
+def submit(slurm: Slurm, directory: Path, config: Path, script: str) -> str:
+    """Hands a batch script in; what it says goes to the file `said`. Returns the job's number."""
     script = script.replace("tiers.yaml", str(config))
     script = script.replace("monarch ", f"{sys.executable} -m monarch_py ")
     file = directory / "job.sh"
     file.write_text(script)
-    done = slurm.run("sbatch", "--parsable", f"--output={said}", file)
+    done = slurm.run("sbatch", "--parsable", f"--output={directory / 'said'}", file)
     assert done.returncode == 0, done.stderr
-    job = done.stdout.strip()
+    return done.stdout.strip()
+
+
+def finish(slurm: Slurm, directory: Path, job: str) -> str:
+    """Waits for a job's end; what it said."""
     wait_until(
         lambda: job not in slurm.run("squeue", "--noheader", "--format=%A").stdout.split(),
         timeout=60,
         what="the end of the job",
         every=0.1,
     )
-    return said.read_text()
+    return (directory / "said").read_text()
+
+
+def run_job(slurm: Slurm, directory: Path, config: Path, script: str) -> str:
+    return finish(slurm, directory, submit(slurm, directory, config, script))
 
 
 def test_the_job_of_the_page(slurm: Slurm, tmp_path: Path, config: Path) -> None:
@@ -105,6 +112,26 @@ def test_the_end_of_the_job_ends_the_daemons(slurm: Slurm, tmp_path: Path, confi
     said = run_job(slurm, tmp_path, config, script + "echo up\n")
     assert "up\n" in said, said
     wait_until(lambda: daemons(config) == [], what="the daemons' end")
+
+
+def test_a_daemon_that_dies_takes_no_other_along(
+    slurm: Slurm, tmp_path: Path, config: Path
+) -> None:
+    seen, go, after = (tmp_path / name for name in ("seen", "go", "after"))
+    script = job_of_the_page().partition("srun python train.py")[0].replace("=4", "=3")
+    look = "monarch status --all --json -c tiers.yaml"
+    script += f"{look} >{seen}.new; mv {seen}.new {seen}; until [ -e {go} ]; do sleep 0.1; done\n"
+    job = submit(slurm, tmp_path, config, script + f"{look} >{after}\n")
+    wait_until(seen.exists, timeout=60, what="the daemons")
+    victim = psutil.Process(json.loads(seen.read_text())["nodes"][1]["status"]["pid"])
+    victim.kill()
+    # Its `serve` has ended, and Slurm knows.
+    wait_until(lambda: "task 1: Exited with exit code" in (tmp_path / "said").read_text())
+    go.touch()
+    said = finish(slurm, tmp_path, job)
+    nodes = json.loads(after.read_text())["nodes"]
+    assert [node["why"] for node in nodes] == ["", "cannot be reached", ""], said
+    assert "monarch: the daemon has ended" in said, said
 
 
 def test_a_node_that_cannot_go_on_ends_the_step(slurm: Slurm, tmp_path: Path, config: Path) -> None:

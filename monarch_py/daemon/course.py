@@ -1,0 +1,247 @@
+"""One access plan on this node: which entries of the catalog its files are, and how far it is.
+
+What takes long (finding the files, drawing an epoch, looking for a place) runs in a thread that the
+loop asks now and then; nothing in it waits.
+"""
+
+import os
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.catalog import CatalogReader
+from monarch_py.config import SourceConfig
+from monarch_py.daemon.copies import Ids
+from monarch_py.errors import ConfigError
+from monarch_py.native import Kind, lib, pointer
+from monarch_py.plan import Plan
+from monarch_py.plan.follow import Follower, Run, locate
+from monarch_py.plan.index import Index
+
+__all__ = ["Course", "Found", "load_plan"]
+
+# What is seen before the files are known is kept up to so many accesses.
+EARLY = 1 << 20
+
+
+def load_plan(file: Path, nodes: int) -> Plan:
+    """The plan of a training on so many nodes, in whole files: a daemon copies nothing else. One
+    node alone (1) follows node 0 of any plan.
+
+    ConfigError, naming the file, if it cannot be followed.
+    """
+    plan = replace(Plan.load(file), grain="files", holders=None)
+    if any(not len(index.pool) for index in plan.datasets):
+        raise ConfigError(
+            f"{file}: was made for a number of files, whose names are not known; make it from an "
+            "index (`monarch plan index`)"
+        )
+    if nodes not in (1, plan.nodes):
+        raise ConfigError(
+            f"{file}: was made for {plan.nodes} nodes, but {nodes} work together; make it anew"
+            f" with 'nodes: {nodes}'"
+        )
+    plan.timeline()
+    return plan
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The files of a plan in the catalog.
+
+    entries : (files,) uint64, where each is known;  problem : why the plan does not hold, "" if it
+    does;  runs : the first two
+    """
+
+    entries: Ids
+    problem: str
+    runs: tuple[Run, ...]
+
+
+class Course:
+    """How far a node is in one plan.
+
+    state : 'waiting' until the files are known, 'following', 'searching' a place that fits, or
+    'dropped';  why : it was dropped, "" otherwise
+    """
+
+    def __init__(self, file: Path, plan: Plan, node: int, executor: Executor) -> None:
+        self.file, self.plan, self.node = file, plan, node
+        self.timeline = plan.timeline()
+        self.layout = self.timeline.layout()
+        self.state, self.why = "waiting", ""
+        self.entries: Ids = np.zeros(0, dtype=np.uint64)
+        self.number = 0  # of the run, in the layout
+        self.follower: Follower | None = None
+        self._executor = executor
+        self._of_entry: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._drawing: tuple[int, Future[Run]] | None = None
+        self._search: Future[tuple[int, Run, int] | None] | None = None
+        self._early: list[Ids] = []
+
+    @property
+    def is_active(self) -> bool:
+        return self.follower is not None and self.state != "dropped"
+
+    # --- its files ------------------------------------------------------------------------------
+
+    def find(self, catalog: CatalogReader, sources: tuple[SourceConfig, ...]) -> Found:
+        """For the thread: which entries the files are, and the first two runs."""
+        entries, problem = [], ""
+        for index in self.plan.datasets:
+            found, why = _find_files(catalog, sources, index)
+            entries.append(found)
+            problem = problem or why
+        runs = tuple(self.draw(number) for number in range(min(2, len(self.layout))))
+        return Found(np.concatenate(entries), problem, runs)
+
+    def begin(self, found: Found, catalog_entries: int) -> None:
+        """Begins to follow, with what has been seen until now."""
+        if self.state == "dropped":
+            return
+        self.entries = found.entries
+        self._of_entry = np.full(catalog_entries, -1, dtype=np.int32)
+        self._of_entry[found.entries] = np.arange(len(found.entries), dtype=np.int32)
+        self.follower, self.state = Follower(found.runs[0]), "following"
+        self.follower.following = found.runs[1] if len(found.runs) > 1 else None
+        early, self._early = self._early, []
+        for ids in early:
+            self.judge(ids, self.observe(ids))
+
+    def drop(self, why: str) -> None:
+        self.state, self.why = "dropped", why
+        self.follower, self._early = None, []
+        self._of_entry = np.zeros(0, dtype=np.int32)
+
+    # --- runs -----------------------------------------------------------------------------------
+
+    def draw(self, number: int) -> Run:
+        epoch, part, _ = self.layout[number]
+        return Run.of(self.timeline.section(epoch, part.name), self.node, self.timeline.units)
+
+    def step(self) -> None:
+        """Takes in what the thread has found; asks it for what is needed next."""
+        follower = self.follower
+        if follower is None or self.state == "dropped":
+            return
+        if self._search is not None:
+            self._end_search(follower)
+        elif follower.is_lost:
+            self.state = "searching"
+            evidence = follower.evidence
+            self._search = self._executor.submit(self._find_place, evidence)
+        ahead = self.number + 1
+        if self._drawing is not None and self._drawing[1].done():
+            (number, drawn), self._drawing = self._drawing, None
+            if number == ahead:
+                follower.following = drawn.result()
+        if follower.following is None and self._drawing is None and ahead < len(self.layout):
+            self._drawing = ahead, self._executor.submit(self.draw, ahead)
+
+    def _find_place(self, evidence: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
+        """For the thread: the run in which the evidence lies together best, and where."""
+        best: tuple[float, int, Run, int] | None = None
+        for number in range(len(self.layout)):
+            run = self.draw(number)
+            share, place = locate(run, evidence)
+            if share > (best[0] if best else 0.0):
+                best = share, number, run, place
+        return best[1:] if best else None
+
+    def _end_search(self, follower: Follower) -> None:
+        assert self._search is not None
+        if not self._search.done():
+            return
+        found, self._search = self._search.result(), None
+        if found is not None:
+            self.number, run, place = found
+            evidence = follower.evidence
+            follower.enter(run, place)
+            follower.observe(np.unique(evidence))
+            self.state = "following"
+        elif follower.is_lost:
+            seen = follower.fits + follower.misfits
+            self.drop(f"of the last {seen} files that were opened {follower.misfits} were others")
+        else:
+            self.state = "following"
+
+    # --- what is seen ---------------------------------------------------------------------------
+
+    def observe(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of these entries (n,), opened since the last call, fit the plan."""
+        fits = np.zeros(len(ids), dtype=bool)
+        if self.follower is None:
+            if self.state == "waiting" and sum(map(len, self._early)) < EARLY:
+                self._early.append(ids)
+            return fits
+        run = self.follower.run
+        known = self._is_known(ids)
+        fits[known] = self.follower.observe(self._of_entry[ids[known]])
+        if self.follower.run is not run:
+            self.number += 1
+        return fits
+
+    def judge(self, ids: Ids, fits: npt.NDArray[np.bool_]) -> None:
+        """Takes note of how well they fit: (n,) entries that no other plan explains."""
+        if self.follower is not None and len(ids):
+            known = self._is_known(ids)
+            self.follower.judge(self._of_entry[ids[known]], fits[known])
+
+    def _is_known(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        known = ids < len(self._of_entry)
+        known[known] = self._of_entry[ids[known]] >= 0
+        return np.asarray(known)
+
+    def upcoming(self, most: int) -> Ids:
+        """(n,) entries that are needed next."""
+        if self.follower is None:
+            return np.zeros(0, dtype=np.uint64)
+        return self.entries[self.follower.upcoming(most)]
+
+    def told(self) -> dict[str, Any]:
+        """For `status`."""
+        follower = self.follower
+        return {
+            "file": str(self.file),
+            "state": self.state,
+            "why": self.why,
+            "epoch": follower.run.epoch if follower else None,
+            "position": follower.position if follower else None,
+            "fitting": follower.fits if follower else 0,
+            "others": follower.misfits if follower else 0,
+        }
+
+
+def _find_files(
+    catalog: CatalogReader, sources: tuple[SourceConfig, ...], index: Index
+) -> tuple[Ids, str]:
+    """(files,) entries, and why the plan does not hold, "" if it does."""
+    root = Path(os.path.realpath(index.root))
+    entries = np.full(index.files, -1, dtype=np.int64)
+    for number, source in enumerate(sources):
+        if root == source.real_path or source.real_path in root.parents:
+            below = os.fsencode(root.relative_to(source.real_path))
+            prefix = b"" if below == b"." else below + b"/"
+            lib.monarch_find_all(
+                catalog.c,
+                number,
+                prefix,
+                len(prefix),
+                pointer(index.pool, "char *"),
+                pointer(index.starts, "uint64_t *"),
+                index.files,
+                pointer(entries, "int64_t *"),
+            )
+            break
+    else:
+        return entries.astype(np.uint64), f"{index.root} lies in no source"
+    known = np.flatnonzero(entries >= 0)
+    rows = catalog.entries[entries[known]]
+    same = (rows["kind"] == Kind.FILE) & (rows["size"] == index.sizes[known])
+    missing = index.files - int(same.sum())
+    problem = f"{missing} of {index.files} files in {index.root} are gone or others now"
+    return entries.astype(np.uint64), problem if missing else ""

@@ -1,0 +1,62 @@
+"""Trainings that a plan knows: a dataset, the plan's file, and a DataLoader that reads it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.files import Files
+from support.session import Session
+
+from monarch_py.plan import Plan, PlanPart
+from monarch_py.plan.index import Index
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import DistributedSampler
+
+TRAIN = Path(__file__).parent / "programs" / "train_planned.py"
+
+
+def plan_of(
+    files: Files,
+    root: Path,
+    to: Path,
+    *,
+    epochs: int = 3,
+    seed: int = 11,
+    ranks: int = 1,
+    batch: int = 8,
+    workers: int = 2,
+    prefetch_factor: int = 2,
+    nodes: int = 1,
+) -> Path:
+    """Writes the plan of a training on all files, sorted by name, seen below `root`."""
+    names = sorted(files.digests)
+    sizes = [files.path(name).stat().st_size for name in names]
+    index = Index.of("files", root, names, sizes)
+    loader = Loader(
+        DistributedSampler(len(names), ranks, seed),
+        ranks,
+        batch,
+        workers=workers,
+        prefetch_factor=prefetch_factor,
+    )
+    Plan((index,), (PlanPart("training", 0, loader),), epochs, nodes).save(to)
+    return to
+
+
+def train(
+    session: Session,
+    root: Path,
+    *,
+    preload: bool = True,
+    timeout: float = 120,
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """Runs programs/train_planned.py: for each epoch the digest of all bytes in the order of the
+    batches, and the counters of the daemon before it, if `status` is set."""
+    words = [sys.executable, str(TRAIN), str(root), json.dumps(settings)]
+    done = session.run(words, preload=preload, timeout=timeout)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]

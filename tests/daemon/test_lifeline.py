@@ -1,0 +1,61 @@
+"""A daemon that several are brought up with ends when whoever does that dies before its time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.session import Session, wait_until
+
+from monarch_py.client import Client
+from monarch_py.cluster import Cluster, Member
+from monarch_py.daemon.lifecycle import STAY, Told, spawn
+from monarch_py.peers import listen, new_secret
+
+Spawned = tuple[subprocess.Popen[bytes], int, Client]
+
+
+@pytest.fixture
+def spawned(
+    session_factory: Callable[..., Session], tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Spawned]:
+    """A daemon, the end of its lifeline, and its client."""
+    session = session_factory(tree)
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    with listen("127.0.0.1") as listener:
+        host, port = listener.getsockname()
+        member = Member("here", host, port, (1,))
+        told = Told(Cluster(0, (member,), new_secret()), listener, lifeline=reading)
+        process = spawn(session.config, detach=False, told=told)
+    os.close(reading)
+    try:
+        yield process, writing, session.client
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_it_ends_with_its_lifeline(spawned: Spawned) -> None:
+    process, writing, client = spawned
+    assert client.runs()
+    os.close(writing)
+    assert process.wait(30) == 0
+
+
+def test_it_stays_when_it_is_told_to(spawned: Spawned) -> None:
+    process, writing, client = spawned
+    os.write(writing, STAY)
+    os.close(writing)
+    before = client.ask("status")["uptime_seconds"]
+    wait_until(lambda: client.ask("status")["uptime_seconds"] > before + 1)
+    assert process.poll() is None
+    assert client.ask("where")["cluster"]
+
+
+def test_a_daemon_alone_has_none(session_factory: Callable[..., Session], tree: Path) -> None:
+    session = session_factory(tree).start()
+    assert session.client.ask("where")["cluster"] == ""

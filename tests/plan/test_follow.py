@@ -1,0 +1,325 @@
+"""Following a node through its plan by sets of what it opened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch_py.errors import ConfigError
+from monarch_py.plan.follow import Follower, Run, locate, window_steps
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import DistributedSampler, Sampler
+from monarch_py.plan.timeline import Part, Timeline
+
+Units = npt.NDArray[np.int32]
+
+
+def timeline_of(
+    samples: int,
+    ranks: int = 1,
+    epochs: int = 3,
+    seed: int = 5,
+    workers: int = 0,
+    prefetch_factor: int = 2,
+) -> Timeline:
+    sampler: Sampler = DistributedSampler(samples, ranks, seed)
+    loader = Loader(sampler, ranks, 8, workers=workers, prefetch_factor=prefetch_factor)
+    return Timeline.of(loader, epochs, 1)
+
+
+def runs_of(timeline: Timeline) -> list[Run]:
+    return [Run.of(section, 0, timeline.units) for section in timeline.sections()]
+
+
+class Ranks:
+    """What the workers of a node's ranks open, as torch's DataLoader has it: batches are given out
+    in turn (`in_order`) or to who has least to do, one for each that the training takes; workers go
+    on at random, one of them much slower than the others if it is to lag."""
+
+    def __init__(self, timeline: Timeline, epoch: int, rng: random.Random, in_order: bool) -> None:
+        self.rng, self.in_order = rng, in_order
+        loader = timeline.parts[0].loader
+        self.loader = loader
+        self.batches = [
+            [batch[batch >= 0].tolist() for batch in rank] for rank in loader.batches(epoch)
+        ]
+        self.steps = loader.steps
+        self.given = [0] * len(self.batches)
+        workers = max(1, loader.workers)
+        self.queues: list[list[list[tuple[int, int]]]] = [
+            [[] for _ in range(workers)] for _ in self.batches
+        ]
+        self.speeds = [[rng.choice([0.02, 1, 1, 3]) for _ in range(workers)] for _ in self.batches]
+        self.ready: list[set[int]] = [set() for _ in self.batches]
+        self.taken = [0] * len(self.batches)
+        for rank in range(len(self.batches)):
+            for _ in range(max(1, loader.ahead)):
+                self._give(rank)
+
+    def _give(self, rank: int) -> None:
+        number, queues = self.given[rank], self.queues[rank]
+        if number >= self.steps:
+            return
+        self.given[rank] += 1
+        worker = number % len(queues)
+        if not self.in_order:
+            worker = min(range(len(queues)), key=lambda w: len({n for n, _ in queues[w]}))
+        queues[worker] += [(number, sample) for sample in self.batches[rank][number]]
+
+    def __iter__(self) -> Iterator[int]:
+        """Samples as they are opened."""
+        left = sum(len(batch) for rank in self.batches for batch in rank)
+        while left:
+            rank = self.rng.randrange(len(self.batches))
+            queues = self.queues[rank]
+            busy = [w for w in range(len(queues)) if queues[w]]
+            if busy:
+                worker = self.rng.choices(busy, [self.speeds[rank][w] for w in busy])[0]
+                number, sample = queues[worker].pop(0)
+                left -= 1
+                yield sample
+                if not queues[worker] or queues[worker][0][0] != number:
+                    self.ready[rank].add(number)
+            self._train()
+
+    def _train(self) -> None:
+        """All ranks take a batch in the same step."""
+        able = [r for r, ready in enumerate(self.ready) if self._next(r) is not None or not ready]
+        if len(able) < len(self.batches) or any(self._next(r) is None for r in able):
+            return
+        for rank in able:
+            number = self._next(rank)
+            assert number is not None
+            self.ready[rank].discard(number)
+            self.taken[rank] += 1
+            self._give(rank)
+
+    def _next(self, rank: int) -> int | None:
+        ready = self.ready[rank]
+        if self.in_order:
+            return self.taken[rank] if self.taken[rank] in ready else None
+        return min(ready, default=None)
+
+
+def in_turns(samples: Iterator[int], rng: random.Random, most: int) -> Iterator[Units]:
+    turn: set[int] = set()
+    size = rng.randint(1, most)
+    for sample in samples:
+        turn.add(sample)
+        if len(turn) >= size:
+            yield np.array(sorted(turn), dtype=np.int32)
+            turn, size = set(), rng.randint(1, most)
+    if turn:
+        yield np.array(sorted(turn), dtype=np.int32)
+
+
+def watch(follower: Follower, seen: Units) -> None:
+    follower.judge(seen, follower.observe(seen))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    samples=st.integers(1200, 2000),
+    ranks=st.integers(1, 3),
+    workers=st.integers(0, 8),
+    factor=st.integers(1, 4),
+    told=st.booleans(),
+    in_order=st.booleans(),
+    strays=st.sampled_from([0.0, 0.02, 0.1]),
+    unseen=st.sampled_from([0.0, 0.05]),
+    most=st.sampled_from([1, 20, 300]),
+)
+def test_a_right_plan_is_never_lost(
+    seed: int,
+    samples: int,
+    ranks: int,
+    workers: int,
+    factor: int,
+    told: bool,
+    in_order: bool,
+    strays: float,
+    unseen: float,
+    most: int,
+) -> None:
+    """`told`: the plan says how many workers there are. `strays`: somebody else reads files of the
+    dataset; `unseen`: something else answers reads."""
+    rng, samples = random.Random(seed), samples * ranks
+    real = timeline_of(samples, ranks, workers=workers, prefetch_factor=factor)
+    plan = real if told else timeline_of(samples, ranks)
+    runs = runs_of(plan)
+    follower = Follower(runs[0])
+
+    def seen(epoch: int) -> Iterator[int]:
+        for sample in Ranks(real, epoch, rng, in_order):
+            if rng.random() >= unseen:
+                yield sample
+            if rng.random() < strays:
+                yield rng.randrange(samples)
+
+    for epoch in range(3):
+        done = 0
+        for turn in in_turns(seen(epoch), rng, most):
+            follower.following = runs[follower.run.epoch + 1] if follower.run.epoch < 2 else None
+            watch(follower, turn)
+            done += len(turn)
+            assert not follower.is_lost
+            assert follower.run.epoch in (epoch - 1, epoch, epoch + 1)
+        assert follower.run.epoch >= epoch
+        assert follower.front >= len(follower.run) - 3 * follower.run.window or (
+            follower.run.epoch > epoch
+        )
+    assert follower.fits >= (0.97 - unseen) * 3 * samples / (1 + strays)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    samples=st.integers(3000, 10_000),
+    ranks=st.integers(1, 2),
+    most=st.sampled_from([1, 5, 20]),
+    in_order=st.booleans(),
+)
+def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
+    seed: int, samples: int, ranks: int, most: int, in_order: bool
+) -> None:
+    rng = random.Random(seed)
+    real, planned = (
+        timeline_of(samples * ranks, ranks, seed=number, workers=8, prefetch_factor=4)
+        for number in (17, 23)
+    )
+    runs = runs_of(planned)
+    follower, opens = Follower(runs[0]), 0
+    for turn in in_turns(iter(Ranks(real, 0, rng, in_order)), rng, most):
+        watch(follower, turn)
+        opens += len(turn)
+        if follower.is_lost:
+            break
+    assert follower.is_lost
+    assert opens <= 100 * ranks
+    assert all(locate(run, follower.evidence)[0] == 0 for run in runs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    samples=st.integers(1200, 5000),
+    epoch=st.integers(1, 2),
+    begun=st.floats(0, 0.8),
+)
+def test_a_job_that_is_restarted_is_found(
+    seed: int, samples: int, epoch: int, begun: float
+) -> None:
+    """At the beginning of an epoch, or in its middle."""
+    rng = random.Random(seed)
+    plan = timeline_of(samples, workers=4)
+    runs = runs_of(plan)
+    follower = Follower(runs[0])
+    restarted = Ranks(plan, epoch, rng, True)
+    skip = int(begun * restarted.steps)
+    restarted.batches = [rank[skip:] for rank in restarted.batches]
+    restarted = _again(restarted)
+    for turn in in_turns(iter(restarted), rng, 10):
+        watch(follower, turn)
+        if follower.is_lost:
+            found = [locate(run, follower.evidence) for run in runs]
+            best = max(range(3), key=lambda number: found[number][0])
+            assert best == epoch
+            assert found[best][0] > 0
+            assert abs(found[best][1] - skip * 8) <= runs[best].window
+            follower.enter(runs[best], found[best][1])
+    assert follower.run.epoch == epoch
+    assert follower.front > 0.9 * samples - follower.run.window
+    assert not follower.is_lost
+
+
+def _again(ranks: Ranks) -> Ranks:
+    """With other batches: given out anew."""
+    ranks.steps = len(ranks.batches[0])
+    ranks.given = [0] * len(ranks.batches)
+    ranks.queues = [[[] for _ in queues] for queues in ranks.queues]
+    for rank in range(len(ranks.batches)):
+        for _ in range(max(1, ranks.loader.ahead)):
+            ranks._give(rank)
+    return ranks
+
+
+def test_a_few_reads_far_ahead_do_not_move_the_front() -> None:
+    (run, *_) = runs_of(timeline_of(4000, workers=4))
+    follower = Follower(run)
+    watch(follower, run.units[:200])
+    front = follower.front
+    watch(follower, run.units[3000:3010])
+    watch(follower, run.units[200 + run.window // 2 : 205 + run.window // 2])
+    assert follower.front - front < 20
+    watch(follower, run.units[200:400])
+    assert 300 < follower.front <= 400
+    assert (follower.fits, follower.misfits) == (400, 10)
+
+
+def test_what_comes_is_what_was_not_seen_yet_and_then_the_next_run() -> None:
+    timeline = timeline_of(600, epochs=2)
+    runs = runs_of(timeline)
+    follower = Follower(runs[0])
+    watch(follower, runs[0].units[:500])
+    ahead = follower.upcoming(1000)
+    assert ahead.tolist() == runs[0].units[500:].tolist()
+    follower.following = runs[1]
+    ahead = follower.upcoming(150)
+    assert ahead.tolist() == [*runs[0].units[500:], *runs[1].units[:50]]
+    watch(follower, runs[0].units[500:])
+    assert follower.position == 600
+    watch(follower, runs[1].units[:10])
+    assert follower.run is runs[1]
+    assert follower.upcoming(1).tolist() == [runs[1].units[10]]
+
+
+def test_who_opens_each_file_twice_fits() -> None:
+    (run, *_) = runs_of(timeline_of(2000, workers=2))
+    follower = Follower(run)
+    for low in range(0, 2000, 10):
+        watch(follower, run.units[low : low + 10])
+        watch(follower, run.units[low : low + 10])
+    assert follower.misfits == 0
+    assert not follower.is_lost
+
+
+def test_files_of_many_samples_count_where_they_are_used_first() -> None:
+    part = Part(
+        "training",
+        Loader(DistributedSampler(60, 1), 1, 6),
+        1,
+        np.r_[np.arange(60) // 6, -1].astype(np.int32),
+    )
+    timeline = Timeline((part,), 1, 1, 10)
+    run = Run.of(timeline.section(0), 0, 10)
+    own = timeline.section(0).node(0).tolist()
+    assert run.units.tolist() == list(dict.fromkeys(own))
+    assert run.starts.tolist() == [own.index(unit) for unit in run.units.tolist()]
+    follower = Follower(run)
+    watch(follower, np.arange(10, dtype=np.int32))
+    assert follower.position == run.starts[-1] + 1
+
+
+def test_windows_and_places_that_are_none() -> None:
+    timeline = timeline_of(400, workers=4, prefetch_factor=2)
+    assert window_steps(timeline.parts[0]) == 9
+    section = timeline.section(0)
+    assert Run.of(section, 0, 400).window == 100
+    assert Run.of(timeline_of(400).section(0), 0, 400).window == 100
+    assert Run.of(timeline_of(4000).section(0), 0, 4000).window == 33 * 8
+    assert Run.of(timeline_of(4000, workers=4).section(0), 0, 4000).window == 2 * 9 * 8
+    assert Run.of(section, 0, 400, window=5).window == 5
+    with pytest.raises(ConfigError, match=r"^window: "):
+        Run.of(section, 0, 400, window=0)
+    run = Run.of(section, 0, 400)
+    with pytest.raises(ConfigError, match=r"^place: "):
+        Follower(run, 401)
+    assert locate(run, np.zeros(0, dtype=np.int32)) == (0.0, 0)
+    assert Run.of(section, 0, 500).place[450] == -1
