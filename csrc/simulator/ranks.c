@@ -88,7 +88,8 @@ void sim_begin_checkpoint(struct monarch_sim *s, double now) {
     s->writing = s->job.nodes;
     s->written = now;
     for (uint32_t n = 0; n < s->job.nodes; n++)
-        pfs_ask(&s->pfs, now, 0, n, s->checkpoint, s->job.checkpoint_bytes * s->job.ranks_per_node);
+        pfs_ask(&s->pfs, now, 0, n, s->checkpoint + n,
+                s->job.checkpoint_bytes * s->job.ranks_per_node);
 }
 
 void sim_checkpoint_written(struct monarch_sim *s, double end) {

@@ -8,13 +8,10 @@
 static void take_from_pfs(struct monarch_sim *s, double now) {
     double end;
     struct request r = pfs_take(&s->pfs, now, &end);
-    uint32_t first_class_thread = s->job.nodes * s->threads;
-    if (r.who == s->checkpoint)
+    if (r.who >= s->checkpoint)
         sim_checkpoint_written(s, end);
-    else if (r.who >= first_class_thread)
-        sim_filled_from_pfs(s, r.who - first_class_thread, end);
     else
-        sim_staged_from_pfs(s, r.who, end);
+        sim_has_come(s, &r, end);
 }
 
 int monarch_sim_run(struct monarch_sim *s) {
@@ -79,6 +76,8 @@ void monarch_sim_free(struct monarch_sim *s) {
     free(s->copy);
     free(s->first_copy);
     free(s->reused);
+    free(s->reading);
+    free(s->joined);
     free(s->cursor);
     free(s->list_end);
     free(s);
@@ -100,7 +99,7 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
     s->checkpoint = job->nodes * s->threads + s->class_threads;
     size_t lists = (size_t)job->nodes * job->classes;
     int has_machine = machine_open(&s->machine, job);
-    has_machine &= pfs_open(&s->pfs, job, s->threads + s->class_threads / job->nodes + 1);
+    has_machine &= pfs_open(&s->pfs, job, s->checkpoint + job->nodes);
     s->heap.event = calloc((size_t)s->checkpoint + 1, sizeof *s->heap.event);
     s->rank = calloc(s->ranks, sizeof *s->rank);
     s->staging = calloc((size_t)job->nodes * s->threads, sizeof *s->staging);
@@ -108,13 +107,18 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
     s->copy = calloc(job->copies + 1, sizeof *s->copy);
     s->first_copy = calloc((size_t)job->files + 1, sizeof *s->first_copy);
     s->reused = calloc((size_t)job->files * EPOCHS_KNOWN + 1, sizeof *s->reused);
+    size_t owned = job->owner ? job->files : 0;
+    s->reading = malloc((owned + 1) * sizeof *s->reading);
+    s->joined = calloc((size_t)s->checkpoint + 1, sizeof *s->joined);
     s->cursor = calloc(lists, sizeof *s->cursor);
     s->list_end = calloc(lists, sizeof *s->list_end);
     if (!has_machine || !s->heap.event || !s->rank || !s->staging || !s->class_thread || !s->copy ||
-        !s->first_copy || !s->reused || !s->cursor || !s->list_end) {
+        !s->first_copy || !s->reused || !s->reading || !s->joined || !s->cursor || !s->list_end) {
         monarch_sim_free(s);
         return NULL;
     }
+    for (size_t f = 0; f < owned; f++)
+        s->reading[f] = PFS_NONE;
     sim_add_copies(s);
     return s;
 }

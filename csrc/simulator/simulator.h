@@ -39,6 +39,9 @@ struct monarch_sim_job {
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
+    /* files: the node that alone reads each from the file system, and sends it on to those who want
+     * it; -1: whoever wants it reads it. NULL: so for all. */
+    const int32_t *owner;
     uint8_t stages;         /* files are prefetched into the staging buffer */
     uint8_t fills;          /* the classes' threads make the copies */
     uint8_t fills_first;    /* ... before the first step */
@@ -60,7 +63,8 @@ struct monarch_sim_result {
     double *reused;       /* epochs: bytes of files that a copy of an earlier epoch gave */
     double *stall;        /* ranks: waited for samples [s] */
     double *rank_compute; /* ranks [s] */
-    double *filled;       /* nodes: bytes from the file system for copies, besides samples */
+    double *filled;       /* nodes: bytes from the file system for copies and for other nodes */
+    double *pfs_bytes;    /* epochs: all that the file system gave */
     uint64_t *ready;      /* epochs: samples that were there when they were asked for */
     uint64_t *imbalanced; /* epochs: steps in which ranks' times differed, see imbalance */
     double imbalance;     /* ... by more than this share of the slowest one's */

@@ -77,7 +77,7 @@ static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now, enu
 
 static struct way told_way(const struct known *k, size_t place, uint32_t node) {
     int32_t holder = k->holder[place];
-    struct way w = {0, MONARCH_SIM_PFS, 0, 0, NULL};
+    struct way w = {0, 0, MONARCH_SIM_PFS, 0, 0, -1};
     if (holder >= 0) {
         w.from = (uint32_t)holder == node ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE;
         w.holder = (uint32_t)holder;
@@ -90,14 +90,13 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
                   int32_t file) {
     uint32_t epoch = (uint32_t)(access / per_epoch(s));
     double bytes = size_of(s, file);
-    uint32_t from = s->job.is_free ? (uint32_t)MONARCH_SIM_STAGING : w->from;
-    s->out->bytes[epoch * MONARCH_SIM_FROMS + from] += bytes;
-    s->out->node_bytes[node * MONARCH_SIM_FROMS + from] += bytes;
+    s->out->bytes[epoch * MONARCH_SIM_FROMS + w->from] += bytes;
+    s->out->node_bytes[node * MONARCH_SIM_FROMS + w->from] += bytes;
     uint32_t *last = &s->reused[(size_t)file * EPOCHS_KNOWN + epoch % EPOCHS_KNOWN];
     int is_first = *last != epoch + 1;
     *last = epoch + 1;
-    if (!is_first || from == MONARCH_SIM_PFS || from == MONARCH_SIM_STAGING ||
-        (w->copy && w->copy->epoch >= (int32_t)epoch))
+    if (!is_first || w->from == MONARCH_SIM_PFS || w->from == MONARCH_SIM_STAGING ||
+        w->epoch >= (int32_t)epoch)
         return;
     s->out->reused[epoch] += bytes;
 }
@@ -139,19 +138,24 @@ static void fetch(struct monarch_sim *s, uint32_t thread, double now) {
         return;
     }
     struct way w = k->holder ? told_way(k, place, node) : sim_best_way(s, now, node, file);
-    count(s, node, t->access, &w, file);
     if (s->job.is_free) {
+        w.from = MONARCH_SIM_STAGING;
         staged(s, thread, now);
     } else if (w.from == MONARCH_SIM_PFS) {
         double more = k->redundant ? (double)k->redundant[place] : 0;
-        s->out->filled[node] += more;
-        pfs_ask(&s->pfs, now, t->access, node, thread, bytes + more);
+        int is_first = sim_read(s, now, t->access, thread, bytes + more);
+        if (sim_reader(s, node, file) != node)
+            w.from = MONARCH_SIM_REMOTE;
+        else if (!is_first)
+            w.from = MONARCH_SIM_LOCAL;
+        w.epoch = (int32_t)(t->access / per_epoch(s));
     } else {
         double end = sim_take_way(s, now, node, &w, bytes);
         if (w.from == MONARCH_SIM_REMOTE && !k->holder)
             sim_keep(s, end, node, file, (int32_t)(t->access / per_epoch(s)));
         staged(s, thread, end);
     }
+    count(s, node, t->access, &w, file);
 }
 
 void sim_staged_from_pfs(struct monarch_sim *s, uint32_t thread, double now) {

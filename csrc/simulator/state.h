@@ -46,7 +46,7 @@ struct class_thread {
 };
 
 /* Events have numbers: the staging threads, those of node n from n * threads on; the classes' own
- * threads; the checkpoint. */
+ * threads; the checkpoint, of node n from there on at the file system. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -72,6 +72,8 @@ struct monarch_sim {
     struct copy *copy;
     int32_t *first_copy;         /* of each file */
     uint32_t *reused;            /* files x EPOCHS_KNOWN: the last epoch in which it was, and one */
+    uint32_t *reading;           /* files with owners: for whom first it is read now, or PFS_NONE */
+    uint32_t *joined;            /* threads: who waits for the same read next, or PFS_NONE */
     uint64_t *cursor, *list_end; /* nodes x classes: what is still to be copied */
 };
 
@@ -118,9 +120,9 @@ void sim_checkpoint_written(struct monarch_sim *s, double end);
 /* --- ways.c --- */
 
 struct way {
-    double end;
+    double end, whole;          /* when the bytes are there; the copy */
     uint32_t from, holder, cls; /* from: enum monarch_sim_from */
-    const struct copy *copy;
+    int32_t epoch;              /* in which the copy was made; -1: before the first, or not known */
 };
 
 /* The copy from which the file is there first, or the file system (NoPFS 4: the least of the times;
@@ -131,6 +133,15 @@ double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const stru
                     double bytes);
 /* A file that has come from elsewhere goes where it has its place. */
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
+
+/* --- source.c --- */
+
+/* Who reads the file for the node: its owner, or the node itself. */
+uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file);
+/* A thread asks the file system for its file. 0 if it waits for a read that was under way. */
+int sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who, double bytes);
+/* A request is over, and its node has the bytes at `end`. */
+void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
 

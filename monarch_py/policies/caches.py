@@ -1,7 +1,8 @@
-"""Policies that keep what was read: first fit, LRU, and Belady's with bypass.
+"""Policies that keep what was read: first fit, its kin for several nodes, LRU, and Belady's with
+bypass.
 
-Each works for every node by itself, or, with `shared`, for all nodes together: then every file has
-one home, the only node that may hold it, and the others read it from there.
+LRU and Belady work for every node by itself, or, with `shared`, for all nodes together: then every
+file has one home, the only node that may hold it, and the others read it from there.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.eviction import FarthestUse, LeastRecent
-from monarch_py.policies.filling import copies_of
+from monarch_py.policies.filling import copies_of, owners_of
 from monarch_py.policies.rendezvous import file_keys, homes, owners
 from monarch_py.policies.replay import Replay, in_time, next_uses
 from monarch_py.policies.view import PFS, STAGING, Decision, Ints, Job, Served, When
 
-__all__ = ["LRU", "Belady", "FirstFit"]
+__all__ = ["LRU", "Belady", "FirstFit", "Hash"]
 
 # Uses one cache: node, epoch, files, numbers of their accesses -> the class that had each.
 Use = Callable[[int, int, npt.NDArray[np.int32], npt.NDArray[np.int64]], bytearray]
@@ -34,21 +35,36 @@ class FirstFit:
 
     name = "first-fit"
 
-    def __init__(self, *, shared: bool = False) -> None:
-        self.shared = shared
-        self.name = "first-fit-shared" if shared else "first-fit"
+    def decide(self, job: Job) -> Decision:
+        orders = [used_in_order(each) for each in job.first_use]
+        copies = copies_of(job.cluster, job.sizes, orders.__getitem__)
+        return Decision(copies=copies, when=When.ON_USE, pfs=False)
+
+
+class Hash:
+    """For several nodes without a plan: rendezvous hashing, weighted by room, says which node owns
+    a file (`rendezvous.owners`), and it alone reads it from the source.
+
+    A node that misses a file gets it from the owner, which reads it when it is first asked for and
+    keeps it in the fastest class with room, as `FirstFit` does. What no node has room for is read
+    by whoever needs it. Sizes and rooms say all of that; the order of first use only stands for
+    that in which requests come.
+    """
+
+    name = "hash"
 
     def decide(self, job: Job) -> Decision:
-        first = job.first_use
-        if not self.shared:
-            orders = [used_in_order(each) for each in first]
-            copies = copies_of(job.cluster, job.sizes, orders.__getitem__)
-            return Decision(copies=copies, when=When.ON_USE, pfs=False)
         room = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
         home = owners(file_keys(job.files), job.sizes, room)
-        order = used_in_order(first.min(axis=0))
+        order = used_in_order(job.first_use.min(axis=0))
         copies = copies_of(job.cluster, job.sizes, lambda node: order[home[order] == node])
-        return Decision(copies=copies, when=When.BESIDE, remote=True, pfs=False)
+        return Decision(
+            copies=copies,
+            when=When.ON_USE,
+            remote=True,
+            owner=owners_of(copies, home),
+            pfs=False,
+        )
 
 
 class LRU:

@@ -173,6 +173,9 @@ class Decision:
         Rule 1); without it each is fetched when it is asked for
     copies, when : what the other classes hold, and when it gets there
     remote : a node may read copies of other nodes
+    owner : (files,) int32, the node that alone reads a file from the file system and sends it on to
+        those who asked for it, PFS for a file that everybody reads himself; None: so for all. What
+        several want while it is read is read once, so that an owner that keeps it reads it once
     pfs : a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
     orders : the order of an epoch, as in Job, where the policy changes it; it may be wider than
@@ -191,6 +194,7 @@ class Decision:
     copies: Copies = field(default_factory=Copies.none)
     when: When = When.BESIDE
     remote: bool = False
+    owner: npt.NDArray[np.int32] | None = None
     pfs: bool = True
     orders: Callable[[int], Ints] | None = None
     served: Callable[[int, Ints], Served] | None = None

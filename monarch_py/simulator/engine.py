@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.native import ffi, lib, pointer
-from monarch_py.policies.view import NO_FILE, Copies, Decision, Ints, Job, Policy, When
+from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, Policy, When
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
 from monarch_py.simulator.scenario import Scenario
@@ -27,8 +27,9 @@ class Measured:
 
     epoch_end : (epochs,) [s];  bytes : (epochs, 4) [bytes], node_bytes : (nodes, 4) [bytes], by
     PLACES;  reused : (epochs,) bytes from copies of earlier epochs;  stall, compute : (ranks,) [s];
-    filled : (nodes,) bytes from the file system besides the samples;  ready, imbalanced : (epochs,)
-    samples, steps;  first_step, pfs_busy : [s]
+    filled : (nodes,) bytes from the file system besides the node's own samples;  pfs_bytes :
+    (epochs,) [bytes], all that the file system gave;  ready, imbalanced : (epochs,) samples, steps;
+    first_step, pfs_busy : [s]
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -39,11 +40,11 @@ class Measured:
         self.node_bytes = np.zeros((nodes, len(PLACES)))
         self.reused = np.zeros(epochs)
         self.stall, self.compute = np.zeros(ranks), np.zeros(ranks)
-        self.filled = np.zeros(nodes)
+        self.filled, self.pfs_bytes = np.zeros(nodes), np.zeros(epochs)
         self.ready = np.zeros(epochs, np.uint64)
         self.imbalanced = np.zeros(epochs, np.uint64)
         self.c = ffi.new("struct monarch_sim_result *")
-        for name in ("epoch_end", "bytes", "node_bytes", "reused", "stall", "filled"):
+        for name in ("epoch_end", "bytes", "node_bytes", "reused", "stall", "filled", "pfs_bytes"):
             setattr(self.c, name, pointer(getattr(self, name), "double *"))
         self.c.rank_compute = pointer(self.compute, "double *")
         self.c.ready = pointer(self.ready, "uint64_t *")
@@ -61,7 +62,7 @@ class Measured:
     @property
     def bytes_from_pfs(self) -> float:
         """All that the file system gave, copies and redundant bytes included."""
-        return float(self.bytes[:, PLACES.index("pfs")].sum() + self.filled.sum())
+        return float(self.pfs_bytes.sum())
 
 
 class _Arrays:
@@ -81,7 +82,7 @@ def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
     struct = ffi.new("struct monarch_sim_job *")
     arrays = _Arrays(struct)
     _describe_machine(struct, arrays, scenario, job)
-    _describe_decision(struct, arrays, decision)
+    _describe_decision(struct, arrays, job, decision)
     shape = (decision.orders or job.orders)(0).shape
     nodes, struct.steps, width = shape
     if nodes != scenario.nodes:
@@ -130,7 +131,7 @@ def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: 
         arrays.set(name, values, np.float64, "double *")
 
 
-def _describe_decision(struct: object, arrays: _Arrays, decision: Decision) -> None:
+def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Decision) -> None:
     copies = decision.copies
     if len(copies.node) > MOST_COPIES:
         raise MemoryError("there are more copies than the simulation can number")
@@ -140,6 +141,11 @@ def _describe_decision(struct: object, arrays: _Arrays, decision: Decision) -> N
     arrays.set("copy_node", copies.node, np.int32, "int32_t *")
     arrays.set("copy_file", copies.file, np.int32, "int32_t *")
     arrays.set("copy_class", copies.cls, np.int8, "int8_t *")
+    if (owner := decision.owner) is not None:
+        # C takes them for places in its arrays.
+        if len(owner) != job.files or owner.max(initial=PFS) >= job.cluster.nodes:
+            raise ValueError("the owners are none of this job's files and nodes")
+        arrays.set("owner", owner, np.int32, "int32_t *")
     flags = {
         "copies": len(copies.node),
         "stages": decision.staging and not decision.free,
@@ -219,6 +225,7 @@ def result_of(scenario: Scenario, job: Job, measured: Measured, decision: Decisi
     samples = scenario.epochs * scenario.batches_per_epoch * scenario.global_batch
     details = {
         "bytes_from_pfs": measured.bytes_from_pfs,
+        "epoch_bytes_from_pfs": measured.pfs_bytes.tolist(),
         "pfs_busy_seconds": measured.pfs_busy,
         "epoch_bytes": [dict(zip(PLACES, row, strict=True)) for row in measured.bytes.tolist()],
         **({"notes": list(decision.notes)} if decision.notes else {}),

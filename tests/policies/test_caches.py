@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, holders, loads, shuffled, written
 
-from monarch_py.policies.caches import LRU, Belady, FirstFit
+from monarch_py.policies.caches import LRU, Belady, FirstFit, Hash
 from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent
 from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import PFS, When
@@ -29,13 +29,17 @@ def test_first_fit_pins_what_comes_first() -> None:
     assert (decision.when, decision.remote) == (When.ON_USE, False)
 
 
-def test_shared_first_fit_has_one_home_for_a_file() -> None:
+def test_hash_has_one_owner_for_a_file() -> None:
     job = shuffled(1200, cluster([[300], [300], [600]]), epochs=2, batch=10)
-    decision = FirstFit(shared=True).decide(job)
+    decision = Hash().decide(job)
     assert len(set(decision.copies.file.tolist())) == len(decision.copies.file)
     # Homes in proportion to the room: 300, 300 and 600 files, give or take the hash.
     assert len(decision.copies.file) > 1150
     assert decision.remote
+    # Who holds a file reads it for all, and what nobody holds everybody reads himself.
+    assert decision.owner is not None
+    assert decision.owner[decision.copies.file].tolist() == decision.copies.node.tolist()
+    assert np.count_nonzero(decision.owner == PFS) == 1200 - len(decision.copies.file)
 
 
 def test_lru_up_and_down() -> None:

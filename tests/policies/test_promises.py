@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from policies.jobs import cluster, holders, loads, order_of, shuffled
 
-from monarch_py.policies.caches import LRU, Belady, FirstFit
+from monarch_py.policies.caches import LRU, Belady, Hash
 from monarch_py.policies.replay import NEVER, Replay, next_uses
 from monarch_py.policies.solar import Solar
 from monarch_py.policies.view import NO_FILE, PFS
@@ -22,7 +22,7 @@ def test_steady_epochs_load_what_does_not_fit(part: float, nodes: int) -> None:
     machine = cluster([[int(part * FILES / nodes)]] * nodes)
     job = shuffled(FILES, machine, epochs=3, batch=32)
     bound = 1.02 * (FILES - machine.capacity[:, 1:].sum())
-    pinned = FirstFit(shared=nodes > 1).decide(job)
+    pinned = Hash().decide(job)
     held = np.zeros(FILES, dtype=bool)
     held[pinned.copies.file] = True
     for epoch in (1, 2):

@@ -44,6 +44,9 @@ static uint64_t run_one(void) {
         copy_class[i] = (int8_t)(1 + list % (classes - 1));
         copy_file[i] = (int32_t)below(files);
     }
+    int32_t *owner = malloc(files * sizeof *owner);
+    for (uint32_t i = 0; i < files; i++)
+        owner[i] = (int32_t)below(nodes + 1) - 1;
     double *read = doubles(nodes * classes, 1, 1000), *write = doubles(nodes * classes, 1, 1000);
     double *staging = doubles(nodes, 0, 3000), *network = doubles(nodes, 1, 1000);
     double *link = doubles(nodes, 1, 1000), *pfs = doubles(nodes + 1, 1, 1000);
@@ -70,6 +73,7 @@ static uint64_t run_one(void) {
         .copy_node = copy_node,
         .copy_file = copy_file,
         .copy_class = copy_class,
+        .owner = below(2) ? owner : NULL,
         .stages = below(2),
         .fills = below(2),
         .fills_first = below(2),
@@ -89,6 +93,7 @@ static uint64_t run_one(void) {
     result.stall = calloc((size_t)nodes * ranks, sizeof(double));
     result.rank_compute = calloc((size_t)nodes * ranks, sizeof(double));
     result.filled = calloc(nodes, sizeof(double));
+    result.pfs_bytes = calloc(epochs, sizeof(double));
     result.ready = calloc(epochs, sizeof(uint64_t));
     result.imbalanced = calloc(epochs, sizeof(uint64_t));
 
@@ -127,11 +132,11 @@ static uint64_t run_one(void) {
             fail("time goes back");
     for (int i = 0; i < KEPT; i++)
         free(order[i]), free(holder[i]), free(cls[i]), free(more[i]);
-    free(sizes), free(copy_node), free(copy_file), free(copy_class);
+    free(sizes), free(copy_node), free(copy_file), free(copy_class), free(owner);
     free(read), free(write), free(staging), free(network), free(link), free(pfs);
     free(compute), free(preprocess), free(result.epoch_end), free(result.bytes);
     free(result.node_bytes), free(result.reused), free(result.stall), free(result.rank_compute);
-    free(result.filled), free(result.ready), free(result.imbalanced);
+    free(result.filled), free(result.pfs_bytes), free(result.ready), free(result.imbalanced);
     return n * epochs;
 }
 

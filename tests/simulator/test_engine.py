@@ -122,6 +122,60 @@ def test_copies_made_beside_training_wait_for_the_readers() -> None:
     assert measured.filled.tolist() == [10]
 
 
+def test_an_owner_reads_for_all() -> None:
+    """Both nodes want file 0 (10 bytes), which node 0 alone reads: it is there after 1 s, and 2 s
+    later over the link to node 1, for which 20 bytes of the file system would take 2 s in all. In
+    the second epoch node 1 has it after 2 s, from node 0's copy."""
+    decision = Decision(
+        staging=False,
+        copies=Copies.of([(0, 1, np.array([0]))]),
+        when=When.ON_USE,
+        remote=True,
+        owner=np.array([0], np.int32),
+        pfs=False,
+    )
+    measured = run(Machine({1: 10}, network=5), [10], [[[[0]], [[0]]]] * 2, decision)
+    assert measured.epoch_end.tolist() == pytest.approx([3, 5])
+    assert measured.pfs_bytes.tolist() == [10, 0]
+    assert measured.bytes.tolist() == [[0, 0, 10, 10], [0, 10, 10, 0]]
+    assert measured.reused.tolist() == [0, 10]
+
+
+def test_an_owner_reads_for_another_what_it_does_not_want_itself() -> None:
+    """And keeps it: file 0 is node 1's first sample, and node 0's in the second epoch."""
+    decision = Decision(
+        copies=Copies.of([(0, 1, np.array([0]))]),
+        when=When.ON_USE,
+        remote=True,
+        owner=np.array([0, PFS], np.int32),
+        pfs=False,
+    )
+    machine = Machine({1: 10}, network=5)
+    measured = run(machine, [10, 0], [[[[1]], [[0]]], [[[0]], [[1]]]], decision)
+    # 1 s at the file system and 2 s over the link.
+    assert measured.epoch_end.tolist() == pytest.approx([3, 3])
+    assert measured.filled.tolist() == [10, 0]
+    assert measured.node_bytes[:, [LOCAL, REMOTE]].tolist() == [[10, 0], [0, 10]]
+
+
+def test_a_read_that_nobody_waited_for_is_hurried_when_somebody_does() -> None:
+    """Two nodes at 10 bytes/s each, files of 10 bytes but the last, which has none. Node 0 reads
+    file 0 and then 3 to 12, and its class's thread is to copy file 1 when nobody waits. Node 1 has
+    file 2 after 1 s and wants file 1 then: it is read behind file 3, which is under way from 1 to 2
+    s, and there at 3 s. In all it has waited for 1 and 2 s; without hurry it were 1 and 11 s."""
+    order = [[[[0], *([i] for i in range(3, 13))], [[2], [1], *([13] for _ in range(9))]]]
+    decision = Decision(
+        copies=Copies.of([(0, 1, np.array([1]))]),
+        remote=True,
+        owner=np.array([PFS, 0, *[PFS] * 12], np.int32),
+        pfs=False,
+    )
+    measured = run(Machine({1: 10, 2: 20}), [10] * 13 + [0], order, decision)
+    assert measured.stall[1] == pytest.approx(3)
+    assert measured.pfs_bytes.tolist() == [130]
+    assert measured.filled.tolist() == [10, 0]
+
+
 def test_what_a_policy_says_is_served_is_served() -> None:
     served = Served(np.array([[PFS, 0]], np.int32), np.ones((1, 2), np.int8), np.array([[5, 5]]))
     decision = Decision(served=lambda epoch, order: served)
@@ -259,6 +313,11 @@ def decisions(draw: st.DrawFn, of: Job) -> Decision:
         copies=Copies.of(parts),
         when=draw(st.sampled_from(When)),
         remote=draw(st.booleans()),
+        owner=draw(
+            st.sampled_from(
+                [None, random.integers(PFS, of.cluster.nodes, of.files).astype(np.int32)]
+            )
+        ),
         pfs=draw(st.booleans()),
         keep=draw(st.booleans()),
         share_threads=draw(st.booleans()),

@@ -10,7 +10,7 @@ import pytest
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.named import NAMES, make_policy
-from monarch_py.policies.view import Decision, Job
+from monarch_py.policies.view import PFS, Decision, Job
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.rates import Curve
@@ -129,6 +129,21 @@ def test_nopfs_is_no_slower_than_nothing(runs: list[Any]) -> None:
     for scenario, _, ran in runs:
         naive = ran["naive"][1].epoch_end[-1]
         assert ran["nopfs"][1].epoch_end[-1] <= naive * ROUNDING, scenario
+
+
+def test_what_has_an_owner_is_read_once(runs: list[Any]) -> None:
+    """Of the files that no node has room for every use is read."""
+    for scenario, job, ran in runs:
+        uses = sum(
+            np.bincount(job.orders(e).ravel(), minlength=job.files) for e in range(job.epochs)
+        )
+        for name in ("hash", "planned"):
+            if name not in ran:
+                continue
+            decision, measured = ran[name]
+            assert decision.owner is not None
+            reads = np.where(decision.owner == PFS, uses, 1)
+            assert measured.bytes_from_pfs <= int(reads @ job.sizes), (name, scenario)
 
 
 def test_belady_hits_most_of_all_that_evict(runs: list[Any]) -> None:

@@ -1,13 +1,16 @@
-"""NoPFS as a policy: frequency decides who holds what, the order of use when it is fetched."""
+"""NoPFS as a policy: frequency decides who holds what, the order of use when it is fetched; and the
+same with first copies through the owners."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.errors import PolicyError
+from monarch_py.policies.filling import owners_of
 from monarch_py.policies.nopfs.placement import copies_of, homeless, into_classes, literal, place
 from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
@@ -17,7 +20,7 @@ Files = npt.NDArray[np.int64]
 # little that any other does as well.
 LEAST_SPREAD = 0.1
 
-__all__ = ["NoPFS", "NoPFSLiteral"]
+__all__ = ["NoPFS", "NoPFSLiteral", "Planned"]
 
 
 class NoPFS:
@@ -32,20 +35,23 @@ class NoPFS:
     name = "nopfs"
 
     def decide(self, job: Job) -> Decision:
-        need_differences(job, self.name)
-        quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
-        placed = place(
-            list(job.frequencies),
-            job.sizes,
-            quotas,
-            weights=saved_by_a_copy(job.cluster, float(job.sizes.mean())),
-            seed=job.seed,
-        )
-        held = [placed.held(node) for node in range(job.cluster.nodes)]
-        covered = f"{np.mean(placed.owner >= 0):.1%} of the files have a holder"
-        return Decision(
-            copies=_by_class(job, held), when=When.BESIDE, remote=True, notes=(covered,)
-        )
+        return _placed(job, self.name)[0]
+
+
+class Planned:
+    """What several nodes do with a plan: NoPFS's placement, and each file is read once for all.
+
+    A file's owner alone reads it from the source, when it comes to it in order of first use or when
+    somebody asks, and sends it on (NoPFS's nodes each read the source until a copy is there). The
+    source is not read a second time, however idle: others use it too. The rest is as in `NoPFS`,
+    and raises what that does.
+    """
+
+    name = "planned"
+
+    def decide(self, job: Job) -> Decision:
+        decision, wanted = _placed(job, self.name)
+        return replace(decision, owner=owners_of(decision.copies, wanted), pfs=False)
 
 
 class NoPFSLiteral:
@@ -62,6 +68,22 @@ class NoPFSLiteral:
         quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
         held = list(literal(list(job.frequencies), job.sizes, quotas))
         return Decision(copies=_by_class(job, held), when=When.BESIDE, remote=True)
+
+
+def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
+    """NoPFS's decision, and (files,) the owner that each file should have."""
+    need_differences(job, name)
+    placed = place(
+        list(job.frequencies),
+        job.sizes,
+        job.cluster.capacity[:, STAGING + 1 :].sum(axis=1),
+        weights=saved_by_a_copy(job.cluster, float(job.sizes.mean())),
+        seed=job.seed,
+    )
+    copies = _by_class(job, [placed.held(node) for node in range(job.cluster.nodes)])
+    covered = f"{np.mean(placed.owner >= 0):.1%} of the files have a holder"
+    decision = Decision(copies=copies, when=When.BESIDE, remote=True, notes=(covered,))
+    return decision, placed.owner
 
 
 def need_differences(job: Job, name: str) -> None:

@@ -1,0 +1,81 @@
+/* Reads of the file system: a node's own, or that of a file's owner, who alone reads the file and
+ * sends it on to all who have asked meanwhile. */
+#include "state.h"
+
+static int is_staging(const struct monarch_sim *s, uint32_t who) {
+    return who < s->job.nodes * s->threads;
+}
+
+static struct class_thread *class_thread_of(struct monarch_sim *s, uint32_t who) {
+    return &s->class_thread[who - s->job.nodes * s->threads];
+}
+
+static uint32_t node_of(struct monarch_sim *s, uint32_t who) {
+    return is_staging(s, who) ? who / s->threads : class_thread_of(s, who)->node;
+}
+
+static int32_t file_of(struct monarch_sim *s, uint32_t who) {
+    if (!is_staging(s, who))
+        return s->copy[class_thread_of(s, who)->copy].file;
+    return file_at(s, s->staging[who].rank, s->staging[who].access);
+}
+
+/* Where the file's read is noted for those who come later. Not where the policy says what each
+ * access finds. */
+static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
+    if (!s->job.owner || s->job.owner[file] < 0)
+        return NULL;
+    int is_told = is_staging(s, who) && known_of(s, s->staging[who].access)->holder;
+    return is_told ? NULL : &s->reading[file];
+}
+
+uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file) {
+    int32_t owner = s->job.owner ? s->job.owner[file] : -1;
+    return owner < 0 ? node : (uint32_t)owner;
+}
+
+int sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who, double bytes) {
+    int32_t file = file_of(s, who);
+    uint32_t *note = note_of(s, who, file);
+    s->joined[who] = PFS_NONE;
+    if (note && *note != PFS_NONE) {
+        uint32_t last = *note;
+        while (s->joined[last] != PFS_NONE)
+            last = s->joined[last];
+        s->joined[last] = who;
+        pfs_hurry(&s->pfs, now, turn, *note);
+        return 0;
+    }
+    if (note)
+        *note = who;
+    pfs_ask(&s->pfs, now, turn, sim_reader(s, node_of(s, who), file), who, bytes);
+    return 1;
+}
+
+void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
+    int32_t file = file_of(s, r->who);
+    uint32_t *note = note_of(s, r->who, file);
+    uint64_t epoch =
+        is_staging(s, r->who) ? s->staging[r->who].access / per_epoch(s) : s->step / s->job.steps;
+    int is_sample = is_staging(s, r->who) && node_of(s, r->who) == r->node;
+    s->out->pfs_bytes[epoch] += r->bytes;
+    s->out->filled[r->node] += r->bytes - (is_sample ? size_of(s, file) : 0);
+    if (note) {
+        *note = PFS_NONE;
+        sim_keep(s, end, r->node, file, s->is_started ? (int32_t)epoch : -1);
+    }
+    for (uint32_t next, who = r->who; who != PFS_NONE; who = next) {
+        uint32_t node = node_of(s, who);
+        double at = end;
+        next = s->joined[who];
+        /* As it arrives, not when it is whole: the links are asked now. */
+        if (node != r->node) {
+            double link = machine_forward(&s->machine, s->now, r->node, node, size_of(s, file));
+            at = link > end ? link : end;
+        }
+        if (is_staging(s, who))
+            sim_staged_from_pfs(s, who, at);
+        else
+            sim_filled_from_pfs(s, who - s->job.nodes * s->threads, at);
+    }
+}
