@@ -44,8 +44,7 @@ int monarch_sim_run(struct monarch_sim *s) {
     return 0;
 }
 
-int monarch_sim_give(struct monarch_sim *s, const int32_t *order, const int32_t *holder,
-                     const int8_t *cls, const int64_t *redundant) {
+int monarch_sim_give(struct monarch_sim *s, const struct monarch_sim_epoch *epoch) {
     struct known *k = &s->known[s->given % EPOCHS_KNOWN];
     uint64_t n = per_epoch(s) * s->ranks;
     uint64_t over = s->given < EPOCHS_KNOWN ? 0 : s->given - EPOCHS_KNOWN + 1;
@@ -56,10 +55,7 @@ int monarch_sim_give(struct monarch_sim *s, const int32_t *order, const int32_t 
         return 0;
     for (uint64_t i = 0; i < n; i++)
         k->at[i] = -1;
-    k->order = order;
-    k->holder = holder;
-    k->cls = cls;
-    k->redundant = redundant;
+    k->told = *epoch;
     s->given++;
     return 1;
 }

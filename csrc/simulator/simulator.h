@@ -76,11 +76,20 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
                                     struct monarch_sim_result *result);
 void monarch_sim_free(struct monarch_sim *sim);
 
-/* The next epoch's accesses: nodes x steps x ranks_per_node x batch files, -1 for none. holder (-1:
- * the file system), cls and redundant [bytes] are of the same shape, or NULL. The arrays are
- * referred to until MONARCH_SIM_EPOCHS more have been given. 0: no memory. */
-int monarch_sim_give(struct monarch_sim *sim, const int32_t *order, const int32_t *holder,
-                     const int8_t *cls, const int64_t *redundant);
+/* An epoch's accesses. All arrays are nodes x steps x ranks_per_node x batch. */
+struct monarch_sim_epoch {
+    const int32_t *order; /* files, -1 for none */
+    /* Where copies come and go, which class of whom has the file (-1: the file system), and to
+     * which classes its keeper writes as many bytes, from `into` to `down` (0: none); else NULL.
+     * The keeper is the file's owner, or the node that uses it. */
+    const int32_t *holder;
+    const int8_t *cls, *into, *down;
+    const int64_t *redundant; /* read from the file system besides [bytes], or NULL */
+};
+
+/* The next epoch. Its arrays are referred to until MONARCH_SIM_EPOCHS more have been given. 0: no
+ * memory. */
+int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *epoch);
 /* Goes on until the next epoch has to be given: 1; or until the end: 0. -1: nothing moves (a fault
  * of this program). */
 int monarch_sim_run(struct monarch_sim *sim);

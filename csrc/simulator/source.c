@@ -20,13 +20,18 @@ static int32_t file_of(struct monarch_sim *s, uint32_t who) {
     return file_at(s, s->staging[who].rank, s->staging[who].access);
 }
 
-/* Where the file's read is noted for those who come later. Not where the policy says what each
- * access finds. */
-static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
-    if (!s->job.owner || s->job.owner[file] < 0)
+/* The epoch, for a staging thread, if the policy says what each access finds in it. */
+static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t who) {
+    if (!is_staging(s, who))
         return NULL;
-    int is_told = is_staging(s, who) && known_of(s, s->staging[who].access)->holder;
-    return is_told ? NULL : &s->reading[file];
+    const struct monarch_sim_epoch *told = &known_of(s, s->staging[who].access)->told;
+    return told->holder ? told : NULL;
+}
+
+/* Where the file's read is noted for those who come later. */
+static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
+    int is_owned = s->job.owner && s->job.owner[file] >= 0;
+    return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
 uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file) {
@@ -34,9 +39,15 @@ uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file) {
     return owner < 0 ? node : (uint32_t)owner;
 }
 
-int sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who, double bytes) {
+enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who,
+                               double bytes) {
     int32_t file = file_of(s, who);
+    uint32_t node = node_of(s, who), reader = sim_reader(s, node, file);
+    const struct monarch_sim_epoch *told = told_to(s, who);
     uint32_t *note = note_of(s, who, file);
+    /* What nobody is going to keep goes no roundabout way. */
+    if (told && !told->into[place_of(s, s->staging[who].rank, s->staging[who].access)])
+        reader = node;
     s->joined[who] = PFS_NONE;
     if (note && *note != PFS_NONE) {
         uint32_t last = *note;
@@ -44,12 +55,12 @@ int sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who, dou
             last = s->joined[last];
         s->joined[last] = who;
         pfs_hurry(&s->pfs, now, turn, *note);
-        return 0;
+        return reader == node ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE;
     }
     if (note)
         *note = who;
-    pfs_ask(&s->pfs, now, turn, sim_reader(s, node_of(s, who), file), who, bytes);
-    return 1;
+    pfs_ask(&s->pfs, now, turn, reader, who, bytes);
+    return reader == node ? MONARCH_SIM_PFS : MONARCH_SIM_REMOTE;
 }
 
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {

@@ -76,12 +76,12 @@ static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now, enu
 }
 
 static struct way told_way(const struct known *k, size_t place, uint32_t node) {
-    int32_t holder = k->holder[place];
+    int32_t holder = k->told.holder[place];
     struct way w = {0, 0, MONARCH_SIM_PFS, 0, 0, -1};
     if (holder >= 0) {
         w.from = (uint32_t)holder == node ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE;
         w.holder = (uint32_t)holder;
-        w.cls = (uint32_t)k->cls[place];
+        w.cls = (uint32_t)k->told.cls[place];
     }
     return w;
 }
@@ -126,44 +126,51 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
         sim_advance(s, t->rank);
 }
 
+/* What comes goes where it has its place. */
+static void keep(struct monarch_sim *s, uint32_t thread, double end) {
+    struct staging_thread *t = &s->staging[thread];
+    const struct monarch_sim_epoch *told = &known_of(s, t->access)->told;
+    size_t place = place_of(s, t->rank, t->access);
+    uint32_t node = thread / s->threads;
+    int32_t file = told->order[place];
+    if (!told->holder)
+        sim_keep(s, end, node, file, (int32_t)(t->access / per_epoch(s)));
+    else if (told->into[place])
+        for (int cls = told->into[place]; cls <= told->down[place]; cls++)
+            machine_write(&s->machine, s->now, sim_reader(s, node, file), (uint32_t)cls,
+                          size_of(s, file));
+}
+
 static void fetch(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     struct known *k = known_of(s, t->access);
     size_t place = place_of(s, t->rank, t->access);
     uint32_t node = thread / s->threads;
-    int32_t file = k->order[place];
+    int32_t file = k->told.order[place];
     double bytes = size_of(s, file);
     if (file < 0) {
         staged(s, thread, now);
         return;
     }
-    struct way w = k->holder ? told_way(k, place, node) : sim_best_way(s, now, node, file);
+    struct way w = k->told.holder ? told_way(k, place, node) : sim_best_way(s, now, node, file);
     if (s->job.is_free) {
         w.from = MONARCH_SIM_STAGING;
         staged(s, thread, now);
     } else if (w.from == MONARCH_SIM_PFS) {
-        double more = k->redundant ? (double)k->redundant[place] : 0;
-        int is_first = sim_read(s, now, t->access, thread, bytes + more);
-        if (sim_reader(s, node, file) != node)
-            w.from = MONARCH_SIM_REMOTE;
-        else if (!is_first)
-            w.from = MONARCH_SIM_LOCAL;
+        double more = k->told.redundant ? (double)k->told.redundant[place] : 0;
+        w.from = sim_read(s, now, t->access, thread, bytes + more);
         w.epoch = (int32_t)(t->access / per_epoch(s));
     } else {
         double end = sim_take_way(s, now, node, &w, bytes);
-        if (w.from == MONARCH_SIM_REMOTE && !k->holder)
-            sim_keep(s, end, node, file, (int32_t)(t->access / per_epoch(s)));
+        if (w.from == MONARCH_SIM_REMOTE || k->told.holder)
+            keep(s, thread, end);
         staged(s, thread, end);
     }
     count(s, node, t->access, &w, file);
 }
 
 void sim_staged_from_pfs(struct monarch_sim *s, uint32_t thread, double now) {
-    struct staging_thread *t = &s->staging[thread];
-    struct known *k = known_of(s, t->access);
-    if (!k->holder)
-        sim_keep(s, now, thread / s->threads, k->order[place_of(s, t->rank, t->access)],
-                 (int32_t)(t->access / per_epoch(s)));
+    keep(s, thread, now);
     staged(s, thread, now);
 }
 

@@ -27,9 +27,7 @@ struct rank {
 };
 
 struct known {
-    const int32_t *order, *holder;
-    const int8_t *cls;
-    const int64_t *redundant;
+    struct monarch_sim_epoch told;
     double *at; /* when a sample is there; then, when it was taken; negative: not known [s] */
 };
 
@@ -99,7 +97,7 @@ static inline double size_of(const struct monarch_sim *s, int32_t file) {
 }
 
 static inline int32_t file_at(struct monarch_sim *s, uint32_t rank, uint64_t access) {
-    return known_of(s, access)->order[place_of(s, rank, access)];
+    return known_of(s, access)->told.order[place_of(s, rank, access)];
 }
 
 static inline double size_at(struct monarch_sim *s, uint32_t rank, uint64_t access) {
@@ -138,8 +136,10 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 
 /* Who reads the file for the node: its owner, or the node itself. */
 uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file);
-/* A thread asks the file system for its file. 0 if it waits for a read that was under way. */
-int sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who, double bytes);
+/* A thread asks the file system for its file. Returns from where the file comes to its node: not
+ * from the file system if another node reads it, or if it is on its way here already. */
+enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who,
+                               double bytes);
 /* A request is over, and its node has the bytes at `end`. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.policies.eviction import FarthestUse, LeastRecent
+from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent, Uses
 from monarch_py.policies.filling import copies_of, owners_of
 from monarch_py.policies.rendezvous import file_keys, homes, owners
 from monarch_py.policies.replay import Replay, in_time, next_uses
@@ -20,8 +20,8 @@ from monarch_py.policies.view import PFS, STAGING, Decision, Ints, Job, Served, 
 
 __all__ = ["LRU", "Belady", "FirstFit", "Hash"]
 
-# Uses one cache: node, epoch, files, numbers of their accesses -> the class that had each.
-Use = Callable[[int, int, npt.NDArray[np.int32], npt.NDArray[np.int64]], bytearray]
+# Uses one cache: node, epoch, files, numbers of their accesses.
+Use = Callable[[int, int, npt.NDArray[np.int32], npt.NDArray[np.int64]], Uses]
 
 
 class FirstFit:
@@ -84,12 +84,12 @@ class LRU:
         def begin() -> Iterator[Served]:
             caches = [LeastRecent(each) for each in job.cluster.capacity]
 
-            def use(node: int, _: int, files: Ints, __: Ints) -> bytearray:
+            def use(node: int, _: int, files: Ints, __: Ints) -> Uses:
                 return caches[node].run(files.tolist(), job.sizes[files].tolist())
 
             return _served(job, self.shared, use)
 
-        return _decision(begin, self.shared)
+        return _decision(job, begin, self.shared)
 
 
 class Belady:
@@ -116,14 +116,14 @@ class Belady:
             caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
             starts = np.cumsum([0, *(each.size for each in known[0])])
 
-            def use(node: int, epoch: int, files: Ints, at: Ints) -> bytearray:
+            def use(node: int, epoch: int, files: Ints, at: Ints) -> Uses:
                 after = in_time(known[0][epoch])[at]
                 times = (starts[epoch] + at).tolist()
                 return caches[node].run(files.tolist(), after.tolist(), times)
 
             return _served(job, self.shared, use)
 
-        return _decision(begin, self.shared)
+        return _decision(job, begin, self.shared)
 
 
 def used_in_order(first: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
@@ -132,10 +132,14 @@ def used_in_order(first: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     return order[: np.count_nonzero(first != np.iinfo(np.int64).max)]
 
 
-def _decision(begin: Callable[[], Iterator[Served]], shared: bool) -> Decision:
+def _decision(job: Job, begin: Callable[[], Iterator[Served]], shared: bool) -> Decision:
     replay = Replay(begin)
     return Decision(
-        when=When.ON_USE, remote=shared, pfs=False, served=lambda epoch, _: replay.at(epoch)
+        when=When.ON_USE,
+        remote=shared,
+        owner=homes(job.files, job.cluster) if shared else None,
+        pfs=False,
+        served=lambda epoch, _: replay.at(epoch),
     )
 
 
@@ -149,10 +153,12 @@ def _served(job: Job, shared: bool, use: Use) -> Iterator[Served]:
         files = in_time(order)
         reader = np.tile(np.arange(nodes, dtype=np.int32), len(files) // nodes)
         cache = home[files] if shared else reader
-        found = np.zeros(len(files), dtype=np.int8)
+        found, into, down = np.zeros((3, len(files)), dtype=np.int8)
         for node in range(nodes):
             at = np.flatnonzero(cache == node)
-            found[at] = np.frombuffer(use(node, epoch, files[at], at), dtype=np.int8)
-        holder = np.where(found == STAGING, PFS, cache).astype(np.int32)
-        shape = (-1, nodes)
-        yield Served(holder.reshape(shape).T, found.reshape(shape).T)
+            uses = use(node, epoch, files[at], at)
+            found[at] = np.frombuffer(uses.found, dtype=np.int8)
+            into[at] = np.frombuffer(uses.into, dtype=np.int8)
+            down[at] = np.frombuffer(uses.down, dtype=np.int8)
+        holder = np.where(found == MISS, PFS, cache).astype(np.int32)
+        yield Served(*(each.reshape(-1, nodes).T for each in (holder, found, into, down)))

@@ -156,12 +156,18 @@ class Served:
 
     holder : (nodes, accesses) int32, the node that has it, or PFS
     cls : (nodes, accesses) int8, the storage class there (anything where the holder is PFS)
+    into, down : (nodes, accesses) int8, the classes from `into` to `down` of the file's owner, or
+        of the node that uses it where it has none, take as many bytes as it has: the file itself,
+        and what it pushes from one class into the next; STAGING where nothing is written. What is
+        missed is read through the owner if it goes into a class there
     redundant : (nodes, accesses) int64 [bytes], read from the file system besides the file, by
         policies that read in larger pieces; None for nothing
     """
 
     holder: npt.NDArray[np.int32]
     cls: npt.NDArray[np.int8]
+    into: npt.NDArray[np.int8]
+    down: npt.NDArray[np.int8]
     redundant: npt.NDArray[np.int64] | None = None
 
 

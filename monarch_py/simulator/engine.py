@@ -163,7 +163,7 @@ def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Deci
 
 def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, ...]) -> None:
     orders = decision.orders or job.orders
-    known: list[list[npt.NDArray[Any]]] = []
+    known: list[_Arrays] = []
     epoch = 0
     while (state := lib.monarch_sim_run(sim)) == 1:
         order: npt.NDArray[Any] = orders(epoch)
@@ -175,21 +175,18 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
             shaped = np.asarray(values, dtype).reshape(like.shape)
             return shaped if like.shape[2] == job.batch else _dealt(shaped, ranks)
 
-        arrays = [np.ascontiguousarray(deal(order, np.int32))]
-        pointers = [ffi.NULL, ffi.NULL, ffi.NULL]
+        struct = ffi.new("struct monarch_sim_epoch *")
+        arrays = _Arrays(struct)
+        arrays.set("order", deal(order, np.int32), np.int32, "int32_t *")
         if decision.served is not None:
             served = decision.served(epoch, order)
-            parts: Any = (
-                (served.holder, np.int32),
-                (served.cls, np.int8),
-                (served.redundant, np.int64),
-            )
-            ctypes = ("int32_t *", "int8_t *", "int64_t *")
-            for at, ((values, dtype), ctype) in enumerate(zip(parts, ctypes, strict=True)):
-                if values is not None:
-                    arrays.append(np.ascontiguousarray(deal(values, dtype)))
-                    pointers[at] = pointer(arrays[-1], ctype)
-        if not lib.monarch_sim_give(sim, pointer(arrays[0], "int32_t *"), *pointers):
+            arrays.set("holder", deal(served.holder, np.int32), np.int32, "int32_t *")
+            for name in ("cls", "into", "down"):
+                arrays.set(name, deal(getattr(served, name), np.int8), np.int8, "int8_t *")
+            if served.redundant is not None:
+                redundant = deal(served.redundant, np.int64)
+                arrays.set("redundant", redundant, np.int64, "int64_t *")
+        if not lib.monarch_sim_give(sim, struct):
             raise MemoryError("the simulation does not fit into memory")
         known = [*known, arrays][-EPOCHS_KNOWN:]
         epoch += 1

@@ -98,7 +98,7 @@ static uint64_t run_one(void) {
     result.imbalanced = calloc(epochs, sizeof(uint64_t));
 
     int32_t *order[KEPT] = {NULL}, *holder[KEPT] = {NULL};
-    int8_t *cls[KEPT] = {NULL};
+    int8_t *cls[KEPT] = {NULL}, *into[KEPT] = {NULL}, *down[KEPT] = {NULL};
     int64_t *more[KEPT] = {NULL};
     int is_told = classes > 1 && below(3) == 0, moved;
     uint32_t given = 0;
@@ -107,17 +107,24 @@ static uint64_t run_one(void) {
     while ((moved = monarch_sim_run(sim)) == 1) {
         uint32_t at = given++ % KEPT;
         free(order[at]), free(holder[at]), free(cls[at]), free(more[at]);
+        free(into[at]), free(down[at]);
         order[at] = malloc(n * 4), holder[at] = malloc(n * 4);
+        into[at] = malloc(n), down[at] = malloc(n);
         cls[at] = malloc(n), more[at] = malloc(n * 8);
         for (uint64_t i = 0; i < n; i++) {
             order[at][i] = below(10) ? (int32_t)below(files) : -1;
             holder[at][i] = (int32_t)below(nodes + 1) - 1;
             cls[at][i] = classes > 1 ? (int8_t)(1 + below(classes - 1)) : 0;
             more[at][i] = below(100);
+            into[at][i] = (int8_t)below(classes);
+            down[at][i] = (int8_t)(into[at][i] + below(classes - (uint32_t)into[at][i]));
             used += order[at][i] < 0 ? 0 : (double)sizes[order[at][i]];
         }
-        if (!monarch_sim_give(sim, order[at], is_told ? holder[at] : NULL, is_told ? cls[at] : NULL,
-                              is_told && below(2) ? more[at] : NULL))
+        struct monarch_sim_epoch epoch = {.order = order[at]};
+        if (is_told)
+            epoch = (struct monarch_sim_epoch){order[at], holder[at], cls[at],
+                                               into[at],  down[at],   below(2) ? more[at] : NULL};
+        if (!monarch_sim_give(sim, &epoch))
             fail("no memory");
     }
     if (moved)
@@ -131,7 +138,7 @@ static uint64_t run_one(void) {
         if (result.epoch_end[i] < result.epoch_end[i - 1])
             fail("time goes back");
     for (int i = 0; i < KEPT; i++)
-        free(order[i]), free(holder[i]), free(cls[i]), free(more[i]);
+        free(order[i]), free(holder[i]), free(cls[i]), free(more[i]), free(into[i]), free(down[i]);
     free(sizes), free(copy_node), free(copy_file), free(copy_class), free(owner);
     free(read), free(write), free(staging), free(network), free(link), free(pfs);
     free(compute), free(preprocess), free(result.epoch_end), free(result.bytes);

@@ -177,12 +177,41 @@ def test_a_read_that_nobody_waited_for_is_hurried_when_somebody_does() -> None:
 
 
 def test_what_a_policy_says_is_served_is_served() -> None:
-    served = Served(np.array([[PFS, 0]], np.int32), np.ones((1, 2), np.int8), np.array([[5, 5]]))
+    none = np.zeros((1, 2), np.int8)
+    served = Served(
+        np.array([[PFS, 0]], np.int32), np.ones((1, 2), np.int8), none, none, np.array([[5, 5]])
+    )
     decision = Decision(served=lambda epoch, order: served)
     measured = run(Machine({1: 10}, cache_rate=1), [10, 10], [[[[0, 1]]]], decision)
     assert measured.bytes[0].tolist() == [0, 10, 0, 10]
     assert measured.filled.tolist() == [5]  # redundant ones, only with what is read
     assert measured.epoch_end.tolist() == pytest.approx([11.5])
+
+
+@pytest.mark.parametrize(("into", "end"), [(0, 11), (1, 21)])
+def test_what_comes_into_a_class_takes_its_time(into: int, end: int) -> None:
+    """Sample 0 comes from the file system after 1 s. If its 10 bytes go into the class, of 1
+    byte/s, that takes until 11 s, and only then sample 1 is read there for 10 s."""
+    places = np.array([[into, 0]], np.int8)
+    served = Served(np.array([[PFS, 0]], np.int32), np.ones((1, 2), np.int8), places, places)
+    decision = Decision(served=lambda epoch, order: served)
+    measured = run(Machine({1: 10}, cache_rate=1), [10, 10], [[[[0, 1]]]], decision)
+    assert measured.epoch_end.tolist() == pytest.approx([end])
+
+
+@pytest.mark.parametrize(("into", "end"), [(0, 1), (1, 3)])
+def test_a_miss_that_is_kept_goes_through_its_owner(into: int, end: int) -> None:
+    """Node 0 misses a file of 10 bytes that belongs to node 1, at 10 bytes/s. If it is kept there
+    it comes by the link of 5 bytes/s, else straight."""
+    places = np.array([[into], [0]], np.int8)
+    holder = np.array([[PFS], [1]], np.int32)
+    served = Served(holder, np.ones((2, 1), np.int8), places, places)
+    owner = np.array([1, 1], np.int32)
+    decision = Decision(served=lambda epoch, order: served, owner=owner, remote=True)
+    measured = run(Machine({1: 10}, network=5), [10, 0], [[[[0]], [[1]]]], decision)
+    assert measured.epoch_end.tolist() == pytest.approx([end])
+    assert measured.node_bytes[0, REMOTE if into else FROM_PFS] == 10
+    assert measured.filled.tolist() == [0, 10 if into else 0]
 
 
 def test_a_node_may_take_fewer_samples_in_a_step() -> None:

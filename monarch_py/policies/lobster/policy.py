@@ -102,7 +102,7 @@ class _Nodes:
             _, steps, batch = order.shape
             after = upcoming[epoch].reshape(order.shape)
             holder = np.full(order.shape, PFS, dtype=np.int32)
-            cls = np.zeros(order.shape, dtype=np.int8)
+            cls, into = np.zeros((2, *order.shape), dtype=np.int8)
             for step in range(steps):
                 for node in range(nodes):
                     self._find(node, order[node, step], holder[node, step], cls[node, step])
@@ -117,11 +117,14 @@ class _Nodes:
                         step + 1,
                         steps,
                     )
-                    self._use(node, order[node, step], after[node, step], beyond, now)
+                    into[node, step] = self._use(
+                        node, order[node, step], after[node, step], beyond, now
+                    )
             start += order.size
             for cache in self.caches:
                 cache.forget(start - 1)
-            yield Served(holder.reshape(nodes, -1), cls.reshape(nodes, -1))
+            cls, into = cls.reshape(nodes, -1), into.reshape(nodes, -1)
+            yield Served(holder.reshape(nodes, -1), cls, into, into)
 
     def _find(self, node: int, files: Ints, holder: Ints, cls: Ints) -> None:
         """Where the samples of a step are; fills holder and cls."""
@@ -132,11 +135,13 @@ class _Nodes:
         for at in np.flatnonzero(anyone):
             cls[at] = self.caches[holder[at]].level(int(files[at]))
 
-    def _use(self, node: int, files: Ints, after: Ints, beyond: Flags, now: int) -> None:
+    def _use(self, node: int, files: Ints, after: Ints, beyond: Flags, now: int) -> Ints:
         """Uses the samples of a step, keeps them or not, and drops by the rules.
 
-        after : next uses;  beyond : those too far for rule 2;  now : the last access of the step
+        after : next uses;  beyond : those too far for rule 2;  now : the last access of the step.
+        Returns (samples,) the class into which each came, MISS for none.
         """
+        into = np.zeros(len(files), dtype=np.int8)
         cache, mine = self.caches[node], self.held[node]
         others = self.held[:, files].sum(axis=0) - mine[files]
         last = no_more_use(after, others + 1)
@@ -158,3 +163,5 @@ class _Nodes:
                     mine[gone] = False
                     mine[file] = True
                     self.evictions.prefetch += len(gone)
+                    into[at] = cache.level(file)
+        return into
