@@ -46,9 +46,9 @@ int monarch_sim_run(struct monarch_sim *s) {
 
 int monarch_sim_give(struct monarch_sim *s, const struct monarch_sim_epoch *epoch) {
     struct known *k = &s->known[s->given % EPOCHS_KNOWN];
-    uint64_t n = per_epoch(s) * s->ranks;
+    uint64_t n = per_epoch(s) * end_of_ranks(s);
     uint64_t over = s->given < EPOCHS_KNOWN ? 0 : s->given - EPOCHS_KNOWN + 1;
-    for (uint32_t i = 0; i < s->ranks; i++)
+    for (uint32_t i = 0; i < end_of_ranks(s); i = next_rank(s, i))
         while (s->rank[i].dropped < over * per_epoch(s))
             sim_drop(s, i);
     if (!k->at && !(k->at = malloc(n * sizeof *k->at)))
@@ -86,10 +86,11 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
         return NULL;
     s->job = *job;
     s->out = result;
-    s->ranks = job->nodes * job->ranks_per_node;
-    /* Without a staging buffer every rank fetches for itself. */
-    s->threads = !job->stages || job->threads[0] < job->ranks_per_node ? job->ranks_per_node
-                                                                       : job->threads[0];
+    for (uint32_t n = 0; n < job->nodes; n++) {
+        s->ranks += job->ranks[n];
+        if (threads_of(s, n) > s->threads)
+            s->threads = threads_of(s, n);
+    }
     for (uint32_t c = 1; c < job->classes; c++)
         s->class_threads += job->nodes * job->threads[c];
     s->checkpoint = job->nodes * s->threads + s->class_threads;
@@ -97,7 +98,7 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
     int has_machine = machine_open(&s->machine, job);
     has_machine &= pfs_open(&s->pfs, job, s->checkpoint + job->nodes);
     s->heap.event = calloc((size_t)s->checkpoint + 1, sizeof *s->heap.event);
-    s->rank = calloc(s->ranks, sizeof *s->rank);
+    s->rank = calloc(end_of_ranks(s), sizeof *s->rank);
     s->staging = calloc((size_t)job->nodes * s->threads, sizeof *s->staging);
     s->class_thread = calloc((size_t)s->class_threads + 1, sizeof *s->class_thread);
     s->copy = calloc(job->copies + 1, sizeof *s->copy);

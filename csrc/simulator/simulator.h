@@ -24,9 +24,10 @@ enum monarch_sim_from {
  * bytes/s.
  */
 struct monarch_sim_job {
-    uint32_t nodes, ranks_per_node, classes, files;
-    uint32_t epochs, steps, batch;      /* steps of an epoch, samples of a rank in a step */
-    const int64_t *sizes;               /* files */
+    uint32_t nodes, most_ranks, classes, files; /* most_ranks: of a node */
+    const uint32_t *ranks;                      /* nodes */
+    uint32_t epochs, steps, batch;              /* steps of an epoch, samples of a rank in a step */
+    const int64_t *sizes;                       /* files */
     const double *read_rate;            /* nodes x classes: all threads of a class together */
     const double *write_rate;           /* nodes x classes */
     const uint32_t *threads;            /* classes */
@@ -61,8 +62,8 @@ struct monarch_sim_result {
     double *bytes;        /* epochs x MONARCH_SIM_FROMS, by where a sample came from */
     double *node_bytes;   /* nodes x MONARCH_SIM_FROMS */
     double *reused;       /* epochs: bytes of files that a copy of an earlier epoch gave */
-    double *stall;        /* ranks: waited for samples [s] */
-    double *rank_compute; /* ranks [s] */
+    double *stall;        /* nodes x most_ranks: waited for samples [s] */
+    double *rank_compute; /* nodes x most_ranks [s] */
     double *filled;       /* nodes: bytes from the file system for copies and for other nodes */
     double *pfs_bytes;    /* epochs: all that the file system gave */
     uint64_t *ready;      /* epochs: samples that were there when they were asked for */
@@ -76,7 +77,8 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
                                     struct monarch_sim_result *result);
 void monarch_sim_free(struct monarch_sim *sim);
 
-/* An epoch's accesses. All arrays are nodes x steps x ranks_per_node x batch. */
+/* An epoch's accesses. All arrays are nodes x steps x most_ranks x batch, and what belongs to
+ * no rank is -1. */
 struct monarch_sim_epoch {
     const int32_t *order; /* files, -1 for none */
     /* Where copies come and go, which class of whom has the file (-1: the file system), and to

@@ -32,7 +32,8 @@ static enum turn turn_of(struct monarch_sim *s, uint32_t rank, double now, doubl
         *until = r->clock;
         return r->clock > now ? WAITS_UNTIL : FETCHES;
     }
-    double most = s->job.staging[rank / s->job.ranks_per_node] / s->job.ranks_per_node;
+    uint32_t node = rank / s->job.most_ranks;
+    double most = s->job.staging[node] / s->job.ranks[node];
     double bytes = size_at(s, rank, r->fetched);
     while (r->dropped < r->fetched && r->staged + bytes > most) {
         if (r->dropped >= r->used)
@@ -48,15 +49,16 @@ static enum turn turn_of(struct monarch_sim *s, uint32_t rank, double now, doubl
 /* With shared threads: the rank of the node that has the least in advance, of those with room. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now, enum turn *turn,
                          double *until) {
-    uint32_t per_node = s->job.ranks_per_node, first = thread / s->threads * per_node;
+    uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
+    uint32_t ranks = s->job.ranks[node];
     uint32_t best = NOBODY;
     if (!s->job.shares_threads) {
-        uint32_t own = first + thread % s->threads % per_node;
+        uint32_t own = first + thread % s->threads % ranks;
         *turn = turn_of(s, own, now, until);
         return own;
     }
     *turn = IS_OVER;
-    for (uint32_t i = first; i < first + per_node; i++) {
+    for (uint32_t i = first; i < first + ranks; i++) {
         double when = now;
         enum turn t = turn_of(s, i, now, &when);
         uint64_t ahead = s->rank[i].fetched - s->rank[i].used;
@@ -108,9 +110,9 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     uint32_t node = thread / s->threads;
     double bytes = size_at(s, t->rank, t->access), *at;
     /* Ranks that have no thread of their own share those that there are. */
-    double part = s->job.stages && s->threads > s->job.threads[0]
-                      ? (double)s->job.threads[0] / s->threads
-                      : 1;
+    uint32_t threads = threads_of(s, node);
+    double part =
+        s->job.stages && threads > s->job.threads[0] ? (double)s->job.threads[0] / threads : 1;
     double rate = s->job.write_rate[(size_t)node * s->job.classes] / s->job.threads[0] * part;
     double prepare = bytes / (s->job.preprocess[node] * part), write = bytes / rate;
     double end = s->job.is_free ? now : now + (write > prepare ? write : prepare);
@@ -197,10 +199,11 @@ int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now) {
 }
 
 void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
-    uint32_t per_node = s->job.ranks_per_node, first = rank / per_node * s->threads;
-    for (uint32_t i = first; i < first + s->threads; i++) {
+    uint32_t node = rank / s->job.most_ranks, ranks = s->job.ranks[node];
+    uint32_t first = node * s->threads, local = rank % s->job.most_ranks;
+    for (uint32_t i = first; i < first + threads_of(s, node); i++) {
         struct staging_thread *t = &s->staging[i];
-        if (!t->waits || (!s->job.shares_threads && (i - first) % per_node != rank % per_node))
+        if (!t->waits || (!s->job.shares_threads && (i - first) % ranks != local))
             continue;
         t->waits = 0;
         heap_push(&s->heap, now > t->since ? now : t->since, i);

@@ -57,13 +57,14 @@ struct monarch_sim {
     double now; /* of the present event [s] */
     /* ranks */
     struct rank *rank;
-    uint32_t ranks, arrived;
-    uint64_t step; /* the present one, of all */
+    uint32_t ranks, arrived; /* ranks: that there are; their numbers: see next_rank */
+    uint64_t step;           /* the present one, of all */
     double step_end;
     uint32_t writing; /* nodes that write the checkpoint */
     double written;   /* when those that have are done [s] */
     /* threads */
-    uint32_t threads, class_threads, checkpoint;
+    uint32_t threads; /* of the node that has most for staging */
+    uint32_t class_threads, checkpoint;
     struct staging_thread *staging;
     struct class_thread *class_thread;
     /* copies */
@@ -79,6 +80,25 @@ static inline uint64_t per_epoch(const struct monarch_sim *s) {
     return (uint64_t)s->job.steps * s->job.batch;
 }
 
+/* Ranks have numbers as if every node had as many as the one with most. The number of
+ * the rank behind one, or end_of_ranks. */
+static inline uint32_t next_rank(const struct monarch_sim *s, uint32_t rank) {
+    uint32_t node = rank / s->job.most_ranks;
+    return rank % s->job.most_ranks + 1 < s->job.ranks[node] ? rank + 1
+                                                             : (node + 1) * s->job.most_ranks;
+}
+
+static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
+    return s->job.nodes * s->job.most_ranks;
+}
+
+/* Staging threads at work on a node. Without a staging buffer every rank fetches for itself, and
+ * with fewer threads than ranks each gets its part of them. */
+static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
+    uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
+    return threads < ranks ? ranks : threads;
+}
+
 static inline struct known *known_of(struct monarch_sim *s, uint64_t access) {
     return &s->known[access / per_epoch(s) % EPOCHS_KNOWN];
 }
@@ -86,8 +106,8 @@ static inline struct known *known_of(struct monarch_sim *s, uint64_t access) {
 /* Its place in arrays of nodes x steps x ranks of a node x batch. */
 static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t in_epoch = access % per_epoch(s), step = in_epoch / s->job.batch;
-    uint32_t node = rank / s->job.ranks_per_node, local = rank % s->job.ranks_per_node;
-    return (((size_t)node * s->job.steps + step) * s->job.ranks_per_node + local) * s->job.batch +
+    uint32_t node = rank / s->job.most_ranks, local = rank % s->job.most_ranks;
+    return (((size_t)node * s->job.steps + step) * s->job.most_ranks + local) * s->job.batch +
            in_epoch % s->job.batch;
 }
 

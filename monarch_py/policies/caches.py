@@ -16,7 +16,7 @@ from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent, Uses
 from monarch_py.policies.filling import copies_of, owners_of
 from monarch_py.policies.rendezvous import file_keys, homes, owners
 from monarch_py.policies.replay import Replay, in_time, next_uses
-from monarch_py.policies.view import PFS, STAGING, Decision, Ints, Job, Served, When
+from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
 
 __all__ = ["LRU", "Belady", "FirstFit", "Hash"]
 
@@ -155,7 +155,7 @@ def _served(job: Job, shared: bool, use: Use) -> Iterator[Served]:
         cache = home[files] if shared else reader
         found, into, down = np.zeros((3, len(files)), dtype=np.int8)
         for node in range(nodes):
-            at = np.flatnonzero(cache == node)
+            at = np.flatnonzero((cache == node) & (files != NO_FILE))
             uses = use(node, epoch, files[at], at)
             found[at] = np.frombuffer(uses.found, dtype=np.int8)
             into[at] = np.frombuffer(uses.into, dtype=np.int8)

@@ -34,22 +34,32 @@ class Measured:
 
     def __init__(self, scenario: Scenario) -> None:
         epochs, nodes = scenario.epochs, scenario.nodes
-        ranks = nodes * scenario.ranks_per_node
+        most = int(scenario.ranks().max())
+        self._is_rank = np.arange(most) < scenario.ranks()[:, None]
         self.epoch_end = np.zeros(epochs)
         self.bytes = np.zeros((epochs, len(PLACES)))
         self.node_bytes = np.zeros((nodes, len(PLACES)))
         self.reused = np.zeros(epochs)
-        self.stall, self.compute = np.zeros(ranks), np.zeros(ranks)
+        self._stall, self._compute = np.zeros((2, nodes, most))
         self.filled, self.pfs_bytes = np.zeros(nodes), np.zeros(epochs)
         self.ready = np.zeros(epochs, np.uint64)
         self.imbalanced = np.zeros(epochs, np.uint64)
         self.c = ffi.new("struct monarch_sim_result *")
-        for name in ("epoch_end", "bytes", "node_bytes", "reused", "stall", "filled", "pfs_bytes"):
+        for name in ("epoch_end", "bytes", "node_bytes", "reused", "filled", "pfs_bytes"):
             setattr(self.c, name, pointer(getattr(self, name), "double *"))
-        self.c.rank_compute = pointer(self.compute, "double *")
+        self.c.stall = pointer(self._stall, "double *")
+        self.c.rank_compute = pointer(self._compute, "double *")
         self.c.ready = pointer(self.ready, "uint64_t *")
         self.c.imbalanced = pointer(self.imbalanced, "uint64_t *")
         self.c.imbalance = IMBALANCE
+
+    @property
+    def stall(self) -> Floats:
+        return self._stall[self._is_rank]
+
+    @property
+    def compute(self) -> Floats:
+        return self._compute[self._is_rank]
 
     @property
     def first_step(self) -> float:
@@ -87,13 +97,14 @@ def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
     nodes, struct.steps, width = shape
     if nodes != scenario.nodes:
         raise ValueError(f"an order of {nodes} nodes is not this job's, which has {scenario.nodes}")
-    struct.batch = -(-width // scenario.ranks_per_node)
+    most = int(job.cluster.ranks.max())
+    struct.batch = -(-width // most)
     measured = Measured(scenario)
     sim = lib.monarch_sim_new(struct, measured.c)
     if sim == ffi.NULL:
         raise MemoryError("the simulation does not fit into memory")
     try:
-        _run(sim, job, decision, scenario.ranks_per_node, shape)
+        _run(sim, job, decision, most, shape)
     finally:
         lib.monarch_sim_free(sim)
     return measured
@@ -104,7 +115,7 @@ def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: 
     rates = scenario.rates_of_nodes()
     numbers = {
         "nodes": nodes,
-        "ranks_per_node": scenario.ranks_per_node,
+        "most_ranks": int(cluster.ranks.max()),
         "classes": cluster.classes,
         "files": job.files,
         "epochs": scenario.epochs,
@@ -116,6 +127,7 @@ def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: 
         setattr(struct, name, number)
     write = np.tile([storage.write_rate for storage in scenario.classes], (nodes, 1))
     arrays.set("sizes", job.sizes, np.int64, "int64_t *")
+    arrays.set("ranks", cluster.ranks, np.uint32, "uint32_t *")
     arrays.set("threads", cluster.threads, np.uint32, "uint32_t *")
     doubles = {
         "read_rate": cluster.read_rate,

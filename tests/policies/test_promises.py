@@ -71,6 +71,17 @@ def test_a_file_that_comes_twice_in_an_epoch_is_used_again_in_it() -> None:
     assert second.tolist() == [[6, NEVER, NEVER, 9, NEVER]]
 
 
+def test_a_file_may_be_used_as_often_as_there_are_numbers() -> None:
+    """More than 16 bits can say, and NO_FILE is no use."""
+    order = np.zeros((2, 1, 70_000), dtype=np.int32)
+    order[1, 0, 1:] = NO_FILE
+    job = shuffled(2, cluster([[1], [1]]), epochs=1, batch=1)
+    job = type(job)(job.sizes, job.cluster, 1, 70_000, lambda _: order)
+    never = np.iinfo(np.int64).max
+    assert job.frequencies.tolist() == [[70_000, 0], [1, 0]]
+    assert job.first_use.tolist() == [[0, never], [0, never]]
+
+
 def test_a_replay_runs_once_where_epochs_are_asked_in_order() -> None:
     begun = []
 

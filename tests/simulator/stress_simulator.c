@@ -28,10 +28,13 @@ static void fail(const char *what) {
 }
 
 static uint64_t run_one(void) {
-    uint32_t nodes = 1 + below(4), ranks = 1 + below(3), classes = 1 + below(3);
+    uint32_t nodes = 1 + below(4), most = 1 + below(3), classes = 1 + below(3);
     uint32_t steps = 1 + below(5), batch = 1 + below(4), epochs = 1 + below(4);
     uint32_t files = 1 + below(60), threads[3] = {1 + below(4), 1 + below(3), 1 + below(3)};
-    uint64_t copies = classes > 1 ? below(80) : 0, n = (uint64_t)nodes * ranks * steps * batch;
+    uint64_t copies = classes > 1 ? below(80) : 0, n = (uint64_t)nodes * most * steps * batch;
+    uint32_t ranks[4];
+    for (uint32_t i = 0; i < nodes; i++)
+        ranks[i] = i ? 1 + below(most) : most;
     int64_t *sizes = malloc(files * sizeof *sizes);
     int32_t *copy_node = malloc((copies + 1) * 4), *copy_file = malloc((copies + 1) * 4);
     int8_t *copy_class = malloc(copies + 1);
@@ -53,7 +56,8 @@ static uint64_t run_one(void) {
     double *compute = doubles(nodes, 1, 1000), *preprocess = doubles(nodes, 1, 1000);
     struct monarch_sim_job job = {
         .nodes = nodes,
-        .ranks_per_node = ranks,
+        .most_ranks = most,
+        .ranks = ranks,
         .classes = classes,
         .files = files,
         .epochs = epochs,
@@ -90,8 +94,8 @@ static uint64_t run_one(void) {
     result.bytes = calloc((size_t)epochs * MONARCH_SIM_FROMS, sizeof(double));
     result.node_bytes = calloc((size_t)nodes * MONARCH_SIM_FROMS, sizeof(double));
     result.reused = calloc(epochs, sizeof(double));
-    result.stall = calloc((size_t)nodes * ranks, sizeof(double));
-    result.rank_compute = calloc((size_t)nodes * ranks, sizeof(double));
+    result.stall = calloc((size_t)nodes * most, sizeof(double));
+    result.rank_compute = calloc((size_t)nodes * most, sizeof(double));
     result.filled = calloc(nodes, sizeof(double));
     result.pfs_bytes = calloc(epochs, sizeof(double));
     result.ready = calloc(epochs, sizeof(uint64_t));
@@ -112,7 +116,8 @@ static uint64_t run_one(void) {
         into[at] = malloc(n), down[at] = malloc(n);
         cls[at] = malloc(n), more[at] = malloc(n * 8);
         for (uint64_t i = 0; i < n; i++) {
-            order[at][i] = below(10) ? (int32_t)below(files) : -1;
+            int is_rank = i / batch % most < ranks[i / ((uint64_t)steps * most * batch)];
+            order[at][i] = is_rank && below(10) ? (int32_t)below(files) : -1;
             holder[at][i] = (int32_t)below(nodes + 1) - 1;
             cls[at][i] = classes > 1 ? (int8_t)(1 + below(classes - 1)) : 0;
             more[at][i] = below(100);

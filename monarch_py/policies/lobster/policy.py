@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from monarch_py.policies.eviction import MISS, FarthestUse
 from monarch_py.policies.replay import NEVER, Replay, next_uses
-from monarch_py.policies.view import PFS, Decision, Ints, Job, Served, When
+from monarch_py.policies.view import NO_FILE, PFS, Decision, Ints, Job, Served, When
 
 Flags = npt.NDArray[np.bool_]
 
@@ -104,22 +104,23 @@ class _Nodes:
             holder = np.full(order.shape, PFS, dtype=np.int32)
             cls, into = np.zeros((2, *order.shape), dtype=np.int8)
             for step in range(steps):
-                for node in range(nodes):
-                    self._find(node, order[node, step], holder[node, step], cls[node, step])
+                # Of each node the samples of the step: NO_FILE stands behind them.
+                parts = [
+                    (node, step, slice(np.count_nonzero(order[node, step] != NO_FILE)))
+                    for node in range(nodes)
+                ]
+                for part in parts:
+                    self._find(part[0], order[part], holder[part], cls[part])
                 # All have looked before anybody drops anything.
                 now = start + (step + 1) * batch * nodes - 1
-                for node in range(nodes):
+                for part in parts:
                     beyond = too_far(
-                        np.where(
-                            after[node, step] == NEVER, NEVER, after[node, step] // (batch * nodes)
-                        ),
+                        np.where(after[part] == NEVER, NEVER, after[part] // (batch * nodes)),
                         now // (batch * nodes),
                         step + 1,
                         steps,
                     )
-                    into[node, step] = self._use(
-                        node, order[node, step], after[node, step], beyond, now
-                    )
+                    into[part] = self._use(part[0], order[part], after[part], beyond, now)
             start += order.size
             for cache in self.caches:
                 cache.forget(start - 1)

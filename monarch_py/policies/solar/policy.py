@@ -14,7 +14,17 @@ from monarch_py.policies.replay import Replay, in_time, next_uses
 from monarch_py.policies.solar.chunks import join
 from monarch_py.policies.solar.epochs import edge_costs, order_epochs
 from monarch_py.policies.solar.mapping import deal
-from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
+from monarch_py.policies.view import (
+    NO_FILE,
+    PFS,
+    STAGING,
+    Decision,
+    Ints,
+    Job,
+    Served,
+    When,
+    need_equal_ranks,
+)
 
 __all__ = ["Solar"]
 
@@ -33,7 +43,8 @@ class Solar:
     A sample is held by one node, the one that loaded it, which by the mapping uses it again.
     What a node holds beyond the cap is loaded by another one, and stays where it is.
     Assumptions: buffers are all classes of a node together; every node has the same cap.
-    Raises PolicyError for a cap below 1 and for what `chunks.join` refuses.
+    Raises PolicyError for a cap below 1, for what `chunks.join` refuses, and where nodes have
+    different numbers of ranks.
     """
 
     name = "solar"
@@ -57,6 +68,7 @@ class Solar:
             self.name = "solar-reordered"
 
     def decide(self, job: Job) -> Decision:
+        need_equal_ranks(job, self.name)
         if self.reorder:
             path, given = self._path(job), job.orders
             job = replace(job, orders=lambda epoch: given(int(path[epoch])))
