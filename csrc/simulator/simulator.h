@@ -43,14 +43,13 @@ struct monarch_sim_job {
     /* files: the node that alone reads each from the file system, and sends it on to those who want
      * it; -1: whoever wants it reads it. NULL: so for all. */
     const int32_t *owner;
-    uint8_t stages;         /* files are prefetched into the staging buffer */
-    uint8_t fills;          /* the classes' threads make the copies */
-    uint8_t fills_first;    /* ... before the first step */
-    uint8_t keeps;          /* a file that is read from elsewhere is kept, if it has a place here */
-    uint8_t reads_remote;   /* other nodes' copies are read */
-    uint8_t weighs_pfs;     /* the file system is read if that is faster, though there is a copy */
-    uint8_t shares_threads; /* a free thread goes to the rank that has the least in advance */
-    uint8_t is_free;        /* reading takes no time */
+    uint8_t stages;       /* files are prefetched into the staging buffer */
+    uint8_t fills;        /* the classes' threads make the copies */
+    uint8_t fills_first;  /* ... before the first step */
+    uint8_t keeps;        /* a file that is read from elsewhere is kept, if it has a place here */
+    uint8_t reads_remote; /* other nodes' copies are read */
+    uint8_t weighs_pfs;   /* the file system is read if that is faster, though there is a copy */
+    uint8_t is_free;      /* reading takes no time */
     uint32_t checkpoint_steps; /* 0: none are written */
     double checkpoint_bytes;   /* of each rank */
 };
@@ -77,7 +76,7 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
                                     struct monarch_sim_result *result);
 void monarch_sim_free(struct monarch_sim *sim);
 
-/* An epoch's accesses. All arrays are nodes x steps x most_ranks x batch, and what belongs to
+/* An epoch's accesses. Arrays are nodes x steps x most_ranks x batch, and what belongs to
  * no rank is -1. */
 struct monarch_sim_epoch {
     const int32_t *order; /* files, -1 for none */
@@ -86,6 +85,9 @@ struct monarch_sim_epoch {
      * The keeper is the file's owner, or the node that uses it. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
+    /* nodes x steps x most_ranks: staging threads that fetch a rank's samples of a step, where they
+     * are shared among the ranks, or NULL */
+    const int32_t *threads;
     const int64_t *redundant; /* read from the file system besides [bytes], or NULL */
 };
 

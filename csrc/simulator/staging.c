@@ -4,6 +4,10 @@
 
 #define NOBODY UINT32_MAX
 
+static int shares_threads(const struct monarch_sim *s) {
+    return s->given && s->known[0].told.threads;
+}
+
 enum turn { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
 /* An epoch takes the place of one that is over by now. */
@@ -46,24 +50,39 @@ static enum turn turn_of(struct monarch_sim *s, uint32_t rank, double now, doubl
     return FETCHES;
 }
 
-/* With shared threads: the rank of the node that has the least in advance, of those with room. */
+/* Of what threads the rank should have for its next sample, the part that it would have with one
+ * more. */
+static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
+    uint64_t access = s->rank[rank].fetched;
+    const int32_t *threads = known_of(s, access)->told.threads;
+    size_t step = access % per_epoch(s) / s->job.batch, node = rank / s->job.most_ranks;
+    return (s->rank[rank].threads + 1.0) /
+           threads[(node * s->job.steps + step) * s->job.most_ranks + rank % s->job.most_ranks];
+}
+
+/* With shared threads: the rank of the node that lacks most of its own, of those with room. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now, enum turn *turn,
                          double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
     uint32_t ranks = s->job.ranks[node];
     uint32_t best = NOBODY;
-    if (!s->job.shares_threads) {
+    if (!shares_threads(s)) {
         uint32_t own = first + thread % s->threads % ranks;
         *turn = turn_of(s, own, now, until);
         return own;
     }
+    double least = 0;
     *turn = IS_OVER;
     for (uint32_t i = first; i < first + ranks; i++) {
         double when = now;
         enum turn t = turn_of(s, i, now, &when);
-        uint64_t ahead = s->rank[i].fetched - s->rank[i].used;
-        if (t == FETCHES && (best == NOBODY || ahead < s->rank[best].fetched - s->rank[best].used))
-            best = i;
+        if (t == FETCHES) {
+            double part = part_with_one_more(s, i);
+            if (best == NOBODY || part < least) {
+                best = i;
+                least = part;
+            }
+        }
         if (t == NEEDS_EPOCH)
             *until = now;
         else if (t == WAITS_UNTIL && *turn != NEEDS_EPOCH &&
@@ -121,8 +140,9 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     if (s->job.stages) {
         heap_push(&s->heap, end, thread);
     } else {
-        t->waits = 1; /* until it has been used */
+        t->is = WAITS; /* until it has been used */
         t->since = end;
+        s->rank[t->rank].threads--;
     }
     if (t->access == s->rank[t->rank].used)
         sim_advance(s, t->rank);
@@ -180,18 +200,25 @@ int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     enum turn turn;
     double until = now;
+    if (t->is == WORKS)
+        s->rank[t->rank].threads--;
+    t->is = STARTS;
     uint32_t rank = rank_for(s, thread, now, &turn, &until);
     if (turn == NEEDS_EPOCH || turn == WAITS_UNTIL) {
-        heap_push(&s->heap, until > now ? until : now, thread);
+        t->is = SLEEPS;
+        t->since = until > now ? until : now;
+        heap_push(&s->heap, t->since, thread);
         return turn == WAITS_UNTIL;
     }
     if (turn == WAITS_FOR_USE) {
-        t->waits = 1;
+        t->is = WAITS;
         t->since = now;
     }
     if (turn == FETCHES) {
+        t->is = WORKS;
         t->rank = rank;
         t->access = s->rank[rank].fetched++;
+        s->rank[rank].threads++;
         s->rank[rank].staged += size_at(s, rank, t->access);
         fetch(s, thread, now);
     }
@@ -203,9 +230,16 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
     uint32_t first = node * s->threads, local = rank % s->job.most_ranks;
     for (uint32_t i = first; i < first + threads_of(s, node); i++) {
         struct staging_thread *t = &s->staging[i];
-        if (!t->waits || (!s->job.shares_threads && (i - first) % ranks != local))
+        if (!shares_threads(s) && (i - first) % ranks != local)
             continue;
-        t->waits = 0;
-        heap_push(&s->heap, now > t->since ? now : t->since, i);
+        if (t->is == WAITS) {
+            t->is = STARTS;
+            heap_push(&s->heap, now > t->since ? now : t->since, i);
+        } else if (t->is == SLEEPS && shares_threads(s) && now < t->since) {
+            /* Until another rank has room. One that has its own thread knows when. */
+            heap_drop(&s->heap, i);
+            t->since = now > s->now ? now : s->now;
+            heap_push(&s->heap, t->since, i);
+        }
     }
 }

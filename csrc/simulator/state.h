@@ -23,6 +23,7 @@ struct rank {
     uint64_t fetched, used, dropped; /* the next to prefetch, to use, to leave the staging buffer */
     double staged;                   /* [bytes] */
     double clock;                    /* when its compute so far is over [s] */
+    uint32_t threads;                /* that fetch for it now */
     int is_at_barrier;
 };
 
@@ -34,8 +35,8 @@ struct known {
 struct staging_thread {
     uint32_t rank;   /* for whom it fetches now, and */
     uint64_t access; /* what */
-    double since;    /* when it had nothing to do, or no room */
-    int waits;       /* ... until a rank has used something */
+    enum { STARTS, WORKS, WAITS, SLEEPS } is;
+    double since; /* waits: since when, until a rank uses something; sleeps: until when, or so */
 };
 
 struct class_thread {

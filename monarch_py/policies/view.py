@@ -214,8 +214,9 @@ class Decision:
         `copies` only tell what lies there before the first step
     keep : a read from elsewhere of a file that has a place on the node puts it there, so that it
         is not fetched twice
-    share_threads : a staging thread that is free goes to the rank of its node that has the least in
-        advance (Lobster 4.2); without it every rank has its own
+    threads : for an epoch and its order, (nodes, steps, ranks) int32, how many of its node's
+        staging threads fetch the samples of a rank in a step, 1 or more: a thread that is free goes
+        where most of them are missing, in proportion (Lobster 4.3); None: every rank has its own
     free : reading costs nothing (the perfect policy)
     notes : what the reader of a report should know
     """
@@ -229,7 +230,7 @@ class Decision:
     orders: Callable[[int], Ints] | None = None
     served: Callable[[int, Ints], Served] | None = None
     keep: bool = True
-    share_threads: bool = False
+    threads: Callable[[int, Ints], npt.NDArray[np.int32]] | None = None
     free: bool = False
     notes: tuple[str, ...] = ()
 

@@ -166,7 +166,6 @@ def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Deci
         "keeps": decision.keep or decision.when is When.ON_USE,
         "reads_remote": decision.remote,
         "weighs_pfs": decision.pfs,
-        "shares_threads": decision.share_threads,
         "is_free": decision.free,
     }
     for name, value in flags.items():
@@ -198,6 +197,11 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
             if served.redundant is not None:
                 redundant = deal(served.redundant, np.int64)
                 arrays.set("redundant", redundant, np.int64, "int64_t *")
+        if decision.threads is not None:
+            threads = decision.threads(epoch, order)
+            if threads.shape != (*order.shape[:2], ranks) or threads.min() < 1:
+                raise ValueError(f"the threads of epoch {epoch} are not those of this job's ranks")
+            arrays.set("threads", threads, np.int32, "int32_t *")
         if not lib.monarch_sim_give(sim, struct):
             raise MemoryError("the simulation does not fit into memory")
         known = [*known, arrays][-EPOCHS_KNOWN:]

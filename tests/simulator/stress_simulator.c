@@ -84,7 +84,6 @@ static uint64_t run_one(void) {
         .keeps = below(2),
         .reads_remote = below(2),
         .weighs_pfs = below(2),
-        .shares_threads = below(2),
         .is_free = below(8) == 0,
         .checkpoint_steps = below(3),
         .checkpoint_bytes = below(500),
@@ -104,6 +103,8 @@ static uint64_t run_one(void) {
     int32_t *order[KEPT] = {NULL}, *holder[KEPT] = {NULL};
     int8_t *cls[KEPT] = {NULL}, *into[KEPT] = {NULL}, *down[KEPT] = {NULL};
     int64_t *more[KEPT] = {NULL};
+    int32_t *part[KEPT] = {NULL};
+    int shares = below(2) == 0;
     int is_told = classes > 1 && below(3) == 0, moved;
     uint32_t given = 0;
     double used = 0, served = 0;
@@ -111,7 +112,8 @@ static uint64_t run_one(void) {
     while ((moved = monarch_sim_run(sim)) == 1) {
         uint32_t at = given++ % KEPT;
         free(order[at]), free(holder[at]), free(cls[at]), free(more[at]);
-        free(into[at]), free(down[at]);
+        free(into[at]), free(down[at]), free(part[at]);
+        part[at] = malloc((size_t)nodes * steps * most * 4);
         order[at] = malloc(n * 4), holder[at] = malloc(n * 4);
         into[at] = malloc(n), down[at] = malloc(n);
         cls[at] = malloc(n), more[at] = malloc(n * 8);
@@ -126,9 +128,16 @@ static uint64_t run_one(void) {
             used += order[at][i] < 0 ? 0 : (double)sizes[order[at][i]];
         }
         struct monarch_sim_epoch epoch = {.order = order[at]};
-        if (is_told)
-            epoch = (struct monarch_sim_epoch){order[at], holder[at], cls[at],
-                                               into[at],  down[at],   below(2) ? more[at] : NULL};
+        if (is_told) {
+            epoch.holder = holder[at];
+            epoch.cls = cls[at];
+            epoch.into = into[at];
+            epoch.down = down[at];
+            epoch.redundant = below(2) ? more[at] : NULL;
+        }
+        for (uint32_t i = 0; i < nodes * steps * most; i++)
+            part[at][i] = (int32_t)(1 + below(4));
+        epoch.threads = shares ? part[at] : NULL;
         if (!monarch_sim_give(sim, &epoch))
             fail("no memory");
     }
@@ -143,7 +152,8 @@ static uint64_t run_one(void) {
         if (result.epoch_end[i] < result.epoch_end[i - 1])
             fail("time goes back");
     for (int i = 0; i < KEPT; i++)
-        free(order[i]), free(holder[i]), free(cls[i]), free(more[i]), free(into[i]), free(down[i]);
+        free(order[i]), free(holder[i]), free(cls[i]), free(more[i]), free(into[i]), free(down[i]),
+            free(part[i]);
     free(sizes), free(copy_node), free(copy_file), free(copy_class), free(owner);
     free(read), free(write), free(staging), free(network), free(link), free(pfs);
     free(compute), free(preprocess), free(result.epoch_end), free(result.bytes);

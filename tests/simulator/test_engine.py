@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator.machine import FAST, Machine, job, run, scenario
 
 from monarch_py.policies.named import make_policy
-from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Job, Served, When
+from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, Served, When
 from monarch_py.simulator.engine import measure, simulate
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import PLACES
@@ -228,17 +230,46 @@ def test_a_node_may_take_fewer_samples_in_a_step() -> None:
     assert measured.ready.tolist() == [0]
 
 
+def in_every_step(threads: list[int], epoch: int, order: Ints) -> npt.NDArray[np.int32]:
+    return np.full((*order.shape[:2], len(threads)), threads, np.int32)
+
+
 def test_two_ranks_of_a_node_share_its_threads() -> None:
     """Rank 0 has two samples of 30 bytes, rank 1 of 10, and a thread prepares 10 bytes/s. With a
-    thread of its own rank 0 has its samples after 3 and 6 s. When both threads serve both
-    ranks, the second one is free after 1 s and prepares rank 0's second sample until 4.
-    """
+    thread of its own rank 0 has its samples after 3 and 6 s. If rank 0 should have two threads of
+    three, the first one goes there, and so does the second: one of two and one of one leave as much
+    of a thread missing, and rank 0 comes first. After 3 s both go on with rank 1's samples, which
+    are there at 4 s. If rank 1 should have two of three, it has its samples first, at 1 s, and rank
+    0 after 4 s."""
     machine = Machine({1: FAST}, preprocess=10, staging_threads=2)
     order = [[[[0, 1, 2, 3]]]]
-    for share, end in ((False, 6), (True, 4)):
-        measured = run(machine, [30, 30, 10, 10], order, Decision(share_threads=share), ranks=2)
-        assert measured.epoch_end[0] == pytest.approx(end)
+    for threads, ends in (([], [6, 2]), ([2, 1], [3, 4]), ([1, 3], [4, 1])):
+        shared = partial(in_every_step, threads)
+        decision = Decision(threads=shared if threads else None)
+        measured = run(machine, [30, 30, 10, 10], order, decision, ranks=2)
+        assert measured.stall.tolist() == pytest.approx(ends)
         assert measured.bytes[0, FROM_PFS] == 80
+
+
+def test_a_thread_that_sleeps_wakes_for_room_that_another_rank_makes() -> None:
+    """Each of two ranks has 30 bytes of the buffer, a thread prepares 10 bytes/s. Rank 0's first
+    sample fills its part, and is read for 100 s from the class by the first of three threads. Rank
+    1's first sample fills the other part, and is read for 3 s from the file system by the second.
+    So the third has nothing to do until 100 s, or until rank 1 takes its sample, at 6 s. Then two
+    threads read 10 bytes each until 7 and 8 s and prepare them until 8 and 9 s, and the first to be
+    free the last 10 bytes, until 9 and 10 s. Rank 1 waits until 6 s, computes for 0.75 s, waits for
+    1.25 s, and twice computes for 0.25 and waits for 0.75 s."""
+    machine = Machine({1: 10}, compute=40, staging=60, staging_threads=3, preprocess=10)
+    machine = replace(machine, cache_rate=0.3)
+    decision = Decision(
+        copies=Copies.of([(0, 1, np.array([0]))]),
+        when=When.BEFORE,
+        pfs=False,
+        threads=partial(in_every_step, [1, 1]),
+    )
+    sizes = [30, 30, 0, 0, 30, 10, 10, 10]
+    measured = run(machine, sizes, [[[list(range(8))]]], decision, ranks=2)
+    assert measured.stall[1] == pytest.approx(6 + 1.25 + 2 * 0.75)
 
 
 def test_ranks_without_a_thread_of_their_own_share_those_that_there_are() -> None:
@@ -380,6 +411,12 @@ def decisions(draw: st.DrawFn, of: Job) -> Decision:
         (node, 1, random.permutation(of.files)[: random.integers(0, of.files + 1)])
         for node in range(of.cluster.nodes)
     ]
+    ranks = int(of.cluster.ranks.max())
+
+    def shares(epoch: int, order: Ints) -> npt.NDArray[np.int32]:
+        own = np.random.default_rng(epoch)
+        return own.integers(1, 5, (*order.shape[:2], ranks), np.int32)
+
     return Decision(
         staging=draw(st.booleans()),
         copies=Copies.of(parts),
@@ -392,7 +429,7 @@ def decisions(draw: st.DrawFn, of: Job) -> Decision:
         ),
         pfs=draw(st.booleans()),
         keep=draw(st.booleans()),
-        share_threads=draw(st.booleans()),
+        threads=draw(st.sampled_from([None, shares])),
     )
 
 
