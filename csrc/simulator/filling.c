@@ -33,7 +33,8 @@ void sim_class_thread(struct monarch_sim *s, uint32_t number, double now) {
     t->copy = (uint32_t)s->cursor[list]++;
     int32_t file = s->copy[t->copy].file;
     double bytes = size_of(s, file);
-    struct way w = sim_best_way(s, now, t->node, file);
+    int64_t reached = s->job.copy_due ? s->job.copy_due[t->copy] : 0;
+    struct way w = sim_best_way(s, now, t->node, file, reached);
     if (w.from == MONARCH_SIM_PFS)
         sim_read(s, now, PFS_LAST, s->job.nodes * s->threads + number, bytes);
     else

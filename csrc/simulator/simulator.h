@@ -13,7 +13,7 @@
 enum { MONARCH_SIM_EPOCHS = 2 };
 
 enum monarch_sim_from {
-    MONARCH_SIM_STAGING, /* costs nothing */
+    MONARCH_SIM_STAGING, /* costs nothing: all of a free job, and what another sample brings */
     MONARCH_SIM_LOCAL,
     MONARCH_SIM_REMOTE,
     MONARCH_SIM_PFS,
@@ -40,6 +40,9 @@ struct monarch_sim_job {
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
+    /* The access of its node by which each should be there. A node that has not come so far asks no
+     * other one for it. NULL: nodes know what is where. */
+    const int64_t *copy_due;
     /* files: the node that alone reads each from the file system, and sends it on to those who want
      * it; -1: whoever wants it reads it. NULL: so for all. */
     const int32_t *owner;

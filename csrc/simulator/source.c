@@ -39,6 +39,14 @@ uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file) {
     return owner < 0 ? node : (uint32_t)owner;
 }
 
+/* Whether a sample of the node that reads is among what a read is for. */
+static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
+    for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
+        if (is_staging(s, who) && node_of(s, who) == reader)
+            return 1;
+    return 0;
+}
+
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who,
                                double bytes) {
     int32_t file = file_of(s, who);
@@ -50,12 +58,15 @@ enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn,
         reader = node;
     s->joined[who] = PFS_NONE;
     if (note && *note != PFS_NONE) {
+        int is_second = has_own_sample(s, *note, reader);
         uint32_t last = *note;
         while (s->joined[last] != PFS_NONE)
             last = s->joined[last];
         s->joined[last] = who;
         pfs_hurry(&s->pfs, now, turn, *note);
-        return reader == node ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE;
+        return reader != node ? MONARCH_SIM_REMOTE
+               : is_second    ? MONARCH_SIM_STAGING
+                              : MONARCH_SIM_PFS;
     }
     if (note)
         *note = who;
@@ -68,9 +79,9 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
     uint32_t *note = note_of(s, r->who, file);
     uint64_t epoch =
         is_staging(s, r->who) ? s->staging[r->who].access / per_epoch(s) : s->step / s->job.steps;
-    int is_sample = is_staging(s, r->who) && node_of(s, r->who) == r->node;
     s->out->pfs_bytes[epoch] += r->bytes;
-    s->out->filled[r->node] += r->bytes - (is_sample ? size_of(s, file) : 0);
+    s->out->filled[r->node] +=
+        r->bytes - (has_own_sample(s, r->who, r->node) ? size_of(s, file) : 0);
     if (note) {
         *note = PFS_NONE;
         sim_keep(s, end, r->node, file, s->is_started ? (int32_t)epoch : -1);

@@ -174,7 +174,9 @@ static void fetch(struct monarch_sim *s, uint32_t thread, double now) {
         staged(s, thread, now);
         return;
     }
-    struct way w = k->told.holder ? told_way(k, place, node) : sim_best_way(s, now, node, file);
+    struct way w = k->told.holder
+                       ? told_way(k, place, node)
+                       : sim_best_way(s, now, node, file, number_of(s, t->rank, t->access));
     if (s->job.is_free) {
         w.from = MONARCH_SIM_STAGING;
         staged(s, thread, now);

@@ -112,6 +112,12 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
            in_epoch % s->job.batch;
 }
 
+/* Its number in the order of its node, whose ranks take turns step by step. */
+static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
+    uint64_t turn = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
+    return (int64_t)(turn * s->job.batch + access % s->job.batch);
+}
+
 /* Less than 0 is no file: a rank takes fewer samples in a step than others do. */
 static inline double size_of(const struct monarch_sim *s, int32_t file) {
     return file < 0 ? 0 : (double)s->job.sizes[file];
@@ -145,8 +151,10 @@ struct way {
 };
 
 /* The copy from which the file is there first, or the file system (NoPFS 4: the least of the times;
- * here with what others have asked for before). */
-struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file);
+ * here with what others have asked for before). reached : the access up to which the node has come,
+ * see copy_due. */
+struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
+                        int64_t reached);
 /* Takes the way: when the bytes are there. Not for the file system, which is asked. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     double bytes);
@@ -158,7 +166,7 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 /* Who reads the file for the node: its owner, or the node itself. */
 uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file);
 /* A thread asks the file system for its file. Returns from where the file comes to its node: not
- * from the file system if another node reads it, or if it is on its way here already. */
+ * from the file system if another node reads it, or for another sample of this node already. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who,
                                double bytes);
 /* A request is over, and its node has the bytes at `end`. */

@@ -9,7 +9,8 @@ static double end_of(struct monarch_sim *s, double now, uint32_t node, const str
     return end > w->whole ? end : w->whole;
 }
 
-struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file) {
+struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
+                        int64_t reached) {
     double bytes = size_of(s, file);
     struct way best = {-1, 0, MONARCH_SIM_PFS, 0, 0, -1};
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
@@ -19,6 +20,8 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
         int is_owners = s->job.owner && s->job.owner[file] == c->node;
         if (c->at < 0 || (c->at > now && !is_owners) || (!is_here && !s->job.reads_remote))
             continue;
+        if (!is_here && s->job.copy_due && s->job.copy_due[i] >= reached)
+            continue;
         struct way w = {0,
                         c->at,
                         is_here ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE,
@@ -26,7 +29,8 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
                         (uint32_t)c->cls,
                         c->epoch};
         w.end = end_of(s, now, node, &w, bytes, 0);
-        if (best.end < 0 || w.end < best.end)
+        /* Of equal ones the own copy, which burdens nobody else. */
+        if (best.end < 0 || w.end < best.end || (w.end == best.end && is_here))
             best = w;
     }
     if (best.end >= 0 && s->job.weighs_pfs && sim_reader(s, node, file) == node &&

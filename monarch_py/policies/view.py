@@ -203,6 +203,9 @@ class Decision:
         Rule 1); without it each is fetched when it is asked for
     copies, when : what the other classes hold, and when it gets there
     remote : a node may read copies of other nodes
+    due : (copies,) int64, the access of its node by which each copy should be there, as numbered in
+        `Job.first_use`; a node that has not come so far itself does not ask for it (NoPFS 5.2.2).
+        None: nodes know what is where
     owner : (files,) int32, the node that alone reads a file from the file system and sends it on to
         those who asked for it, PFS for a file that everybody reads himself; None: so for all. What
         several want while it is read is read once, so that an owner that keeps it reads it once
@@ -225,6 +228,7 @@ class Decision:
     copies: Copies = field(default_factory=Copies.none)
     when: When = When.BESIDE
     remote: bool = False
+    due: npt.NDArray[np.int64] | None = None
     owner: npt.NDArray[np.int32] | None = None
     pfs: bool = True
     orders: Callable[[int], Ints] | None = None

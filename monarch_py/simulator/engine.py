@@ -150,6 +150,8 @@ def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Deci
     # Rows of one list lie together; within a list their order is the policy's.
     rows = np.lexsort((copies.cls, copies.node))
     copies = Copies(copies.node[rows], copies.cls[rows], copies.file[rows])
+    if decision.due is not None:
+        arrays.set("copy_due", decision.due[rows], np.int64, "int64_t *")
     arrays.set("copy_node", copies.node, np.int32, "int32_t *")
     arrays.set("copy_file", copies.file, np.int32, "int32_t *")
     arrays.set("copy_class", copies.cls, np.int8, "int8_t *")

@@ -37,6 +37,7 @@ static uint64_t run_one(void) {
         ranks[i] = i ? 1 + below(most) : most;
     int64_t *sizes = malloc(files * sizeof *sizes);
     int32_t *copy_node = malloc((copies + 1) * 4), *copy_file = malloc((copies + 1) * 4);
+    int64_t *copy_due = malloc((copies + 1) * 8);
     int8_t *copy_class = malloc(copies + 1);
     for (uint32_t i = 0; i < files; i++)
         sizes[i] = below(1000);
@@ -46,6 +47,7 @@ static uint64_t run_one(void) {
         copy_node[i] = (int32_t)(list / (classes - 1));
         copy_class[i] = (int8_t)(1 + list % (classes - 1));
         copy_file[i] = (int32_t)below(files);
+        copy_due[i] = below(100);
     }
     int32_t *owner = malloc(files * sizeof *owner);
     for (uint32_t i = 0; i < files; i++)
@@ -77,6 +79,7 @@ static uint64_t run_one(void) {
         .copy_node = copy_node,
         .copy_file = copy_file,
         .copy_class = copy_class,
+        .copy_due = below(2) ? copy_due : NULL,
         .owner = below(2) ? owner : NULL,
         .stages = below(2),
         .fills = below(2),
@@ -154,7 +157,7 @@ static uint64_t run_one(void) {
     for (int i = 0; i < KEPT; i++)
         free(order[i]), free(holder[i]), free(cls[i]), free(more[i]), free(into[i]), free(down[i]),
             free(part[i]);
-    free(sizes), free(copy_node), free(copy_file), free(copy_class), free(owner);
+    free(sizes), free(copy_node), free(copy_file), free(copy_class), free(copy_due), free(owner);
     free(read), free(write), free(staging), free(network), free(link), free(pfs);
     free(compute), free(preprocess), free(result.epoch_end), free(result.bytes);
     free(result.node_bytes), free(result.reused), free(result.stall), free(result.rank_compute);

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from simulator.machine import FAST, Machine, job, run, scenario
 
 from monarch_py.policies.named import make_policy
+from monarch_py.policies.nopfs.fetching import NONE, Places, fetch_seconds
 from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, Served, When
 from monarch_py.simulator.engine import measure, simulate
 from monarch_py.simulator.jobs import job_of
+from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import PLACES
-from monarch_py.simulator.scenario import Checkpoint, NodeOverride, Scenario
+from monarch_py.simulator.scenario import Checkpoint, NodeOverride, Scenario, StorageClass
 
 DEMAND = Decision(staging=False)
 STAGED = Decision()
@@ -97,6 +99,45 @@ def test_each_sample_comes_from_the_fastest_place(pfs: bool, from_where: int, en
     assert measured.node_bytes[0, from_where] == 10
 
 
+@pytest.mark.parametrize("here", [0, 1, 2])
+@pytest.mark.parametrize("there", [0, 1, 2])
+@pytest.mark.parametrize("pfs", [30.0, 60.0, 90.0])
+def test_an_idle_machine_is_the_performance_model(here: int, there: int, pfs: float) -> None:
+    """A copy in one of two classes, or in none, of either node, and one client of the file system:
+    the machine takes as long as the least of the model's times (NoPFS 4), from that place."""
+
+    def storage(name: str, threads: int, rate: float) -> StorageClass:
+        curve = Curve.of({threads: rate})
+        return StorageClass(name, 1000, threads, curve, curve)
+
+    of = scenario(Machine({1: pfs}, network=80), nodes=2, epochs=1, batch=1, files=2)
+    of = replace(of, classes=(of.staging, storage("ram", 4, 400), storage("ssd", 2, 100)))
+    work = job(of, [60, 0], [[[[0]], [[1]]]])
+    rows = [(node, cls, np.array([0])) for node, cls in ((0, here), (1, there)) if cls]
+    decision = Decision(staging=False, copies=Copies.of(rows), when=When.BEFORE, remote=True)
+    measured = measure(of, work, decision)
+    places = Places(*(np.array([each or NONE]) for each in (here, 1, there)))
+    seconds = fetch_seconds(work.cluster, 0, np.array([60]), places, 1)[0]
+    assert measured.epoch_end[0] - measured.first_step == pytest.approx(seconds.min())
+    chosen = (LOCAL, REMOTE, FROM_PFS)[int(seconds.argmin())]
+    assert measured.node_bytes[0].nonzero()[0].tolist() == [chosen]
+
+
+@pytest.mark.parametrize(("due", "from_where"), [(0, REMOTE), (1, FROM_PFS)])
+def test_nobody_asks_for_a_copy_before_it_is_due(due: int, from_where: int) -> None:
+    """Node 1 has the file from the beginning. Node 0 needs it at its access 1, and believes it to
+    be there if node 1 was to have it by access 0."""
+    decision = Decision(
+        copies=Copies.of([(1, 1, np.array([0]))]),
+        when=When.BEFORE,
+        remote=True,
+        due=np.array([due]),
+        pfs=False,
+    )
+    measured = run(Machine({1: 10}), [10, 0], [[[[1, 0]], [[1, 1]]]], decision)
+    assert measured.node_bytes[0, from_where] == 10
+
+
 def test_copies_made_before_training_delay_it() -> None:
     """Two files of 10 bytes at 10 bytes/s: training begins after 2 s, and reads from the class."""
     decision = Decision(copies=Copies.of([(0, 1, np.array([0, 1]))]), when=When.BEFORE)
@@ -150,6 +191,7 @@ def test_an_owner_reads_for_all() -> None:
 def test_an_owner_reads_for_another_what_it_does_not_want_itself() -> None:
     """And keeps it: file 0 is node 1's first sample, and node 0's in the second epoch."""
     decision = Decision(
+        staging=False,
         copies=Copies.of([(0, 1, np.array([0]))]),
         when=When.ON_USE,
         remote=True,
@@ -162,6 +204,16 @@ def test_an_owner_reads_for_another_what_it_does_not_want_itself() -> None:
     assert measured.epoch_end.tolist() == pytest.approx([3, 3])
     assert measured.filled.tolist() == [10, 0]
     assert measured.node_bytes[:, [LOCAL, REMOTE]].tolist() == [[10, 0], [0, 10]]
+
+
+def test_a_read_for_two_samples_is_counted_once() -> None:
+    """Node 0 prefetches file 0 for both epochs: the second sample comes with the first one."""
+    decision = Decision(owner=np.array([0], np.int32), pfs=False)
+    machine = Machine({1: 10}, staging_threads=2)
+    measured = run(machine, [10], [[[[0]]]] * 2, decision)
+    assert measured.pfs_bytes.tolist() == [10, 0]
+    assert measured.bytes.tolist() == [[0, 0, 0, 10], [10, 0, 0, 0]]
+    assert measured.filled.tolist() == [0]
 
 
 def test_a_read_that_nobody_waited_for_is_hurried_when_somebody_does() -> None:
@@ -422,6 +474,7 @@ def decisions(draw: st.DrawFn, of: Job) -> Decision:
         copies=Copies.of(parts),
         when=draw(st.sampled_from(When)),
         remote=draw(st.booleans()),
+        due=draw(st.sampled_from([None, random.integers(0, 50, sum(len(p[2]) for p in parts))])),
         owner=draw(
             st.sampled_from(
                 [None, random.integers(PFS, of.cluster.nodes, of.files).astype(np.int32)]
