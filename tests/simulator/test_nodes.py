@@ -8,17 +8,24 @@ import numpy as np
 import pytest
 
 from benchmarks.simulator.figures import TOGETHER, divided
-from monarch_py.simulator import load_scenario, shipped_scenarios
+from monarch_py.simulator import Scenario, load_scenario, shipped_scenarios
 from monarch_py.simulator.comparison import compare
 from monarch_py.simulator.result import Result
 
 SOURCE_ONLY = "staging-buffer"
 
 
-def runs(epochs: int) -> dict[str, Result]:
+def four_nodes() -> Scenario:
     """Four nodes with a quarter of the dataset each, a source of 200 MB/s, links of 1 Gbit/s."""
-    scenario = divided(load_scenario(shipped_scenarios()["four_nodes"]), 4)
-    results = compare(replace(scenario, epochs=epochs), TOGETHER)
+    return divided(load_scenario(shipped_scenarios()["four_nodes"]), 4)
+
+
+def runs(epochs: int) -> dict[str, Result]:
+    return simulated(replace(four_nodes(), epochs=epochs))
+
+
+def simulated(scenario: Scenario) -> dict[str, Result]:
+    results = compare(scenario, TOGETHER)
     return {name: result for name, result in results.items() if isinstance(result, Result)}
 
 
@@ -60,3 +67,20 @@ def test_in_many_epochs_a_plan_is_worth_less() -> None:
     many = runs(90)
     seconds = {name: sum(result.epoch_seconds) for name, result in many.items()}
     assert seconds["hash"] >= 1.05 * seconds["planned"]
+
+
+@pytest.mark.parametrize("compute", [200e6, 25e6])
+def test_two_nodes_with_room_for_everything(compute: float) -> None:
+    """NoPFS, built and run so, reads the source 1.88 times; with owners it is once, in an epoch as
+    long as the source or compute takes."""
+    scenario = replace(four_nodes(), nodes=2)
+    dataset = int(scenario.sizes().sum())
+    staging, ram = scenario.classes
+    rates = replace(scenario.rates, compute=compute)
+    roomy = (staging, replace(ram, capacity_bytes=dataset))
+    results = simulated(replace(scenario, classes=roomy, rates=rates))
+    assert results["nopfs"].details["bytes_from_pfs"] / dataset == pytest.approx(1.92, abs=0.05)
+    least = max(dataset / 200e6, dataset / 2 / compute)
+    for name in ("hash", "planned"):
+        assert results[name].details["bytes_from_pfs"] == dataset
+        assert results[name].epoch_seconds[0] <= 1.15 * least
