@@ -102,7 +102,7 @@ class Nodes:
         hosts = hosts or [Host()] * len(quotas)
         listeners = [host.call(listen, host.address) for host in hosts]
         members = tuple(
-            Member(f"node{rank}", "127.0.0.1", int(listener.getsockname()[1]), (quota,))
+            Member(f"node{rank}", hosts[rank].address, listener.getsockname()[1], (quota,))
             for rank, (listener, quota) in enumerate(zip(listeners, quotas, strict=True))
         )
         self.all: list[Node] = []
