@@ -57,6 +57,12 @@ PRELOAD_FLAGS = [
     "-Wl,-z,defs,-z,relro,-z,now",
     # Two mappings instead of four: every process that a job starts pays for them.
     "-Wl,-z,noseparate-code",
+    # No names to look up at every start but libc's: what our functions call of ours is ours, and of
+    # the compiler's start files, which ask for four that nobody has, we need nothing.
+    "-Wl,-Bsymbolic",
+    "-nostartfiles",
+    # Large tables lie behind all small variables (attributes.h).
+    "-Wl,--sort-section=name",
 ]
 
 

@@ -222,6 +222,7 @@ class Child:
     """A program that answers each line on its standard input with one line of integers."""
 
     def __init__(self, argv: Sequence[str | Path | int], environment: Mapping[str, str]) -> None:
+        self._line = ""
         self._process = subprocess.Popen(
             [str(word) for word in argv],
             env=dict(environment),
@@ -236,12 +237,24 @@ class Child:
 
     def ask(self, line: str) -> list[int]:
         """RuntimeError when the program has ended instead of answering."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        self.tell(line)
+        return self.hear()
+
+    def tell(self, line: str) -> None:
+        """The first half of `ask`, for who asks several at a time."""
+        assert self._process.stdin is not None
+        self._line = line
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
+
+    def hear(self) -> list[int]:
+        """The other half."""
+        assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
-            raise RuntimeError(f"{self._process.args!r} ended in {line!r}; its reason is above")
+            raise RuntimeError(
+                f"{self._process.args!r} ended in {self._line!r}; its reason is above"
+            )
         return [int(word) for word in answer.split()]
 
     def __enter__(self) -> Child:

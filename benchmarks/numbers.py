@@ -27,7 +27,8 @@ __all__ = ["Result", "describe_machine", "file_system", "paired", "report"]
 class Result:
     """One line of the table.
 
-    value : what is compared with `limit`, in `unit`. Of a paired measurement it is the median;
+    value : what is compared with `limit`, the most that it may be (the least, if `is_least`), in
+    `unit`. Of a paired measurement it is the median;
     `ci95` bounds that median with 95 % confidence, whatever the distribution, and `quartiles` say
     how far the rounds lie apart. `wall` is the same median of the wall times where `value` is one
     of CPU times. `with_library` and `without` are medians [ns] of one operation: for orientation,
@@ -46,10 +47,13 @@ class Result:
     operations_a_round: int | None = None
     with_library: float | None = None
     without: float | None = None
+    is_least: bool = False
 
     @property
     def met(self) -> bool | None:
-        return None if self.limit is None else self.value <= self.limit
+        if self.limit is None:
+            return None
+        return self.value >= self.limit if self.is_least else self.value <= self.limit
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"met": self.met}
@@ -130,7 +134,8 @@ def describe_machine() -> dict[str, Any]:
 
 def _row(result: Result) -> str:
     spread = "" if result.ci95 is None else f"{result.ci95[0]:.3f} .. {result.ci95[1]:.3f}"
-    limit = "" if result.limit is None else f"<= {result.limit:g}"
+    sign = ">=" if result.is_least else "<="
+    limit = "" if result.limit is None else f"{sign} {result.limit:g}"
     verdict = {None: "", True: "met", False: "MISSED"}[result.met]
     value = f"{result.value:.3f}"
     return f"{result.what:<58} {value:>12} {result.unit:<6} {spread:<20} {limit:<12} {verdict}"

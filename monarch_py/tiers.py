@@ -34,8 +34,9 @@ SLACK_BYTES = 256 * 1024
 NAME_BYTES, ROW_BYTES = 64, 448
 # Left free on the file system beside the quota, for the manifest and the directories [bytes].
 MARGIN_BYTES = 1 << 20
-# What memory is left is looked at this often at most, because it takes reading many files [s].
-LOOK_S = 0.2
+# The kernel takes a millisecond to say how much memory is left. It is not asked again within this
+# time, unless so much was filled: small files are placed in a thousand portions a second.
+MEMORY_LOOK_S, MEMORY_LOOK_BYTES = 0.05, 64 << 20
 
 
 def tier_root(mount_point: Path) -> Path:
@@ -72,9 +73,9 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # of used_bytes: promised to fills that have not ended
         self.files = 0
-        # When memory is looked at again; what was left then, with what copies had taken.
-        self._look_again, self._memory_bytes = 0.0, 0
         self.cap_bytes: int | None = None  # set when the disk was full before the quota was
+        # What memory left for copies at the last look, when to look again, filled since then.
+        self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
         self.root = tier_root(config.mount_point) / below
         self.copies = self.root / "c"
         try:
@@ -169,7 +170,7 @@ class Tier:
         if self.cap_bytes is not None:
             limits.append(self.cap_bytes - self.used_bytes)
         if self.config.kind == "ram":
-            limits.append(self._memory_left())
+            limits.append(self._memory_left() - self.reserved_bytes)
         # Also an empty file takes room, for its name: a full disk must not be tried for ever.
         if min(limits) < self.block_bytes:
             return nothing
@@ -177,36 +178,41 @@ class Tier:
         return TierRoom(min(limits), max(0, inodes - 16), self.block_bytes, self.entry_bytes)
 
     def _memory_left(self) -> int:
-        """What is left of the memory when all that is promised is written."""
-        now = time.monotonic()
-        if now >= self._look_again:
-            self._look_again = now + LOOK_S
-            self._memory_bytes = memory.available_bytes() + self.used_bytes - self.reserved_bytes
-        return self._memory_bytes - self.used_bytes
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._memory_bytes, self._filled_bytes = memory.available_bytes(), 0
+            self._next_look_s = now_s + MEMORY_LOOK_S
+        return self._memory_bytes - self._filled_bytes
 
     def rounded(self, size: int) -> int:
         return -(-size // self.block_bytes) * self.block_bytes
 
-    def reserve(self, size: int) -> None:
-        self.used_bytes += self.rounded(size)
-        self.reserved_bytes += self.rounded(size)
-        self.used_inodes += 1
+    def reserve(self, sizes: npt.NDArray[np.uint64]) -> None:
+        """Promises room to fills of so many files; sizes : (fills,) [bytes]."""
+        needed = int(self.rounded_all(sizes).sum())
+        self.used_bytes += needed
+        self.reserved_bytes += needed
+        self.used_inodes += len(sizes)
 
-    def settle(self, size: int, taken_bytes: int | None) -> None:
-        """A fill has ended: what it took is counted instead of what it reserved (None: nothing)."""
+    def settle(self, sizes: npt.NDArray[np.uint64], taken: npt.NDArray[np.uint64]) -> None:
+        """Fills have ended well: what they took, (fills,) [bytes], is counted instead of what they
+        reserved."""
+        reserved = self.rounded_all(sizes)
+        took = int(np.maximum(reserved, taken.astype(np.int64)).sum())
+        self.reserved_bytes -= int(reserved.sum())
+        self.used_bytes += took - int(reserved.sum())
+        self.files += len(sizes)
+        self._filled_bytes += took
+        if self._filled_bytes > MEMORY_LOOK_BYTES:
+            self._next_look_s = 0
+
+    def give_back(self, size: int) -> None:
+        """A fill has failed, and took nothing."""
         self.reserved_bytes -= self.rounded(size)
         self.used_bytes -= self.rounded(size)
         self.used_inodes -= 1
-        if taken_bytes is not None:
-            self.adopt(size, taken_bytes)
 
-    def adopt(self, size: int, taken_bytes: int | None = None) -> None:
-        """Counts a copy that lies here."""
-        self.used_bytes += max(self.rounded(size), taken_bytes or 0)
-        self.used_inodes += 1
-        self.files += 1
-
-    def adopt_all(self, sizes: npt.NDArray[np.uint64]) -> None:
+    def adopt(self, sizes: npt.NDArray[np.uint64]) -> None:
         """Counts many copies that lie here; sizes : (copies,) [bytes]."""
         self.used_bytes += int(self.rounded_all(sizes).sum())
         self.used_inodes += len(sizes)
@@ -224,6 +230,7 @@ class Tier:
         self.used_bytes = max(0, self.used_bytes - self.rounded(size))
         self.used_inodes -= 1
         self.files -= 1
+        self._next_look_s = 0  # there is more memory than was seen
 
     def note_full(self) -> None:
         """The disk was full before the quota was: no more than what lies here now."""

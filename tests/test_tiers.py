@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.session import wait_until
 
 from monarch_py import memory, tiers
 from monarch_py.config import TierConfig
 from monarch_py.errors import TierError
 from monarch_py.native import lib
-from monarch_py.tiers import LOOK_S, MARGIN_BYTES, Tier, copy_name, copy_number, tier_root
+from monarch_py.tiers import MARGIN_BYTES, Tier, copy_name, copy_number, tier_root
 
 MIB = 1 << 20
 QUOTA = 64 * MIB
 Opener = Callable[..., Tier]
+
+
+def sizes(*values: int) -> npt.NDArray[np.uint64]:
+    return np.array(values, dtype=np.uint64)
 
 
 @pytest.fixture
@@ -157,19 +163,19 @@ def test_room_is_taken_when_it_is_reserved_and_again_when_it_is_given_back(
 ) -> None:
     tier = open_tier()
     before = tier.room().free_bytes
-    tier.reserve(MIB + 1)
+    tier.reserve(sizes(MIB + 1))
     reserved = tier.rounded(MIB + 1)
     assert reserved == MIB + tier.block_bytes
     assert tier.room().free_bytes == before - reserved
-    tier.settle(MIB + 1, None)
+    tier.give_back(MIB + 1)
     assert tier.room().free_bytes == before
     assert (tier.used_bytes, tier.used_inodes, tier.reserved_bytes, tier.files) == (0, 0, 0, 0)
 
 
 def test_a_fill_that_took_more_than_its_size_counts_as_what_it_took(open_tier: Opener) -> None:
     tier = open_tier()
-    tier.reserve(1000)
-    tier.settle(1000, 3 * MIB)
+    tier.reserve(sizes(1000))
+    tier.settle(sizes(1000), sizes(3 * MIB))
     assert (tier.used_bytes, tier.used_inodes, tier.files) == (3 * MIB, 1, 1)
 
 
@@ -178,11 +184,13 @@ def test_the_books_balance(fills: list[tuple[int, bool]]) -> None:
     tier = Tier.__new__(Tier)
     tier.block_bytes = 4096
     tier.used_bytes = tier.used_inodes = tier.reserved_bytes = tier.files = 0
-    for size, _ in fills:
-        tier.reserve(size)
+    tier._filled_bytes, tier._next_look_s = 0, 0.0
+    tier.reserve(sizes(*(size for size, _ in fills)))
     done = [size for size, good in fills if good]
+    tier.settle(sizes(*done), sizes(*map(tier.rounded, done)))
     for size, good in fills:
-        tier.settle(size, tier.rounded(size) if good else None)
+        if not good:
+            tier.give_back(size)
     assert tier.used_bytes == sum(map(tier.rounded, done))
     assert (tier.used_inodes, tier.files, tier.reserved_bytes) == (len(done), len(done), 0)
     for size in done:
@@ -192,7 +200,7 @@ def test_the_books_balance(fills: list[tuple[int, bool]]) -> None:
 
 def test_a_quota_that_is_used_up_leaves_no_room(open_tier: Opener) -> None:
     tier = open_tier()
-    tier.adopt(QUOTA)
+    tier.adopt(sizes(QUOTA))
     assert tier.room().free_bytes == 0
     tier.release(QUOTA)
     assert tier.room().free_bytes > 0
@@ -204,17 +212,17 @@ def test_the_file_system_is_not_filled_to_the_brim(mount: Path, open_tier: Opene
     free = system.f_bavail * system.f_frsize
     # Others use the disk meanwhile.
     assert tier.room().free_bytes <= free - MARGIN_BYTES + 64 * MIB
-    tier.reserve(free)
+    tier.reserve(sizes(free))
     assert tier.room().free_bytes <= 64 * MIB
 
 
 def test_a_disk_that_was_full_early_caps_the_tier_at_what_lies_there(open_tier: Opener) -> None:
     tier = open_tier()
-    tier.adopt(4 * MIB)
-    tier.reserve(MIB)
+    tier.adopt(sizes(4 * MIB))
+    tier.reserve(sizes(MIB))
     tier.note_full()
     assert tier.room().free_bytes == 0
-    tier.settle(MIB, None)
+    tier.give_back(MIB)
     assert tier.room().free_bytes == 0
     tier.release(4 * MIB)
     assert tier.room().free_bytes == 4 * MIB
@@ -226,28 +234,35 @@ def test_a_ram_tier_never_takes_more_than_the_memory_group_leaves(
     monkeypatch.setattr(memory, "available_bytes", lambda: 5 * MIB)
     tier = open_tier(kind="ram")
     assert tier.room().free_bytes == 5 * MIB
-    tier.reserve(2 * MIB)
+    tier.reserve(sizes(2 * MIB))
     assert tier.room().free_bytes == 3 * MIB
     monkeypatch.setattr(memory, "available_bytes", lambda: MIB)
-    time.sleep(LOOK_S)
-    assert tier.room().free_bytes == 0
+    wait_until(lambda: tier.room().free_bytes == 0, what="the next look")
 
 
-def test_between_two_looks_at_the_memory_copies_count(
+def test_what_was_filled_since_the_last_look_at_the_memory_counts(
     open_tier: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiers, "LOOK_S", 3600)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 5 * MIB)
-    tier = open_tier(kind="ram")
-    tier.reserve(MIB)
-    assert tier.room().free_bytes == 4 * MIB
-    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
-    tier.settle(MIB, MIB)
-    assert tier.room().free_bytes == 4 * MIB
-    tier.reserve(3 * MIB)
-    assert tier.room().free_bytes == MIB
+    looks = []
+
+    def look() -> int:
+        looks.append(True)
+        return 200 * MIB
+
+    monkeypatch.setattr(memory, "available_bytes", look)
+    monkeypatch.setattr(tiers, "MEMORY_LOOK_S", 60)
+    tier = open_tier(kind="ram", quota_bytes=1 << 40)
+    tier.reserve(sizes(MIB, MIB))
+    assert tier.room().free_bytes == 198 * MIB
+    tier.settle(sizes(MIB, MIB), sizes(MIB, MIB))
+    assert tier.room().free_bytes == 198 * MIB
+    assert len(looks) == 1
     tier.release(MIB)
-    assert tier.room().free_bytes == 2 * MIB
+    assert tier.room().free_bytes == 200 * MIB
+    tier.reserve(sizes(65 * MIB))
+    tier.settle(sizes(65 * MIB), sizes(65 * MIB))
+    assert tier.room().free_bytes == 200 * MIB
+    assert len(looks) == 3
 
 
 def test_an_ssd_tier_does_not_ask_about_memory(

@@ -6,10 +6,12 @@ a link; its delay is what the machine takes.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 __all__ = ["Nodes", "why_no_nodes"]
@@ -27,6 +29,12 @@ def _tool(name: str) -> str:
 
 def _run(*words: str) -> None:
     subprocess.run([_tool(words[0]), *words[1:]], check=True, capture_output=True)
+
+
+def _set_namespace(fd: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(fd, 0) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def why_no_nodes() -> str | None:
@@ -80,6 +88,16 @@ class Nodes:
     def command(self, node: int, words: Sequence[str]) -> list[str]:
         """A command line that runs `words` on a node."""
         return [_tool("nsenter"), f"--net={self.path(node)}", *words]
+
+    @contextmanager
+    def entered(self, node: int) -> Iterator[None]:
+        """This thread, and what it starts, is on the node meanwhile. OSError if it may not be."""
+        with open("/proc/thread-self/ns/net", "rb") as home, open(self.path(node), "rb") as there:
+            _set_namespace(there.fileno())
+            try:
+                yield
+            finally:
+                _set_namespace(home.fileno())
 
     def set_link(self, node: int, *, up: bool) -> None:
         """Takes a node's link down, or up again; nobody is told."""

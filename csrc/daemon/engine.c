@@ -208,6 +208,7 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
     p->shared.clients = clients;
     p->shared.fills = fills;
     p->shared.serve_readers = serve_readers;
+    p->shared.kept_sources = monarch_can_drop_behind() ? 0 : UINT32_MAX;
     p->width = (uint32_t)width;
     for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
         p->slot[p->free_slots++] = MONARCH_FILL_SLOTS - 1 - i;
@@ -227,6 +228,10 @@ void monarch_engine_source(struct monarch_engine *e, unsigned source, int root) 
 
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies) {
     ((struct pool *)e)->copies[tier] = copies;
+}
+
+void monarch_engine_stamp(struct monarch_engine *e, unsigned tier) {
+    ((struct pool *)e)->stamped = (int)tier + 1;
 }
 
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer) {
@@ -268,6 +273,7 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
         job->peer[i] = peers && p->peer_threads && entry->size ? peers[i] : -1;
     job->source_root = p->roots[entry->source];
     job->copies = p->copies[tier];
+    job->is_stamped = (int)tier + 1 == p->stamped;
     memcpy(job->path, monarch_pool(c, entry->path), entry->path_len + 1u);
     return job;
 }

@@ -22,6 +22,7 @@ struct job {
     int slot;                /* of the fills segment, -1 for none */
     int peer[MONARCH_ASKED]; /* whose copy it is made from, in this order; -1 for nobody */
     int source_root, copies; /* descriptors of the directories */
+    int is_stamped;          /* its copy is, see monarch_stamp */
     uint64_t expected_sum;
     struct monarch_entry entry; /* as it was when the order was given */
     char path[];
@@ -43,6 +44,7 @@ struct monarch_engine {
     /* At most this much from the sources each second; 0: no limit. The times are atomic: when the
      * next operation, the next byte may be asked for [ns]. */
     uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
+    uint32_t kept_sources; /* atomic: a bit for each whose pages stay when they were read */
     struct monarch_clients *clients;
     struct monarch_fills *fills;
 };
@@ -63,6 +65,11 @@ int monarch_open_source(struct monarch_engine *e, const struct job *job, int *st
 int monarch_source_is_unchanged(struct job *job, int fd);
 /* Reads up to `n` bytes at `at`; fewer only at the end of the file; -errno. */
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at);
+/* The same of a source's file, whose pages do not stay where the kernel can do that. */
+ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
+                            size_t n, off_t at);
+int monarch_drops_behind(const struct monarch_engine *e, const struct job *job);
+int monarch_can_drop_behind(void); /* whether the kernel can at all */
 int monarch_write_fully(int fd, const char *buf, size_t n, off_t at);
 /* Waits until the sources may be asked for `n` more bytes. */
 void monarch_wait_turn(struct monarch_engine *e, uint64_t n);

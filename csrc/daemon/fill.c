@@ -198,7 +198,8 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
 /* Write-back of a block starts when it is complete and is awaited two blocks later: dirty pages
  * never pile up. The source's pages are not read again by us; those that a program maps or reads
  * through at this moment stay. */
-static void end_block(struct fill *f, uint64_t block, char *buffer, const uint64_t *sum) {
+static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
+                      const uint64_t *sum) {
     if (sum)
         f->sums[block] = *sum;
     else if (sum_from_copy(f, block, buffer, &f->sums[block]) != 0)
@@ -206,7 +207,7 @@ static void end_block(struct fill *f, uint64_t block, char *buffer, const uint64
     if (f->job->entry.size > MONARCH_CHUNK) {
         uint64_t at = block * f->block_bytes;
         int from = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
-        if (from >= 0)
+        if (from >= 0 && !monarch_drops_behind(e, f->job))
             posix_fadvise(from, (off_t)at, (off_t)f->block_bytes, POSIX_FADV_DONTNEED);
         sync_file_range(f->to, (off_t)at, (off_t)f->block_bytes, SYNC_FILE_RANGE_WRITE);
         uint64_t last = __atomic_exchange_n(&f->written[0], block + 1, __ATOMIC_ACQ_REL);
@@ -240,7 +241,7 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
         if (__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
             return 0;
         monarch_wait_turn(e, n);
-        ssize_t got = monarch_read_fully(from, buffer, n, (off_t)at);
+        ssize_t got = monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
         if (got < 0)
             give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
         else if ((uint64_t)got < n)
@@ -276,7 +277,7 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
         sum = monarch_xxh3_end(stream);
     mark_done(e, f, unit, count);
     if (__atomic_sub_fetch(&f->left[block], (uint32_t)count, __ATOMIC_ACQ_REL) == 0)
-        end_block(f, block, buffer, has_sum ? &sum : NULL);
+        end_block(e, f, block, buffer, has_sum ? &sum : NULL);
 }
 
 /* --- ending ------------------------------------------------------------------------------------
@@ -289,7 +290,9 @@ int monarch_fill_is_over(const struct fill *f) {
 
 static int close_copy(struct job *job, int fd) {
     struct stat st;
-    int error = fstat(fd, &st) != 0 ? errno : 0;
+    uint64_t id = job->result.id;
+    struct timespec times[2] = {{0, UTIME_OMIT}, {(time_t)id, (long)monarch_stamp(id)}};
+    int error = fstat(fd, &st) != 0 || (job->is_stamped && futimens(fd, times) != 0) ? errno : 0;
     if (close(fd) != 0 && !error)
         error = errno;
     if (error)
@@ -301,8 +304,11 @@ static int close_copy(struct job *job, int fd) {
 
 void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
-    int r = f->failed ? -1 : 0;
-    /* What came from a peer alone was found unchanged there before its last block was sent. */
+    int r = f->failed ? -1 : 0, status;
+    /* What came from one peer alone was found unchanged there before its last block was sent. Of
+     * what came from two, nobody has looked at all of it. */
+    if (r == 0 && f->peers_left != f->peers && monarch_source_of(e, f, &status) < 0)
+        r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)
         r = monarch_source_is_unchanged(job, f->from);
     if (r == 0) {

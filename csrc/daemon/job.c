@@ -6,10 +6,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
+#include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "engine.h"
+#include "sys.h"
+
+#ifndef RWF_DONTCACHE
+#define RWF_DONTCACHE 0x80 /* Linux 6.14 */
+#endif
 
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
     size_t done = 0;
@@ -137,6 +144,41 @@ int monarch_source_is_unchanged(struct job *job, int fd) {
     return 0;
 }
 
+/* Linux 6.14 and 6.15 did not look whether somebody else had written to the page meanwhile. */
+int monarch_can_drop_behind(void) {
+    struct utsname system;
+    unsigned major, minor;
+    return uname(&system) == 0 && sscanf(system.release, "%u.%u", &major, &minor) == 2 &&
+           (major > 6 || (major == 6 && minor >= 16));
+}
+
+int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) {
+    uint32_t kept = __atomic_load_n(&e->kept_sources, __ATOMIC_RELAXED);
+    return !(kept >> job->entry.source & 1);
+}
+
+/* The pages of many small files fill the memory, and then it takes as long to find others as to
+ * copy. To give them back behind each file (posix_fadvise) may wait for all cores. Here those go
+ * that this very read has brought; what others have read stays for them. */
+ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
+                            size_t n, off_t at) {
+    size_t done = 0;
+    int refused = 0;
+    while (done < n && !refused && monarch_drops_behind(e, job)) {
+        struct iovec part = {buf + done, n - done};
+        long r = sys6(SYS_preadv2, fd, (long)&part, 1, at + (off_t)done, 0, RWF_DONTCACHE);
+        if (r == 0)
+            return (ssize_t)done;
+        if (r > 0)
+            done += (size_t)r;
+        refused = r < 0 && r != -EINTR;
+    }
+    ssize_t r = monarch_read_fully(fd, buf + done, n - done, at + (off_t)done);
+    if (refused && r >= 0) /* this file system can only read as always */
+        __atomic_fetch_or(&e->kept_sources, 1U << job->entry.source, __ATOMIC_RELAXED);
+    return r < 0 ? r : r + (ssize_t)done;
+}
+
 /* --- looking through a file --------------------------------------------------------------------
  */
 
@@ -154,7 +196,8 @@ static int sum_of(struct monarch_engine *e, struct job *job, int fd, char *buffe
             uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
             if (of_source)
                 monarch_wait_turn(e, n);
-            ssize_t got = monarch_read_fully(fd, buffer, n, (off_t)at);
+            ssize_t got = of_source ? monarch_read_source(e, job, fd, buffer, n, (off_t)at)
+                                    : monarch_read_fully(fd, buffer, n, (off_t)at);
             if (got < 0)
                 r = monarch_fail(job, MONARCH_SOURCE_ERROR, (int)-got);
             else if ((uint64_t)got < n)

@@ -1,8 +1,8 @@
 /* The one table of what is interposed. A `64` twin is an alias of its function, never a copy;
  * FORTIFIED names are what _FORTIFY_SOURCE makes of the plain ones.
  *
- *   X(name, return type, arguments)          looked up in the libraries behind us
- *   F(name, return type, arguments)          looked up as well, and not interposed
+ *   X(name, return type, arguments)          found in the libraries behind us at its first call
+ *   F(name, return type, arguments)          found as well, at the start, and not interposed
  *   TWIN(alias, name)                        the same function on LP64
  */
 #ifndef MONARCH_CALLS_H
@@ -21,6 +21,8 @@
 #include <sys/uio.h>
 #include <sys/vfs.h>
 #include <utime.h>
+
+#include "attributes.h"
 
 struct statx;
 
@@ -236,31 +238,37 @@ struct statx;
     TWIN(statvfs64, statvfs)      \
     TWIN(fstatvfs64, fstatvfs)
 
-#define X(name, ret, args) ret(*name) args;
+#define X(name, ret, args) typedef ret(*name##_call) args;
+MONARCH_CALLS(X)
+MONARCH_FOUND(X)
+#undef X
+
+#define X(name, ret, args) void *name;
 struct real_calls {
     MONARCH_CALLS(X)
     MONARCH_FOUND(X)
 };
 #undef X
 
-/* -fvisibility=hidden is of definitions: without the attribute these would be reached by a pointer
- * to them, in every call. */
-#define HIDDEN __attribute__((visibility("hidden")))
-
 extern struct real_calls monarch_real HIDDEN;
-extern int monarch_real_ready HIDDEN;
 __attribute__((cold)) void monarch_real_init(void) HIDDEN;
+__attribute__((cold)) void *monarch_real_find(void **at, const char *name) HIDDEN;
 
-static inline int monarch_is_ready(void) {
-    return __builtin_expect(__atomic_load_n(&monarch_real_ready, __ATOMIC_ACQUIRE), 1);
+/* NULL before its first call; the lowest values are no functions, see real.c. */
+static inline void *monarch_real_if_found(void **at) {
+    void *found = __atomic_load_n(at, __ATOMIC_RELAXED);
+    return __builtin_expect((uintptr_t)found > 1, 1) ? found : NULL;
 }
 
-/* The next library's function. Other libraries' constructors may call us before ours has run. */
-#define REAL(name) (monarch_is_ready() ? (void)0 : monarch_real_init(), monarch_real.name)
+static inline void *monarch_real_of(void **at, const char *name) {
+    void *found = monarch_real_if_found(at);
+    return __builtin_expect(found != NULL, 1) ? found : monarch_real_find(at, name);
+}
 
-/* The headers declare pointers that cannot be null, and the compiler would drop our checks. */
-#define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
-
-#define PUBLIC __attribute__((visibility("default")))
+/* The next library's function; NULL if there is none. Other libraries' constructors may call us
+ * before ours has run. */
+#define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
+/* For functions that have no room on the stack, which finding it takes. */
+#define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
 #endif

@@ -16,10 +16,10 @@
 /* By descriptor: that of its companion + 1, or, with this bit, that of the one which it stands
  * behind + 1. Both ways, because a program may close numbers that it does not know. */
 #define IS_COMPANION 0x80000000U
-static uint32_t table[MONARCH_TRACKED];
+static uint32_t table[MONARCH_TRACKED] SELDOM;
 /* Of a companion's number: lower half of its file's inode. System calls of the program's own may
  * have closed it, and opened another file there. */
-static uint32_t inode[MONARCH_TRACKED];
+static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_companions;
 
 static unsigned highest;     /* nothing above it ever had one, or was one */

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "demand.h"
 
+#include "attributes.h"
 #include "sys.h"
 #include "where.h"
 
@@ -29,15 +30,19 @@
 #endif
 #define WORD_NS 200000000ULL
 
-static uint8_t timeouts_of[1024]; /* by entry */
+static uint8_t timeouts_of[1024] SELDOM; /* by entry */
 static uint32_t timeouts;
 static uint64_t paused_until_ns, wasted_ns;
 static uint32_t next_tag;
 
+static const struct monarch_fills *fills_of(const struct session *s) {
+    return __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
+}
+
 /* Never 0. */
 static uint64_t signs_of_life(const struct session *s) {
     return (__atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED) +
-            __atomic_load_n(&s->fills->units, __ATOMIC_RELAXED)) |
+            __atomic_load_n(&fills_of(s)->units, __ATOMIC_RELAXED)) |
            1ULL << 63;
 }
 
@@ -65,11 +70,12 @@ static void note_timeout(const struct monarch_wanted *w, uint64_t waited_ns) {
         __atomic_store_n(&paused_until_ns, sys_now_ns() + PAUSE_NS, __ATOMIC_RELAXED);
 }
 
-static const struct monarch_fill *map_of(const struct session *s, uint64_t word, unsigned *slot) {
+static const struct monarch_fill *map_of(const struct monarch_fills *fills, uint64_t word,
+                                         unsigned *slot) {
     for (unsigned i = 0; i < MONARCH_FILL_SLOTS; i++)
-        if (__atomic_load_n(&s->fills->word[i], __ATOMIC_ACQUIRE) == word) {
+        if (__atomic_load_n(&fills->word[i], __ATOMIC_ACQUIRE) == word) {
             *slot = i;
-            return &s->fills->fill[i];
+            return &fills->fill[i];
         }
     return NULL;
 }
@@ -81,8 +87,9 @@ static int is_done(const struct monarch_fill *f, uint64_t unit) {
 
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
     unsigned slot;
-    const struct monarch_fill *f = w->session->fills ? map_of(w->session, word, &slot) : NULL;
-    if (!w->session->fills)
+    const struct monarch_fills *fills = fills_of(w->session);
+    const struct monarch_fill *f = fills ? map_of(fills, word, &slot) : NULL;
+    if (!fills)
         return -1;
     if (!f)
         return 0;
@@ -92,7 +99,7 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes; end < w->at + w->n && is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
     /* What was read belongs to this copy only if the slot has not been given to another. */
-    if (__atomic_load_n(&w->session->fills->word[slot], __ATOMIC_ACQUIRE) != word)
+    if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)
         return -1;

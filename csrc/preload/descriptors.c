@@ -23,9 +23,10 @@ __attribute__((noinline)) static int close_known(int fd) {
 }
 
 PUBLIC int close(int fd) {
-    if (__builtin_expect(monarch_tracked(fd) || monarch_has_companions(), 0) || !monarch_is_ready())
+    close_call real = REAL_IF_FOUND(close);
+    if (__builtin_expect(monarch_tracked(fd) || monarch_has_companions(), 0) || !real)
         return close_known(fd);
-    return monarch_real.close(fd);
+    return real(fd);
 }
 
 /* libc closes the stream's descriptor inside. */

@@ -27,7 +27,7 @@ struct directory {
     struct dirent found;
 };
 
-static struct directory pool[DIRECTORIES];
+static struct directory pool[DIRECTORIES] SELDOM;
 
 static struct directory *ours(DIR *d) {
     uintptr_t offset = (uintptr_t)d - (uintptr_t)pool;

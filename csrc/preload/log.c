@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "attributes.h"
 #include "sys.h"
 #include "text.h"
 
@@ -10,7 +11,7 @@
 #define NAME_BYTES 1024 /* of a path; longer ones are cut */
 
 int monarch_logging;
-static char directory[DIRECTORY_BYTES];
+static char directory[DIRECTORY_BYTES] SELDOM;
 
 void monarch_log_init(void) {
     const char *level = secure_getenv("MONARCH_LOG"), *place = secure_getenv("MONARCH_LOG_DIR");

@@ -26,7 +26,7 @@
 #define OWN_BYTES 4096UL
 
 uint32_t monarch_mappings_waiting;
-struct slot monarch_slots[SLOTS];
+struct slot monarch_slots[SLOTS] SELDOM;
 static uint32_t edits; /* atomic; odd while the table is being changed */
 static uint32_t next_number;
 static struct own *own;   /* atomic; NULL until the first mapping */

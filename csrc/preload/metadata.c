@@ -87,13 +87,13 @@ __attribute__((noinline)) static int is_missing(struct session *s, const struct 
     return listing && (monarch_listing_length(listing) || (d->mode & 0111) == 0111);
 }
 
-enum monarch_answer monarch_know(int dir, const char *path, int follow, struct monarch_known *k) {
+enum monarch_answer monarch_know_near(int dir, const char *path, int follow,
+                                      struct monarch_known *k) {
     struct session *s = session_for_reading();
-    MAYBE_NULL(path);
-    const struct monarch_catalog *c = s && path && *path ? monarch_catalog_of(s) : NULL;
-    if (!c || !s->control->metadata_cached)
+    const struct monarch_catalog *c;
+    if (!s || !s->control->metadata_cached)
         return MONARCH_ASK;
-    int64_t id = monarch_locate(s, c, dir, path, follow, 0);
+    int64_t id = monarch_locate(s, &c, dir, path, follow, 0);
     /* Another user may not see what ours may. */
     if (id == MONARCH_OUTSIDE || s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return MONARCH_ASK;

@@ -3,6 +3,7 @@
 #ifndef MONARCH_METADATA_H
 #define MONARCH_METADATA_H
 
+#include "attributes.h"
 #include "where.h"
 
 enum monarch_answer {
@@ -18,7 +19,16 @@ struct monarch_known {
     uint32_t version; /* of the entry's attributes, see monarch_is_same_version */
 };
 
-enum monarch_answer monarch_know(int dir, const char *path, int follow, struct monarch_known *k);
+enum monarch_answer monarch_know_near(int dir, const char *path, int follow,
+                                      struct monarch_known *k);
+
+static inline enum monarch_answer monarch_know(int dir, const char *path, int follow,
+                                               struct monarch_known *k) {
+    MAYBE_NULL(path);
+    if (!path || monarch_is_far(dir, path))
+        return MONARCH_ASK;
+    return monarch_know_near(dir, path, follow, k);
+}
 
 /* After the entry's attributes were read: whether they belong together. */
 int monarch_is_same_version(const struct monarch_known *k);

@@ -3,6 +3,7 @@
 
 #include <sys/sysmacros.h>
 
+#include "attributes.h"
 #include "log.h"
 #include "serve.h"
 #include "sys.h"
@@ -10,7 +11,7 @@
 
 /* Files with locks, by two bits each: no list that grows, and few others are taken for one. */
 #define LOCKED_BITS 8192
-static uint64_t locked[LOCKED_BITS / 64];
+static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 
 static uint64_t bit_of(uint64_t dev, uint64_t ino, int which) {
     return (monarch_mix(ino ^ monarch_mix(dev)) >> (which * 32)) % LOCKED_BITS;

@@ -149,9 +149,10 @@ __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t
 }
 
 PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
-    if (__builtin_expect(monarch_tracked(fd) != 0, 0) || !monarch_is_ready())
+    pread_call real = REAL_IF_FOUND(pread);
+    if (__builtin_expect(monarch_tracked(fd) != 0, 0) || !real)
         return pread_tracked(fd, buf, n, at);
-    return monarch_real.pread(fd, buf, n, at);
+    return real(fd, buf, n, at);
 }
 
 /* --- reads at the descriptor's offset
@@ -196,9 +197,10 @@ __attribute__((noinline)) static ssize_t read_tracked(int fd, void *buf, size_t 
 }
 
 PUBLIC ssize_t read(int fd, void *buf, size_t n) {
-    if (__builtin_expect(monarch_tracked(fd) != 0, 0) || !monarch_is_ready())
+    read_call real = REAL_IF_FOUND(read);
+    if (__builtin_expect(monarch_tracked(fd) != 0, 0) || !real)
         return read_tracked(fd, buf, n);
-    return monarch_real.read(fd, buf, n);
+    return real(fd, buf, n);
 }
 
 /* --- reads into several parts

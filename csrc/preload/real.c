@@ -1,6 +1,8 @@
-/* Finds the functions that ours stand in front of, as dlsym(RTLD_NEXT) would. dlsym itself is not
- * for us: it lies in libdl before glibc 2.34 (we link to libc alone), and it may allocate, which
- * re-enters our open() under a replaced malloc. */
+/* Finds the functions that ours stand in front of, as dlsym(RTLD_NEXT) would, each when it is first
+ * called: most processes that a job starts are short and call few of them. dlsym itself is not for
+ * us: it lies in libdl before glibc 2.34 (we link to libc alone), it takes a lock, which is not for
+ * signal handlers and the child of a vfork, and it may allocate, which re-enters our open() under a
+ * replaced malloc. So we keep in mind where the tables of names lie, and read these. */
 #define _GNU_SOURCE
 #include <elf.h>
 #include <link.h>
@@ -10,13 +12,11 @@
 #include "calls.h"
 
 struct real_calls monarch_real;
-int monarch_real_ready;
 
-/* One after the other: an array of pointers would be relocated in every process. */
-#define X(name, ret, args) #name "\0"
-static const char names[] = MONARCH_CALLS(X) MONARCH_FOUND(X);
-#undef X
-#define CALLS (sizeof(struct real_calls) / sizeof(void *))
+/* More libraries than that before libc: the others among them are not asked. */
+#define TABLES 64
+/* In the place of a function that no library has. */
+#define ABSENT ((void *)1)
 
 /* The dynamic symbol table of one loaded library. */
 struct table {
@@ -27,20 +27,21 @@ struct table {
     ElfW(Addr) base;
 };
 
+/* Of the libraries behind us up to libc, in their order. Those were there when the program started
+ * and are never unloaded; what was loaded since stands behind libc, which has nearly all names. */
+static struct table table[TABLES] SELDOM;
+static uint32_t tables; /* atomic: 0 until they are known */
+
 struct search {
-    void *found[CALLS];
-    unsigned char hidden[CALLS];
-    const char *name[CALLS];
-    uint32_t hash[CALLS];
-    int behind_us;
+    struct real_calls found; /* of MONARCH_FOUND */
+    uint32_t n;
+    int behind_us, behind_libc;
 };
 
-/* Moves *s behind the string. */
-static uint32_t gnu_hash(const char **s) {
+static uint32_t gnu_hash(const char *s) {
     uint32_t h = 5381;
-    while (**s)
-        h = h * 33 + (unsigned char)*(*s)++;
-    ++*s;
+    while (*s)
+        h = h * 33 + (unsigned char)*s++;
     return h;
 }
 
@@ -76,7 +77,7 @@ static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
 }
 
 /* A default version beats a hidden one (`__xstat` has only hidden ones since glibc 2.33). */
-static void *lookup(const struct table *t, const char *name, uint32_t hash, unsigned char *hidden) {
+static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
     const ElfW(Addr) *bloom = (const void *)(h + 4);
     const uint32_t *bucket = h + 4 + blooms * (sizeof *bloom / 4), *chain = bucket + buckets;
@@ -93,11 +94,8 @@ static void *lookup(const struct table *t, const char *name, uint32_t hash, unsi
         const ElfW(Sym) *symbol = &t->symbols[i];
         if ((chain[i - first] | 1) == (hash | 1) && symbol->st_shndx != SHN_UNDEF &&
             symbol->st_value && strcmp(t->strings + symbol->st_name, name) == 0) {
-            unsigned char old = t->versions && (t->versions[i] & 0x8000);
-            if (!found || !old) {
+            if (!found || !t->versions || !(t->versions[i] & 0x8000))
                 found = address_of(t, symbol);
-                *hidden = old;
-            }
         }
         if (chain[i - first] & 1)
             break;
@@ -115,6 +113,11 @@ static int contains_us(const struct dl_phdr_info *info) {
     return 0;
 }
 
+static int is_libc(const struct table *t) {
+    static const char name[] = "gnu_get_libc_version";
+    return lookup(t, name, gnu_hash(name)) != NULL;
+}
+
 static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     struct search *s = data;
     struct table t;
@@ -125,23 +128,40 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     }
     if (!read_table(&t, info))
         return 0;
-    for (size_t i = 0; i < CALLS; i++)
-        if (!s->found[i])
-            s->found[i] = lookup(&t, s->name[i], s->hash[i], &s->hidden[i]);
+#define F(name, ret, args) \
+    if (!s->found.name)    \
+        s->found.name = lookup(&t, #name, gnu_hash(#name));
+    MONARCH_FOUND(F)
+#undef F
+    if (s->behind_libc)
+        return 0;
+    s->behind_libc = is_libc(&t);
+    if (s->n < TABLES - 1 || (s->n < TABLES && s->behind_libc))
+        table[s->n++] = t;
     return 0;
 }
 
-/* Several threads may come here at once before the constructor: they store the same answers. */
+/* Several threads may come here at once before the constructor: they store the same answers, one
+ * after the other, because dl_iterate_phdr has a lock. */
 void monarch_real_init(void) {
     struct search s;
-    const char *name = names;
     memset(&s, 0, sizeof s);
-    for (size_t i = 0; i < CALLS; i++) {
-        s.name[i] = name;
-        s.hash[i] = gnu_hash(&name);
-    }
     dl_iterate_phdr(visit, &s);
-    for (size_t i = 0; i < CALLS; i++)
-        __atomic_store_n((void **)&monarch_real + i, s.found[i], __ATOMIC_RELAXED);
-    __atomic_store_n(&monarch_real_ready, 1, __ATOMIC_RELEASE);
+#define F(name, ret, args) __atomic_store_n(&monarch_real.name, s.found.name, __ATOMIC_RELAXED);
+    MONARCH_FOUND(F)
+#undef F
+    __atomic_store_n(&tables, s.n, __ATOMIC_RELEASE);
+}
+
+void *monarch_real_find(void **at, const char *name) {
+    uint32_t hash = gnu_hash(name);
+    void *found = NULL;
+    if (__atomic_load_n(at, __ATOMIC_RELAXED) == ABSENT)
+        return NULL;
+    if (!__atomic_load_n(&tables, __ATOMIC_ACQUIRE))
+        monarch_real_init();
+    for (uint32_t i = 0, n = __atomic_load_n(&tables, __ATOMIC_ACQUIRE); i < n && !found; i++)
+        found = lookup(&table[i], name, hash);
+    __atomic_store_n(at, found ? found : ABSENT, __ATOMIC_RELAXED);
+    return found;
 }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "attributes.h"
 #include "demand.h"
 #include "log.h"
 #include "sys.h"
@@ -30,7 +31,7 @@ void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *o
 
 /* What was asked for of files that are not to be filled at once: entry << 32 | KiB. A file that
  * shares its place with another begins again. */
-static uint64_t asked[1024];
+static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
                      uint64_t n) {
@@ -153,12 +154,11 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
     o->entry = NULL;
     o->id = MONARCH_OUTSIDE;
     o->served = 0;
-    if (!path || flags & (O_PATH | O_DIRECTORY)) /* these open no file */
+    if (!path || flags & (O_PATH | O_DIRECTORY) /* these open no file */ ||
+        monarch_is_far(dir, path))
         return;
-    const struct monarch_catalog *c = monarch_catalog_of(s);
-    if (!c)
-        return;
-    int64_t id = monarch_locate(s, c, dir, path, !(flags & O_NOFOLLOW), 1);
+    const struct monarch_catalog *c;
+    int64_t id = monarch_locate(s, &c, dir, path, !(flags & O_NOFOLLOW), 1);
     if (id < 0) {
         o->id = id;
         return;

@@ -16,7 +16,7 @@
 
 struct session *monarch_current;
 
-static struct session pool[POOL];
+static struct session pool[POOL] SELDOM;
 static uint32_t pool_used;
 static char session_dir[DIR_MAX];
 static uint64_t last_tick; /* [s] */
@@ -43,24 +43,36 @@ static int find_session_dir(const char *config) {
     return 1;
 }
 
-/* Maps a segment whole. It must be ours alone: another user who could write to it could send our
- * reads anywhere. */
-static const void *map_segment(const char *name, int writable, uint64_t *size) {
+/* These two apart, so that a first open, which may be on a small stack, needs room for the path or
+ * for the attributes, not for both. */
+__attribute__((noinline)) static int open_segment(const char *name, int writable) {
     char path[DIR_MAX + 48];
-    struct stat st;
-    const void *map = NULL;
     put(put(put(path, session_dir), "/"), name);
-    int fd = sys_openat(AT_FDCWD, path,
-                        (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    return sys_openat(AT_FDCWD, path,
+                      (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+}
+
+/* Its size, 0 for a file that is not ours alone: another user who could write to it could send our
+ * reads anywhere. */
+__attribute__((noinline)) static uint64_t size_of_ours(int fd) {
+    struct stat st;
+    return sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && !(st.st_mode & 077) &&
+                   st.st_uid == (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) && st.st_size > 0
+               ? (uint64_t)st.st_size
+               : 0;
+}
+
+/* Maps a segment whole. */
+static const void *map_segment(const char *name, int writable, uint64_t *size) {
+    const void *map = NULL;
+    int fd = open_segment(name, writable);
     if (fd < 0)
         return NULL;
-    if (sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && !(st.st_mode & 077) &&
-        st.st_uid == (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) && st.st_size > 0) {
-        *size = (uint64_t)st.st_size;
+    *size = size_of_ours(fd);
+    if (*size)
         map = *size < MONARCH_HUGE_PAGE || writable
                   ? sys_map(fd, *size, PROT_READ | (writable ? PROT_WRITE : 0))
                   : sys_map_aligned(fd, *size, PROT_READ, MONARCH_HUGE_PAGE);
-    }
     sys_close(fd);
     return map;
 }

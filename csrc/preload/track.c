@@ -3,13 +3,14 @@
 
 #include <signal.h>
 
+#include "attributes.h"
 #include "sys.h"
 
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
 #endif
 
-uint64_t monarch_track_table[MONARCH_TRACKED];
+uint64_t monarch_track_table[MONARCH_TRACKED] SELDOM;
 static unsigned highest; /* nothing above it was ever tracked */
 
 /* --- whose table it is --------------------------------------------------------------------------

@@ -8,11 +8,7 @@
 #include "mappings.h"
 #include "sys.h"
 
-/* What the working directory is to the sources. It saves a getcwd for relative paths far from any
- * source; "near" always asks the kernel, so that a stale answer costs speed only.
- * Changes of directory raise the count above the two low bits. */
-enum { CWD_UNKNOWN, CWD_FAR, CWD_NEAR };
-static uint64_t cwd_is;
+uint64_t monarch_cwd_is;
 
 static int is_below(const char *path, const char *root, size_t root_len) {
     return strncmp(path, root, root_len) == 0 && (path[root_len] == '/' || !path[root_len]);
@@ -30,22 +26,21 @@ static int is_near(const struct monarch_control *k, const char *cwd) {
     return 0;
 }
 
-static int is_far_from_sources(struct session *s, const char *path) {
-    uint64_t seen = __atomic_load_n(&cwd_is, __ATOMIC_ACQUIRE);
-    if ((seen & 3) == CWD_UNKNOWN) {
+static void find_cwd(const struct session *s) {
+    uint64_t seen = __atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE);
+    if ((seen & 3) == MONARCH_CWD_UNKNOWN) {
         char cwd[MONARCH_PATH_MAX];
         int near = sys_getcwd(cwd, sizeof cwd) > 0 && cwd[0] == '/' && is_near(s->control, cwd);
-        uint64_t now = (seen & ~3ULL) | (near ? CWD_NEAR : CWD_FAR);
-        __atomic_compare_exchange_n(&cwd_is, &seen, now, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-        seen = now;
+        uint64_t now = (seen & ~3ULL) | (near ? MONARCH_CWD_NEAR : MONARCH_CWD_FAR);
+        __atomic_compare_exchange_n(&monarch_cwd_is, &seen, now, 0, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE);
     }
-    return (seen & 3) == CWD_FAR && !monarch_is_odd(path);
 }
 
 static void cwd_may_differ(void) {
-    uint64_t seen = __atomic_load_n(&cwd_is, __ATOMIC_ACQUIRE);
-    while (!__atomic_compare_exchange_n(&cwd_is, &seen, (seen & ~3ULL) + 4, 0, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_ACQUIRE))
+    uint64_t seen = __atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE);
+    while (!__atomic_compare_exchange_n(&monarch_cwd_is, &seen, (seen & ~3ULL) + 4, 0,
+                                        __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         ;
 }
 
@@ -102,28 +97,37 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s,
     return place.entry;
 }
 
-int64_t monarch_locate(struct session *s, const struct monarch_catalog *c, int dir,
+int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow, int tell) {
+    const char *rel;
+    int source = -1;
     if (path[0] == '/') {
-        const char *rel;
-        int source = monarch_prefix(s->control, path, &rel);
-        size_t len = source < 0 ? 0 : strlen(rel);
-        uint64_t hash = source < 0 ? 0 : monarch_prepare_find(c, (unsigned)source, rel, len);
-        if (!monarch_is_odd(path)) {
-            if (source < 0)
-                return MONARCH_OUTSIDE;
+        source = monarch_prefix(s->control, path, &rel);
+        if (source < 0 && !monarch_is_odd(path, strlen(path)))
+            return MONARCH_OUTSIDE;
+    } else if (!path[0]) {
+        return MONARCH_OUTSIDE;
+    } else if (dir == AT_FDCWD) {
+        find_cwd(s);
+        if (monarch_is_far(dir, path))
+            return MONARCH_OUTSIDE;
+    }
+    if (!(*c = monarch_catalog_of(s)))
+        return MONARCH_OUTSIDE;
+    if (source >= 0) {
+        size_t len = strlen(rel);
+        uint64_t hash = monarch_prepare_find(*c, (unsigned)source, rel, len);
+        if (!monarch_is_odd(path, (size_t)(rel - path) + len)) {
             const struct monarch_source *root = &s->control->source[source];
             int by_alias = root->alias_len && strncmp(path, root->path, root->path_len) != 0;
             if (!monarch_root_is_ours(s, (unsigned)source, by_alias))
                 return MONARCH_OUTSIDE;
-            int64_t id = monarch_find_prepared(c, (unsigned)source, rel, len, hash);
-            if (id >= 0 && monarch_entries(c)[id].kind != MONARCH_LINK)
+            int64_t id = monarch_find_prepared(*c, (unsigned)source, rel, len, hash);
+            if (id >= 0 && monarch_entries(*c)[id].kind != MONARCH_LINK)
                 return id;
         }
-    } else if (!path[0] || (dir == AT_FDCWD && is_far_from_sources(s, path))) {
-        return MONARCH_OUTSIDE;
     }
-    return locate_odd(s, c, dir, path, follow, tell);
+    return locate_odd(s, *c, dir, path, follow, tell);
 }
 
 /* Looked at first: nearly no other file has it, and the catalog needs not be asked. */
@@ -150,8 +154,11 @@ static int is_copy_of(const struct session *s, const struct monarch_entry *e,
 
 static const struct monarch_entry *copy_in(const struct session *s, const struct monarch_catalog *c,
                                            unsigned tier, const struct stat *st) {
-    int64_t id = st->st_nlink ? monarch_find_copy(c, tier, st->st_ino)
-                              : monarch_find_dropped(c, tier, st->st_ino);
+    int64_t id = c->stamped == tier + 1
+                     ? monarch_find_stamped(c, tier, st->st_ino, st->st_mtim.tv_sec,
+                                            st->st_mtim.tv_nsec, !st->st_nlink)
+                 : st->st_nlink ? monarch_find_copy(c, tier, st->st_ino)
+                                : monarch_find_dropped(c, tier, st->st_ino);
     return id >= 0 && is_copy_of(s, &monarch_entries(c)[id], st) ? &monarch_entries(c)[id] : NULL;
 }
 

@@ -2,14 +2,31 @@
 #ifndef MONARCH_WHERE_H
 #define MONARCH_WHERE_H
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
+#include "attributes.h"
 #include "path.h"
 #include "session.h"
 
-/* Number of the catalog's entry for a path, MONARCH_OUTSIDE or MONARCH_UNKNOWN. `c` is the catalog
- * that was asked. For an unknown path, the daemon is told of it if `tell`. */
-int64_t monarch_locate(struct session *s, const struct monarch_catalog *c, int dir,
+/* What the working directory is to the sources. It saves a getcwd for relative paths far from any
+ * source; "near" always asks the kernel, so that a stale answer costs speed only.
+ * Changes of directory raise the count above the two low bits. */
+enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
+extern uint64_t monarch_cwd_is HIDDEN; /* atomic */
+
+/* Nearly all relative paths of programs: no path without `..` leads from there to a source, but by
+ * a link, which is not followed here. Asked before anything else. */
+static inline int monarch_is_far(int dir, const char *path) {
+    return path[0] != '/' && dir == AT_FDCWD &&
+           (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&
+           !monarch_may_go_up(path);
+}
+
+/* Number of the catalog's entry for a path, MONARCH_OUTSIDE or MONARCH_UNKNOWN. For an unknown
+ * path, the daemon is told of it if `tell`. *c becomes the catalog that was asked; most processes
+ * never need one, and do not map it. */
+int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow, int tell);
 
 /* The same, with the place itself: the path relative to the source, links and dots resolved. */

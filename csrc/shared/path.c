@@ -8,12 +8,13 @@
 /* Half of the kernel's: links on the way to the source count there too, and are unseen here. */
 #define MAX_LINKS 20
 
-/* Bytes, not strncmp: nearly all paths of a process are foreign and differ in the first few. */
+/* First some bytes, then strncmp: nearly all paths of a process are foreign and differ in these. */
 static int has_prefix(const char *path, const char *root, uint32_t len) {
     uint32_t i = 0;
-    while (i < len && path[i] == root[i])
+    while (i < len && i < 4 && path[i] == root[i])
         i++;
-    return i == len && len && (path[len] == '/' || !path[len]);
+    return (i == len || (i == 4 && strncmp(path + i, root + i, len - i) == 0)) && len &&
+           (path[len] == '/' || !path[len]);
 }
 
 int monarch_prefix(const struct monarch_control *k, const char *path, const char **rel) {
@@ -38,23 +39,35 @@ static int odd_component(const char *after) {
     return *after == '/' || !*after;
 }
 
-/* Whether a slash may have a `.`, another slash or nothing behind it, 16 bytes at a time: what
- * every path is asked and few have. */
-static int may_be_odd(const char *path, size_t n) {
+/* Whether a byte and the next one are of a kind, 16 at a time: what every path is asked and few
+ * have. Two dots; or a slash with a `.`, another slash or nothing behind it. At least 16 bytes. */
+static inline int has_pair(const char *path, size_t n, int of_dots) {
     typedef unsigned char bytes __attribute__((vector_size(16), aligned(1), may_alias));
     typedef uint64_t words __attribute__((vector_size(16), may_alias));
-    words odd = {0, 0};
+    words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
         i = i + 16 <= n ? i : n - 16; /* the last ones overlap */
         bytes here = *(const bytes *)(path + i), next = *(const bytes *)(path + i + 1);
-        odd |= (words)((here == '/') & ((next == '/') | (next == '.') | (next == 0)));
+        if (of_dots)
+            found |= (words)((here == '.') & (next == '.'));
+        else
+            found |= (words)((here == '/') & ((next == '/') | (next == '.') | (next == 0)));
     }
-    return (odd[0] | odd[1]) != 0;
+    return (found[0] | found[1]) != 0;
 }
 
-int monarch_is_odd(const char *path) {
+int monarch_may_go_up(const char *path) {
     size_t n = strlen(path);
-    if (n >= 16 && path[0] != '.' && !may_be_odd(path, n))
+    if (n >= 16)
+        return has_pair(path, n, 1);
+    for (; *path; path++)
+        if (path[0] == '.' && path[1] == '.')
+            return 1;
+    return 0;
+}
+
+int monarch_is_odd(const char *path, size_t n) {
+    if (n >= 16 && path[0] != '.' && !has_pair(path, n, 0))
         return 0;
     if (path[0] == '.' && odd_component(path))
         return 1;

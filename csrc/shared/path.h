@@ -22,8 +22,11 @@ struct monarch_place {
  * -1 for none. The root itself gives an empty *rel. */
 int monarch_prefix(const struct monarch_control *k, const char *path, const char **rel);
 
-/* Whether the path holds `//`, `.` or `..` as a component, or ends in a slash. */
-int monarch_is_odd(const char *path);
+/* Whether the path, of `n` bytes, holds `//`, `.` or `..` as a component, or ends in a slash. */
+int monarch_is_odd(const char *path, size_t n);
+
+/* Whether the path may hold `..`: two dots side by side. */
+int monarch_may_go_up(const char *path);
 
 /* Resolves `path`, taken from the canonical directory `base` when it is relative (`base` may be
  * out->path itself: callers may be on small stacks). With follow = 0

@@ -96,8 +96,9 @@ class Copies:
         words = make_word(State.PRESENT, 0, good["tier"].astype(np.uint64), good["copy"])
         shown = self._show(good["id"], words, good["copy_ino"], good["sum"])
         sizes = catalog.entries["size"][ids]
-        for result, size in zip(results[fills], sizes[fills].tolist(), strict=True):
-            self.tier(int(result["tier"])).settle(size, int(result["copy_bytes"]))
+        for number in np.unique(results["tier"][fills]).tolist():
+            here = fills & (results["tier"] == number)
+            self.tier(number).settle(sizes[here], results["copy_bytes"][here])
         self.fills += int(fills.sum())
         self.filled_bytes += int(results["bytes"][fills].sum())
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)

@@ -232,8 +232,8 @@ class Filler:
         sizes = catalog.entries["size"][ids]
         if not len(ids):
             return 0
-        for number, size in zip(tiers.tolist(), sizes.tolist(), strict=True):
-            self.copies.tier(number).reserve(size)
+        for number in np.unique(tiers).tolist():
+            self.copies.tier(number).reserve(sizes[tiers == number])
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
         catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
@@ -329,7 +329,7 @@ class Filler:
         entry, status, catalog = int(result["id"]), int(result["status"]), self.shared.catalog
         error, in_use = os.strerror(int(result["error"])), bool(result["in_use"])
         tier = self.copies.tier(int(result["tier"]))
-        tier.settle(int(catalog.entries["size"][entry]), None)
+        tier.give_back(int(catalog.entries["size"][entry]))
         if status == JobStatus.TIER_FULL and int(result["tier"]) == self.staging.number:
             # Others have filled the file system, for a while; what was staged next would not fit.
             self.staging.refuse(one(entry))

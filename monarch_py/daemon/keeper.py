@@ -80,7 +80,7 @@ class Keeper:
             self.tier.remove(number)
         self.remove(rows["copy"][over].tolist())
         self.rows = rows[~over]
-        self.tier.adopt_all(self.rows["size"])
+        self.tier.adopt(self.rows["size"])
 
     def add(self, rows: list[Row]) -> None:
         with self._lock:

@@ -150,7 +150,7 @@ static uint64_t paths(void) {
         CHECK(place && path);
         if (monarch_prefix(&control_of_root, path, &rel) >= 0)
             CHECK(rel >= path && rel <= path + strlen(path));
-        monarch_is_odd(path);
+        monarch_is_odd(path, strlen(path));
         monarch_resolve(&control_of_root, catalog, clients, "/", path, follow, place);
         check_place(place, path, follow);
         found += place->entry >= 0;

@@ -276,11 +276,14 @@ def is_odd(path: str) -> bool:
     return path not in ("", "/") and any(p in ("", ".", "..") for p in parts[path[0] == "/" :])
 
 
-@given(st.text(alphabet="/.ab", max_size=12))
-def test_odd_paths_are_seen(path: str) -> None:
+@given(st.text(alphabet="/.ab", max_size=12), st.integers(0, 40), st.integers(0, 40))
+def test_odd_paths_are_seen(text: str, before: int, behind: int) -> None:
+    """Also anywhere in longer paths, which are looked at 16 bytes at a time."""
     from monarch_py.native import lib
 
-    assert bool(lib.monarch_is_odd(path.encode())) == is_odd(path)
+    for path in (text, before * "a" + text + behind * "b"):
+        assert bool(lib.monarch_is_odd(path.encode(), len(path))) == is_odd(path)
+        assert bool(lib.monarch_may_go_up(path.encode())) == (".." in path)
 
 
 @given(

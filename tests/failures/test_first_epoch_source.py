@@ -344,6 +344,14 @@ def cached_bytes(path: Path) -> int:
         view.close()
 
 
+def forget_pages(file: Path) -> None:
+    fd = os.open(file, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    assert cached_bytes(file) == 0
+
+
 @pytest.mark.parametrize("way", ["warm", "read", "pread"])
 def test_the_pages_of_a_filled_file_are_given_back(
     session_factory: Factory, mounts: Mounts, epoch_reader: Path, way: str
@@ -351,11 +359,7 @@ def test_the_pages_of_a_filled_file_are_given_back(
     size = 24 * MIB
     point = mounts.ext4("plain", 64 * MIB)
     files = make_files(point / "data", 1, size)
-    fd = os.open(files[1], os.O_RDONLY)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
-    assert cached_bytes(files[1]) == 0
+    forget_pages(files[1])
     session = session_factory(point / "data").start()
     session.wait_scanned()
     if way == "warm":
@@ -365,3 +369,22 @@ def test_the_pages_of_a_filled_file_are_given_back(
             reader.end()
     wait_until(lambda: told(session)["present"] == 1, what="the copy")
     assert cached_bytes(files[1]) <= size / 20
+
+
+def test_small_files_leave_no_pages_and_those_that_others_have_read_stay(
+    session_factory: Factory, mounts: Mounts
+) -> None:
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 16):
+        pytest.skip("this kernel cannot drop pages behind a read, or not safely")
+    size = 100_000
+    point = mounts.ext4("plain", 64 * MIB)
+    files = make_files(point / "data", 20, size)
+    for file in files.values():
+        forget_pages(file)
+    files[7].read_bytes()
+    with session_factory(point / "data").start() as session:
+        session.wait_scanned()
+        assert session.monarch("warm").returncode == 0
+        wait_until(lambda: told(session)["present"] == 20, what="the copies")
+        assert cached_bytes(files[7]) >= size
+        assert not any(cached_bytes(file) for number, file in files.items() if number != 7)

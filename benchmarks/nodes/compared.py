@@ -1,0 +1,161 @@
+"""Monarch beside what people use, on the same four ranks, bytes and source.
+
+Each loader gets its own format of the same samples, made beforehand: files, tar shards
+(webdataset), MDS shards (MosaicML streaming, with a cache as large as Monarch's tier and staging
+area for each rank). A loader that is not installed is left out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+from benchmarks.common import Child
+from benchmarks.nodes.loaders import CACHE_VARIABLE
+from benchmarks.nodes.testbed import Dataset, Layout, Testbed
+from benchmarks.numbers import Result
+from benchmarks.peers.nodes import Nodes
+from monarch_py.peers import listen
+
+RANKS, WORKERS, EPOCHS, SHARDS = 4, 2, 3, 32
+# Name -> (loader, what has to be installed, the format, whether it runs under Monarch).
+COMPARED = {
+    "PyTorch": ("torch", "torch", "files", False),
+    "DALI": ("dali", "nvidia.dali", "files", False),
+    "webdataset": ("webdataset", "webdataset", "tar", False),
+    "streaming": ("streaming", "streaming", "mds", False),
+    "PyTorch under Monarch": ("torch", "torch", "files", True),
+    "DALI under Monarch": ("dali", "nvidia.dali", "files", True),
+}
+# A /dev/shm of its own, as on a node of its own, with what lies at $2 of the old one still there;
+# $1 is an empty directory.
+OWN_SHM = """
+mount --rbind "$2" "$1" && mount -t tmpfs none /dev/shm && mkdir -p "$2" &&
+mount --rbind "$1" "$2" && shift 2 && exec "$@"
+"""
+
+
+def make_formats(root: Path, files: int, size: int) -> None:
+    """The same samples as files, in tar shards and in MDS shards."""
+    root.mkdir()
+    plain = Dataset.make(root / "files", files, size)
+    (root / "tar").mkdir()
+    each = -(-files // SHARDS)
+    for first in range(0, files, each):
+        with tarfile.open(root / "tar" / f"{first:06d}.tar", "w") as shard:
+            for number in range(first, min(files, first + each)):
+                member = tarfile.TarInfo(f"{number:06d}.bin")
+                member.size = int(plain.sizes[number])
+                content = (root / "files" / Dataset.name(number)).read_bytes()
+                shard.addfile(member, BytesIO(content))
+    if is_installed("streaming"):
+        from streaming import MDSWriter
+
+        limit = plain.bytes // SHARDS
+        with MDSWriter(out=str(root / "mds"), columns={"bin": "bytes"}, size_limit=limit) as writer:
+            for path in sorted((root / "files").iterdir()):
+                writer.write({"bin": path.read_bytes()})
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@contextmanager
+def ranks_of(bed: Testbed, name: str, cache: int) -> Iterator[list[Child]]:
+    """A process for each rank, when all are ready."""
+    loader = COMPARED[name][0]
+    listener = listen("127.0.0.1")
+    port = listener.getsockname()[1]
+    listener.close()
+    with ExitStack() as stack:
+        children = []
+        for rank in range(RANKS):
+            environment = bed.environment(rank) | {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(RANKS),
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TMPDIR": str(bed.place / f"tmp{rank}"),
+                "MONARCH_BENCHMARK_LOCAL": str(bed.place / f"local{rank}"),
+                CACHE_VARIABLE: str(cache),
+                "OMP_NUM_THREADS": "1",
+            }
+            (bed.place / f"tmp{rank}").mkdir()
+            root = bed.mounts[rank].mountpoint
+            argv = [sys.executable, "-m", "benchmarks.nodes.loaders", loader, str(root)]
+            argv += [str(rank), str(RANKS), str(WORKERS)]
+            if loader == "streaming":
+                keep = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
+                own = ["unshare", "--mount", "sh", "-c", OWN_SHM, "sh", keep, str(bed.place)]
+                argv = [*own, *argv]
+            children.append(stack.enter_context(Child(argv, environment)))
+        for child in children:
+            child.hear()
+        yield children
+
+
+def epochs_of(bed: Testbed, name: str, cache: int) -> list[float]:
+    """Seconds of each epoch, of the slowest rank."""
+    seconds = []
+    with ranks_of(bed, name, cache) as children:
+        for number in range(EPOCHS):
+            before = bed.counts()["served"]
+            for child in children:
+                child.tell(str(number))
+            answers = [child.hear() for child in children]
+            seconds.append(max(answer[1] for answer in answers) / 1e9)
+            said = {
+                "epoch": number,
+                "seconds": round(seconds[-1], 3),
+                "bytes": sum(answer[0] for answer in answers),
+                "served": bed.counts()["served"] - before,
+                "load": round(os.getloadavg()[0], 1),
+            }
+            print(f"  {name}: {json.dumps(said)}", file=sys.stderr, flush=True)
+    return seconds
+
+
+def compared(
+    place: Path, programs: tuple[Path, Path], rate: float, link_bits: float, mib: int, kib: int
+) -> list[Result]:
+    """mib, kib : of the dataset and of a sample. Epochs are told in times of the dataset at the
+    source's rate."""
+    files = (mib << 20) // (kib << 10)
+    formats = place / "formats"
+    make_formats(formats, files, kib << 10)
+    dataset = Dataset(formats / "files", Dataset.sizes_of(formats / "files"))
+    ideal = dataset.bytes / rate
+    tier, staging = int(dataset.bytes * 1.05 / RANKS), max(dataset.bytes // 25, 16 << 20)
+    results = []
+    for name, (_, package, form, ours) in COMPARED.items():
+        if not is_installed(package):
+            print(f"  {name}: not installed", file=sys.stderr)
+            continue
+        layout = Layout([tier] * RANKS, staging, has_daemons=ours, rank_nodes=[])
+        there = replace(dataset, backing=formats / form)
+        run = place / "compared" / name.replace(" ", "-")
+        run.mkdir(parents=True)
+        with (
+            Nodes(RANKS, f"{link_bits:.0f}bit") as links,
+            Testbed(run, there, programs, layout, rate=rate, links=links) as bed,
+        ):
+            seconds = epochs_of(bed, name, tier + staging)
+        for number, taken in enumerate(seconds):
+            what = f"{name}: epoch {number + 1} / dataset at the source's rate"
+            results.append(Result(f"{name}_{number + 1}", what, "", taken / ideal, None))
+    return results

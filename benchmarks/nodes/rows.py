@@ -1,0 +1,264 @@
+"""The measurements on nodes that share a source; each gives lines of the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.nodes.compared import compared
+from benchmarks.nodes.prediction import killed_epoch, later_epochs
+from benchmarks.nodes.testbed import MIB, Dataset, Epoch, Layout, Testbed
+from benchmarks.nodes.transfer import transfer
+from benchmarks.numbers import Result
+from benchmarks.peers.nodes import Nodes
+
+# Of the dataset: what nodes have besides their share, and a small staging area.
+SPARE, STAGING = 1.05, 0.04
+EPOCHS = 5
+
+
+class Rows:
+    """What all measurements have in common.  scale : all rates are divided by it, so that a machine
+    with few cores stands for as many nodes"""
+
+    def __init__(self, args: argparse.Namespace, place: Path, programs: tuple[Path, Path]) -> None:
+        self.args, self.place, self.programs = args, place, programs
+        self.rate = args.rate * 1e6 / args.slow
+        self.link_bits = args.link * 1e6 / args.slow
+        mean = int(args.file_kib * 1024)
+        self.dataset = Dataset.make(place / "backing", args.mib * MIB // mean, mean)
+        self.said: list[dict[str, Any]] = []
+
+    # --- runs -----------------------------------------------------------------------------------
+
+    def layout(self, nodes: int, *, spare: float = SPARE, **more: Any) -> Layout:
+        tier = int(self.dataset.bytes * spare / nodes)
+        return Layout([tier] * nodes, int(self.dataset.bytes * STAGING), **more)
+
+    @contextmanager
+    def testbed(self, layout: Layout, *, linked: bool = False) -> Iterator[Testbed]:
+        """linked : the nodes are behind links of their own."""
+        run = self.place / "run"
+        run.mkdir()
+        try:
+            needs_links = linked and layout.has_daemons
+            rate = f"{self.link_bits:.0f}bit"
+            with (
+                Nodes(len(layout.tiers), rate) if needs_links else nullcontext() as links,
+                Testbed(
+                    run, self.dataset, self.programs, layout, rate=self.rate, links=links
+                ) as bed,
+            ):
+                yield bed
+        finally:
+            shutil.rmtree(run, ignore_errors=True)
+
+    def tell(self, what: str, **said: Any) -> None:
+        """A line for whoever looks on, and for the JSON."""
+        said = {key: round(v, 4) if isinstance(v, float) else v for key, v in said.items()}
+        said["load"] = round(os.getloadavg()[0], 1)
+        print(f"  {what}: {json.dumps(said)}", file=sys.stderr, flush=True)
+        self.said.append({"what": what, **said})
+
+    # --- the source once ------------------------------------------------------------------------
+
+    def once(self) -> list[Result]:
+        """The first epoch of nodes whose tiers hold the dataset together."""
+        results: list[Result] = []
+        for nodes in self.args.nodes:
+            for how, orders in (
+                ("everything", self.dataset.everything),
+                ("its share", self.dataset.shares),
+            ):
+                runs = [self._first_epoch(nodes, orders) for _ in range(self.args.rounds)]
+                for served, ratio in runs:
+                    self.tell(f"{nodes} nodes, {how}", served=served, ratio=ratio)
+                name, where = f"{nodes}_{how.split()[-1]}", f"{nodes} nodes, each reads {how}"
+                served = max(run[0] for run in runs)
+                ratio = statistics.median(run[1] for run in runs)
+                results += [
+                    Result(f"served_{name}", f"bytes served / dataset: {where}", "", served, 1.02),
+                    Result(f"first_{name}", "  first epoch / dataset at its rate", "", ratio, 1.15),
+                ]
+        return results
+
+    def _first_epoch(
+        self, nodes: int, orders: Callable[[int, int], list[list[int]]]
+    ) -> tuple[float, float]:
+        with self.testbed(self.layout(nodes, keep_pages=True)) as bed:
+            epoch = bed.epoch(orders(nodes, 0))
+            bed.settle()
+            served = bed.counts()["served"] - epoch.before["served"]
+        return served / self.dataset.bytes, epoch.seconds / (self.dataset.bytes / self.rate)
+
+    # --- later epochs ---------------------------------------------------------------------------
+
+    def configurations(self) -> dict[str, Layout]:
+        """A tier for a quarter of the dataset on each of four nodes, by name."""
+        return {
+            "source only": self.layout(4, has_daemons=False),
+            "hash": self.layout(4, spare=1.0),
+            "plan": self.layout(4, spare=1.0, planned=EPOCHS),
+        }
+
+    def epochs(self) -> list[Result]:
+        """Four nodes of which each holds a quarter, without compute."""
+        names = list(self.configurations())
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        remote: dict[str, list[float]] = {name: [] for name in names}
+        for _ in range(self.args.rounds):
+            for name, layout in self.configurations().items():
+                epochs = self._epochs(layout)
+                seconds[name].append(sum(epoch.seconds for epoch in epochs[1:]))
+                read = sum(epoch.bytes for epoch in epochs[1:])
+                from_peers = sum(epoch.did("bytes_from_peers") for epoch in epochs[1:])
+                remote[name].append(from_peers / read)
+                self.tell(
+                    name,
+                    epochs=[round(epoch.seconds, 3) for epoch in epochs],
+                    served=sum(epoch.did("served") for epoch in epochs[1:]) / read,
+                    remote=remote[name][-1],
+                    longest=max(epoch.longest_s for epoch in epochs),
+                )
+        results = []
+        for name, least, most in (("hash", 2.6, None), ("plan", 4.0, 0.52)):
+            pairs = zip(seconds["source only"], seconds[name], strict=True)
+            value = statistics.median(plain / ours for plain, ours in pairs)
+            results.append(least_of(name, f"epochs 2-5: source only / {name}", value, least))
+            value = statistics.median(remote[name])
+            what = f"  of all bytes from peers, {name}"
+            results.append(Result(f"remote_{name}", what, "", value, most))
+        pairs = zip(seconds["hash"], seconds["plan"], strict=True)
+        value = statistics.median(mine / plan for mine, plan in pairs)
+        results.append(least_of("plan_hash", "epochs 2-5: hash / plan", value, 1.25))
+        return results + self._simulated()
+
+    def _epochs(self, layout: Layout, compute_ns: int = 0, count: int = EPOCHS) -> list[Epoch]:
+        with self.testbed(layout, linked=True) as bed:
+            return [bed.epoch(self.dataset.shares(4, n), compute_ns) for n in range(count)]
+
+    def _simulated(self) -> list[Result]:
+        results = []
+        for epochs, least in ((5, None), (90, 1.05)):
+            hashed, planned = later_epochs(self.dataset, self.rate, self.link_bits / 8, epochs)
+            what = f"simulated, epochs 2-{epochs}: hash / plan"
+            results.append(least_of(f"simulated_{epochs}", what, hashed / planned, least))
+        return results
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def waited(self) -> list[Result]:
+        """The same nodes with compute of twice the time of an epoch without it."""
+        results = []
+        for name, layout in self.configurations().items():
+            if not layout.has_daemons:
+                continue
+            transfer = self._epochs(layout, count=2)[-1].seconds
+            files = len(self.dataset.sizes) // 4
+            compute_ns = int(2e9 * transfer / files * layout.threads)
+            epochs = self._epochs(layout, compute_ns, count=4)[1:]
+            missed = sum(e.did("misses") for e in epochs) / sum(e.did("opens") for e in epochs)
+            self.tell(name, transfer=transfer, epochs=[e.seconds for e in epochs], missed=missed)
+            most = 0.01 if name == "plan" else None
+            what = f"epochs 2-4: opens without a whole copy, {name}"
+            results.append(Result(f"waited_{name}", what, "", missed, most))
+        return results
+
+    # --- balance --------------------------------------------------------------------------------
+
+    def balance(self) -> list[Result]:
+        """Four ranks on one of two nodes, of which each misses another share of its files."""
+        layout = replace(self.layout(2), rank_nodes=[0] * 4)
+        values = []
+        for _ in range(self.args.rounds):
+            with self.testbed(layout, linked=True) as bed:
+                bed.epoch(self.dataset.shares(4, 0))
+                bed.settle()
+                orders = unequal(bed, [0.2, 0.4, 0.6, 0.8])
+                epoch = bed.epoch(orders)
+            times = [rank.wall_ns / 1e9 for rank in epoch.ranks]
+            values.append(max(times) / statistics.mean(times))
+            self.tell("unequal misses", seconds=times, files=[len(order) for order in orders])
+        value = statistics.median(values)
+        return [Result("balance", "slowest rank / mean, unequal misses", "", value, 1.15)]
+
+    # --- one daemon killed ----------------------------------------------------------------------
+
+    def killed(self) -> list[Result]:
+        """kill -9 of one of four daemons in the middle of an epoch."""
+        layout, expected = self.layout(4, spare=1.0), self._digests()
+        longest, ratio, differing = [], [], 0
+        predicted = killed_epoch(self.dataset, self.rate, self.link_bits / 8)
+        for _ in range(self.args.rounds):
+            with self.testbed(layout, linked=True) as bed:
+                epochs = [bed.epoch(self.dataset.shares(4, n)) for n in range(2)]
+                bed.begin(self.dataset.shares(4, 2))
+                timer = threading.Timer(epochs[1].seconds / 2, bed.kill, (3,))
+                timer.start()
+                epochs.append(bed.end())
+                timer.join()
+                epochs.append(bed.epoch(self.dataset.shares(4, 3)))
+            differing += sum(e.digests != d for e, d in zip(epochs, expected, strict=True))
+            longest.append(max(epoch.longest_s for epoch in epochs[2:]))
+            ratio.append(max(epoch.seconds for epoch in epochs[2:]) / predicted)
+            self.tell(
+                "killed",
+                epochs=[round(epoch.seconds, 3) for epoch in epochs],
+                longest=[round(epoch.longest_s, 3) for epoch in epochs],
+                predicted=predicted,
+            )
+        return [
+            Result(
+                "killed_results", "one daemon killed: epochs that read otherwise", "", differing, 0
+            ),
+            Result("killed_epoch", "  epoch / the simulator's", "", statistics.median(ratio), 1.1),
+            Result("killed_wait", "  longest single read", "s", max(longest), 2),
+        ]
+
+    # --- one large file -------------------------------------------------------------------------
+
+    def transfer(self) -> list[Result]:
+        size, rounds = self.args.large_mib * MIB, 2 * self.args.rounds - 1
+        return transfer(self.place, self.programs, self.link_bits, size, rounds)
+
+    def loaders(self) -> list[Result]:
+        """Monarch beside other loaders."""
+        mib = self.args.loaders_mib
+        return compared(self.place, self.programs, self.rate, self.link_bits, mib, 128)
+
+    def _digests(self) -> list[list[int]]:
+        """What the ranks read when nothing is slow, of each epoch."""
+        with self.testbed(self.layout(4, has_daemons=False)) as bed:
+            for mount in bed.mounts:
+                mount.rate(0)
+            return [bed.epoch(self.dataset.shares(4, n)).digests for n in range(4)]
+
+
+def least_of(name: str, what: str, value: float, limit: float | None) -> Result:
+    return Result(name, what, "ratio", value, limit, is_least=True)
+
+
+def unequal(bed: Testbed, shares: Sequence[float]) -> list[list[int]]:
+    """For each rank as many files, of which this share lies on the other node."""
+    here = bed.kept(0)
+    there = [number for number in range(len(bed.dataset.sizes)) if number not in here]
+    near = sorted(here)
+    each = int(min(len(near), len(there)) / (sum(shares)))
+    orders = []
+    for share in shares:
+        far = int(each * share)
+        mine, near = near[: each - far], near[each - far :]
+        theirs, there = there[:far], there[far:]
+        # Evenly mixed.
+        orders.append(sorted(mine + theirs, key=lambda number: (number * 2654435761) % (1 << 32)))
+    return orders

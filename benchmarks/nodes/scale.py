@@ -1,0 +1,211 @@
+"""``python -m benchmarks.nodes.scale``: what nodes need when they are many, and what epochs take.
+
+Constants are measured here; the epochs are simulated, with the classes of policies that the daemons
+follow, for jobs that grow with their nodes. A picture goes to docs/img.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from benchmarks.numbers import Result, describe_machine, report
+from monarch_py.config import load_config
+from monarch_py.native import lib
+from monarch_py.plan import Loader, Plan, PlanPart, analyse
+from monarch_py.plan.index import Index
+from monarch_py.plan.samplers import DistributedSampler
+from monarch_py.policies.caches import FirstFit
+from monarch_py.policies.named import make_policy
+from monarch_py.policies.rendezvous import file_keys, owners
+from monarch_py.policies.view import Decision, Job, When
+from monarch_py.scan import record_sources
+from monarch_py.simulator import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.simulator.engine import Measured, measure
+from monarch_py.simulator.jobs import job_of
+from monarch_py.simulator.result import PLACES
+
+PICTURE = Path("docs/img/scale.png")
+NODES = (1, 4, 16, 64, 256, 1024, 4096)
+MIB = 1 << 20
+# A node's part of a job: files in an epoch, of this size; what it trains on; its link; what the
+# file system gives one and all [bytes/s].
+FILES, SIZE, BATCH = 8, 32 * MIB, 4
+COMPUTE, LINK, ONE_CLIENT, ALL_CLIENTS = 1e9, 3e9, 2e9, 50e9
+POLICIES = {"source only": "staging-buffer", "hash": "first-fit-shared", "plan": "nopfs"}
+
+
+# --- constants ----------------------------------------------------------------------------------
+
+
+def constants(files: int, nodes: int) -> list[Result]:
+    """For so many files in directories of 1,000 and so many nodes."""
+    names = [f"train/n{number // 1000:08d}/{number:08d}.JPEG" for number in range(files)]
+    pool = sum(len(name) + 1 for name in names)
+    catalog = lib.monarch_catalog_bytes(files, pool) / files
+    sizes = np.full(files, 110_000, np.int64)
+    began = time.process_time()
+    owners(file_keys(files), sizes, np.full(nodes, files * 120_000 // nodes, np.int64))
+    owning = (time.process_time() - began) / files / nodes
+    sampler = DistributedSampler(files, nodes, seed=1)
+    index = Index.of("files", Path("/dataset"), names, sizes)
+    plan = Plan((index,), (PlanPart("training", 0, Loader(sampler, nodes, 32)),), 90, nodes)
+    with tempfile.TemporaryDirectory() as place:
+        plan.save(Path(place, "plan.npz"))
+        plan_bytes = Path(place, "plan.npz").stat().st_size / files
+    began = time.process_time()
+    analyse(plan.timeline(), 0)
+    analysing = (time.process_time() - began) / files / 90
+    return [
+        Result("catalog", "catalog, in shared memory", "B/file", catalog, None),
+        Result("told", "the scan, as every node is told of it", "B/file", told(files // 10), None),
+        Result("owners", "owners by hash: CPU time, each file and node", "ns", owning * 1e9, None),
+        Result("plan", "the plan's file", "B/file", plan_bytes, None),
+        Result(
+            "drawn",
+            "drawing a node's accesses: CPU, each file and epoch",
+            "ns",
+            analysing * 1e9,
+            None,
+        ),
+    ]
+
+
+def told(files: int) -> float:
+    """Bytes a file of a scan that goes to the other nodes."""
+    with tempfile.TemporaryDirectory() as place:
+        source, tier = Path(place, "source"), Path(place, "tier")
+        tier.mkdir()
+        for number in range(files):
+            path = source / f"train/n{number // 1000:08d}/{number:08d}.JPEG"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x" * (number * 2654435761 % 4096))
+        hierarchy = [{"mount_point": str(tier), "max_storage_quota": MIB}]
+        config = Path(place, "tiers.yaml")
+        config.write_text(yaml.safe_dump({"sources": [str(source)], "hierarchy": hierarchy}))
+        return len(record_sources(load_config(config))) / files
+
+
+# --- curves -------------------------------------------------------------------------------------
+
+
+def scenario(nodes: int, epochs: int) -> Scenario:
+    fast = Curve.of({4: 1e11})
+    clients = {1: ONE_CLIENT, max(2, int(ALL_CLIENTS / ONE_CLIENT)): ALL_CLIENTS}
+    room = int(FILES * SIZE * 1.05)
+    return Scenario(
+        name=f"{nodes} nodes",
+        nodes=nodes,
+        ranks_per_node=1,
+        epochs=epochs,
+        batch_per_rank=BATCH,
+        drop_last=True,
+        seed=1,
+        dataset=Dataset(FILES * nodes, SizeLaw(SIZE)),
+        rates=Rates(compute=COMPUTE, preprocess=1e12, network=LINK, pfs_link=LINK),
+        pfs=Curve.of(clients),
+        classes=(
+            StorageClass("staging", 2 * BATCH * SIZE, 4, fast, fast),
+            StorageClass("tier", room, 4, fast, fast),
+        ),
+    )
+
+
+def decided(job: Job, name: str) -> Decision:
+    if name == "hash":
+        # As the daemons do: the owner reads a file from the source when it is first needed.
+        return FirstFit(shared=True).decide(job)
+    return make_policy(POLICIES[name]).decide(job)
+
+
+def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
+    """held : the copies lie there before the first step, so that all epochs are later ones."""
+    made = scenario(nodes, epochs)
+    job = job_of(made)
+    decision = decided(job, name)
+    if held and len(decision.copies.node):
+        decision = replace(decision, when=When.BEFORE)
+    return measure(made, job, decision)
+
+
+def curves() -> dict[str, dict[str, list[float]]]:
+    """By name: seconds of a later epoch, shares of bytes from own copies, by nodes."""
+    seconds: dict[str, list[float]] = {name: [] for name in POLICIES}
+    local: dict[str, list[float]] = {"hash": []}
+    for nodes in NODES:
+        for name, times in seconds.items():
+            began = time.monotonic()
+            run = simulated(nodes, 5, name, held=True)
+            times.append(float(run.epoch_end[-1] - run.epoch_end[0]) / 4)
+            if name == "hash":
+                local["hash"].append(share(run))
+            took = time.monotonic() - began
+            print(f"  {nodes} nodes, {name}: {times[-1]:.2f} s ({took:.1f} s)", file=sys.stderr)
+        for epochs in (5, 20, 90):
+            if nodes * epochs <= 24_000:
+                run = simulated(nodes, epochs, "plan", held=True)
+                local.setdefault(f"plan, {epochs} epochs", []).append(share(run))
+    return {"seconds": seconds, "local": local}
+
+
+def share(run: Measured) -> float:
+    """Of the bytes of later epochs those of the node's own copies."""
+    later = run.bytes[1:].sum(axis=0)
+    return float(later[PLACES.index("local")] / later.sum())
+
+
+def draw(found: dict[str, dict[str, list[float]]], to: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for name, values in found["seconds"].items():
+        left.plot(NODES[: len(values)], values, marker="o", label=name)
+    left.axhline(FILES * SIZE / COMPUTE, color="0.6", linestyle=":", label="compute alone")
+    left.set(xscale="log", yscale="log", xlabel="nodes", ylabel="later epoch [s]")
+    for name, values in found["local"].items():
+        right.plot(NODES[: len(values)], values, marker="o", label=name)
+    right.set(xscale="log", xlabel="nodes", ylabel="of all bytes from own copies", ylim=(0, 1.02))
+    for axes in (left, right):
+        axes.legend()
+        axes.grid(alpha=0.3)
+    figure.savefig(to, dpi=110)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.nodes.scale", description=__doc__)
+    parser.add_argument("--files", type=int, default=100_000, help="for the constants")
+    parser.add_argument("--plot", type=Path, default=PICTURE)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results = constants(args.files, 64)
+    found = curves()
+    draw(found, args.plot)
+    for kind, by_name in found.items():
+        for name, values in by_name.items():
+            unit = "s" if kind == "seconds" else ""
+            for nodes, value in zip(NODES, values, strict=False):
+                results.append(
+                    Result(
+                        f"{kind}_{name}_{nodes}",
+                        f"{name}, {nodes} nodes: {kind}",
+                        unit,
+                        value,
+                        None,
+                    )
+                )
+    report({"benchmark": "scale", "machine": describe_machine()}, results, args.json)
+
+
+if __name__ == "__main__":
+    main()

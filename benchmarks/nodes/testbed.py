@@ -1,0 +1,357 @@
+"""Nodes on one machine: a mount of the slow source, a daemon and its ranks for each.
+
+All mounts share the source's one link. The daemons reach each other over the loopback, or through
+network namespaces with links of their own (benchmarks/peers/nodes.py).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from benchmarks.common import SEED, Child, plain_environment, wait_until, write_list
+from benchmarks.peers.nodes import Nodes
+from monarch_py.catalog import CatalogReader
+from monarch_py.client import Client
+from monarch_py.cluster import Cluster, Member
+from monarch_py.daemon.lifecycle import Told, spawn
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import LIBRARY, Kind, State, state_of, tier_of
+from monarch_py.peers import listen, new_secret
+from monarch_py.plan import Loader, Plan, PlanPart
+from monarch_py.plan.index import Index
+from monarch_py.plan.samplers import DistributedSampler
+from monarch_py.session import SessionDir
+
+MIB, GIB = 1 << 20, 1 << 30
+BLOCK = 256 << 10
+END_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Files named by their numbers."""
+
+    backing: Path
+    sizes: np.ndarray[Any, np.dtype[np.int64]]
+
+    @classmethod
+    def make(cls, backing: Path, files: int, mean: int) -> Dataset:
+        """Files of half to one and a half times `mean` [bytes], `files` times `mean` in all."""
+        backing.mkdir()
+        random = np.random.RandomState(SEED)
+        sizes = random.randint(mean // 2, mean * 3 // 2, files).astype(np.int64)
+        sizes = sizes * (files * mean) // sizes.sum()
+        for number, size in enumerate(sizes.tolist()):
+            (backing / cls.name(number)).write_bytes(random.bytes(size))
+        return cls(backing, sizes)
+
+    @staticmethod
+    def sizes_of(root: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.array([path.stat().st_size for path in sorted(root.iterdir())], np.int64)
+
+    @staticmethod
+    def name(number: int) -> str:
+        return f"{number:06d}.bin"
+
+    @property
+    def bytes(self) -> int:
+        return int(self.sizes.sum())
+
+    def everything(self, ranks: int, epoch: int) -> list[list[int]]:
+        """Every rank reads all files, in an order of its own."""
+        return [
+            np.random.RandomState([SEED, epoch, rank]).permutation(len(self.sizes)).tolist()
+            for rank in range(ranks)
+        ]
+
+    def shares(self, ranks: int, epoch: int) -> list[list[int]]:
+        """The order of PyTorch's DistributedSampler, dealt out to the ranks."""
+        sampler = DistributedSampler(len(self.sizes), ranks, seed=SEED)
+        order = sampler.epoch(epoch)
+        return [order[rank::ranks].tolist() for rank in range(ranks)]
+
+
+class RankEpoch(NamedTuple):
+    """What a rank says of an epoch; see reader.c."""
+
+    wall_ns: int
+    cpu_ns: int
+    io_ns: int
+    longest_ns: int
+    bytes: int
+    failed: int
+    digest: int
+
+
+@dataclass(frozen=True)
+class Epoch:
+    ranks: list[RankEpoch]
+    before: dict[str, int] = field(repr=False)
+    after: dict[str, int] = field(repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """From the common start to the end of the last rank."""
+        return max(rank.wall_ns for rank in self.ranks) / 1e9
+
+    @property
+    def longest_s(self) -> float:
+        return max(rank.longest_ns for rank in self.ranks) / 1e9
+
+    @property
+    def bytes(self) -> int:
+        return sum(rank.bytes for rank in self.ranks)
+
+    @property
+    def digests(self) -> list[int]:
+        return [rank.digest for rank in self.ranks]
+
+    def did(self, count: str) -> int:
+        """How much one of the counts of `Testbed.counts` grew; 0 without daemons."""
+        return self.after.get(count, 0) - self.before.get(count, 0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """tiers : of each node [bytes];  staging : of each node [bytes];  settings : more keys of every
+    configuration;  planned : epochs of the access plan that the daemons follow, 0 without one, of
+    `Dataset.shares`;  rank_nodes : on which node each rank runs, by default one on each;
+    has_daemons : else the ranks read the source, without the library"""
+
+    tiers: Sequence[int]
+    staging: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    planned: int = 0
+    rank_nodes: Sequence[int] | None = None
+    has_daemons: bool = True
+    keep_pages: bool = False
+    threads: int = 4
+
+
+class Testbed:
+    """What a layout describes, while the context lasts.
+
+    place : an empty directory, on tmpfs;  rate : of the source [bytes/s];  links : the nodes'
+    namespaces, made by the caller
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        dataset: Dataset,
+        programs: tuple[Path, Path],
+        layout: Layout,
+        *,
+        rate: float,
+        links: Nodes | None = None,
+    ) -> None:
+        self.place, self.dataset, self.layout, self.links = place, dataset, layout, links
+        self.slowsource, self.reader = programs
+        self.rate = rate
+        self.mounts: list[SlowSource] = []
+        self.daemons: list[subprocess.Popen[bytes] | None] = []
+        self.ranks: list[Child] = []
+        self.rank_nodes = (
+            range(len(layout.tiers)) if layout.rank_nodes is None else layout.rank_nodes
+        )
+        self._stack = ExitStack()
+        self._lists = 0
+
+    def __enter__(self) -> Testbed:
+        with ExitStack() as stack:
+            self._stack = stack
+            self._mount()
+            # All sessions lie here, told apart by their configurations.
+            (self.place / "shm").mkdir()
+            if self.layout.has_daemons:
+                self._start_daemons()
+                wait_until(lambda: all(map(self._is_ready, self.alive)), "scans", 60)
+            argv: list[str | Path | int] = [self.reader, self.layout.threads, BLOCK]
+            for node in self.rank_nodes:
+                self.ranks.append(stack.enter_context(Child(argv, self.environment(node))))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    # --- bringing it up -------------------------------------------------------------------------
+
+    def _mount(self) -> None:
+        for node in range(len(self.layout.tiers)):
+            (self.place / f"source{node}").mkdir()
+            mount = SlowSource(
+                self.dataset.backing,
+                self.place / f"source{node}",
+                binary=self.slowsource,
+                keep_pages=self.layout.keep_pages,
+                link=self.place / "link",
+            )
+            self._stack.enter_context(mount).rate(self.rate)
+            self.mounts.append(mount)
+
+    def config(self, node: int) -> Path:
+        return self.place / f"node{node}" / "tiers.yaml"
+
+    def _start_daemons(self) -> None:
+        count, secret = len(self.layout.tiers), new_secret()
+        listeners = []
+        for node in range(count):
+            with self._on(node):
+                listeners.append(listen(self.links.address(node) if self.links else "127.0.0.1"))
+            self._stack.callback(listeners[-1].close)
+        addresses = [listener.getsockname() for listener in listeners]
+        members = tuple(
+            Member(f"node{node}", host, port, (self.layout.tiers[node],))
+            for node, (host, port) in enumerate(addresses)
+        )
+        os.environ["MONARCH_SHM"] = str(self.place / "shm")
+        self._stack.callback(os.environ.pop, "MONARCH_SHM")
+        for node, listener in enumerate(listeners):
+            self._configure(node)
+            with self._on(node):
+                told = Told(Cluster(node, members, secret), listener)
+                self.daemons.append(spawn(self.config(node), detach=False, told=told))
+            self._stack.callback(self._end_daemon, node)
+
+    def _on(self, node: int) -> Any:
+        return self.links.entered(node) if self.links else nullcontext()
+
+    def _configure(self, node: int) -> None:
+        here = self.config(node).parent
+        for name in ("tier", "staging"):
+            (here / name).mkdir(parents=True)
+        tier = {"mount_point": str(here / "tier"), "max_storage_quota": self.layout.tiers[node]}
+        area = {"mount_point": str(here / "staging"), "max_storage_quota": self.layout.staging}
+        document = {
+            "sources": [str(self.mounts[node].mountpoint)],
+            "hierarchy": [tier],
+            "staging": area,
+            **self.layout.settings,
+        }
+        if self.layout.planned:
+            document["plan"] = str(here / "plan.npz")
+            self._plan(node).save(here / "plan.npz")
+        self.config(node).write_text(yaml.safe_dump(document))
+
+    def _plan(self, node: int) -> Plan:
+        """As the node sees the files."""
+        sizes = self.dataset.sizes.tolist()
+        names = [Dataset.name(number) for number in range(len(sizes))]
+        index = Index.of("files", self.mounts[node].mountpoint, names, sizes)
+        ranks, workers = len(self.rank_nodes), self.layout.threads
+        sampler = DistributedSampler(len(sizes), ranks, seed=SEED)
+        loader = Loader(sampler, ranks, 1, workers=workers, prefetch_factor=2)
+        part = PlanPart("training", 0, loader)
+        return Plan((index,), (part,), self.layout.planned, len(self.layout.tiers))
+
+    def _is_ready(self, node: int) -> bool:
+        status = self.status(node)
+        plans = status.get("plans", [])
+        return status["scanned"] and all(plan["state"] == "following" for plan in plans)
+
+    def _end_daemon(self, node: int) -> None:
+        daemon, self.daemons[node] = self.daemons[node], None
+        if daemon is None:
+            return
+        daemon.terminate()
+        try:
+            daemon.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+    # --- what it does ---------------------------------------------------------------------------
+
+    def environment(self, node: int) -> dict[str, str]:
+        """Of a program on the node."""
+        if not self.layout.has_daemons:
+            return plain_environment()
+        ours = {"LD_PRELOAD": str(LIBRARY), "MONARCH_CONFIG": str(self.config(node))}
+        return plain_environment() | ours
+
+    def kill(self, node: int) -> None:
+        """kill -9 of its daemon."""
+        daemon, self.daemons[node] = self.daemons[node], None
+        assert daemon is not None
+        daemon.kill()
+        daemon.wait()
+
+    @property
+    def alive(self) -> list[int]:
+        return [node for node, daemon in enumerate(self.daemons) if daemon is not None]
+
+    def client(self, node: int) -> Client:
+        return Client(SessionDir.of(self.config(node)))
+
+    def status(self, node: int) -> dict[str, Any]:
+        said: dict[str, Any] = self.client(node).ask("status")
+        return said
+
+    def catalog(self, node: int) -> CatalogReader:
+        generation = int(self.client(node).ask("where")["generation"])
+        return CatalogReader.open(SessionDir.of(self.config(node)), generation)
+
+    def kept(self, node: int) -> set[int]:
+        """The files of which a copy lies in the node's tier."""
+        catalog = self.catalog(node)
+        words = catalog.words
+        here = (state_of(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
+        chosen = np.flatnonzero(here & (tier_of(words) == 0))
+        return {int(catalog.path(int(entry)).partition(".")[0]) for entry in chosen}
+
+    def settle(self) -> None:
+        """Until no daemon fills anything."""
+        wait_until(
+            lambda: not any(self.status(node)["pending"] for node in self.alive), "fills", 120
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Of all nodes that live, since the start: bytes that the source served, and what the
+        daemons say."""
+        served = sum(mount.counts()["bytes_read"] for mount in self.mounts)
+        if not self.alive:
+            return {"served": served}
+        names = ("opens", "hits", "misses", "waits", "fallbacks", "bytes_from_peers")
+        totals = [self.status(node)["totals"] for node in self.alive]
+        return {"served": served} | {name: sum(t[name] for t in totals) for name in names}
+
+    def list_of(self, node: int, order: Sequence[int]) -> Path:
+        """The files as they are called on a node, for its reader."""
+        self._lists += 1
+        root = self.mounts[node].mountpoint
+        names = [f"{root}/{Dataset.name(number)}" for number in order]
+        return write_list(self.place / f"list{self._lists}", names)
+
+    def epoch(self, orders: Sequence[Sequence[int]], compute_ns: int = 0) -> Epoch:
+        """Every rank reads its files, from a common start on. RuntimeError if some cannot be."""
+        self.begin(orders, compute_ns)
+        return self.end()
+
+    def begin(self, orders: Sequence[Sequence[int]], compute_ns: int = 0) -> None:
+        pairs = zip(self.rank_nodes, orders, strict=True)
+        lists = [self.list_of(node, order) for node, order in pairs]
+        self._before = self.counts()
+        for rank, listed in zip(self.ranks, lists, strict=True):
+            rank.tell(f"epoch {listed} {compute_ns}")
+
+    def end(self) -> Epoch:
+        said = [RankEpoch(*rank.hear()) for rank in self.ranks]
+        if any(rank.failed for rank in said):
+            raise RuntimeError(f"files could not be read: {said}")
+        return Epoch(said, self._before, self.counts())

@@ -1,0 +1,119 @@
+"""A large file from the tier of one node to the staging area of another, through their daemons."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from benchmarks.common import Child, plain_environment
+from benchmarks.nodes.testbed import GIB, MIB, Dataset, Layout, Testbed
+from benchmarks.numbers import Result
+from benchmarks.peers.nodes import Nodes
+from monarch_py.native import Kind, State, state_of
+from monarch_py.peers import new_secret
+
+LIMIT_S = 120
+# Opens the file of each line and says when that was [ns].
+OPENER = """
+import os, sys, time
+for line in sys.stdin:
+    os.close(os.open(line[:-1], os.O_RDONLY))
+    print(time.monotonic_ns(), flush=True)
+"""
+# (wall time, CPU time of who gets, of who sends) [s]
+Times = tuple[float, float, float]
+
+
+def transfer(
+    place: Path, programs: tuple[Path, Path], link_bits: float, size: int, rounds: int
+) -> list[Result]:
+    """size : of the file [bytes]. Plain sendfile on the same link takes turns with it."""
+    dataset = Dataset.make(place / "large", 1, size)
+    layout = Layout([2 * size, 8 * MIB], 2 * size)
+    (place / "transfer").mkdir()
+    with (
+        Nodes(2, f"{link_bits:.0f}bit") as links,
+        Testbed(place / "transfer", dataset, programs, layout, rate=0, links=links) as bed,
+        _Plain(links, place, dataset.backing / Dataset.name(0)) as plain,
+        Child([sys.executable, "-c", OPENER], bed.environment(1)) as opener,
+    ):
+        bed.ranks[0].ask(f"epoch {bed.list_of(0, [0])} 0")
+        bed.settle()
+        pairs = []
+        # The first opens the connections, and is not counted.
+        for _ in range(rounds + 1):
+            pairs.append((_ours(bed, opener), plain.seconds(dataset.bytes)))
+            print(f"  transfer, plain sendfile [s]: {pairs[-1]}", file=sys.stderr)
+    ours, theirs = zip(*pairs[1:], strict=True)
+    gib = dataset.bytes / GIB
+    ratio = statistics.median(plain / mine[0] for mine, plain in zip(ours, theirs, strict=True))
+    what = "plain sendfile's time / a large file through the daemons"
+    received, sent = (statistics.median(mine[i] for mine in ours) / gib for i in (1, 2))
+    return [
+        Result("transfer", what, "ratio", ratio, 0.97, rounds=rounds, is_least=True),
+        Result("received", "  CPU time of the daemon that gets it", "s/GiB", received, 0.8),
+        Result("sent", "  CPU time of the daemon that sends it", "s/GiB", sent, 0.1),
+    ]
+
+
+def _cpu_s(bed: Testbed, node: int) -> float:
+    """Of its daemon, to the ns: /proc/PID/stat counts in ticks."""
+    daemon = bed.daemons[node]
+    assert daemon is not None
+    tasks = Path(f"/proc/{daemon.pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def _ours(bed: Testbed, opener: Child) -> Times:
+    """From the open to the whole copy. Nobody reads meanwhile: it comes block by block."""
+    bed.client(1).ask("clear")
+    bed.settle()
+    catalog = bed.catalog(1)
+    entry = int(np.flatnonzero(catalog.entries["kind"] == Kind.FILE)[0])
+    before = _cpu_s(bed, 1), _cpu_s(bed, 0)
+    began_ns = opener.ask(f"{bed.mounts[1].mountpoint}/{Dataset.name(0)}")[0]
+    limit = time.monotonic() + LIMIT_S
+    while state_of(catalog.words[entry : entry + 1])[0] != State.PRESENT:
+        if time.monotonic() > limit:
+            raise TimeoutError(f"the file did not come within {LIMIT_S} s")
+        time.sleep(0.002)
+    wall = (time.monotonic_ns() - began_ns) / 1e9
+    return wall, _cpu_s(bed, 1) - before[0], _cpu_s(bed, 0) - before[1]
+
+
+class _Plain:
+    """sendfile and recv between the same nodes (benchmarks/peers/side.py)."""
+
+    def __init__(self, links: Nodes, place: Path, content: Path) -> None:
+        environment = plain_environment() | {"MONARCH_BENCHMARK_SECRET": new_secret().hex()}
+        side = [sys.executable, "-m", "benchmarks.peers.side"]
+        host = links.address(0)
+        serving = links.command(0, [*side, "serve", host, str(content), "1", "1024"])
+        self._serving = Child(serving, environment)
+        try:
+            ports = map(str, self._serving.ask("ports"))
+            getting = [*side, "get", host, *ports, str(place / "copy")]
+            self._getting = Child(links.command(1, getting), environment)
+        except BaseException:
+            self._serving.__exit__()
+            raise
+
+    def seconds(self, size: int) -> float:
+        return self._getting.ask(f"plain {size}")[0] / 1e9
+
+    def __enter__(self) -> _Plain:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._getting.__exit__()
+        self._serving.__exit__()
