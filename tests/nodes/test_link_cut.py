@@ -72,7 +72,7 @@ def test_a_link_that_is_cut_and_mended_in_an_epoch(
         cluster.epoch(0)
         asker.wait_idle()
         served, own = (int(cut_off.nodes()[key]) for key in ("served_bytes", "own_files"))
-        return served >= before + own * SIZE
+        return bool(served >= before + own * SIZE)
 
     wait_until(is_used_again, timeout=60, what="a node that is asked again")
     wait_until(lambda: cut_off.seen_by(asker)["last_failure"] == "ok", what="a node that is well")
