@@ -71,8 +71,8 @@ def test_a_link_that_is_cut_and_mended_in_an_epoch(
         asker.wait_idle()
         cluster.epoch(0)
         asker.wait_idle()
-        served: int = cut_off.nodes()["served_bytes"]
-        return served >= before + cut_off.nodes()["own_files"] * SIZE
+        served, own = (int(cut_off.nodes()[key]) for key in ("served_bytes", "own_files"))
+        return bool(served >= before + own * SIZE)
 
     wait_until(is_used_again, timeout=60, what="a node that is asked again")
     wait_until(lambda: cut_off.seen_by(asker)["last_failure"] == "ok", what="a node that is well")

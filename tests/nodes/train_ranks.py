@@ -52,7 +52,9 @@ def train(root: Path, ranks: int, rank: int) -> list[str]:
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(True)
     data = Folder(root)
-    sampler = DistributedSampler(data, ranks, rank, seed=SEED)
+    sampler: DistributedSampler[tuple[torch.Tensor, int]] = DistributedSampler(
+        data, ranks, rank, seed=SEED
+    )
     loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=1)
     model = DistributedDataParallel(
         nn.Sequential(nn.Linear(INPUTS, 32), nn.ReLU(), nn.Linear(32, len(data.classes)))
@@ -64,9 +66,9 @@ def train(root: Path, ranks: int, rank: int) -> list[str]:
         for inputs, labels in loader:
             loss = nn.functional.cross_entropy(model(inputs), labels)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            said.append(f"loss {epoch} {loss.item().hex()}")
+            said.append(f"loss {epoch} {float(loss.item()).hex()}")
     weights = b"".join(weight.numpy().tobytes() for weight in model.state_dict().values())
     return [*said, f"end {hashlib.sha256(weights).hexdigest()}"]
 
