@@ -39,6 +39,7 @@ MIB = 1 << 20
 # file system gives one and all [bytes/s].
 FILES, SIZE, BATCH = 8, 32 * MIB, 4
 COMPUTE, LINK, ONE_CLIENT, ALL_CLIENTS = 1e9, 3e9, 2e9, 50e9
+LABELS = {"hash": "hash", "plan": "plan, 5 epochs"}
 POLICIES = {"source only": "staging-buffer", "hash": "first-fit-shared", "plan": "nopfs"}
 
 
@@ -138,17 +139,18 @@ def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
 def curves() -> dict[str, dict[str, list[float]]]:
     """By name: seconds of a later epoch, shares of bytes from own copies, by nodes."""
     seconds: dict[str, list[float]] = {name: [] for name in POLICIES}
-    local: dict[str, list[float]] = {"hash": []}
+    local: dict[str, list[float]] = {label: [] for label in LABELS.values()}
     for nodes in NODES:
         for name, times in seconds.items():
             began = time.monotonic()
             run = simulated(nodes, 5, name, held=True)
             times.append(float(run.epoch_end[-1] - run.epoch_end[0]) / 4)
-            if name == "hash":
-                local["hash"].append(share(run))
+            if name != "source only":
+                local[LABELS[name]].append(share(run))
             took = time.monotonic() - began
             print(f"  {nodes} nodes, {name}: {times[-1]:.2f} s ({took:.1f} s)", file=sys.stderr)
-        for epochs in (5, 20, 90):
+        for epochs in (20, 90):
+            # Longer jobs of more nodes take minutes.
             if nodes * epochs <= 24_000:
                 run = simulated(nodes, epochs, "plan", held=True)
                 local.setdefault(f"plan, {epochs} epochs", []).append(share(run))
