@@ -40,6 +40,7 @@ SOURCES = [
     "simulator/pfs.c",
     "simulator/ranks.c",
     "simulator/simulator.c",
+    "simulator/source.c",
     "simulator/staging.c",
     "simulator/ways.c",
 ]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_py.placement import NOWHERE, FirstFit, TierRoom, make_policy
+from monarch_py.placement import NOWHERE, FirstFit, TierRoom, make_policy, place_preferred
 
 PLENTY = 1 << 40
 
@@ -122,3 +122,14 @@ def test_a_file_that_fits_nowhere_changes_nothing_for_the_others(
     with_it = place([*sizes[:at], limit + large, *sizes[at:]], rooms)
     assert with_it.pop(at) == NOWHERE
     assert with_it == place(sizes, rooms)
+
+
+def test_a_file_goes_where_it_is_meant_to_and_else_where_there_is_room() -> None:
+    rooms = [TierRoom(1000, 10, 1), TierRoom(300, 10, 1)]
+    preferred = np.array([1, 1, 0, NOWHERE, 1, NOWHERE], dtype=np.int32)
+    sizes = np.array([200, 200, 700, 150, 100, 400], dtype=np.uint64)
+    chosen = place_preferred(preferred, sizes, rooms, FirstFit())
+    # The second does not fit beside the first and goes where there is room left; so does the fourth
+    # no more, and the last one goes nowhere.
+    assert chosen.tolist() == [1, 0, 0, NOWHERE, 1, NOWHERE]
+    assert place_preferred(preferred[:0], sizes[:0], rooms, FirstFit()).tolist() == []

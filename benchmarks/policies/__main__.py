@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from benchmarks.numbers import Result, describe_machine, report
 from benchmarks.policies.jobs import loads_of_ranks, shuffled_job
-from monarch_py.policies.caches import LRU, Belady, FirstFit
+from monarch_py.policies.caches import LRU, Belady, Hash
 from monarch_py.policies.lobster.threads import share_threads
 from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.solar import Solar
@@ -56,7 +56,7 @@ def steady_loads(samples: int, results: list[Result]) -> None:
         job = shuffled_job(samples, NODES, part=part, epochs=4, batch=BATCH, size=1000)
         least = samples - int(job.cluster.capacity[:, 1].sum()) // 1000
         shown: list[tuple[str, Policy, float | None]] = [
-            ("pinning", FirstFit(shared=True), 1.02),
+            ("pinning", Hash(), 1.02),
             ("Belady", Belady(shared=True), 1.02),
             # 1 ms, in which another read begins, at a node's 2 GB/s: ten samples of 194 KB.
             ("SOLAR mapping, chunks of 64", Solar(chunk=64, gap=10), 1.02),

@@ -26,6 +26,8 @@ def shuffled_job(
         threads=np.ones(2, dtype=np.int64),
         read_rate=np.full((nodes, 2), ANY_RATE),
         network=np.full(nodes, ANY_RATE),
+        ranks=np.ones(nodes, dtype=np.int64),
+        preprocess=np.full(nodes, ANY_RATE),
         pfs_rate=lambda clients: ANY_RATE,
     )
     steps = files // (nodes * batch)

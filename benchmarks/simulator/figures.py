@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.numbers import describe_machine
 from benchmarks.simulator.tables import put_tables, table
 from monarch_py.policies.named import NAMES
@@ -34,19 +36,22 @@ CACHING = (
     "naive",
     "staging-buffer",
     "first-fit",
-    "first-fit-shared",
+    "hash",
     "lru",
     "lru-shared",
     "belady",
     "belady-shared",
     "nopfs",
     "nopfs-literal",
+    "planned",
     "lobster",
     "solar",
     "solar-reordered",
 )
 # Lobster's ranks keep their samples, which SOLAR's do not.
 FIXED = CACHING[:-2]
+# What several nodes do with one source.
+TOGETHER = ("staging-buffer", "first-fit", "hash", "nopfs", "planned")
 # Figure 9 of NoPFS: GiB of each class, and of the staging buffer.
 RAM, SSD, STAGING = (0, 32, 64, 128, 256, 512), (0, 128, 256, 512, 1024, 2048), (1, 2, 4, 5)
 
@@ -54,20 +59,24 @@ RAM, SSD, STAGING = (0, 32, 64, 128, 256, 512), (0, 128, 256, 512, 1024, 2048), 
 @dataclass(frozen=True)
 class Case:
     """scenario : by name;  part : files and capacities are divided by it;  slower : and the file
-    system's rates by this;  group : the table in which it stands"""
+    system's rates by this;  group : the table in which it stands;  epochs : other than its own"""
 
     scenario: str
     group: str
     part: int = 1
     slower: int = 1
     policies: tuple[str, ...] = NAMES
+    epochs: int = 0
 
     @property
     def name(self) -> str:
-        return self.scenario + (f"_pfs{self.slower}" if self.slower > 1 else "")
+        slower = f"_pfs{self.slower}" if self.slower > 1 else ""
+        return self.scenario + slower + (f"_{self.epochs}epochs" if self.epochs else "")
 
 
 CASES = (
+    Case("four_nodes", "nodes", policies=TOGETHER),
+    Case("four_nodes", "nodes", policies=TOGETHER, epochs=90),
     Case("nopfs_fig8_1", "nopfs"),
     Case("nopfs_fig8_2", "nopfs", 10),
     Case("nopfs_fig8_3", "nopfs", 100),
@@ -125,6 +134,8 @@ def run(case: Case) -> dict[str, Any]:
         title += f"\nfile system at 1/{case.slower} of its rates"
     if case.part > 1:
         title += f"\n1/{case.part} of the files and capacities; times for all"
+    if case.epochs:
+        scenario = replace(scenario, epochs=case.epochs)
     results = compare(divided(scenario, case.part, case.slower), case.policies)
     document = to_document(title, scenario.assumptions, results)
     return scaled(document, case.part) | {"part": case.part, "slower": case.slower}
@@ -173,17 +184,45 @@ def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """The share of the dataset that comes from the file system in an epoch after the first."""
+    """What comes from the file system in an epoch after the first, over what is used in it."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"][policy]
         if "unsupported" in result:
             return "-"
-        later = result["details"]["epoch_bytes"][1:]
-        return f"{sum(e['pfs'] for e in later) / sum(sum(e.values()) for e in later):.3f}"
+        details = result["details"]
+        used = sum(sum(each.values()) for each in details["epoch_bytes"][1:])
+        return f"{sum(details['epoch_bytes_from_pfs'][1:]) / used:.3f}"
 
     rows = [[f"`{p}`", *(cell(document, p) for _, document in cases)] for p in policies]
     return table(["", *(name for name, _ in cases)], rows)
+
+
+def together(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
+    """Rows of policies, for each case columns: seconds of the first epoch and of a later one, how
+    many times as fast the later ones are as with the first policy, the share of the bytes that came
+    from other nodes, and how many times the source gave the dataset."""
+    rows = []
+    for policy in policies:
+        row = [f"`{policy}`"]
+        for _, document in cases:
+            result, base = (document["policies"][each] for each in (policy, policies[0]))
+            later, slowest = (np.mean(each["epoch_seconds"][1:]) for each in (result, base))
+            epoch = sum(result["bytes"].values()) / len(result["epoch_seconds"])
+            row += [
+                f"{result['epoch_seconds'][0]:.1f}",
+                f"{later:.2f}",
+                f"{slowest / later:.2f}",
+                f"{result['share']['remote']:.3f}",
+                f"{result['details']['bytes_from_pfs'] / epoch:.2f}",
+            ]
+        rows.append(row)
+    head = [
+        f"{name}: {what}"
+        for name, document in cases
+        for what in ("first epoch [s]", "later [s]", "times as fast", "remote", "source / dataset")
+    ]
+    return table(["", *head], rows)
 
 
 def grid_rows(document: dict[str, Any]) -> list[str]:
@@ -204,6 +243,15 @@ def tables(documents: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
         cases = [case for case in CASES if case.group == group and case.name in documents]
         if cases:
             columns = [(f"`{case.name}`", documents[case.name]) for case in cases]
+            if group == "nodes":
+                epochs = [
+                    len(next(iter(d["policies"].values()))["epoch_seconds"]) for _, d in columns
+                ]
+                named = [f"{n} epochs" for n in epochs]
+                made[group] = together(
+                    list(zip(named, (d for _, d in columns), strict=True)), cases[0].policies
+                )
+                continue
             made[group] = times(columns, cases[0].policies)
             as_shipped = [
                 column for case, column in zip(cases, columns, strict=True) if case.slower == 1
@@ -216,7 +264,8 @@ def tables(documents: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
 
 def is_drawn(case: Case) -> bool:
     """Not where the same with a slower file system says more: bars of one height."""
-    return case.slower > 1 or not any(c.scenario == case.scenario and c.slower > 1 for c in CASES)
+    slower = any(c.scenario == case.scenario and c.slower > 1 for c in CASES)
+    return not case.epochs and (case.slower > 1 or not slower)
 
 
 def shown(document: dict[str, Any]) -> dict[str, Any]:

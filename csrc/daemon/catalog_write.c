@@ -139,10 +139,12 @@ int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_cata
     memcpy((char *)to + to->names_at, monarch_names(from), names * sizeof(uint32_t));
     memcpy((char *)to + to->pool_at, monarch_pool(from, 0), from->pool_used);
     to->pool_used = from->pool_used;
+    to->stamped = from->stamped;
     for (uint64_t id = 0; id < from->count; id++) {
         const struct monarch_entry *e = &table[id];
         index_entry(to, id);
-        if (e->kind == MONARCH_FILE && e->copy_ino) {
+        if (e->kind == MONARCH_FILE && e->copy_ino &&
+            MONARCH_WORD_TIER(e->word) + 1 != to->stamped) {
             put_inode(to, to->copies_at, e->copy_ino + MONARCH_WORD_TIER(e->word), id);
             to->copies_used++;
         }
@@ -183,20 +185,26 @@ void monarch_set_words(struct monarch_catalog *c, uint64_t n, const uint64_t *id
 int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums) {
     struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
-    if (c->copies_used + n > FULL(c->slots))
+    uint64_t places = 0;
+    for (uint64_t i = 0; i < n; i++)
+        places += MONARCH_WORD_TIER(words[i]) + 1 != c->stamped;
+    if (places && c->copies_used + places > FULL(c->slots))
         return -1;
     for (uint64_t i = 0; i < n; i++) {
         struct monarch_entry *e = &table[ids[i]];
         unsigned tier = MONARCH_WORD_TIER(words[i]);
         /* A dropped copy's entry keeps its inode for descriptors that are still open. Once the file
          * system gives the number to another copy there are none. */
-        int64_t old = monarch_find_copy(c, tier, copy_inos[i]);
+        int is_stamped = tier + 1 == c->stamped;
+        int64_t old = is_stamped ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])
             __atomic_store_n(&table[old].copy_ino, 0, __ATOMIC_SEQ_CST);
         __atomic_store_n(&e->sum, sums[i], __ATOMIC_RELEASE);
         __atomic_store_n(&e->copy_ino, copy_inos[i], __ATOMIC_SEQ_CST);
-        put_inode(c, c->copies_at, copy_inos[i] + tier, ids[i]);
-        c->copies_used++;
+        if (!is_stamped) {
+            put_inode(c, c->copies_at, copy_inos[i] + tier, ids[i]);
+            c->copies_used++;
+        }
         __atomic_store_n(&e->word, words[i], __ATOMIC_SEQ_CST);
     }
     return 0;

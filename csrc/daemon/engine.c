@@ -230,6 +230,10 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies) {
     ((struct pool *)e)->copies[tier] = copies;
 }
 
+void monarch_engine_stamp(struct monarch_engine *e, unsigned tier) {
+    ((struct pool *)e)->stamped = (int)tier + 1;
+}
+
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer) {
     __atomic_store_n(&e->peers[number], peer, __ATOMIC_RELEASE);
 }
@@ -269,6 +273,7 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
         job->peer[i] = peers && p->peer_threads && entry->size ? peers[i] : -1;
     job->source_root = p->roots[entry->source];
     job->copies = p->copies[tier];
+    job->is_stamped = (int)tier + 1 == p->stamped;
     memcpy(job->path, monarch_pool(c, entry->path), entry->path_len + 1u);
     return job;
 }

@@ -290,7 +290,9 @@ int monarch_fill_is_over(const struct fill *f) {
 
 static int close_copy(struct job *job, int fd) {
     struct stat st;
-    int error = fstat(fd, &st) != 0 ? errno : 0;
+    uint64_t id = job->result.id;
+    struct timespec times[2] = {{0, UTIME_OMIT}, {(time_t)id, (long)monarch_stamp(id)}};
+    int error = fstat(fd, &st) != 0 || (job->is_stamped && futimens(fd, times) != 0) ? errno : 0;
     if (close(fd) != 0 && !error)
         error = errno;
     if (error)
@@ -302,8 +304,11 @@ static int close_copy(struct job *job, int fd) {
 
 void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
-    int r = f->failed ? -1 : 0;
-    /* What came from a peer alone was found unchanged there before its last block was sent. */
+    int r = f->failed ? -1 : 0, status;
+    /* What came from one peer alone was found unchanged there before its last block was sent. Of
+     * what came from two, nobody has looked at all of it. */
+    if (r == 0 && f->peers_left != f->peers && monarch_source_of(e, f, &status) < 0)
+        r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)
         r = monarch_source_is_unchanged(job, f->from);
     if (r == 0) {

@@ -163,8 +163,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     case MONARCH_WANTED:
         if (!is_kept(h, id))
             return not_kept(h);
-        demand_first(h, id, wanted);
         want(h, id);
+        demand_first(h, id, wanted);
         return MONARCH_PEER_LATER;
     case MONARCH_FILLING: {
         if (!is_kept(h, id))

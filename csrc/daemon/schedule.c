@@ -132,7 +132,7 @@ static int find_unit(struct pool *p, struct fill *f, uint64_t unit, struct work 
     }
     /* Whoever moves it answers, unless that was before the demand. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
-        f->map->done[unit / 64] >> (unit % 64) & 1)
+        __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
     return 0;
 }

@@ -11,3 +11,5 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece) 
         monarch_xxh3_add(&s, data + at, len - at < piece ? len - at : piece);
     return monarch_xxh3_end(&s);
 }
+
+uint64_t monarch_stamp_of(uint64_t id) { return monarch_stamp(id); }

@@ -206,8 +206,9 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
 /* Bytes of the file that are not there yet, as far as it is known without waiting. */
 static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
     unsigned slot;
-    const struct monarch_fill *f =
-        MONARCH_WORD_STATE(word) == MONARCH_FILLING ? map_of(w->session, word, &slot) : NULL;
+    const struct monarch_fill *f = MONARCH_WORD_STATE(word) == MONARCH_FILLING
+                                       ? map_of(fills_of(w->session), word, &slot)
+                                       : NULL;
     uint64_t unit_bytes = f ? __atomic_load_n(&f->unit_bytes, __ATOMIC_ACQUIRE) : 0, done = 0;
     if (!unit_bytes)
         return w->entry->size;

@@ -106,6 +106,21 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
     return -1;
 }
 
+int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uint64_t ino,
+                             int64_t sec, int64_t nsec, int is_dropped) {
+    uint64_t id = (uint64_t)sec;
+    if (id >= c->capacity || id >= __atomic_load_n(&c->count, __ATOMIC_ACQUIRE) ||
+        (uint64_t)nsec != monarch_stamp(id))
+        return -1;
+    const struct monarch_entry *e = &monarch_entries(c)[id];
+    if (e->kind != MONARCH_FILE)
+        return -1;
+    return is_dropped || (__atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
+                          MONARCH_WORD_TIER(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) == tier)
+               ? (int64_t)id
+               : -1;
+}
+
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino) {
     const uint64_t *copies = slots_at(c, c->copies_at), slots = c->slots;
     uint64_t hash = monarch_mix(ino + tier);

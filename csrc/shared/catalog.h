@@ -173,6 +173,8 @@ struct monarch_catalog {
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
     uint64_t copies_used;
+    uint64_t
+        stamped; /* number + 1 of the tier whose copies are stamped, see monarch_stamp; 0: none */
 };
 
 /* A path that a client opened and the catalog does not know. A hint: losing one costs speed. */
@@ -297,6 +299,11 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
     return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
 }
 
+/* Where copies come and go all the time they have no place in the index of copies, which is never
+ * emptied. Such a copy tells its entry by its own time of modification: the seconds are the entry's
+ * number, the nanoseconds this. */
+static inline uint64_t monarch_stamp(uint64_t id) { return monarch_mix(id + 1) % 1000000000; }
+
 /* A file whose place in its directory is not known: found by a client after the scan. */
 #define MONARCH_NO_PLACE 0xFFFFFFFFU
 
@@ -354,6 +361,9 @@ int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, 
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
+/* The same by the stamp of the copy; is_dropped: it has no name any more. */
+int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uint64_t ino,
+                             int64_t sec, int64_t nsec, int is_dropped);
 /* Of a copy that was dropped: whoever has it open keeps its inode's number from being given again,
  * so that the last copy which had it is meant. */
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino);

@@ -20,8 +20,6 @@ static void copied(struct monarch_sim *s, uint32_t number, double now) {
 }
 
 void sim_filled_from_pfs(struct monarch_sim *s, uint32_t number, double now) {
-    struct class_thread *t = &s->class_thread[number];
-    s->out->filled[t->node] += size_of(s, s->copy[t->copy].file);
     copied(s, number, now);
 }
 
@@ -35,9 +33,10 @@ void sim_class_thread(struct monarch_sim *s, uint32_t number, double now) {
     t->copy = (uint32_t)s->cursor[list]++;
     int32_t file = s->copy[t->copy].file;
     double bytes = size_of(s, file);
-    struct way w = sim_best_way(s, now, t->node, file);
+    int64_t reached = s->job.copy_due ? s->job.copy_due[t->copy] : 0;
+    struct way w = sim_best_way(s, now, t->node, file, reached);
     if (w.from == MONARCH_SIM_PFS)
-        pfs_ask(&s->pfs, now, PFS_LAST, t->node, s->job.nodes * s->threads + number, bytes);
+        sim_read(s, now, PFS_LAST, s->job.nodes * s->threads + number, bytes);
     else
         copied(s, number, sim_take_way(s, now, t->node, &w, bytes));
 }

@@ -42,4 +42,14 @@ static inline struct event heap_pop(struct heap *h) {
     return first;
 }
 
+/* Takes one out that is there. */
+static inline void heap_drop(struct heap *h, uint32_t who) {
+    uint32_t i = 0;
+    while (h->event[i].who != who)
+        i++;
+    for (; i; i = (i - 1) / 2)
+        h->event[i] = h->event[(i - 1) / 2];
+    heap_pop(h); /* the first, of which there is another one now */
+}
+
 #endif

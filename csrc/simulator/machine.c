@@ -40,12 +40,21 @@ double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls,
     return from_class(m, now, node, cls, bytes, take);
 }
 
+static double over_links(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
+                         int take) {
+    double out = serve(&m->out_free[from], now, bytes / m->job->network[from], take);
+    double in = serve(&m->in_free[to], now, bytes / m->job->network[to], take);
+    return later(out, in);
+}
+
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take) {
     double end = from_class(m, now, holder, cls, bytes, take);
-    double out = serve(&m->out_free[holder], now, bytes / m->job->network[holder], take);
-    double in = serve(&m->in_free[node], now, bytes / m->job->network[node], take);
-    return later(end, later(out, in));
+    return later(end, over_links(m, now, holder, node, bytes, take));
+}
+
+double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes) {
+    return over_links(m, now, from, to, bytes, 1);
 }
 
 void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes) {

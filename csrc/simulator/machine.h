@@ -19,6 +19,8 @@ double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls,
                      int take);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take);
+/* When they have come over the links, which they take. */
+double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes);
 /* A class takes what is written to it beside what it gives. */
 void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);
 

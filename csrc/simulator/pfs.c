@@ -3,31 +3,32 @@
 #include <math.h>
 #include <stdlib.h>
 
-static int open_share(struct share *s, uint32_t nodes, uint32_t most) {
+static int open_share(struct share *s, uint32_t nodes) {
     s->ends.event = calloc(nodes, sizeof *s->ends.event);
-    s->request = calloc((size_t)nodes * most, sizeof *s->request);
-    s->n = calloc(nodes, sizeof *s->n);
-    s->bytes = calloc(nodes, sizeof *s->bytes);
+    s->first = malloc(nodes * sizeof *s->first);
+    s->waiting = calloc(nodes, sizeof *s->waiting);
     s->end = calloc(nodes, sizeof *s->end);
-    return s->ends.event && s->request && s->n && s->bytes && s->end;
+    for (uint32_t n = 0; s->first && n < nodes; n++)
+        s->first[n] = PFS_NONE;
+    return s->ends.event && s->first && s->waiting && s->end;
 }
 
-int pfs_open(struct pfs *p, const struct monarch_sim_job *job, uint32_t most) {
+int pfs_open(struct pfs *p, const struct monarch_sim_job *job, uint32_t askers) {
     p->job = job;
-    p->most = most;
+    p->request = calloc(askers, sizeof *p->request);
     p->link_free = calloc(job->nodes, sizeof *p->link_free);
-    int opened = open_share(&p->share[0], job->nodes, most);
-    return open_share(&p->share[1], job->nodes, most) && opened && p->link_free;
+    int opened = open_share(&p->share[0], job->nodes);
+    return open_share(&p->share[1], job->nodes) && opened && p->request && p->link_free;
 }
 
 void pfs_close(struct pfs *p) {
     for (int i = 0; i < 2; i++) {
         free(p->share[i].ends.event);
-        free(p->share[i].request);
-        free(p->share[i].n);
-        free(p->share[i].bytes);
+        free(p->share[i].first);
+        free(p->share[i].waiting);
         free(p->share[i].end);
     }
+    free(p->request);
     free(p->link_free);
 }
 
@@ -54,28 +55,69 @@ static int comes_before(const struct request *a, const struct request *b) {
     return a->turn < b->turn || (a->turn == b->turn && a->number < b->number);
 }
 
-/* The node's request that comes first is served next. */
-static void begin(struct pfs *p, struct share *s, uint32_t node) {
-    struct request *r = &s->request[(size_t)node * p->most], first;
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < s->n[node]; i++)
-        if (comes_before(&r[i], &r[best]))
-            best = i;
-    first = r[best];
-    r[best] = r[0];
-    r[0] = first;
-    s->end[node] = s->clock + first.bytes;
-    heap_push(&s->ends, s->end[node], node);
+static struct share *share_of(struct pfs *p, const struct request *r) {
+    return &p->share[r->turn == PFS_LAST];
+}
+
+static void begin(struct share *s, struct request *r) {
+    s->end[r->node] = s->clock + r->left;
+    heap_push(&s->ends, s->end[r->node], r->node);
+}
+
+/* One that is served goes on, whoever comes. */
+static void put_in(struct pfs *p, struct request *r) {
+    struct share *s = share_of(p, r);
+    uint32_t *at = &s->first[r->node];
+    if (*at == PFS_NONE) {
+        r->next = PFS_NONE;
+        *at = r->who;
+        begin(s, r);
+        return;
+    }
+    do
+        at = &p->request[*at].next;
+    while (*at != PFS_NONE && comes_before(&p->request[*at], r));
+    r->next = *at;
+    *at = r->who;
+    s->waiting[r->node] += r->left;
+}
+
+/* The request that is served goes, and the next one's turn has come. */
+static void end_first(struct pfs *p, struct share *s, uint32_t node) {
+    s->first[node] = p->request[s->first[node]].next;
+    if (s->first[node] == PFS_NONE)
+        return;
+    struct request *r = &p->request[s->first[node]];
+    s->waiting[node] -= r->left;
+    begin(s, r);
 }
 
 void pfs_ask(struct pfs *p, double now, uint64_t turn, uint32_t node, uint32_t who, double bytes) {
-    struct share *s = &p->share[turn == PFS_LAST];
     account(p, now);
-    s->request[(size_t)node * p->most + s->n[node]++] =
-        (struct request){turn, p->numbers++, bytes, now, node, who};
-    s->bytes[node] += bytes;
-    if (s->n[node] == 1)
-        begin(p, s, node);
+    p->request[who] = (struct request){turn, p->numbers++, bytes, bytes, now, node, who, PFS_NONE};
+    put_in(p, &p->request[who]);
+}
+
+void pfs_hurry(struct pfs *p, double now, uint64_t turn, uint32_t who) {
+    struct request *r = &p->request[who];
+    struct share *s = share_of(p, r);
+    int is_served = s->first[r->node] == who;
+    if (turn >= r->turn || (is_served && r->turn != PFS_LAST))
+        return;
+    account(p, now);
+    if (is_served) {
+        r->left = s->end[r->node] > s->clock ? s->end[r->node] - s->clock : 0;
+        heap_drop(&s->ends, r->node);
+        end_first(p, s, r->node);
+    } else {
+        uint32_t *at = &s->first[r->node];
+        while (*at != who)
+            at = &p->request[*at].next;
+        *at = r->next;
+        s->waiting[r->node] -= r->left;
+    }
+    r->turn = turn;
+    put_in(p, r);
 }
 
 double pfs_next(const struct pfs *p) {
@@ -90,11 +132,8 @@ struct request pfs_take(struct pfs *p, double now, double *end) {
     account(p, now);
     struct share *s = served(p);
     uint32_t node = heap_pop(&s->ends).who;
-    struct request *r = &s->request[(size_t)node * p->most], taken = r[0];
-    s->bytes[node] -= taken.bytes;
-    r[0] = r[--s->n[node]];
-    if (s->n[node])
-        begin(p, s, node);
+    struct request taken = p->request[s->first[node]];
+    end_first(p, s, node);
     double from = p->link_free[node] > taken.asked ? p->link_free[node] : taken.asked;
     double link = from + taken.bytes / p->job->pfs_link[node];
     *end = link > now ? link : now;
@@ -104,11 +143,12 @@ struct request pfs_take(struct pfs *p, double now, double *end) {
 
 double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes) {
     const struct share *s = &p->share[0];
-    uint32_t clients = s->ends.n + !s->n[node];
-    double ahead = s->bytes[node];
-    if (s->n[node]) { /* of the first a part is given */
+    int is_client = s->first[node] != PFS_NONE;
+    uint32_t clients = s->ends.n + !is_client;
+    double ahead = 0;
+    if (is_client) { /* of the first a part is given */
         double clock = s->clock + (now - p->since) * each(p, s->ends.n);
-        ahead += s->end[node] - clock - s->request[(size_t)node * p->most].bytes;
+        ahead = s->end[node] - clock + s->waiting[node];
     }
     double end = now + ((ahead > 0 ? ahead : 0) + bytes) / each(p, clients);
     double link = p->link_free[node] > now ? p->link_free[node] : now;

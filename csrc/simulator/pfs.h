@@ -9,11 +9,13 @@
 
 /* The turn of what nobody waits for. */
 #define PFS_LAST UINT64_MAX
+#define PFS_NONE UINT32_MAX
 
+/* Whoever asks has one request at a time. */
 struct request {
     uint64_t turn, number; /* the lower first; then who came first */
-    double bytes, asked;
-    uint32_t node, who;
+    double bytes, left, asked;
+    uint32_t node, who, next; /* next: of the same node and kind, PFS_NONE behind the last */
 };
 
 /* The requests of one kind. While they are served, each client gets the same number of bytes: the
@@ -21,25 +23,27 @@ struct request {
 struct share {
     double clock;
     struct heap ends;
-    struct request *request; /* nodes x most; the first is served */
-    uint32_t *n;             /* nodes */
-    double *bytes;           /* nodes: asked for and not over */
-    double *end;             /* nodes: the clock when the first is over */
+    uint32_t *first; /* nodes: who is served now; behind it the others, in the order of service */
+    double *waiting; /* nodes: bytes of these others */
+    double *end;     /* nodes: the clock when the first is over */
 };
 
 struct pfs {
     const struct monarch_sim_job *job;
-    struct share share[2]; /* waited for, and not */
-    uint32_t most;         /* requests of a node at a time */
+    struct share share[2];   /* waited for, and not */
+    struct request *request; /* by who asks */
     uint64_t numbers;
     double since, busy;
     double *link_free; /* nodes: when what was given so far has come over the own link [s] */
 };
 
-int pfs_open(struct pfs *p, const struct monarch_sim_job *job, uint32_t most);
+/* askers : how many can ask, numbers from 0 */
+int pfs_open(struct pfs *p, const struct monarch_sim_job *job, uint32_t askers);
 void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t turn, uint32_t node, uint32_t who, double bytes);
+/* Somebody else waits for the same: it comes at the earlier one of both turns. */
+void pfs_hurry(struct pfs *p, double now, uint64_t turn, uint32_t who);
 /* When the next request is over; infinity for none. */
 double pfs_next(const struct pfs *p);
 /* Takes it, at that time; *end is when its node has it, which is later on a slow link. */

@@ -8,7 +8,7 @@ void sim_drop(struct monarch_sim *s, uint32_t rank) {
 
 static void use_next(struct monarch_sim *s, uint32_t rank, double *at) {
     struct rank *r = &s->rank[rank];
-    uint32_t node = rank / s->job.ranks_per_node;
+    uint32_t node = rank / s->job.most_ranks;
     int32_t file = file_at(s, rank, r->used);
     if (*at <= r->clock) {
         s->out->ready[r->used / per_epoch(s)] += file >= 0;
@@ -46,18 +46,18 @@ static void release(struct monarch_sim *s, double now) {
     s->arrived = 0;
     if (s->step % s->job.steps == 0)
         s->out->epoch_end[s->step / s->job.steps - 1] = now;
-    for (uint32_t i = 0; i < s->ranks; i++) {
+    for (uint32_t i = 0; i < end_of_ranks(s); i = next_rank(s, i)) {
         s->rank[i].clock = now;
         s->rank[i].is_at_barrier = 0;
     }
-    for (uint32_t i = 0; i < s->ranks && !s->job.stages; i++)
+    for (uint32_t i = 0; i < end_of_ranks(s) && !s->job.stages; i = next_rank(s, i))
         sim_wake(s, i, now);
 }
 
 /* Returns whether training goes on at once. */
 static int close_step(struct monarch_sim *s) {
     double first = s->rank[0].clock, last = first;
-    for (uint32_t i = 1; i < s->ranks; i++) {
+    for (uint32_t i = next_rank(s, 0); i < end_of_ranks(s); i = next_rank(s, i)) {
         first = s->rank[i].clock < first ? s->rank[i].clock : first;
         last = s->rank[i].clock > last ? s->rank[i].clock : last;
     }
@@ -73,7 +73,7 @@ static int close_step(struct monarch_sim *s) {
 
 static void pass_barriers(struct monarch_sim *s) {
     while (s->arrived == s->ranks && close_step(s))
-        for (uint32_t i = 0; i < s->ranks; i++)
+        for (uint32_t i = 0; i < end_of_ranks(s); i = next_rank(s, i))
             s->arrived += (uint32_t)use(s, i);
 }
 
@@ -88,7 +88,7 @@ void sim_begin_checkpoint(struct monarch_sim *s, double now) {
     s->writing = s->job.nodes;
     s->written = now;
     for (uint32_t n = 0; n < s->job.nodes; n++)
-        pfs_ask(&s->pfs, now, 0, n, s->checkpoint, s->job.checkpoint_bytes * s->job.ranks_per_node);
+        pfs_ask(&s->pfs, now, 0, n, s->checkpoint + n, s->job.checkpoint_bytes * s->job.ranks[n]);
 }
 
 void sim_checkpoint_written(struct monarch_sim *s, double end) {
@@ -96,7 +96,7 @@ void sim_checkpoint_written(struct monarch_sim *s, double end) {
     if (--s->writing)
         return;
     release(s, s->written);
-    for (uint32_t i = 0; i < s->ranks; i++)
+    for (uint32_t i = 0; i < end_of_ranks(s); i = next_rank(s, i))
         s->arrived += (uint32_t)use(s, i);
     pass_barriers(s);
 }
@@ -104,8 +104,9 @@ void sim_checkpoint_written(struct monarch_sim *s, double end) {
 void sim_start_ranks(struct monarch_sim *s, double now) {
     s->is_started = 1;
     s->out->first_step = s->step_end = now;
-    for (uint32_t i = 0; i < s->ranks; i++)
+    for (uint32_t i = 0; i < end_of_ranks(s); i = next_rank(s, i))
         s->rank[i].clock = now;
     for (uint32_t i = 0; i < s->job.nodes * s->threads; i++)
-        heap_push(&s->heap, now, i);
+        if (i % s->threads < threads_of(s, i / s->threads))
+            heap_push(&s->heap, now, i);
 }

@@ -8,13 +8,10 @@
 static void take_from_pfs(struct monarch_sim *s, double now) {
     double end;
     struct request r = pfs_take(&s->pfs, now, &end);
-    uint32_t first_class_thread = s->job.nodes * s->threads;
-    if (r.who == s->checkpoint)
+    if (r.who >= s->checkpoint)
         sim_checkpoint_written(s, end);
-    else if (r.who >= first_class_thread)
-        sim_filled_from_pfs(s, r.who - first_class_thread, end);
     else
-        sim_staged_from_pfs(s, r.who, end);
+        sim_has_come(s, &r, end);
 }
 
 int monarch_sim_run(struct monarch_sim *s) {
@@ -47,22 +44,18 @@ int monarch_sim_run(struct monarch_sim *s) {
     return 0;
 }
 
-int monarch_sim_give(struct monarch_sim *s, const int32_t *order, const int32_t *holder,
-                     const int8_t *cls, const int64_t *redundant) {
+int monarch_sim_give(struct monarch_sim *s, const struct monarch_sim_epoch *epoch) {
     struct known *k = &s->known[s->given % EPOCHS_KNOWN];
-    uint64_t n = per_epoch(s) * s->ranks;
+    uint64_t n = per_epoch(s) * end_of_ranks(s);
     uint64_t over = s->given < EPOCHS_KNOWN ? 0 : s->given - EPOCHS_KNOWN + 1;
-    for (uint32_t i = 0; i < s->ranks; i++)
+    for (uint32_t i = 0; i < end_of_ranks(s); i = next_rank(s, i))
         while (s->rank[i].dropped < over * per_epoch(s))
             sim_drop(s, i);
     if (!k->at && !(k->at = malloc(n * sizeof *k->at)))
         return 0;
     for (uint64_t i = 0; i < n; i++)
         k->at[i] = -1;
-    k->order = order;
-    k->holder = holder;
-    k->cls = cls;
-    k->redundant = redundant;
+    k->told = *epoch;
     s->given++;
     return 1;
 }
@@ -79,6 +72,8 @@ void monarch_sim_free(struct monarch_sim *s) {
     free(s->copy);
     free(s->first_copy);
     free(s->reused);
+    free(s->reading);
+    free(s->joined);
     free(s->cursor);
     free(s->list_end);
     free(s);
@@ -91,30 +86,36 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
         return NULL;
     s->job = *job;
     s->out = result;
-    s->ranks = job->nodes * job->ranks_per_node;
-    /* Without a staging buffer every rank fetches for itself. */
-    s->threads = !job->stages || job->threads[0] < job->ranks_per_node ? job->ranks_per_node
-                                                                       : job->threads[0];
+    for (uint32_t n = 0; n < job->nodes; n++) {
+        s->ranks += job->ranks[n];
+        if (threads_of(s, n) > s->threads)
+            s->threads = threads_of(s, n);
+    }
     for (uint32_t c = 1; c < job->classes; c++)
         s->class_threads += job->nodes * job->threads[c];
     s->checkpoint = job->nodes * s->threads + s->class_threads;
     size_t lists = (size_t)job->nodes * job->classes;
     int has_machine = machine_open(&s->machine, job);
-    has_machine &= pfs_open(&s->pfs, job, s->threads + s->class_threads / job->nodes + 1);
+    has_machine &= pfs_open(&s->pfs, job, s->checkpoint + job->nodes);
     s->heap.event = calloc((size_t)s->checkpoint + 1, sizeof *s->heap.event);
-    s->rank = calloc(s->ranks, sizeof *s->rank);
+    s->rank = calloc(end_of_ranks(s), sizeof *s->rank);
     s->staging = calloc((size_t)job->nodes * s->threads, sizeof *s->staging);
     s->class_thread = calloc((size_t)s->class_threads + 1, sizeof *s->class_thread);
     s->copy = calloc(job->copies + 1, sizeof *s->copy);
     s->first_copy = calloc((size_t)job->files + 1, sizeof *s->first_copy);
     s->reused = calloc((size_t)job->files * EPOCHS_KNOWN + 1, sizeof *s->reused);
+    size_t owned = job->owner ? job->files : 0;
+    s->reading = malloc((owned + 1) * sizeof *s->reading);
+    s->joined = calloc((size_t)s->checkpoint + 1, sizeof *s->joined);
     s->cursor = calloc(lists, sizeof *s->cursor);
     s->list_end = calloc(lists, sizeof *s->list_end);
     if (!has_machine || !s->heap.event || !s->rank || !s->staging || !s->class_thread || !s->copy ||
-        !s->first_copy || !s->reused || !s->cursor || !s->list_end) {
+        !s->first_copy || !s->reused || !s->reading || !s->joined || !s->cursor || !s->list_end) {
         monarch_sim_free(s);
         return NULL;
     }
+    for (size_t f = 0; f < owned; f++)
+        s->reading[f] = PFS_NONE;
     sim_add_copies(s);
     return s;
 }

@@ -13,7 +13,7 @@
 enum { MONARCH_SIM_EPOCHS = 2 };
 
 enum monarch_sim_from {
-    MONARCH_SIM_STAGING, /* costs nothing */
+    MONARCH_SIM_STAGING, /* costs nothing: all of a free job, and what another sample brings */
     MONARCH_SIM_LOCAL,
     MONARCH_SIM_REMOTE,
     MONARCH_SIM_PFS,
@@ -24,9 +24,10 @@ enum monarch_sim_from {
  * bytes/s.
  */
 struct monarch_sim_job {
-    uint32_t nodes, ranks_per_node, classes, files;
-    uint32_t epochs, steps, batch;      /* steps of an epoch, samples of a rank in a step */
-    const int64_t *sizes;               /* files */
+    uint32_t nodes, most_ranks, classes, files; /* most_ranks: of a node */
+    const uint32_t *ranks;                      /* nodes */
+    uint32_t epochs, steps, batch;              /* steps of an epoch, samples of a rank in a step */
+    const int64_t *sizes;                       /* files */
     const double *read_rate;            /* nodes x classes: all threads of a class together */
     const double *write_rate;           /* nodes x classes */
     const uint32_t *threads;            /* classes */
@@ -39,14 +40,19 @@ struct monarch_sim_job {
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
-    uint8_t stages;         /* files are prefetched into the staging buffer */
-    uint8_t fills;          /* the classes' threads make the copies */
-    uint8_t fills_first;    /* ... before the first step */
-    uint8_t keeps;          /* a file that is read from elsewhere is kept, if it has a place here */
-    uint8_t reads_remote;   /* other nodes' copies are read */
-    uint8_t weighs_pfs;     /* the file system is read if that is faster, though there is a copy */
-    uint8_t shares_threads; /* a free thread goes to the rank that has the least in advance */
-    uint8_t is_free;        /* reading takes no time */
+    /* The access of its node by which each should be there. A node that has not come so far asks no
+     * other one for it. NULL: nodes know what is where. */
+    const int64_t *copy_due;
+    /* files: the node that alone reads each from the file system, and sends it on to those who want
+     * it; -1: whoever wants it reads it. NULL: so for all. */
+    const int32_t *owner;
+    uint8_t stages;       /* files are prefetched into the staging buffer */
+    uint8_t fills;        /* the classes' threads make the copies */
+    uint8_t fills_first;  /* ... before the first step */
+    uint8_t keeps;        /* a file that is read from elsewhere is kept, if it has a place here */
+    uint8_t reads_remote; /* other nodes' copies are read */
+    uint8_t weighs_pfs;   /* the file system is read if that is faster, though there is a copy */
+    uint8_t is_free;      /* reading takes no time */
     uint32_t checkpoint_steps; /* 0: none are written */
     double checkpoint_bytes;   /* of each rank */
 };
@@ -58,9 +64,10 @@ struct monarch_sim_result {
     double *bytes;        /* epochs x MONARCH_SIM_FROMS, by where a sample came from */
     double *node_bytes;   /* nodes x MONARCH_SIM_FROMS */
     double *reused;       /* epochs: bytes of files that a copy of an earlier epoch gave */
-    double *stall;        /* ranks: waited for samples [s] */
-    double *rank_compute; /* ranks [s] */
-    double *filled;       /* nodes: bytes from the file system for copies, besides samples */
+    double *stall;        /* nodes x most_ranks: waited for samples [s] */
+    double *rank_compute; /* nodes x most_ranks [s] */
+    double *filled;       /* nodes: bytes from the file system for copies and for other nodes */
+    double *pfs_bytes;    /* epochs: all that the file system gave */
     uint64_t *ready;      /* epochs: samples that were there when they were asked for */
     uint64_t *imbalanced; /* epochs: steps in which ranks' times differed, see imbalance */
     double imbalance;     /* ... by more than this share of the slowest one's */
@@ -72,11 +79,24 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
                                     struct monarch_sim_result *result);
 void monarch_sim_free(struct monarch_sim *sim);
 
-/* The next epoch's accesses: nodes x steps x ranks_per_node x batch files, -1 for none. holder (-1:
- * the file system), cls and redundant [bytes] are of the same shape, or NULL. The arrays are
- * referred to until MONARCH_SIM_EPOCHS more have been given. 0: no memory. */
-int monarch_sim_give(struct monarch_sim *sim, const int32_t *order, const int32_t *holder,
-                     const int8_t *cls, const int64_t *redundant);
+/* An epoch's accesses. Arrays are nodes x steps x most_ranks x batch, and what belongs to
+ * no rank is -1. */
+struct monarch_sim_epoch {
+    const int32_t *order; /* files, -1 for none */
+    /* Where copies come and go, which class of whom has the file (-1: the file system), and to
+     * which classes its keeper writes as many bytes, from `into` to `down` (0: none); else NULL.
+     * The keeper is the file's owner, or the node that uses it. */
+    const int32_t *holder;
+    const int8_t *cls, *into, *down;
+    /* nodes x steps x most_ranks: staging threads that fetch a rank's samples of a step, where they
+     * are shared among the ranks, or NULL */
+    const int32_t *threads;
+    const int64_t *redundant; /* read from the file system besides [bytes], or NULL */
+};
+
+/* The next epoch. Its arrays are referred to until MONARCH_SIM_EPOCHS more have been given. 0: no
+ * memory. */
+int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *epoch);
 /* Goes on until the next epoch has to be given: 1; or until the end: 0. -1: nothing moves (a fault
  * of this program). */
 int monarch_sim_run(struct monarch_sim *sim);

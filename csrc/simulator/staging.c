@@ -4,6 +4,10 @@
 
 #define NOBODY UINT32_MAX
 
+static int shares_threads(const struct monarch_sim *s) {
+    return s->given && s->known[0].told.threads;
+}
+
 enum turn { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
 /* An epoch takes the place of one that is over by now. */
@@ -32,7 +36,8 @@ static enum turn turn_of(struct monarch_sim *s, uint32_t rank, double now, doubl
         *until = r->clock;
         return r->clock > now ? WAITS_UNTIL : FETCHES;
     }
-    double most = s->job.staging[rank / s->job.ranks_per_node] / s->job.ranks_per_node;
+    uint32_t node = rank / s->job.most_ranks;
+    double most = s->job.staging[node] / s->job.ranks[node];
     double bytes = size_at(s, rank, r->fetched);
     while (r->dropped < r->fetched && r->staged + bytes > most) {
         if (r->dropped >= r->used)
@@ -45,23 +50,39 @@ static enum turn turn_of(struct monarch_sim *s, uint32_t rank, double now, doubl
     return FETCHES;
 }
 
-/* With shared threads: the rank of the node that has the least in advance, of those with room. */
+/* Of what threads the rank should have for its next sample, the part that it would have with one
+ * more. */
+static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
+    uint64_t access = s->rank[rank].fetched;
+    const int32_t *threads = known_of(s, access)->told.threads;
+    size_t step = access % per_epoch(s) / s->job.batch, node = rank / s->job.most_ranks;
+    return (s->rank[rank].threads + 1.0) /
+           threads[(node * s->job.steps + step) * s->job.most_ranks + rank % s->job.most_ranks];
+}
+
+/* With shared threads: the rank of the node that lacks most of its own, of those with room. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now, enum turn *turn,
                          double *until) {
-    uint32_t per_node = s->job.ranks_per_node, first = thread / s->threads * per_node;
+    uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
+    uint32_t ranks = s->job.ranks[node];
     uint32_t best = NOBODY;
-    if (!s->job.shares_threads) {
-        uint32_t own = first + thread % s->threads % per_node;
+    if (!shares_threads(s)) {
+        uint32_t own = first + thread % s->threads % ranks;
         *turn = turn_of(s, own, now, until);
         return own;
     }
+    double least = 0;
     *turn = IS_OVER;
-    for (uint32_t i = first; i < first + per_node; i++) {
+    for (uint32_t i = first; i < first + ranks; i++) {
         double when = now;
         enum turn t = turn_of(s, i, now, &when);
-        uint64_t ahead = s->rank[i].fetched - s->rank[i].used;
-        if (t == FETCHES && (best == NOBODY || ahead < s->rank[best].fetched - s->rank[best].used))
-            best = i;
+        if (t == FETCHES) {
+            double part = part_with_one_more(s, i);
+            if (best == NOBODY || part < least) {
+                best = i;
+                least = part;
+            }
+        }
         if (t == NEEDS_EPOCH)
             *until = now;
         else if (t == WAITS_UNTIL && *turn != NEEDS_EPOCH &&
@@ -76,12 +97,12 @@ static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now, enu
 }
 
 static struct way told_way(const struct known *k, size_t place, uint32_t node) {
-    int32_t holder = k->holder[place];
-    struct way w = {0, MONARCH_SIM_PFS, 0, 0, NULL};
+    int32_t holder = k->told.holder[place];
+    struct way w = {0, 0, MONARCH_SIM_PFS, 0, 0, -1};
     if (holder >= 0) {
         w.from = (uint32_t)holder == node ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE;
         w.holder = (uint32_t)holder;
-        w.cls = (uint32_t)k->cls[place];
+        w.cls = (uint32_t)k->told.cls[place];
     }
     return w;
 }
@@ -90,14 +111,13 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
                   int32_t file) {
     uint32_t epoch = (uint32_t)(access / per_epoch(s));
     double bytes = size_of(s, file);
-    uint32_t from = s->job.is_free ? (uint32_t)MONARCH_SIM_STAGING : w->from;
-    s->out->bytes[epoch * MONARCH_SIM_FROMS + from] += bytes;
-    s->out->node_bytes[node * MONARCH_SIM_FROMS + from] += bytes;
+    s->out->bytes[epoch * MONARCH_SIM_FROMS + w->from] += bytes;
+    s->out->node_bytes[node * MONARCH_SIM_FROMS + w->from] += bytes;
     uint32_t *last = &s->reused[(size_t)file * EPOCHS_KNOWN + epoch % EPOCHS_KNOWN];
     int is_first = *last != epoch + 1;
     *last = epoch + 1;
-    if (!is_first || from == MONARCH_SIM_PFS || from == MONARCH_SIM_STAGING ||
-        (w->copy && w->copy->epoch >= (int32_t)epoch))
+    if (!is_first || w->from == MONARCH_SIM_PFS || w->from == MONARCH_SIM_STAGING ||
+        w->epoch >= (int32_t)epoch)
         return;
     s->out->reused[epoch] += bytes;
 }
@@ -109,9 +129,9 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     uint32_t node = thread / s->threads;
     double bytes = size_at(s, t->rank, t->access), *at;
     /* Ranks that have no thread of their own share those that there are. */
-    double part = s->job.stages && s->threads > s->job.threads[0]
-                      ? (double)s->job.threads[0] / s->threads
-                      : 1;
+    uint32_t threads = threads_of(s, node);
+    double part =
+        s->job.stages && threads > s->job.threads[0] ? (double)s->job.threads[0] / threads : 1;
     double rate = s->job.write_rate[(size_t)node * s->job.classes] / s->job.threads[0] * part;
     double prepare = bytes / (s->job.preprocess[node] * part), write = bytes / rate;
     double end = s->job.is_free ? now : now + (write > prepare ? write : prepare);
@@ -120,11 +140,27 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     if (s->job.stages) {
         heap_push(&s->heap, end, thread);
     } else {
-        t->waits = 1; /* until it has been used */
+        t->is = WAITS; /* until it has been used */
         t->since = end;
+        s->rank[t->rank].threads--;
     }
     if (t->access == s->rank[t->rank].used)
         sim_advance(s, t->rank);
+}
+
+/* What comes goes where it has its place. */
+static void keep(struct monarch_sim *s, uint32_t thread, double end) {
+    struct staging_thread *t = &s->staging[thread];
+    const struct monarch_sim_epoch *told = &known_of(s, t->access)->told;
+    size_t place = place_of(s, t->rank, t->access);
+    uint32_t node = thread / s->threads;
+    int32_t file = told->order[place];
+    if (!told->holder)
+        sim_keep(s, end, node, file, (int32_t)(t->access / per_epoch(s)));
+    else if (told->into[place])
+        for (int cls = told->into[place]; cls <= told->down[place]; cls++)
+            machine_write(&s->machine, s->now, sim_reader(s, node, file), (uint32_t)cls,
+                          size_of(s, file));
 }
 
 static void fetch(struct monarch_sim *s, uint32_t thread, double now) {
@@ -132,34 +168,33 @@ static void fetch(struct monarch_sim *s, uint32_t thread, double now) {
     struct known *k = known_of(s, t->access);
     size_t place = place_of(s, t->rank, t->access);
     uint32_t node = thread / s->threads;
-    int32_t file = k->order[place];
+    int32_t file = k->told.order[place];
     double bytes = size_of(s, file);
     if (file < 0) {
         staged(s, thread, now);
         return;
     }
-    struct way w = k->holder ? told_way(k, place, node) : sim_best_way(s, now, node, file);
-    count(s, node, t->access, &w, file);
+    struct way w = k->told.holder
+                       ? told_way(k, place, node)
+                       : sim_best_way(s, now, node, file, number_of(s, t->rank, t->access));
     if (s->job.is_free) {
+        w.from = MONARCH_SIM_STAGING;
         staged(s, thread, now);
     } else if (w.from == MONARCH_SIM_PFS) {
-        double more = k->redundant ? (double)k->redundant[place] : 0;
-        s->out->filled[node] += more;
-        pfs_ask(&s->pfs, now, t->access, node, thread, bytes + more);
+        double more = k->told.redundant ? (double)k->told.redundant[place] : 0;
+        w.from = sim_read(s, now, t->access, thread, bytes + more);
+        w.epoch = (int32_t)(t->access / per_epoch(s));
     } else {
         double end = sim_take_way(s, now, node, &w, bytes);
-        if (w.from == MONARCH_SIM_REMOTE && !k->holder)
-            sim_keep(s, end, node, file, (int32_t)(t->access / per_epoch(s)));
+        if (w.from == MONARCH_SIM_REMOTE || k->told.holder)
+            keep(s, thread, end);
         staged(s, thread, end);
     }
+    count(s, node, t->access, &w, file);
 }
 
 void sim_staged_from_pfs(struct monarch_sim *s, uint32_t thread, double now) {
-    struct staging_thread *t = &s->staging[thread];
-    struct known *k = known_of(s, t->access);
-    if (!k->holder)
-        sim_keep(s, now, thread / s->threads, k->order[place_of(s, t->rank, t->access)],
-                 (int32_t)(t->access / per_epoch(s)));
+    keep(s, thread, now);
     staged(s, thread, now);
 }
 
@@ -167,18 +202,25 @@ int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     enum turn turn;
     double until = now;
+    if (t->is == WORKS)
+        s->rank[t->rank].threads--;
+    t->is = STARTS;
     uint32_t rank = rank_for(s, thread, now, &turn, &until);
     if (turn == NEEDS_EPOCH || turn == WAITS_UNTIL) {
-        heap_push(&s->heap, until > now ? until : now, thread);
+        t->is = SLEEPS;
+        t->since = until > now ? until : now;
+        heap_push(&s->heap, t->since, thread);
         return turn == WAITS_UNTIL;
     }
     if (turn == WAITS_FOR_USE) {
-        t->waits = 1;
+        t->is = WAITS;
         t->since = now;
     }
     if (turn == FETCHES) {
+        t->is = WORKS;
         t->rank = rank;
         t->access = s->rank[rank].fetched++;
+        s->rank[rank].threads++;
         s->rank[rank].staged += size_at(s, rank, t->access);
         fetch(s, thread, now);
     }
@@ -186,12 +228,20 @@ int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now) {
 }
 
 void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
-    uint32_t per_node = s->job.ranks_per_node, first = rank / per_node * s->threads;
-    for (uint32_t i = first; i < first + s->threads; i++) {
+    uint32_t node = rank / s->job.most_ranks, ranks = s->job.ranks[node];
+    uint32_t first = node * s->threads, local = rank % s->job.most_ranks;
+    for (uint32_t i = first; i < first + threads_of(s, node); i++) {
         struct staging_thread *t = &s->staging[i];
-        if (!t->waits || (!s->job.shares_threads && (i - first) % per_node != rank % per_node))
+        if (!shares_threads(s) && (i - first) % ranks != local)
             continue;
-        t->waits = 0;
-        heap_push(&s->heap, now > t->since ? now : t->since, i);
+        if (t->is == WAITS) {
+            t->is = STARTS;
+            heap_push(&s->heap, now > t->since ? now : t->since, i);
+        } else if (t->is == SLEEPS && shares_threads(s) && now < t->since) {
+            /* Until another rank has room. One that has its own thread knows when. */
+            heap_drop(&s->heap, i);
+            t->since = now > s->now ? now : s->now;
+            heap_push(&s->heap, t->since, i);
+        }
     }
 }

@@ -23,21 +23,20 @@ struct rank {
     uint64_t fetched, used, dropped; /* the next to prefetch, to use, to leave the staging buffer */
     double staged;                   /* [bytes] */
     double clock;                    /* when its compute so far is over [s] */
+    uint32_t threads;                /* that fetch for it now */
     int is_at_barrier;
 };
 
 struct known {
-    const int32_t *order, *holder;
-    const int8_t *cls;
-    const int64_t *redundant;
+    struct monarch_sim_epoch told;
     double *at; /* when a sample is there; then, when it was taken; negative: not known [s] */
 };
 
 struct staging_thread {
     uint32_t rank;   /* for whom it fetches now, and */
     uint64_t access; /* what */
-    double since;    /* when it had nothing to do, or no room */
-    int waits;       /* ... until a rank has used something */
+    enum { STARTS, WORKS, WAITS, SLEEPS } is;
+    double since; /* waits: since when, until a rank uses something; sleeps: until when, or so */
 };
 
 struct class_thread {
@@ -46,7 +45,7 @@ struct class_thread {
 };
 
 /* Events have numbers: the staging threads, those of node n from n * threads on; the classes' own
- * threads; the checkpoint. */
+ * threads; the checkpoint, of node n from there on at the file system. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -59,24 +58,46 @@ struct monarch_sim {
     double now; /* of the present event [s] */
     /* ranks */
     struct rank *rank;
-    uint32_t ranks, arrived;
-    uint64_t step; /* the present one, of all */
+    uint32_t ranks, arrived; /* ranks: that there are; their numbers: see next_rank */
+    uint64_t step;           /* the present one, of all */
     double step_end;
     uint32_t writing; /* nodes that write the checkpoint */
     double written;   /* when those that have are done [s] */
     /* threads */
-    uint32_t threads, class_threads, checkpoint;
+    uint32_t threads; /* of the node that has most for staging */
+    uint32_t class_threads, checkpoint;
     struct staging_thread *staging;
     struct class_thread *class_thread;
     /* copies */
     struct copy *copy;
     int32_t *first_copy;         /* of each file */
     uint32_t *reused;            /* files x EPOCHS_KNOWN: the last epoch in which it was, and one */
+    uint32_t *reading;           /* files with owners: for whom first it is read now, or PFS_NONE */
+    uint32_t *joined;            /* threads: who waits for the same read next, or PFS_NONE */
     uint64_t *cursor, *list_end; /* nodes x classes: what is still to be copied */
 };
 
 static inline uint64_t per_epoch(const struct monarch_sim *s) {
     return (uint64_t)s->job.steps * s->job.batch;
+}
+
+/* Ranks have numbers as if every node had as many as the one with most. The number of
+ * the rank behind one, or end_of_ranks. */
+static inline uint32_t next_rank(const struct monarch_sim *s, uint32_t rank) {
+    uint32_t node = rank / s->job.most_ranks;
+    return rank % s->job.most_ranks + 1 < s->job.ranks[node] ? rank + 1
+                                                             : (node + 1) * s->job.most_ranks;
+}
+
+static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
+    return s->job.nodes * s->job.most_ranks;
+}
+
+/* Staging threads at work on a node. Without a staging buffer every rank fetches for itself, and
+ * with fewer threads than ranks each gets its part of them. */
+static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
+    uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
+    return threads < ranks ? ranks : threads;
 }
 
 static inline struct known *known_of(struct monarch_sim *s, uint64_t access) {
@@ -86,9 +107,15 @@ static inline struct known *known_of(struct monarch_sim *s, uint64_t access) {
 /* Its place in arrays of nodes x steps x ranks of a node x batch. */
 static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t in_epoch = access % per_epoch(s), step = in_epoch / s->job.batch;
-    uint32_t node = rank / s->job.ranks_per_node, local = rank % s->job.ranks_per_node;
-    return (((size_t)node * s->job.steps + step) * s->job.ranks_per_node + local) * s->job.batch +
+    uint32_t node = rank / s->job.most_ranks, local = rank % s->job.most_ranks;
+    return (((size_t)node * s->job.steps + step) * s->job.most_ranks + local) * s->job.batch +
            in_epoch % s->job.batch;
+}
+
+/* Its number in the order of its node, whose ranks take turns step by step. */
+static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
+    uint64_t turn = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
+    return (int64_t)(turn * s->job.batch + access % s->job.batch);
 }
 
 /* Less than 0 is no file: a rank takes fewer samples in a step than others do. */
@@ -97,7 +124,7 @@ static inline double size_of(const struct monarch_sim *s, int32_t file) {
 }
 
 static inline int32_t file_at(struct monarch_sim *s, uint32_t rank, uint64_t access) {
-    return known_of(s, access)->order[place_of(s, rank, access)];
+    return known_of(s, access)->told.order[place_of(s, rank, access)];
 }
 
 static inline double size_at(struct monarch_sim *s, uint32_t rank, uint64_t access) {
@@ -118,19 +145,32 @@ void sim_checkpoint_written(struct monarch_sim *s, double end);
 /* --- ways.c --- */
 
 struct way {
-    double end;
+    double end, whole;          /* when the bytes are there; the copy */
     uint32_t from, holder, cls; /* from: enum monarch_sim_from */
-    const struct copy *copy;
+    int32_t epoch;              /* in which the copy was made; -1: before the first, or not known */
 };
 
 /* The copy from which the file is there first, or the file system (NoPFS 4: the least of the times;
- * here with what others have asked for before). */
-struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file);
+ * here with what others have asked for before). reached : the access up to which the node has come,
+ * see copy_due. */
+struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
+                        int64_t reached);
 /* Takes the way: when the bytes are there. Not for the file system, which is asked. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     double bytes);
 /* A file that has come from elsewhere goes where it has its place. */
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
+
+/* --- source.c --- */
+
+/* Who reads the file for the node: its owner, or the node itself. */
+uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file);
+/* A thread asks the file system for its file. Returns from where the file comes to its node: not
+ * from the file system if another node reads it, or for another sample of this node already. */
+enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who,
+                               double bytes);
+/* A request is over, and its node has the bytes at `end`. */
+void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
 

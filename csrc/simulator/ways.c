@@ -3,27 +3,39 @@
 
 static double end_of(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                      double bytes, int take) {
-    if (w->from == MONARCH_SIM_LOCAL)
-        return machine_local(&s->machine, now, node, w->cls, bytes, take);
-    return machine_remote(&s->machine, now, node, w->holder, w->cls, bytes, take);
+    double end = w->from == MONARCH_SIM_LOCAL
+                     ? machine_local(&s->machine, now, node, w->cls, bytes, take)
+                     : machine_remote(&s->machine, now, node, w->holder, w->cls, bytes, take);
+    return end > w->whole ? end : w->whole;
 }
 
-struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file) {
+struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
+                        int64_t reached) {
     double bytes = size_of(s, file);
-    struct way best = {-1, MONARCH_SIM_PFS, 0, 0, NULL};
+    struct way best = {-1, 0, MONARCH_SIM_PFS, 0, 0, -1};
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         const struct copy *c = &s->copy[i];
         int is_here = (uint32_t)c->node == node;
-        if (c->at < 0 || c->at > now || (!is_here && !s->job.reads_remote))
+        /* The owner's is waited for: nobody reads what it has read. */
+        int is_owners = s->job.owner && s->job.owner[file] == c->node;
+        if (c->at < 0 || (c->at > now && !is_owners) || (!is_here && !s->job.reads_remote))
             continue;
-        struct way w = {0, is_here ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE, (uint32_t)c->node,
-                        (uint32_t)c->cls, c};
+        if (!is_here && s->job.copy_due && s->job.copy_due[i] >= reached)
+            continue;
+        struct way w = {0,
+                        c->at,
+                        is_here ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE,
+                        (uint32_t)c->node,
+                        (uint32_t)c->cls,
+                        c->epoch};
         w.end = end_of(s, now, node, &w, bytes, 0);
-        if (best.end < 0 || w.end < best.end)
+        /* Of equal ones the own copy, which burdens nobody else. */
+        if (best.end < 0 || w.end < best.end || (w.end == best.end && is_here))
             best = w;
     }
-    if (best.end >= 0 && s->job.weighs_pfs && pfs_guess(&s->pfs, now, node, bytes) < best.end)
-        best = (struct way){0, MONARCH_SIM_PFS, 0, 0, NULL};
+    if (best.end >= 0 && s->job.weighs_pfs && sim_reader(s, node, file) == node &&
+        pfs_guess(&s->pfs, now, node, bytes) < best.end)
+        best = (struct way){0, 0, MONARCH_SIM_PFS, 0, 0, -1};
     return best;
 }
 

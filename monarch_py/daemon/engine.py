@@ -58,6 +58,7 @@ class Engine:
         for number, tier in enumerate(tiers):
             if tier is not None:
                 lib.monarch_engine_tier(self._engine, number, tier.fd)
+        lib.monarch_engine_stamp(self._engine, len(config.tiers))
         self._bytes_seen = 0
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
 

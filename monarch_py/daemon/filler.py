@@ -121,6 +121,8 @@ class Filler:
                     self._leave_to_source()
                 return False
             self._take_from_source()
+        while len(ids := self.wanted.next_awaited()):
+            self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=True)
         while room > 0 and len(ids := self.wanted.next_in_use(room)):
             room -= self._order_fills(ids, in_use=True)
@@ -132,7 +134,7 @@ class Filler:
 
     def _leave_to_source(self) -> None:
         """Nobody knows yet which node keeps what, and readers do not wait for it."""
-        while len(ids := self.wanted.next_in_use(ORDERS)):
+        while len(ids := self.wanted.next_awaited()) or len(ids := self.wanted.next_in_use(ORDERS)):
             ids = ids[state_of(self.shared.catalog.words[ids]) == State.WANTED]
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
             self._early.append(ids)

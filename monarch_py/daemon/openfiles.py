@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from monarch_py.daemon.shared import Shared
-from monarch_py.native import ffi
+from monarch_py.native import State, ffi, state_of, tier_of
 
 __all__ = ["open_files", "writers"]
 
@@ -77,14 +79,23 @@ class _Finder:
             (i, int(control.tier[i].dev)) for i in range(control.tiers) if control.tier[i].usable
         ]
         self.sources = [(i, int(control.source[i].dev)) for i in range(control.sources)]
+        # Copies that come and go are in no index.
+        catalog = shared.catalog
+        staged = np.flatnonzero(
+            (tier_of(catalog.words) == staging) & (state_of(catalog.words) == State.PRESENT)
+        )
+        inodes = catalog.entries["copy_ino"][staged].tolist()
+        self._staged = dict(zip(inodes, staged.tolist(), strict=True))
 
     def find(self, device: int, inode: int) -> dict[str, Any] | None:
         catalog = self.shared.catalog
         for number, tier_device in self.tiers:
             if tier_device == device:
-                entry = catalog.find_copy(number, inode)
+                if number == self.staging:
+                    entry, name = self._staged.get(inode, -1), "staging"
+                else:
+                    entry, name = catalog.find_copy(number, inode), f"tier {number}"
                 if entry >= 0:
-                    name = "staging" if number == self.staging else f"tier {number}"
                     return self._describe(entry, name)
         for number, source_device in self.sources:
             if source_device == device:

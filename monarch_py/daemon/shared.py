@@ -60,6 +60,7 @@ class Shared:
         self._clients.publish()
         self._control.publish()
         self.catalog = Catalog(session, self._publish_generation)
+        self.catalog.c.stamped = len(config.tiers) + 1  # the staging area's number, and 1
 
     def _publish_generation(self, generation: int) -> None:
         self.control.generation = generation

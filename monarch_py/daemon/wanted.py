@@ -39,6 +39,7 @@ class Wanted:
         self.shared = shared
         self.ahead = Ahead(eager=eager)
         self._in_use: deque[Ids] = deque()
+        self._awaited: deque[Ids] = deque()
         # What waits until copies are removed: (files, whether programs use them).
         self._no_room_yet: list[tuple[Ids, bool]] = []
         demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
@@ -49,7 +50,7 @@ class Wanted:
         return sum(map(len, self._others())) + len(self.ahead)
 
     def _others(self) -> list[Ids]:
-        return [*self._in_use, *(ids for ids, _ in self._no_room_yet)]
+        return [*self._awaited, *self._in_use, *(ids for ids, _ in self._no_room_yet)]
 
     # --- by programs -------------------------------------------------------------------------
 
@@ -71,7 +72,14 @@ class Wanted:
             ids = np.unique(fresh >> np.uint64(32)) - np.uint64(1)
             words = self.shared.catalog.words
             ids = ids[ids < len(words)]
-            self.want(ids[state_of(words[ids]) == State.WANTED])
+            ids = ids[state_of(self._words_of_files(ids)) == State.WANTED]
+            if len(ids):
+                self._awaited.append(ids)
+
+    def next_awaited(self) -> Ids:
+        """The (n,) files of which somebody waits for a part, however many have their turn before;
+        none when there are none. They are few: readers that wait have places."""
+        return self._awaited.popleft() if self._awaited else np.zeros(0, dtype=np.uint64)
 
     def want(self, ids: Ids) -> None:
         """Files that programs use, to be filled in this order. What is no file, or has a copy or

@@ -20,6 +20,8 @@ from monarch_py.plan.timeline import Section, Timeline
 __all__ = [
     "NEVER",
     "NodeAccess",
+    "add_first_uses",
+    "add_uses",
     "all_frequencies",
     "analyse",
     "files_per_step",
@@ -50,6 +52,26 @@ class NodeAccess:
     first_use: Positions
 
 
+def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
+    """Counts accesses, a contiguous array of units with NONE for none, in (units,) frequency;
+    MonarchError for a number that is no unit."""
+    taken = pointer(accesses.reshape(-1), "int32_t *")
+    check(
+        lib.monarch_plan_count(
+            taken, accesses.size, pointer(frequency, "uint32_t *"), len(frequency)
+        )
+    )
+
+
+def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
+    """Enters in (units,) first, where it is NEVER, the position of the first of these accesses, as
+    for `add_uses`; they begin at the position `start`. MonarchError as there."""
+    taken = pointer(accesses.reshape(-1), "int32_t *")
+    check(
+        lib.monarch_plan_first(taken, accesses.size, start, pointer(first, "int64_t *"), len(first))
+    )
+
+
 def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
     """Frequencies and first uses of a node, the union of its ranks, from a batch of an epoch on.
 
@@ -58,12 +80,10 @@ def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> No
     _check_node(timeline, node)
     frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)
-    counts, firsts = pointer(frequency, "uint32_t *"), pointer(first, "int64_t *")
     for section in timeline.sections(epoch, batch):
         own = section.node(node)
-        taken = pointer(own, "int32_t *")
-        check(lib.monarch_plan_count(taken, len(own), counts, timeline.units))
-        check(lib.monarch_plan_first(taken, len(own), section.start, firsts, timeline.units))
+        add_uses(own, frequency)
+        add_first_uses(own, section.start, first)
     return NodeAccess(node, frequency, first)
 
 

@@ -111,10 +111,10 @@ class _Progress:
         self.seen = np.zeros(len(self.run), dtype=bool)
         self._recent: deque[int] = deque(maxlen=RECENT)
 
-    def lagging(self, units: Units) -> Bools:
-        """Which of these units (n,) should have come long ago."""
+    def unseen(self, units: Units, *, lags: bool) -> Bools:
+        """Which of these units (n,) have not come yet; `lags` : and should have, long ago."""
         places = self.run.place[units]
-        late = places < self.front - 2 * self.run.window
+        late = places < (self.front - 2 * self.run.window if lags else len(self.run))
         return np.asarray((places != NONE) & late & ~self.seen[places])
 
     def fitting(self, units: Units) -> Bools:
@@ -179,6 +179,8 @@ class Follower:
         if not 0 <= place <= len(run):
             raise ConfigError(f"place: {place} is not in the run; enter another one")
         self._before, self._next, self.following = None, None, None
+        # Of the last accesses that fitted near a run's end, which were the next one's.
+        self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, front=place, count=place)
         self._now.seen[:place] = True
         self._verdicts.clear()
@@ -219,20 +221,23 @@ class Follower:
                 self._next = _Progress(self.following)
             begun = ~fits & self._next.fitting(units)
             self._next.take(units[begun])
+            self._last.extend([False] * int(fits.sum()) + [True] * int(begun.sum()))
             fits |= begun
-        for progress in (self._now, self._before):
+        for progress, lags in ((self._now, True), (self._before, False)):
             if progress is not None:
-                late = ~fits & progress.lagging(units)
+                late = ~fits & progress.unseen(units, lags=lags)
                 progress.take(units[late])
                 fits |= late
         if self._next is not None and (self._now.is_done or self._has_begun(self._next)):
             self._before, self._now, self._next = self._now, self._next, None
             self.following = None
+            self._last.clear()
         return fits
 
-    @staticmethod
-    def _has_begun(progress: _Progress) -> bool:
-        return progress.count >= min(RECENT, max(1, len(progress.run) // 2))
+    def _has_begun(self, following: _Progress) -> bool:
+        """Whether most of the last accesses are the next run's: single ones are somebody else's."""
+        enough = min(RECENT, max(1, len(following.run) // 2))
+        return following.count >= enough and sum(self._last) >= 0.75 * enough
 
     def judge(self, units: Units, fits: Bools) -> None:
         """Takes note of how what was observed fits: (n,) units that nobody else has explained, and

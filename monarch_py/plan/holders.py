@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from monarch_py.errors import MonarchError
 from monarch_py.native import lib, pointer
-from monarch_py.plan.access import check, counters, in_pieces
+from monarch_py.plan.access import add_uses, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 
 __all__ = ["NOBODY", "Holders", "find_holders"]
@@ -77,9 +77,7 @@ def _totals(timeline: Timeline, epoch: int) -> npt.NDArray[np.uint32]:
     totals = counters(timeline.units)
     for section in timeline.sections(epoch):
         for rows in in_pieces(section.rows):
-            numbers = pointer(rows, "int32_t *")
-            out = pointer(totals, "uint32_t *")
-            check(lib.monarch_plan_count(numbers, rows.size, out, timeline.units))
+            add_uses(rows, totals)
     return totals
 
 

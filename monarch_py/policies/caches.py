@@ -1,7 +1,8 @@
-"""Policies that keep what was read: first fit, LRU, and Belady's with bypass.
+"""Policies that keep what was read: first fit, its kin for several nodes, LRU, and Belady's with
+bypass.
 
-Each works for every node by itself, or, with `shared`, for all nodes together: then every file has
-one home, the only node that may hold it, and the others read it from there.
+LRU and Belady work for every node by itself, or, with `shared`, for all nodes together: then every
+file has one home, the only node that may hold it, and the others read it from there.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.policies.eviction import FarthestUse, LeastRecent
-from monarch_py.policies.filling import copies_of
+from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent, Uses
+from monarch_py.policies.filling import copies_of, owners_of
 from monarch_py.policies.rendezvous import file_keys, homes, owners
 from monarch_py.policies.replay import Replay, in_time, next_uses
-from monarch_py.policies.view import PFS, STAGING, Decision, Ints, Job, Served, When
+from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
 
-__all__ = ["LRU", "Belady", "FirstFit"]
+__all__ = ["LRU", "Belady", "FirstFit", "Hash"]
 
-# Uses one cache: node, epoch, files, numbers of their accesses -> the class that had each.
-Use = Callable[[int, int, npt.NDArray[np.int32], npt.NDArray[np.int64]], bytearray]
+# Uses one cache: node, epoch, files, numbers of their accesses.
+Use = Callable[[int, int, npt.NDArray[np.int32], npt.NDArray[np.int64]], Uses]
 
 
 class FirstFit:
@@ -34,21 +35,36 @@ class FirstFit:
 
     name = "first-fit"
 
-    def __init__(self, *, shared: bool = False) -> None:
-        self.shared = shared
-        self.name = "first-fit-shared" if shared else "first-fit"
+    def decide(self, job: Job) -> Decision:
+        orders = [used_in_order(each) for each in job.first_use]
+        copies = copies_of(job.cluster, job.sizes, orders.__getitem__)
+        return Decision(copies=copies, when=When.ON_USE, pfs=False)
+
+
+class Hash:
+    """For several nodes without a plan: rendezvous hashing, weighted by room, says which node owns
+    a file (`rendezvous.owners`), and it alone reads it from the source.
+
+    A node that misses a file gets it from the owner, which reads it when it is first asked for and
+    keeps it in the fastest class with room, as `FirstFit` does. What no node has room for is read
+    by whoever needs it. Sizes and rooms say all of that; the order of first use only stands for
+    that in which requests come.
+    """
+
+    name = "hash"
 
     def decide(self, job: Job) -> Decision:
-        first = job.first_use
-        if not self.shared:
-            orders = [used_in_order(each) for each in first]
-            copies = copies_of(job.cluster, job.sizes, orders.__getitem__)
-            return Decision(copies=copies, when=When.ON_USE, pfs=False)
         room = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
         home = owners(file_keys(job.files), job.sizes, room)
-        order = used_in_order(first.min(axis=0))
+        order = used_in_order(job.first_use.min(axis=0))
         copies = copies_of(job.cluster, job.sizes, lambda node: order[home[order] == node])
-        return Decision(copies=copies, when=When.BESIDE, remote=True, pfs=False)
+        return Decision(
+            copies=copies,
+            when=When.ON_USE,
+            remote=True,
+            owner=owners_of(copies, home),
+            pfs=False,
+        )
 
 
 class LRU:
@@ -68,12 +84,12 @@ class LRU:
         def begin() -> Iterator[Served]:
             caches = [LeastRecent(each) for each in job.cluster.capacity]
 
-            def use(node: int, _: int, files: Ints, __: Ints) -> bytearray:
+            def use(node: int, _: int, files: Ints, __: Ints) -> Uses:
                 return caches[node].run(files.tolist(), job.sizes[files].tolist())
 
             return _served(job, self.shared, use)
 
-        return _decision(begin, self.shared)
+        return _decision(job, begin, self.shared)
 
 
 class Belady:
@@ -100,14 +116,14 @@ class Belady:
             caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
             starts = np.cumsum([0, *(each.size for each in known[0])])
 
-            def use(node: int, epoch: int, files: Ints, at: Ints) -> bytearray:
+            def use(node: int, epoch: int, files: Ints, at: Ints) -> Uses:
                 after = in_time(known[0][epoch])[at]
                 times = (starts[epoch] + at).tolist()
                 return caches[node].run(files.tolist(), after.tolist(), times)
 
             return _served(job, self.shared, use)
 
-        return _decision(begin, self.shared)
+        return _decision(job, begin, self.shared)
 
 
 def used_in_order(first: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
@@ -116,10 +132,14 @@ def used_in_order(first: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     return order[: np.count_nonzero(first != np.iinfo(np.int64).max)]
 
 
-def _decision(begin: Callable[[], Iterator[Served]], shared: bool) -> Decision:
+def _decision(job: Job, begin: Callable[[], Iterator[Served]], shared: bool) -> Decision:
     replay = Replay(begin)
     return Decision(
-        when=When.ON_USE, remote=shared, pfs=False, served=lambda epoch, _: replay.at(epoch)
+        when=When.ON_USE,
+        remote=shared,
+        owner=homes(job.files, job.cluster) if shared else None,
+        pfs=False,
+        served=lambda epoch, _: replay.at(epoch),
     )
 
 
@@ -133,10 +153,12 @@ def _served(job: Job, shared: bool, use: Use) -> Iterator[Served]:
         files = in_time(order)
         reader = np.tile(np.arange(nodes, dtype=np.int32), len(files) // nodes)
         cache = home[files] if shared else reader
-        found = np.zeros(len(files), dtype=np.int8)
+        found, into, down = np.zeros((3, len(files)), dtype=np.int8)
         for node in range(nodes):
-            at = np.flatnonzero(cache == node)
-            found[at] = np.frombuffer(use(node, epoch, files[at], at), dtype=np.int8)
-        holder = np.where(found == STAGING, PFS, cache).astype(np.int32)
-        shape = (-1, nodes)
-        yield Served(holder.reshape(shape).T, found.reshape(shape).T)
+            at = np.flatnonzero((cache == node) & (files != NO_FILE))
+            uses = use(node, epoch, files[at], at)
+            found[at] = np.frombuffer(uses.found, dtype=np.int8)
+            into[at] = np.frombuffer(uses.into, dtype=np.int8)
+            down[at] = np.frombuffer(uses.down, dtype=np.int8)
+        holder = np.where(found == MISS, PFS, cache).astype(np.int32)
+        yield Served(*(each.reshape(-1, nodes).T for each in (holder, found, into, down)))

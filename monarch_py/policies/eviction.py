@@ -12,14 +12,32 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import STAGING, Ints
 
-__all__ = ["MISS", "FarthestUse", "LeastRecent"]
+__all__ = ["MISS", "FarthestUse", "LeastRecent", "Uses"]
 
 # Instead of a storage class: the file is not there. The staging buffer holds no copies.
 MISS = STAGING
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What accesses found in a cache, and what they changed; for each a class, or MISS.
+
+    found : that had the file;  into : that took it then;  down : the slowest one that took anything
+    (what is pushed out of a class goes to the next slower one)
+    """
+
+    found: bytearray
+    into: bytearray
+    down: bytearray
+
+    @classmethod
+    def of(cls, accesses: int) -> Uses:
+        return cls(bytearray(accesses), bytearray(accesses), bytearray(accesses))
 
 
 class LeastRecent:
@@ -37,21 +55,21 @@ class LeastRecent:
         self._held: list[OrderedDict[int, int]] = [OrderedDict() for _ in self._free]
         self._classes = range(STAGING + 1, len(self._free))
 
-    def run(self, files: Sequence[int], sizes: Sequence[int]) -> bytearray:
-        """Uses files one after the other.  files : numbers;  sizes : of the same accesses [bytes].
-        Returns for each access the class that had the file, or MISS."""
-        found = bytearray(len(files))
+    def run(self, files: Sequence[int], sizes: Sequence[int]) -> Uses:
+        """Uses files one after the other.  sizes : of the same accesses [bytes]"""
+        uses = Uses.of(len(files))
         if len(self._classes) == 1:
-            self._run_one(files, sizes, found)
+            self._run_one(files, sizes, uses)
         elif self._classes:
-            self._run_several(files, sizes, found)
-        return found
+            self._run_several(files, sizes, uses)
+        return uses
 
-    def _run_one(self, files: Sequence[int], sizes: Sequence[int], found: bytearray) -> None:
+    def _run_one(self, files: Sequence[int], sizes: Sequence[int], uses: Uses) -> None:
         """As below, with one class: then there is nothing to push down."""
         level = STAGING + 1
         held, room, free = self._held[level], self._capacity[level], self._free[level]
         front, pop = held.move_to_end, held.popitem
+        found, into = uses.found, uses.into
         for at, (file, size) in enumerate(zip(files, sizes, strict=True)):
             if file in held:
                 front(file)
@@ -61,25 +79,29 @@ class LeastRecent:
                     free += pop(last=False)[1]
                 held[file] = size
                 free -= size
+                into[at] = level
         self._free[level] = free
+        uses.down[:] = into
 
-    def _run_several(self, files: Sequence[int], sizes: Sequence[int], found: bytearray) -> None:
+    def _run_several(self, files: Sequence[int], sizes: Sequence[int], uses: Uses) -> None:
         fastest, rest = self._held[STAGING + 1], self._classes[1:]
         for at, file in enumerate(files):
             if file in fastest:
                 fastest.move_to_end(file)
-                found[at] = STAGING + 1
+                uses.found[at] = STAGING + 1
                 continue
             for level in rest:
                 if file in self._held[level]:
                     self._free[level] += self._held[level].pop(file)
-                    found[at] = level
+                    uses.found[at] = level
                     break
-            self._push(file, sizes[at])
+            uses.into[at], uses.down[at] = self._push(file, sizes[at])
 
-    def _push(self, file: int, size: int) -> None:
-        """Puts a file in front; what has to go from a class goes to the next slower one."""
+    def _push(self, file: int, size: int) -> tuple[int, int]:
+        """Puts a file in front; what has to go from a class goes to the next slower one. Returns
+        the class that took the file and the slowest one that took anything, MISS for none."""
         coming = [(file, size)]
+        into = down = MISS
         for level in self._classes:
             held, dropped = self._held[level], []
             for each, bytes_ in coming:
@@ -92,9 +114,11 @@ class LeastRecent:
                     dropped.append(victim)
                 held[each] = bytes_
                 self._free[level] -= bytes_
+                into, down = into or level, level
             if not dropped:
-                return
+                break
             coming = dropped
+        return into, down
 
 
 class FarthestUse:
@@ -196,14 +220,15 @@ class FarthestUse:
         files: Sequence[int],
         upcoming: Sequence[int],
         now: Sequence[int],
-    ) -> bytearray:
-        """Uses files one after the other.  upcoming, now : as in `offer`, for each access.
-        Returns for each the class that had the file, or MISS."""
-        found = bytearray(len(files))
+    ) -> Uses:
+        """Uses files one after the other.  upcoming, now : as in `offer`, for each access."""
+        uses = Uses.of(len(files))
+        found, into = uses.found, uses.into
         level, count, heap, push = self._level, self._files, self._heap, heapq.heappush
         for at, (file, after) in enumerate(zip(files, upcoming, strict=True)):
             if not level[file]:
                 self.offer(file, after, now[at])
+                into[at] = level[file]
                 continue
             found[at] = level[file]
             # As in `used`.
@@ -213,7 +238,8 @@ class FarthestUse:
                 push(heap, -(after * count + file))
         if now:
             self.forget(now[-1])
-        return found
+        uses.down[:] = into
+        return uses
 
     def forget(self, now: int) -> None:
         """Drops the entries of the past, which would otherwise pile up by one a use."""

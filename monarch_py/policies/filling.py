@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.placement import NOWHERE, FirstFit, TierRoom
-from monarch_py.policies.view import STAGING, Cluster, Copies, Ints
+from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Ints
 
-__all__ = ["NOWHERE", "copies_of", "fill", "shards"]
+__all__ = ["NOWHERE", "copies_of", "fill", "owners_of", "shards"]
 
 
 def fill(sizes: Ints, capacity: Ints) -> npt.NDArray[np.int8]:
@@ -41,6 +41,18 @@ def copies_of(
         for level in range(STAGING + 1, cluster.classes):
             parts.append((node, level, files[chosen == level]))
     return Copies.of(parts)
+
+
+def owners_of(copies: Copies, wanted: Ints) -> npt.NDArray[np.int32]:
+    """(files,) int32, as `Decision.owner`: a node that has a place for the file, PFS for none.
+
+    wanted : (files,), the node that is to be it where it has a place
+    """
+    owner = np.full(len(wanted), PFS, np.int32)
+    owner[copies.file] = copies.node
+    is_wanted = wanted[copies.file] == copies.node
+    owner[copies.file[is_wanted]] = copies.node[is_wanted]
+    return owner
 
 
 def shards(files: int, nodes: int) -> list[npt.NDArray[np.int32]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from monarch_py.errors import PolicyError
-from monarch_py.policies.view import STAGING, Decision, Ints, Job
+from monarch_py.policies.view import NO_FILE, STAGING, Decision, Ints, Job, same_shape
 from monarch_py.units import format_size
 
 __all__ = ["GroupShuffle"]
@@ -46,10 +46,11 @@ class GroupShuffle:
             )
 
         def orders(epoch: int) -> Ints:
-            shape = job.orders(epoch).shape
+            order = job.orders(epoch)
             rng = np.random.default_rng([job.seed, epoch])
             # An epoch that is padded to whole batches starts again.
-            return np.resize(grouped(job.files, group, rng), shape)
+            files = np.resize(grouped(job.files, group, rng), np.count_nonzero(order != NO_FILE))
+            return same_shape(order, files)
 
         return Decision(orders=orders, notes=(f"groups of {group} samples, shuffled within",))
 

@@ -13,10 +13,10 @@ from monarch_py.policies.baselines import (
     Perfect,
     StagingBuffer,
 )
-from monarch_py.policies.caches import LRU, Belady, FirstFit
+from monarch_py.policies.caches import LRU, Belady, FirstFit, Hash
 from monarch_py.policies.groupshuffle import GroupShuffle
 from monarch_py.policies.lobster import Lobster
-from monarch_py.policies.nopfs import NoPFS, NoPFSLiteral
+from monarch_py.policies.nopfs import NoPFS, NoPFSLiteral, Planned
 from monarch_py.policies.reordering import DeepIOOpportunistic, LocalityAware, ParallelStaging
 from monarch_py.policies.solar import Solar
 from monarch_py.policies.view import Policy
@@ -28,7 +28,7 @@ _MAKERS: tuple[Callable[[], Policy], ...] = (
     Naive,
     StagingBuffer,
     FirstFit,
-    lambda: FirstFit(shared=True),
+    Hash,
     LRU,
     lambda: LRU(shared=True),
     Belady,
@@ -42,6 +42,7 @@ _MAKERS: tuple[Callable[[], Policy], ...] = (
     GroupShuffle,
     NoPFS,
     NoPFSLiteral,
+    Planned,
     Lobster,
     Solar,
     lambda: Solar(reorder=True),

@@ -13,7 +13,18 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.baselines import MEMORY, need_memory
 from monarch_py.policies.filling import copies_of, shards
-from monarch_py.policies.view import PFS, Copies, Decision, Ints, Job, When
+from monarch_py.policies.replay import in_time
+from monarch_py.policies.view import (
+    NO_FILE,
+    PFS,
+    Copies,
+    Decision,
+    Ints,
+    Job,
+    When,
+    need_equal_ranks,
+    same_shape,
+)
 
 __all__ = ["DeepIOOpportunistic", "LocalityAware", "ParallelStaging", "exchange"]
 
@@ -38,11 +49,12 @@ class DeepIOOpportunistic:
         held = _held(job, copies)
 
         def orders(epoch: int) -> Ints:
-            shape = job.orders(epoch).shape
+            order = job.orders(epoch)
             rng = np.random.default_rng([job.seed, epoch])
             # Nodes take turns, so that one pass over the samples is shared by all.
-            dealt = _passes(held, int(np.prod(shape)), rng)
-            return np.asarray(dealt.reshape(-1, shape[0]).T.reshape(shape))
+            turns = in_time(order)
+            dealt = same_shape(turns, _passes(held, int(np.sum(turns != NO_FILE)), rng))
+            return np.asarray(dealt.reshape(-1, len(order)).T.reshape(order.shape))
 
         notes = () if len(held) == job.files else (NOT_ALL.format(what="memory"),)
         return Decision(
@@ -73,12 +85,13 @@ class ParallelStaging:
             )
 
         def orders(epoch: int) -> Ints:
-            shape = job.orders(epoch).shape
-            dealt = np.empty((shape[0], int(np.prod(shape[1:]))), dtype=np.int32)
-            for node, files in enumerate(held):
-                rng = np.random.default_rng([job.seed, epoch, node])
-                dealt[node] = _passes(files, dealt.shape[1], rng)
-            return dealt.reshape(shape)
+            order = job.orders(epoch)
+            own = np.count_nonzero(order != NO_FILE, axis=(1, 2))
+            dealt = [
+                _passes(files, int(own[node]), np.random.default_rng([job.seed, epoch, node]))
+                for node, files in enumerate(held)
+            ]
+            return same_shape(order, np.concatenate(dealt))
 
         whole = sum(map(len, held)) == job.files
         notes = () if whole else (NOT_ALL.format(what="the shares"),)
@@ -92,12 +105,14 @@ class LocalityAware:
     The batch of the step stays the same set. Samples beyond a node's batch go to nodes that have
     too few of their own, and are read from their holder.
     Assumption: shares are contiguous and loaded before training, as in NoPFS's simulation.
+    Raises PolicyError where nodes have different numbers of ranks.
     """
 
     name = "locality-aware"
 
     def decide(self, job: Job) -> Decision:
         need_memory(job, self.name)
+        need_equal_ranks(job, self.name)
         own = shards(job.files, job.cluster.nodes)
         copies = copies_of(job.cluster, job.sizes, own.__getitem__)
         holder = np.full(job.files, PFS, dtype=np.int32)

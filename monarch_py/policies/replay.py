@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.policies.view import Ints, Job
+from monarch_py.policies.view import NO_FILE, Ints, Job
 
 __all__ = ["NEVER", "Replay", "in_time", "next_uses"]
 
@@ -90,8 +90,13 @@ def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
 def _upcoming(
     files: Ints, times: npt.NDArray[np.int64], upcoming: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The next use after each of these accesses, in order of time; `upcoming` (files,), the first
-    use after them, becomes that from the first of them on."""
+    """The next use after each of these accesses, in order of time, NEVER where there is no file;
+    `upcoming` (files,), the first use after them, becomes that from the first of them on."""
+    is_used = files != NO_FILE
+    if not is_used.all():
+        padded = np.full(len(files), NEVER, dtype=np.int64)
+        padded[is_used] = _upcoming(files[is_used], times[is_used], upcoming)
+        return padded
     after = upcoming[files]
     # A file that comes twice within the epoch (sampling with replacement) is used again in it.
     by_file = np.argsort(files, kind="stable")

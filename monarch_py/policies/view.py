@@ -15,6 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.errors import PolicyError
+from monarch_py.plan.access import NEVER, add_first_uses, add_uses
+
 __all__ = [
     "NO_FILE",
     "PFS",
@@ -26,6 +29,8 @@ __all__ = [
     "Policy",
     "Served",
     "When",
+    "need_equal_ranks",
+    "same_shape",
 ]
 
 Ints = npt.NDArray[np.integer[Any]]
@@ -47,6 +52,8 @@ class Cluster:
     threads : (classes,) int, prefetching threads of each class
     read_rate : (nodes, classes) float64 [bytes/s], all threads of the class together
     network : (nodes,) float64 [bytes/s], each node's link
+    ranks : (nodes,) int, processes that train
+    preprocess : (nodes,) float64 [bytes/s], what a staging thread prepares
     pfs_rate : what the file system gives to a number of clients together [bytes/s]
     """
 
@@ -54,6 +61,8 @@ class Cluster:
     threads: npt.NDArray[np.int64]
     read_rate: Floats
     network: Floats
+    ranks: npt.NDArray[np.int64]
+    preprocess: Floats
     pfs_rate: Callable[[float], float]
 
     @property
@@ -69,9 +78,10 @@ class Cluster:
 class Job:
     """A training job: the files, who uses them when, and on what machine.
 
-    sizes : (files,) int64 [bytes];  epochs : how many;  batch : samples of a node in a step;
-    orders : for an epoch, (nodes, steps, batch) int32, the files in the order of the sampler: a
-    node takes those of a step one after the other, and all nodes meet at the end of each step;
+    sizes : (files,) int64 [bytes];  epochs : how many;  batch : samples of a node in a step, of the
+    one with most ranks;  orders : for an epoch, (nodes, steps, batch) int32, the files in the order
+    of the sampler: a node takes those of a step one after the other, and all nodes meet at the end
+    of each step; behind those of a node with fewer ranks there is NO_FILE;
     seed : for policies that draw numbers of their own.
     """
 
@@ -87,30 +97,44 @@ class Job:
         return len(self.sizes)
 
     @cached_property
-    def frequencies(self) -> npt.NDArray[np.uint16]:
+    def frequencies(self) -> npt.NDArray[np.uint32]:
         """(nodes, files): how often each node uses each file in the whole job (NoPFS 3.1)."""
-        counts = np.zeros((self.cluster.nodes, self.files), dtype=np.uint16)
+        counts = np.full((self.cluster.nodes, self.files), 0, dtype=np.uint32)
         for epoch in range(self.epochs):
-            for node, order in enumerate(self.orders(epoch)):
-                counts[node] += np.bincount(order.ravel(), minlength=self.files).astype(np.uint16)
+            for order, row in zip(self.orders(epoch), counts, strict=True):
+                add_uses(np.ascontiguousarray(order, np.int32), row)
         return counts
 
     @cached_property
     def first_use(self) -> npt.NDArray[np.int64]:
         """(nodes, files): the number of the access by which a node first uses a file, counted over
         all epochs; larger than every access for one that it never uses."""
-        never = np.iinfo(np.int64).max
-        first = np.full((self.cluster.nodes, self.files), never, dtype=np.int64)
+        first = np.full((self.cluster.nodes, self.files), NEVER, dtype=np.int64)
         before = 0
         for epoch in range(self.epochs):
             orders = self.orders(epoch)
-            for node, order in enumerate(orders):
-                # Of a file that comes twice the last assignment counts: backwards, its first use.
-                files = order.ravel()[::-1]
-                uses = np.arange(before + len(files) - 1, before - 1, -1)
-                first[node, files] = np.minimum(first[node, files], uses)
+            for order, row in zip(orders, first, strict=True):
+                add_first_uses(np.ascontiguousarray(order, np.int32), before, row)
             before += orders[0].size
+        first[first == NEVER] = np.iinfo(np.int64).max
         return first
+
+
+def same_shape(order: Ints, files: Ints) -> npt.NDArray[np.int32]:
+    """Another order for the accesses of one.  order : as in `Job.orders`;  files : as many as there
+    are in it, in its order (nodes, then steps)"""
+    dealt: npt.NDArray[np.int32] = np.array(order, np.int32)
+    dealt[order != NO_FILE] = files
+    return dealt
+
+
+def need_equal_ranks(job: Job, name: str) -> None:
+    """PolicyError where nodes have different numbers of ranks: for policies that deal samples out
+    anew, to batches of one size."""
+    if len(set(job.cluster.ranks.tolist())) > 1:
+        raise PolicyError(
+            f"{name}: deals equal batches to all nodes, and overrides.ranks makes them different"
+        )
 
 
 class When(Enum):
@@ -156,12 +180,18 @@ class Served:
 
     holder : (nodes, accesses) int32, the node that has it, or PFS
     cls : (nodes, accesses) int8, the storage class there (anything where the holder is PFS)
+    into, down : (nodes, accesses) int8, the classes from `into` to `down` of the file's owner, or
+        of the node that uses it where it has none, take as many bytes as it has: the file itself,
+        and what it pushes from one class into the next; STAGING where nothing is written. What is
+        missed is read through the owner if it goes into a class there
     redundant : (nodes, accesses) int64 [bytes], read from the file system besides the file, by
         policies that read in larger pieces; None for nothing
     """
 
     holder: npt.NDArray[np.int32]
     cls: npt.NDArray[np.int8]
+    into: npt.NDArray[np.int8]
+    down: npt.NDArray[np.int8]
     redundant: npt.NDArray[np.int64] | None = None
 
 
@@ -173,6 +203,12 @@ class Decision:
         Rule 1); without it each is fetched when it is asked for
     copies, when : what the other classes hold, and when it gets there
     remote : a node may read copies of other nodes
+    due : (copies,) int64, the access of its node by which each copy should be there, as numbered in
+        `Job.first_use`; a node that has not come so far itself does not ask for it (NoPFS 5.2.2).
+        None: nodes know what is where
+    owner : (files,) int32, the node that alone reads a file from the file system and sends it on to
+        those who asked for it, PFS for a file that everybody reads himself; None: so for all. What
+        several want while it is read is read once, so that an owner that keeps it reads it once
     pfs : a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
     orders : the order of an epoch, as in Job, where the policy changes it; it may be wider than
@@ -181,8 +217,9 @@ class Decision:
         `copies` only tell what lies there before the first step
     keep : a read from elsewhere of a file that has a place on the node puts it there, so that it
         is not fetched twice
-    share_threads : a staging thread that is free goes to the rank of its node that has the least in
-        advance (Lobster 4.2); without it every rank has its own
+    threads : for an epoch and its order, (nodes, steps, ranks) int32, how many of its node's
+        staging threads fetch the samples of a rank in a step, 1 or more: a thread that is free goes
+        where most of them are missing, in proportion (Lobster 4.3); None: every rank has its own
     free : reading costs nothing (the perfect policy)
     notes : what the reader of a report should know
     """
@@ -191,11 +228,13 @@ class Decision:
     copies: Copies = field(default_factory=Copies.none)
     when: When = When.BESIDE
     remote: bool = False
+    due: npt.NDArray[np.int64] | None = None
+    owner: npt.NDArray[np.int32] | None = None
     pfs: bool = True
     orders: Callable[[int], Ints] | None = None
     served: Callable[[int, Ints], Served] | None = None
     keep: bool = True
-    share_threads: bool = False
+    threads: Callable[[int, Ints], npt.NDArray[np.int32]] | None = None
     free: bool = False
     notes: tuple[str, ...] = ()
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.native import ffi, lib, pointer
-from monarch_py.policies.view import NO_FILE, Copies, Decision, Ints, Job, Policy, When
+from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, Policy, When
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
 from monarch_py.simulator.scenario import Scenario
@@ -27,28 +27,39 @@ class Measured:
 
     epoch_end : (epochs,) [s];  bytes : (epochs, 4) [bytes], node_bytes : (nodes, 4) [bytes], by
     PLACES;  reused : (epochs,) bytes from copies of earlier epochs;  stall, compute : (ranks,) [s];
-    filled : (nodes,) bytes from the file system besides the samples;  ready, imbalanced : (epochs,)
-    samples, steps;  first_step, pfs_busy : [s]
+    filled : (nodes,) bytes from the file system besides the node's own samples;  pfs_bytes :
+    (epochs,) [bytes], all that the file system gave;  ready, imbalanced : (epochs,) samples, steps;
+    first_step, pfs_busy : [s]
     """
 
     def __init__(self, scenario: Scenario) -> None:
         epochs, nodes = scenario.epochs, scenario.nodes
-        ranks = nodes * scenario.ranks_per_node
+        most = int(scenario.ranks().max())
+        self._is_rank = np.arange(most) < scenario.ranks()[:, None]
         self.epoch_end = np.zeros(epochs)
         self.bytes = np.zeros((epochs, len(PLACES)))
         self.node_bytes = np.zeros((nodes, len(PLACES)))
         self.reused = np.zeros(epochs)
-        self.stall, self.compute = np.zeros(ranks), np.zeros(ranks)
-        self.filled = np.zeros(nodes)
+        self._stall, self._compute = np.zeros((2, nodes, most))
+        self.filled, self.pfs_bytes = np.zeros(nodes), np.zeros(epochs)
         self.ready = np.zeros(epochs, np.uint64)
         self.imbalanced = np.zeros(epochs, np.uint64)
         self.c = ffi.new("struct monarch_sim_result *")
-        for name in ("epoch_end", "bytes", "node_bytes", "reused", "stall", "filled"):
+        for name in ("epoch_end", "bytes", "node_bytes", "reused", "filled", "pfs_bytes"):
             setattr(self.c, name, pointer(getattr(self, name), "double *"))
-        self.c.rank_compute = pointer(self.compute, "double *")
+        self.c.stall = pointer(self._stall, "double *")
+        self.c.rank_compute = pointer(self._compute, "double *")
         self.c.ready = pointer(self.ready, "uint64_t *")
         self.c.imbalanced = pointer(self.imbalanced, "uint64_t *")
         self.c.imbalance = IMBALANCE
+
+    @property
+    def stall(self) -> Floats:
+        return self._stall[self._is_rank]
+
+    @property
+    def compute(self) -> Floats:
+        return self._compute[self._is_rank]
 
     @property
     def first_step(self) -> float:
@@ -61,7 +72,7 @@ class Measured:
     @property
     def bytes_from_pfs(self) -> float:
         """All that the file system gave, copies and redundant bytes included."""
-        return float(self.bytes[:, PLACES.index("pfs")].sum() + self.filled.sum())
+        return float(self.pfs_bytes.sum())
 
 
 class _Arrays:
@@ -81,18 +92,19 @@ def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
     struct = ffi.new("struct monarch_sim_job *")
     arrays = _Arrays(struct)
     _describe_machine(struct, arrays, scenario, job)
-    _describe_decision(struct, arrays, decision)
+    _describe_decision(struct, arrays, job, decision)
     shape = (decision.orders or job.orders)(0).shape
     nodes, struct.steps, width = shape
     if nodes != scenario.nodes:
         raise ValueError(f"an order of {nodes} nodes is not this job's, which has {scenario.nodes}")
-    struct.batch = -(-width // scenario.ranks_per_node)
+    most = int(job.cluster.ranks.max())
+    struct.batch = -(-width // most)
     measured = Measured(scenario)
     sim = lib.monarch_sim_new(struct, measured.c)
     if sim == ffi.NULL:
         raise MemoryError("the simulation does not fit into memory")
     try:
-        _run(sim, job, decision, scenario.ranks_per_node, shape)
+        _run(sim, job, decision, most, shape)
     finally:
         lib.monarch_sim_free(sim)
     return measured
@@ -103,7 +115,7 @@ def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: 
     rates = scenario.rates_of_nodes()
     numbers = {
         "nodes": nodes,
-        "ranks_per_node": scenario.ranks_per_node,
+        "most_ranks": int(cluster.ranks.max()),
         "classes": cluster.classes,
         "files": job.files,
         "epochs": scenario.epochs,
@@ -115,6 +127,7 @@ def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: 
         setattr(struct, name, number)
     write = np.tile([storage.write_rate for storage in scenario.classes], (nodes, 1))
     arrays.set("sizes", job.sizes, np.int64, "int64_t *")
+    arrays.set("ranks", cluster.ranks, np.uint32, "uint32_t *")
     arrays.set("threads", cluster.threads, np.uint32, "uint32_t *")
     doubles = {
         "read_rate": cluster.read_rate,
@@ -130,16 +143,23 @@ def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: 
         arrays.set(name, values, np.float64, "double *")
 
 
-def _describe_decision(struct: object, arrays: _Arrays, decision: Decision) -> None:
+def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Decision) -> None:
     copies = decision.copies
     if len(copies.node) > MOST_COPIES:
         raise MemoryError("there are more copies than the simulation can number")
     # Rows of one list lie together; within a list their order is the policy's.
     rows = np.lexsort((copies.cls, copies.node))
     copies = Copies(copies.node[rows], copies.cls[rows], copies.file[rows])
+    if decision.due is not None:
+        arrays.set("copy_due", decision.due[rows], np.int64, "int64_t *")
     arrays.set("copy_node", copies.node, np.int32, "int32_t *")
     arrays.set("copy_file", copies.file, np.int32, "int32_t *")
     arrays.set("copy_class", copies.cls, np.int8, "int8_t *")
+    if (owner := decision.owner) is not None:
+        # C takes them for places in its arrays.
+        if len(owner) != job.files or owner.max(initial=PFS) >= job.cluster.nodes:
+            raise ValueError("the owners are none of this job's files and nodes")
+        arrays.set("owner", owner, np.int32, "int32_t *")
     flags = {
         "copies": len(copies.node),
         "stages": decision.staging and not decision.free,
@@ -148,7 +168,6 @@ def _describe_decision(struct: object, arrays: _Arrays, decision: Decision) -> N
         "keeps": decision.keep or decision.when is When.ON_USE,
         "reads_remote": decision.remote,
         "weighs_pfs": decision.pfs,
-        "shares_threads": decision.share_threads,
         "is_free": decision.free,
     }
     for name, value in flags.items():
@@ -157,7 +176,7 @@ def _describe_decision(struct: object, arrays: _Arrays, decision: Decision) -> N
 
 def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, ...]) -> None:
     orders = decision.orders or job.orders
-    known: list[list[npt.NDArray[Any]]] = []
+    known: list[_Arrays] = []
     epoch = 0
     while (state := lib.monarch_sim_run(sim)) == 1:
         order: npt.NDArray[Any] = orders(epoch)
@@ -169,21 +188,23 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
             shaped = np.asarray(values, dtype).reshape(like.shape)
             return shaped if like.shape[2] == job.batch else _dealt(shaped, ranks)
 
-        arrays = [np.ascontiguousarray(deal(order, np.int32))]
-        pointers = [ffi.NULL, ffi.NULL, ffi.NULL]
+        struct = ffi.new("struct monarch_sim_epoch *")
+        arrays = _Arrays(struct)
+        arrays.set("order", deal(order, np.int32), np.int32, "int32_t *")
         if decision.served is not None:
             served = decision.served(epoch, order)
-            parts: Any = (
-                (served.holder, np.int32),
-                (served.cls, np.int8),
-                (served.redundant, np.int64),
-            )
-            ctypes = ("int32_t *", "int8_t *", "int64_t *")
-            for at, ((values, dtype), ctype) in enumerate(zip(parts, ctypes, strict=True)):
-                if values is not None:
-                    arrays.append(np.ascontiguousarray(deal(values, dtype)))
-                    pointers[at] = pointer(arrays[-1], ctype)
-        if not lib.monarch_sim_give(sim, pointer(arrays[0], "int32_t *"), *pointers):
+            arrays.set("holder", deal(served.holder, np.int32), np.int32, "int32_t *")
+            for name in ("cls", "into", "down"):
+                arrays.set(name, deal(getattr(served, name), np.int8), np.int8, "int8_t *")
+            if served.redundant is not None:
+                redundant = deal(served.redundant, np.int64)
+                arrays.set("redundant", redundant, np.int64, "int64_t *")
+        if decision.threads is not None:
+            threads = decision.threads(epoch, order)
+            if threads.shape != (*order.shape[:2], ranks) or threads.min() < 1:
+                raise ValueError(f"the threads of epoch {epoch} are not those of this job's ranks")
+            arrays.set("threads", threads, np.int32, "int32_t *")
+        if not lib.monarch_sim_give(sim, struct):
             raise MemoryError("the simulation does not fit into memory")
         known = [*known, arrays][-EPOCHS_KNOWN:]
         epoch += 1
@@ -219,6 +240,7 @@ def result_of(scenario: Scenario, job: Job, measured: Measured, decision: Decisi
     samples = scenario.epochs * scenario.batches_per_epoch * scenario.global_batch
     details = {
         "bytes_from_pfs": measured.bytes_from_pfs,
+        "epoch_bytes_from_pfs": measured.pfs_bytes.tolist(),
         "pfs_busy_seconds": measured.pfs_busy,
         "epoch_bytes": [dict(zip(PLACES, row, strict=True)) for row in measured.bytes.tolist()],
         **({"notes": list(decision.notes)} if decision.notes else {}),

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_py.catalog import Catalog, CatalogReader
-from monarch_py.native import ENTRY, Kind, State, copy_of, ffi, make_word, state_of, tier_of
+from monarch_py.native import ENTRY, Kind, State, copy_of, ffi, lib, make_word, state_of, tier_of
 from monarch_py.session import SessionDir
 
 # Names as file systems have them: any bytes but NUL and the slash.
@@ -216,3 +216,27 @@ def test_readers_in_other_processes_see_only_right_answers_while_it_grows(tmp_pa
             reader.wait()
             if reader.stdout is not None:
                 reader.stdout.close()
+
+
+def test_copies_that_come_and_go_take_no_place_in_the_index(catalog: Catalog) -> None:
+    """Each epoch stages most files once more; months of that must not grow the catalog."""
+    catalog.add(*batch(many(300)))
+    catalog.c.stamped = 1 + 2
+    ids = list(range(300))
+    publish(catalog, [0], 1, [10**9], [7])
+    before = int(catalog.c.generation), int(catalog.c.copies_used)
+    assert before[1] == 1
+    stamps = [int(lib.monarch_stamp_of(entry)) for entry in ids]
+    for epoch in range(1, 300):
+        inodes = [epoch * 1000 + entry for entry in ids]
+        publish(catalog, ids[1:], 2, [epoch * 1000 + entry for entry in ids[1:]], inodes[1:])
+        last = ids[-1]
+        found = [
+            int(lib.monarch_find_stamped(catalog.c, 2, inode, last, stamps[last], 0))
+            for inode in (inodes[last], inodes[last] - 1000)
+        ]
+        assert found == [last, -1]  # the older copy is another one's by now
+        assert lib.monarch_find_stamped(catalog.c, 2, 5, last, stamps[last], 1) == last
+        assert lib.monarch_find_stamped(catalog.c, 2, 5, last, stamps[last] + 1, 1) == -1
+    assert (int(catalog.c.generation), int(catalog.c.copies_used)) == before
+    assert catalog.find_copy(1, 7) == 0

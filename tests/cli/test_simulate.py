@@ -149,7 +149,7 @@ def test_a_shipped_scenario_needs_no_path(run: Run) -> None:
         (
             ["nowhere.yaml"],
             2,
-            "there is no scenario 'nowhere.yaml'; give a file, or one of lobster",
+            "there is no scenario 'nowhere.yaml'; give a file, or one of four_nodes, lobster",
         ),
         (["/"], 2, "/: the scenario cannot be read (Is a directory); check the path"),
         (["nopfs_fig8_1", "-p", "best"], 2, "there is no policy 'best'; use perfect, naive"),

@@ -60,6 +60,7 @@ def test_the_report_has_the_documented_fields(served: Session) -> None:
     assert set(report["tiers"][0]) == fields("Each of `tiers`")
     assert set(report["sources"][0]) == fields("Each of `sources`")
     assert set(report["totals"]) == fields("`totals`")
+    assert report["plans"] == []
     assert report["staging"] is None  # without one; test_staging.py has one
     assert report["schema"] == SCHEMA_VERSION
     assert f"This is schema {SCHEMA_VERSION}." in PAGE.read_text()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.test_status import documented
 from daemon.following import plan_of, train
 from support.files import Files, check_all
 from support.session import MIB, Session, wait_until
@@ -128,6 +129,7 @@ def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
     assert area.most_bytes <= 8 * MIB
     assert tier.most_bytes <= int(site.bytes * 0.5 * 1.06)
     (plan,) = plans(session)
+    assert set(plan) == {name for name, _ in documented("Each of `plans`")}
     assert (plan["state"], plan["epoch"], plan["position"]) == ("following", 2, 3 * MANY)
     assert plan["others"] == 0
     report = session.status()

@@ -200,6 +200,12 @@ def test_a_copy_that_is_dropped_while_it_is_open_stays_what_it_was(
     assert session.status()["staging"]["dropped"] > 12
 
 
+def rows_of(tier: Path) -> int:
+    (manifest,) = tier.rglob("manifest.sqlite")
+    with closing(sqlite3.connect(manifest)) as rows:
+        return int(rows.execute("SELECT count(*) FROM copies").fetchone()[0])
+
+
 def test_no_manifest_knows_what_is_staged(
     session_factory: Factory, tmp_path: Path, area: Path
 ) -> None:
@@ -212,19 +218,12 @@ def test_no_manifest_knows_what_is_staged(
     assert status["staging"]["files"] + status["tiers"][0]["files"] == 10
     kept = status["tiers"][0]["files"]
     assert not status["staging"]["persistent"]
-    (manifest,) = (tmp_path / "small").rglob("manifest.sqlite")
-
-    def recorded() -> int:
-        with closing(sqlite3.connect(manifest)) as rows:
-            return int(rows.execute("SELECT count(*) FROM copies").fetchone()[0])
-
-    wait_until(lambda: recorded() >= kept, what="the manifest")
+    wait_until(lambda: rows_of(tmp_path / "small") == kept, what="the rows of what is kept")
     for end in (session.kill, session.stop):
-        if end == session.stop:
-            assert not list(area.rglob("staging-*/c/*")), "debris of the one that was killed"
         end()
-        assert recorded() == kept
+        assert rows_of(tmp_path / "small") == kept
         session.start()
+        assert not list(area.rglob("staging-*/c/*")), "debris of the one that was killed"
         wait_until(lambda: session.status()["tiers"][0]["files"] == kept, what="the kept copies")
         assert session.status()["staging"]["files"] == 0
     session.stop()

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.epoch import make_files
+from support.epochs import Cluster
 from support.nodes import Nodes
 
 from monarch_py.demo.slowsource import SlowSource
@@ -42,3 +44,24 @@ def nodes_factory(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
             return stack.enter_context(Nodes(tmp_path / "nodes", sources, quotas, **settings))
 
         yield make
+
+
+@pytest.fixture
+def cluster_factory(
+    nodes_factory: Callable[..., Nodes],
+    mounts: Callable[[int], list[SlowSource]],
+    epoch_reader: Path,
+) -> Callable[..., Cluster]:
+    """Makes running nodes over a dataset, with room for all of it on each:
+    cluster_factory(nodes, files, size, **settings)."""
+
+    def make(count: int, files: int, size: int, **settings: Any) -> Cluster:
+        sources = mounts(count)
+        made = make_files(sources[0].backing, files, size)
+        quotas = settings.pop("quotas", [int(files * (size + 8192) * 1.2)] * count)
+        nodes = nodes_factory(sources, quotas, **settings).start()
+        cluster = Cluster(epoch_reader, nodes.all, sources, made)
+        cluster.reset()
+        return cluster
+
+    return make

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from monarch_py.errors import ConfigError
@@ -123,7 +123,7 @@ def watch(follower: Follower, seen: Units) -> None:
     follower.judge(seen, follower.observe(seen))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
     seed=st.integers(0, 1 << 30),
     samples=st.integers(1200, 2000),

@@ -21,6 +21,8 @@ def cluster(
     threads: Sequence[int] | None = None,
     read_rate: npt.ArrayLike = FAST,
     network: npt.ArrayLike = FAST,
+    ranks: npt.ArrayLike = 1,
+    preprocess: float = FAST,
     pfs: Callable[[float], float] = lambda clients: FAST,
 ) -> Cluster:
     """capacity : for each node the room of each class [bytes], the staging buffer not among them"""
@@ -31,6 +33,8 @@ def cluster(
         threads=np.array(threads or [1] * classes, dtype=np.int64),
         read_rate=np.broadcast_to(np.asarray(read_rate, np.float64), (nodes, classes)).copy(),
         network=np.broadcast_to(np.asarray(network, np.float64), (nodes,)).copy(),
+        ranks=np.broadcast_to(np.asarray(ranks, np.int64), (nodes,)).copy(),
+        preprocess=np.full(nodes, preprocess),
         pfs_rate=pfs,
     )
 
@@ -65,10 +69,15 @@ def shuffled(
     nodes = machine.nodes
     steps = files // (nodes * batch)
 
+    # Nodes with fewer ranks than the others leave out what does not fit into their batch.
+    own = batch * machine.ranks // machine.ranks.max()
+
     def orders(epoch: int) -> npt.NDArray[Any]:
         order = np.random.default_rng([seed, epoch]).permutation(files).astype(np.int32)
         whole = order[: steps * nodes * batch].reshape(steps, batch, nodes)
-        return np.ascontiguousarray(whole.transpose(2, 0, 1))
+        dealt = np.ascontiguousarray(whole.transpose(2, 0, 1))
+        dealt[np.broadcast_to(np.arange(batch) >= own[:, None, None], dealt.shape)] = NO_FILE
+        return dealt
 
     weights = np.ones(files) if sizes is None else np.asarray(sizes)
     return Job(weights.astype(np.int64), machine, epochs, batch, orders, seed)

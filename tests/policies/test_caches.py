@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, holders, loads, shuffled, written
 
-from monarch_py.policies.caches import LRU, Belady, FirstFit
+from monarch_py.policies.caches import LRU, Belady, FirstFit, Hash
 from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent
 from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import PFS, When
@@ -29,13 +29,17 @@ def test_first_fit_pins_what_comes_first() -> None:
     assert (decision.when, decision.remote) == (When.ON_USE, False)
 
 
-def test_shared_first_fit_has_one_home_for_a_file() -> None:
+def test_hash_has_one_owner_for_a_file() -> None:
     job = shuffled(1200, cluster([[300], [300], [600]]), epochs=2, batch=10)
-    decision = FirstFit(shared=True).decide(job)
+    decision = Hash().decide(job)
     assert len(set(decision.copies.file.tolist())) == len(decision.copies.file)
     # Homes in proportion to the room: 300, 300 and 600 files, give or take the hash.
     assert len(decision.copies.file) > 1150
     assert decision.remote
+    # Who holds a file reads it for all, and what nobody holds everybody reads himself.
+    assert decision.owner is not None
+    assert decision.owner[decision.copies.file].tolist() == decision.copies.node.tolist()
+    assert np.count_nonzero(decision.owner == PFS) == 1200 - len(decision.copies.file)
 
 
 def test_lru_up_and_down() -> None:
@@ -54,7 +58,13 @@ def test_lru_of_two_classes_is_one_stack() -> None:
     job = written([UP, DOWN], cluster([[2, 2]]))
     decision = LRU().decide(job)
     assert decision.served is not None
-    assert decision.served(1, job.orders(1)).cls[0, :5].tolist() == [1, 1, 2, 2, 0]
+    served = decision.served(1, job.orders(1))
+    assert served.cls[0, :5].tolist() == [1, 1, 2, 2, 0]
+    # What is not in the first class is written there, and what that pushes out to the second.
+    assert served.into[0, :5].tolist() == [0, 0, 1, 1, 1]
+    assert served.down[0, :5].tolist() == [0, 0, 2, 2, 2]
+    # On the way up there was nothing to push out at first.
+    assert decision.served(0, job.orders(0)).down[0, :4].tolist() == [1, 1, 2, 2]
 
 
 def test_lru_never_hits_on_a_cyclic_scan_one_file_too_large() -> None:
@@ -108,7 +118,7 @@ def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
         for i in range(len(files))
     ]
     cache = FarthestUse(np.array([0, capacity]), [1] * 6)
-    found = cache.run(files, after, list(range(len(files))))
+    found = cache.run(files, after, list(range(len(files)))).found
     assert len(files) - found.count(MISS) == best_possible(files, capacity)
 
 
@@ -151,7 +161,20 @@ def test_classes_of_an_lru_hit_as_one(files: list[int], fast: int, slow: int) ->
     """Files of one size: the classes together hold what one of their size would."""
     two = LeastRecent(np.array([0, fast, slow])).run(files, [1] * len(files))
     one = LeastRecent(np.array([0, fast + slow])).run(files, [1] * len(files))
-    assert [bool(level) for level in two] == [bool(level) for level in one]
+    assert [bool(level) for level in two.found] == [bool(level) for level in one.found]
+
+
+def test_a_file_goes_into_the_fastest_class_that_can_take_it() -> None:
+    """File f has f + 1 bytes; classes of 2 and 4. LRU: 2 (3 bytes) goes into the second; 0 and 1
+    into the first, where 1 pushes 0 down; 5 is larger than both. With Belady's rule what has its
+    place keeps it: 1 is used sooner than 2, whose place in the second class it takes."""
+    files, sizes = [2, 0, 1, 5], [3, 1, 2, 6]
+    lru = LeastRecent(np.array([0, 2, 4])).run(files, sizes)
+    assert (list(lru.into), list(lru.down)) == ([2, 1, 1, 0], [2, 1, 2, 0])
+    far = FarthestUse(np.array([0, 2, 4]), list(range(1, 11))).run(
+        files, [9, 8, 8, 9], [0, 1, 2, 3]
+    )
+    assert (list(far.into), list(far.down)) == ([2, 1, 2, 0], [2, 1, 2, 0])
 
 
 @settings(max_examples=30, deadline=None)

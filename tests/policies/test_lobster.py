@@ -28,10 +28,6 @@ def test_two_lines_are_found_where_they_meet() -> None:
     assert model.starts.tolist() == [1, 6]
     assert model.slope.tolist() == pytest.approx([-2, 0.5])
     assert model(threads).tolist() == pytest.approx(seconds.tolist())
-    # At 5 threads 10 s, at 6 again 10: the smaller number leaves one for loading.
-    assert model.best(12) == 5
-    assert model.enough(12, 14.5) == 3
-    assert model.enough(12, 1.0) == 5
 
 
 def test_a_line_is_not_cut_and_never_negative() -> None:
@@ -148,7 +144,6 @@ def test_reuse_count_by_hand() -> None:
     policy = Lobster()
     decision = policy.decide(job)
     assert loads(job, decision) == [12, 0, 0, 0]
-    assert decision.share_threads
     assert holders(job, decision, 2)[:, 0].tolist() == [1, 0]
     assert holders(job, decision, 3)[:, 0].tolist() == [0, 1]
     assert (policy.evictions.reuse_count, policy.evictions.reuse_distance) == (2, 0)
@@ -176,3 +171,35 @@ def test_on_several_nodes_all_three_act() -> None:
     assert policy.evictions.prefetch > 0
     # No node can serve what no node holds.
     assert all(count >= 480 - 400 for count in counts)
+
+
+def test_threads_go_where_more_is_to_be_loaded() -> None:
+    """A node with two ranks and six threads, two steps of a sample each, of which nothing is held.
+    In the first step rank 0 has 20 bytes and rank 1 has 10: four threads and two take equally long.
+    In the second both have 10: three and three."""
+    job = written([[[[0, 1], [2, 3]]]], cluster([[0]], ranks=2, threads=[6, 1]), [20, 10, 10, 10])
+    decision = Lobster().decide(job)
+    assert decision.threads is not None
+    assert decision.threads(0, job.orders(0)).tolist() == [[[4, 2], [3, 3]]]
+
+
+def test_threads_go_where_what_is_loaded_lies_far_away() -> None:
+    """Rank 0 has its sample on the node from the second epoch on, rank 1 never: the node has room
+    for one of its two files of 10 bytes. Local bytes come ten times as fast, and samples are
+    prepared in no time: rank 1 gets all threads but one."""
+    machine = cluster(
+        [[10]], ranks=2, threads=[12, 12], read_rate=1000, pfs=lambda clients: 100, preprocess=1e15
+    )
+    job = written([[[[0, 1]]], [[[0, 1]]]], machine, [10, 10])
+    decision = Lobster().decide(job)
+    assert decision.threads is not None
+    first, second = (decision.threads(epoch, job.orders(epoch))[0, 0] for epoch in (0, 1))
+    assert first.tolist() == [6, 6]
+    assert second.tolist() == [1, 10]
+
+
+def test_where_every_rank_has_one_thread_there_is_nothing_to_share() -> None:
+    job = shuffled(48, cluster([[4]] * 3, ranks=(2, 1, 2), threads=[2, 1]), epochs=1, batch=4)
+    decision = Lobster().decide(job)
+    assert decision.threads is not None
+    assert decision.threads(0, job.orders(0)).tolist() == np.ones((3, 4, 2)).tolist()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, shuffled, written
 
 from monarch_py.errors import PolicyError
-from monarch_py.policies.nopfs import NoPFS, NoPFSLiteral
+from monarch_py.policies.nopfs import NoPFS, NoPFSLiteral, Planned
 from monarch_py.policies.nopfs.placement import into_classes, literal, place
 from monarch_py.policies.nopfs.policy import saved_by_a_copy
 from monarch_py.policies.nopfs.prices import Program, bound
@@ -168,6 +168,23 @@ def test_the_policy_rehouses_what_the_pieces_of_room_cannot_take() -> None:
         assert 3 * np.count_nonzero((copies.node == node) & (copies.cls == level)) <= room
 
 
+def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
+    """Two epochs on two nodes. Node 0 uses 0 and 1 twice, node 1 uses 2 and 3 twice: each owns its
+    two, and with room for one more holds another one besides, which it does not read."""
+    orders = [[[[0, 1, 4]], [[2, 3, 5]]], [[[1, 0, 5]], [[3, 2, 4]]]]
+    job = written(orders, cluster([[4], [4]]))
+    planned, nopfs = Planned().decide(job), NoPFS().decide(job)
+    assert planned.copies.file.tolist() == nopfs.copies.file.tolist()
+    assert planned.copies.node.tolist() == nopfs.copies.node.tolist()
+    assert (nopfs.owner, nopfs.pfs, planned.pfs) == (None, True, False)
+    assert planned.owner is not None
+    assert planned.owner[:4].tolist() == [0, 0, 1, 1]
+    # 4 and 5 are used once by each node: one node owns them, and both hold them.
+    assert set(planned.owner[4:].tolist()) <= {0, 1}
+    assert sorted(held_by(planned, 0, 1)) == [0, 1, 4, 5]
+    assert sorted(held_by(planned, 1, 1)) == [2, 3, 4, 5]
+
+
 def test_files_that_their_owner_never_uses_are_fetched_in_time_for_the_others() -> None:
     """Node 1 has no room, so node 0 owns all: its own files and those of node 1, by first use."""
     orders = [[[[0], [1], [2]], [[3], [4], [5]]]]
@@ -189,10 +206,13 @@ def test_whole_files_of_many_samples_are_declined(policy: NoPFS | NoPFSLiteral) 
 
 
 def test_a_copy_saves_most_behind_a_slow_link() -> None:
-    """1 MB; RAM gives 100 MB/s a thread; links of 50 and 25 MB/s: a remote read takes 20 and 40 ms
-    instead of 10, which saves 10 and 30, or 0.5 and 1.5 of the mean."""
-    machine = cluster([[1], [1]], threads=[1, 4], read_rate=400e6, network=[50e6, 25e6])
-    assert saved_by_a_copy(machine, 1e6).tolist() == pytest.approx([0.5, 1.5])
+    """1 MB; RAM gives 100 MB/s a thread; links of 50, 50 and 25 MB/s: two nodes read from each
+    other in 20 ms, the third reads in 40, instead of 10: that saves 10, 10 and 30, or 0.6, 0.6 and
+    1.8 of the mean. Of two nodes the slower link is both's."""
+    machine = cluster([[1]] * 3, threads=[1, 4], read_rate=400e6, network=[50e6, 50e6, 25e6])
+    assert saved_by_a_copy(machine, 1e6).tolist() == pytest.approx([0.6, 0.6, 1.8])
+    two = cluster([[1]] * 2, threads=[1, 4], read_rate=400e6, network=[50e6, 25e6])
+    assert saved_by_a_copy(two, 1e6).tolist() == pytest.approx([1, 1])
     assert saved_by_a_copy(cluster([[1]]), 1e6).tolist() == [1.0]
 
 

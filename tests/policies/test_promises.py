@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from policies.jobs import cluster, holders, loads, order_of, shuffled
 
-from monarch_py.policies.caches import LRU, Belady, FirstFit
+from monarch_py.policies.caches import LRU, Belady, Hash
 from monarch_py.policies.replay import NEVER, Replay, next_uses
 from monarch_py.policies.solar import Solar
 from monarch_py.policies.view import NO_FILE, PFS
@@ -22,7 +22,7 @@ def test_steady_epochs_load_what_does_not_fit(part: float, nodes: int) -> None:
     machine = cluster([[int(part * FILES / nodes)]] * nodes)
     job = shuffled(FILES, machine, epochs=3, batch=32)
     bound = 1.02 * (FILES - machine.capacity[:, 1:].sum())
-    pinned = FirstFit(shared=nodes > 1).decide(job)
+    pinned = Hash().decide(job)
     held = np.zeros(FILES, dtype=bool)
     held[pinned.copies.file] = True
     for epoch in (1, 2):
@@ -69,6 +69,17 @@ def test_a_file_that_comes_twice_in_an_epoch_is_used_again_in_it() -> None:
     first, second = next_uses(job, together=False)
     assert first.tolist() == [[2, 3, 4, 5, 8]]
     assert second.tolist() == [[6, NEVER, NEVER, 9, NEVER]]
+
+
+def test_a_file_may_be_used_as_often_as_there_are_numbers() -> None:
+    """More than 16 bits can say, and NO_FILE is no use."""
+    order = np.zeros((2, 1, 70_000), dtype=np.int32)
+    order[1, 0, 1:] = NO_FILE
+    job = shuffled(2, cluster([[1], [1]]), epochs=1, batch=1)
+    job = type(job)(job.sizes, job.cluster, 1, 70_000, lambda _: order)
+    never = np.iinfo(np.int64).max
+    assert job.frequencies.tolist() == [[70_000, 0], [1, 0]]
+    assert job.first_use.tolist() == [[0, never], [0, never]]
 
 
 def test_a_replay_runs_once_where_epochs_are_asked_in_order() -> None:

@@ -28,12 +28,16 @@ static void fail(const char *what) {
 }
 
 static uint64_t run_one(void) {
-    uint32_t nodes = 1 + below(4), ranks = 1 + below(3), classes = 1 + below(3);
+    uint32_t nodes = 1 + below(4), most = 1 + below(3), classes = 1 + below(3);
     uint32_t steps = 1 + below(5), batch = 1 + below(4), epochs = 1 + below(4);
     uint32_t files = 1 + below(60), threads[3] = {1 + below(4), 1 + below(3), 1 + below(3)};
-    uint64_t copies = classes > 1 ? below(80) : 0, n = (uint64_t)nodes * ranks * steps * batch;
+    uint64_t copies = classes > 1 ? below(80) : 0, n = (uint64_t)nodes * most * steps * batch;
+    uint32_t ranks[4];
+    for (uint32_t i = 0; i < nodes; i++)
+        ranks[i] = i ? 1 + below(most) : most;
     int64_t *sizes = malloc(files * sizeof *sizes);
     int32_t *copy_node = malloc((copies + 1) * 4), *copy_file = malloc((copies + 1) * 4);
+    int64_t *copy_due = malloc((copies + 1) * 8);
     int8_t *copy_class = malloc(copies + 1);
     for (uint32_t i = 0; i < files; i++)
         sizes[i] = below(1000);
@@ -43,14 +47,19 @@ static uint64_t run_one(void) {
         copy_node[i] = (int32_t)(list / (classes - 1));
         copy_class[i] = (int8_t)(1 + list % (classes - 1));
         copy_file[i] = (int32_t)below(files);
+        copy_due[i] = below(100);
     }
+    int32_t *owner = malloc(files * sizeof *owner);
+    for (uint32_t i = 0; i < files; i++)
+        owner[i] = (int32_t)below(nodes + 1) - 1;
     double *read = doubles(nodes * classes, 1, 1000), *write = doubles(nodes * classes, 1, 1000);
     double *staging = doubles(nodes, 0, 3000), *network = doubles(nodes, 1, 1000);
     double *link = doubles(nodes, 1, 1000), *pfs = doubles(nodes + 1, 1, 1000);
     double *compute = doubles(nodes, 1, 1000), *preprocess = doubles(nodes, 1, 1000);
     struct monarch_sim_job job = {
         .nodes = nodes,
-        .ranks_per_node = ranks,
+        .most_ranks = most,
+        .ranks = ranks,
         .classes = classes,
         .files = files,
         .epochs = epochs,
@@ -70,13 +79,14 @@ static uint64_t run_one(void) {
         .copy_node = copy_node,
         .copy_file = copy_file,
         .copy_class = copy_class,
+        .copy_due = below(2) ? copy_due : NULL,
+        .owner = below(2) ? owner : NULL,
         .stages = below(2),
         .fills = below(2),
         .fills_first = below(2),
         .keeps = below(2),
         .reads_remote = below(2),
         .weighs_pfs = below(2),
-        .shares_threads = below(2),
         .is_free = below(8) == 0,
         .checkpoint_steps = below(3),
         .checkpoint_bytes = below(500),
@@ -86,15 +96,18 @@ static uint64_t run_one(void) {
     result.bytes = calloc((size_t)epochs * MONARCH_SIM_FROMS, sizeof(double));
     result.node_bytes = calloc((size_t)nodes * MONARCH_SIM_FROMS, sizeof(double));
     result.reused = calloc(epochs, sizeof(double));
-    result.stall = calloc((size_t)nodes * ranks, sizeof(double));
-    result.rank_compute = calloc((size_t)nodes * ranks, sizeof(double));
+    result.stall = calloc((size_t)nodes * most, sizeof(double));
+    result.rank_compute = calloc((size_t)nodes * most, sizeof(double));
     result.filled = calloc(nodes, sizeof(double));
+    result.pfs_bytes = calloc(epochs, sizeof(double));
     result.ready = calloc(epochs, sizeof(uint64_t));
     result.imbalanced = calloc(epochs, sizeof(uint64_t));
 
     int32_t *order[KEPT] = {NULL}, *holder[KEPT] = {NULL};
-    int8_t *cls[KEPT] = {NULL};
+    int8_t *cls[KEPT] = {NULL}, *into[KEPT] = {NULL}, *down[KEPT] = {NULL};
     int64_t *more[KEPT] = {NULL};
+    int32_t *part[KEPT] = {NULL};
+    int shares = below(2) == 0;
     int is_told = classes > 1 && below(3) == 0, moved;
     uint32_t given = 0;
     double used = 0, served = 0;
@@ -102,17 +115,33 @@ static uint64_t run_one(void) {
     while ((moved = monarch_sim_run(sim)) == 1) {
         uint32_t at = given++ % KEPT;
         free(order[at]), free(holder[at]), free(cls[at]), free(more[at]);
+        free(into[at]), free(down[at]), free(part[at]);
+        part[at] = malloc((size_t)nodes * steps * most * 4);
         order[at] = malloc(n * 4), holder[at] = malloc(n * 4);
+        into[at] = malloc(n), down[at] = malloc(n);
         cls[at] = malloc(n), more[at] = malloc(n * 8);
         for (uint64_t i = 0; i < n; i++) {
-            order[at][i] = below(10) ? (int32_t)below(files) : -1;
+            int is_rank = i / batch % most < ranks[i / ((uint64_t)steps * most * batch)];
+            order[at][i] = is_rank && below(10) ? (int32_t)below(files) : -1;
             holder[at][i] = (int32_t)below(nodes + 1) - 1;
             cls[at][i] = classes > 1 ? (int8_t)(1 + below(classes - 1)) : 0;
             more[at][i] = below(100);
+            into[at][i] = (int8_t)below(classes);
+            down[at][i] = (int8_t)(into[at][i] + below(classes - (uint32_t)into[at][i]));
             used += order[at][i] < 0 ? 0 : (double)sizes[order[at][i]];
         }
-        if (!monarch_sim_give(sim, order[at], is_told ? holder[at] : NULL, is_told ? cls[at] : NULL,
-                              is_told && below(2) ? more[at] : NULL))
+        struct monarch_sim_epoch epoch = {.order = order[at]};
+        if (is_told) {
+            epoch.holder = holder[at];
+            epoch.cls = cls[at];
+            epoch.into = into[at];
+            epoch.down = down[at];
+            epoch.redundant = below(2) ? more[at] : NULL;
+        }
+        for (uint32_t i = 0; i < nodes * steps * most; i++)
+            part[at][i] = (int32_t)(1 + below(4));
+        epoch.threads = shares ? part[at] : NULL;
+        if (!monarch_sim_give(sim, &epoch))
             fail("no memory");
     }
     if (moved)
@@ -126,12 +155,13 @@ static uint64_t run_one(void) {
         if (result.epoch_end[i] < result.epoch_end[i - 1])
             fail("time goes back");
     for (int i = 0; i < KEPT; i++)
-        free(order[i]), free(holder[i]), free(cls[i]), free(more[i]);
-    free(sizes), free(copy_node), free(copy_file), free(copy_class);
+        free(order[i]), free(holder[i]), free(cls[i]), free(more[i]), free(into[i]), free(down[i]),
+            free(part[i]);
+    free(sizes), free(copy_node), free(copy_file), free(copy_class), free(copy_due), free(owner);
     free(read), free(write), free(staging), free(network), free(link), free(pfs);
     free(compute), free(preprocess), free(result.epoch_end), free(result.bytes);
     free(result.node_bytes), free(result.reused), free(result.stall), free(result.rank_compute);
-    free(result.filled), free(result.ready), free(result.imbalanced);
+    free(result.filled), free(result.pfs_bytes), free(result.ready), free(result.imbalanced);
     return n * epochs;
 }
 

@@ -10,12 +10,19 @@ import pytest
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.named import NAMES, make_policy
-from monarch_py.policies.view import Decision, Job
+from monarch_py.policies.view import PFS, Decision, Job
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import PLACES
-from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.simulator.scenario import (
+    Dataset,
+    NodeOverride,
+    Rates,
+    Scenario,
+    SizeLaw,
+    StorageClass,
+)
 
 SEEDS = range(60)
 ROUNDING = 1 + 1e-9
@@ -24,7 +31,8 @@ EVICTING = {"belady": ("lru", "first-fit"), "belady-shared": ("lru-shared",)}
 
 
 def random_scenario(seed: int) -> Scenario:
-    """Clients of the file system get no less together the more they are, and each no more."""
+    """Clients of the file system get no less together the more they are, and each no more. In some
+    the first node has one rank, whatever the others have."""
     random = np.random.default_rng(seed)
     nodes, batch = int(random.integers(1, 7)), int(random.integers(2, 17))
     ranks = int(random.integers(1, 3))
@@ -54,6 +62,7 @@ def random_scenario(seed: int) -> Scenario:
         dataset=Dataset(files, law),
         rates=Rates(rate(1, 3.5), rate(1.5, 4), rate(2, 4), rate(2, 4)),
         pfs=Curve.of(dict(enumerate(totals.tolist(), 1))),
+        overrides=() if seed % 5 else (NodeOverride((0,), ranks=1),),
         classes=(
             storage(
                 "staging",
@@ -103,8 +112,9 @@ def test_no_policy_is_faster_than_its_compute_or_its_bytes(runs: list[Any]) -> N
         for name, (decision, measured) in ran.items():
             orders = decision.orders or job.orders
             own = [sizes_of(job, orders(epoch)) for epoch in range(scenario.epochs)]
-            slowest = sum(sizes.sum(axis=2).max(axis=0).sum() for sizes in own)
-            compute = slowest / scenario.ranks_per_node / scenario.rates.compute
+            ranks = scenario.ranks()[:, None]
+            slowest = sum((sizes.sum(axis=2) / ranks).max(axis=0).sum() for sizes in own)
+            compute = slowest / scenario.rates.compute
             end = measured.epoch_end[-1] * ROUNDING
             assert end >= compute, (name, scenario)
             assert end >= measured.bytes_from_pfs / most, (name, scenario)
@@ -129,6 +139,19 @@ def test_nopfs_is_no_slower_than_nothing(runs: list[Any]) -> None:
     for scenario, _, ran in runs:
         naive = ran["naive"][1].epoch_end[-1]
         assert ran["nopfs"][1].epoch_end[-1] <= naive * ROUNDING, scenario
+
+
+def test_what_has_an_owner_is_read_once(runs: list[Any]) -> None:
+    """Of the files that no node has room for every use is read."""
+    for scenario, job, ran in runs:
+        uses = job.frequencies.sum(axis=0)
+        for name in ("hash", "planned"):
+            if name not in ran:
+                continue
+            decision, measured = ran[name]
+            assert decision.owner is not None
+            reads = np.where(decision.owner == PFS, uses, 1)
+            assert measured.bytes_from_pfs <= int(reads @ job.sizes), (name, scenario)
 
 
 def test_belady_hits_most_of_all_that_evict(runs: list[Any]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +17,56 @@ from monarch_py.peers import listen, new_secret
 from support.session import MIB, Session, wait_until
 
 
+@dataclass(frozen=True)
+class Host:
+    """A node's network.  address : in it;  call : calls a function with arguments there"""
+
+    address: str = "127.0.0.1"
+    call: Callable[..., Any] = lambda function, *arguments: function(*arguments)
+
+
 class Node(Session):
     """One of the nodes: its daemon is told of the others."""
 
     cluster: Cluster
     listener: socket.socket
+    host: Host
 
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Node:
+        if self.listener.fileno() < 0:
+            self.listener = self.host.call(listen, *self.address)
         with _shared_memory(self.shm):
             told = Told(self.cluster, self.listener)
-            self.daemon = spawn(self.config, detach=False, told=told)
+            self.daemon = self.host.call(partial(spawn, self.config, detach=False, told=told))
             self.log = self.paths.log
         return self
+
+    def kill(self) -> None:
+        """With the daemon its address is gone; the next one comes back to it."""
+        self.listener.close()
+        super().kill()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        me = self.cluster.members[self.cluster.rank]
+        return me.host, me.port
+
+    def seen_by(self, other: Node) -> dict[str, Any]:
+        """What another node's daemon says of this one."""
+        member: dict[str, Any] = other.nodes()["members"][self.cluster.rank]
+        return member
+
+    def copies(self) -> list[Path]:
+        """The files of its tier."""
+        return [path for path in self.tiers[0].glob("monarch-*/c/*") if path.is_file()]
 
     def nodes(self) -> dict[str, Any]:
         said: dict[str, Any] = self.status()["nodes"]
         return said
+
+
+def _close_listener(node: Node) -> None:
+    node.listener.close()
 
 
 @contextmanager
@@ -50,27 +86,35 @@ class Nodes:
     """Nodes that end with the context.
 
     sources : where each node sees the one dataset;  quotas : of each node's tier [bytes];
-    settings : of every configuration
+    hosts : their networks, all this machine's own if there are none;  settings : of every
+    configuration
     """
 
     def __init__(
-        self, directory: Path, sources: Sequence[Path], quotas: Sequence[int], **settings: Any
+        self,
+        directory: Path,
+        sources: Sequence[Path],
+        quotas: Sequence[int],
+        hosts: Sequence[Host] = (),
+        **settings: Any,
     ) -> None:
         secret, self._stack = new_secret(), ExitStack()
-        listeners = [listen("127.0.0.1") for _ in quotas]
+        hosts = hosts or [Host()] * len(quotas)
+        listeners = [host.call(listen, host.address) for host in hosts]
         members = tuple(
-            Member(f"node{rank}", "127.0.0.1", int(listener.getsockname()[1]), (quota,))
+            Member(f"node{rank}", hosts[rank].address, listener.getsockname()[1], (quota,))
             for rank, (listener, quota) in enumerate(zip(listeners, quotas, strict=True))
         )
         self.all: list[Node] = []
         ends = zip(listeners, sources, quotas, strict=True)
         for rank, (listener, source, quota) in enumerate(ends):
-            self._stack.callback(listener.close)
             place = directory / f"node{rank}"
             (place / "tier").mkdir(parents=True)
             tiers = [{"mount_point": str(place / "tier"), "max_storage_quota": quota}]
             node = Node(place, source, tiers=tiers, **settings)
             node.cluster, node.listener = Cluster(rank, members, secret), listener
+            node.host = hosts[rank]
+            self._stack.callback(_close_listener, node)
             self.all.append(node)
 
     def start(self) -> Nodes:
@@ -98,4 +142,4 @@ class Nodes:
         return self.all[rank]
 
 
-__all__ = ["MIB", "Node", "Nodes"]
+__all__ = ["MIB", "Host", "Node", "Nodes"]

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.eviction import MISS, FarthestUse
+from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
+from monarch_py.policies.lobster.queues import Rate, queue_bytes, queue_seconds
+from monarch_py.policies.lobster.threads import share_threads
 from monarch_py.policies.replay import NEVER, Replay, next_uses
-from monarch_py.policies.view import PFS, Decision, Ints, Job, Served, When
+from monarch_py.policies.view import (
+    NO_FILE,
+    PFS,
+    STAGING,
+    Cluster,
+    Decision,
+    Ints,
+    Job,
+    Served,
+    When,
+)
 
 Flags = npt.NDArray[np.bool_]
 
@@ -36,9 +50,9 @@ class Lobster:
        distance goes for the nearest sample that is prefetched.
 
     A node that does not have a sample reads it from one that does, else from the file system, and
-    keeps it. Loading threads that are free go to the GPU that has the least in advance (4.2), which
-    is what `threads` computes for a whole step. On one node every sample is used in every epoch, so
-    that only rule 3 can act.
+    keeps it. Threads are shared among the GPUs of a node so that all have the samples of a step at
+    about the same time (4.1 to 4.3, `_threads`). On one node every sample is used in every epoch,
+    so that only rule 3 can act.
 
     Assumptions: what is loaded is prefetched shortly before its use, so it is the nearest prefetch,
     and whether it stays after its use is decided with its own next use, by rule 3; nodes see what
@@ -62,8 +76,63 @@ class Lobster:
             remote=True,
             pfs=False,
             served=lambda epoch, _: replay.at(epoch),
-            share_threads=True,
+            threads=lambda epoch, order: _threads(job, order, replay.at(epoch)),
         )
+
+
+# Straight lines that stand for the time of preprocessing with 1, 2, ... threads.
+PIECES = 3
+
+
+def _threads(job: Job, order: Ints, served: Served) -> npt.NDArray[np.int32]:
+    """(nodes, steps, ranks) int32: Algorithm 1 for every step, as `Decision.threads`.
+
+    Here a thread loads a sample and then prepares it, so that both are in the predicted time of a
+    queue, and none are set aside for preparing as in 4.1. Of a source a queue gets as much as so
+    many of the node's threads do, when all nodes and threads are at work.
+    """
+    cluster = job.cluster
+    total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())
+    answer = np.ones((*order.shape[:2], most), dtype=np.int32)
+    # Sources: the node's classes by their number, then other nodes', and the file system.
+    remote, pfs = cluster.classes, cluster.classes + 1
+    holder, cls = (each.reshape(order.shape) for each in (served.holder, served.cls))
+    for node in range(cluster.nodes):
+        ranks = int(cluster.ranks[node])
+        if not 1 < ranks < total:
+            continue
+        shape = (order.shape[1], ranks, -1)
+        own = (slice(None), slice(ranks * (order.shape[2] // most)))
+        files, who = (each[node][own].reshape(shape) for each in (order, holder))
+        source = np.where(
+            who == PFS, pfs, np.where(who == node, cls[node][own].reshape(shape), remote)
+        )
+        loads = queue_bytes(job.sizes[files], source.astype(np.int8), pfs + 1)
+        seconds = queue_seconds(loads, _rates(cluster, node), total)
+        seconds += loads.sum(axis=-1)[..., None] * _preparing(cluster, node)(
+            np.arange(1, total + 1)
+        )
+        answer[node, :, :ranks] = share_threads(seconds, total)
+    return answer
+
+
+def _rates(cluster: Cluster, node: int) -> list[Rate]:
+    """What threads of a node get of each source [bytes/s], see `_threads`."""
+    total = int(cluster.threads[STAGING])
+    each = cluster.read_rate / np.maximum(1, np.maximum(cluster.threads, total))
+    others = np.delete(each[:, STAGING + 1 :], node, axis=0).max(initial=0.0)
+    parts = [
+        *each[node],
+        min(others, cluster.network[node] / total),
+        cluster.pfs_rate(cluster.nodes) / cluster.nodes / total,
+    ]
+    return [partial(np.multiply, part) for part in parts]
+
+
+def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
+    """Seconds for a byte by the number of threads (4.1)."""
+    threads = np.arange(1, int(cluster.threads[STAGING]) + 1)
+    return PiecewiseLinear.fit(threads, 1 / (cluster.preprocess[node] * threads), PIECES)
 
 
 def no_more_use(upcoming: Ints, copies: Ints) -> npt.NDArray[np.bool_]:
@@ -102,26 +171,30 @@ class _Nodes:
             _, steps, batch = order.shape
             after = upcoming[epoch].reshape(order.shape)
             holder = np.full(order.shape, PFS, dtype=np.int32)
-            cls = np.zeros(order.shape, dtype=np.int8)
+            cls, into = np.zeros((2, *order.shape), dtype=np.int8)
             for step in range(steps):
-                for node in range(nodes):
-                    self._find(node, order[node, step], holder[node, step], cls[node, step])
+                # Of each node the samples of the step: NO_FILE stands behind them.
+                parts = [
+                    (node, step, slice(np.count_nonzero(order[node, step] != NO_FILE)))
+                    for node in range(nodes)
+                ]
+                for part in parts:
+                    self._find(part[0], order[part], holder[part], cls[part])
                 # All have looked before anybody drops anything.
                 now = start + (step + 1) * batch * nodes - 1
-                for node in range(nodes):
+                for part in parts:
                     beyond = too_far(
-                        np.where(
-                            after[node, step] == NEVER, NEVER, after[node, step] // (batch * nodes)
-                        ),
+                        np.where(after[part] == NEVER, NEVER, after[part] // (batch * nodes)),
                         now // (batch * nodes),
                         step + 1,
                         steps,
                     )
-                    self._use(node, order[node, step], after[node, step], beyond, now)
+                    into[part] = self._use(part[0], order[part], after[part], beyond, now)
             start += order.size
             for cache in self.caches:
                 cache.forget(start - 1)
-            yield Served(holder.reshape(nodes, -1), cls.reshape(nodes, -1))
+            cls, into = cls.reshape(nodes, -1), into.reshape(nodes, -1)
+            yield Served(holder.reshape(nodes, -1), cls, into, into)
 
     def _find(self, node: int, files: Ints, holder: Ints, cls: Ints) -> None:
         """Where the samples of a step are; fills holder and cls."""
@@ -132,11 +205,13 @@ class _Nodes:
         for at in np.flatnonzero(anyone):
             cls[at] = self.caches[holder[at]].level(int(files[at]))
 
-    def _use(self, node: int, files: Ints, after: Ints, beyond: Flags, now: int) -> None:
+    def _use(self, node: int, files: Ints, after: Ints, beyond: Flags, now: int) -> Ints:
         """Uses the samples of a step, keeps them or not, and drops by the rules.
 
-        after : next uses;  beyond : those too far for rule 2;  now : the last access of the step
+        after : next uses;  beyond : those too far for rule 2;  now : the last access of the step.
+        Returns (samples,) the class into which each came, MISS for none.
         """
+        into = np.zeros(len(files), dtype=np.int8)
         cache, mine = self.caches[node], self.held[node]
         others = self.held[:, files].sum(axis=0) - mine[files]
         last = no_more_use(after, others + 1)
@@ -158,3 +233,5 @@ class _Nodes:
                     mine[gone] = False
                     mine[file] = True
                     self.evictions.prefetch += len(gone)
+                    into[at] = cache.level(file)
+        return into

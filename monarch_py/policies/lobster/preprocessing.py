@@ -58,17 +58,6 @@ class PiecewiseLinear:
         piece = np.maximum(0, np.searchsorted(self.starts, xs, side="right") - 1)
         return np.maximum(0, self.slope[piece] * xs + self.intercept[piece])
 
-    def best(self, most: int) -> int:
-        """The number of threads, 1 to `most`, with the least time; of equal ones the smallest, as
-        what is not used here loads data."""
-        return int(np.argmin(self(np.arange(1, most + 1)))) + 1
-
-    def enough(self, most: int, seconds: float) -> int:
-        """The smallest number of threads that needs at most `seconds`; that with the least time
-        where none does. What is left over goes to loading (Lobster 4.1)."""
-        meeting = np.flatnonzero(self(np.arange(1, most + 1)) <= seconds)
-        return int(meeting[0]) + 1 if len(meeting) else self.best(most)
-
 
 def _line(x: Floats, y: Floats) -> tuple[float, float, float]:
     """Slope, intercept and sum of squares of the best line."""

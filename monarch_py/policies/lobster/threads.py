@@ -14,16 +14,17 @@ __all__ = ["share_threads"]
 def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     """Threads for each queue, so that all queues end as nearly together as they can.
 
-    seconds : (queues, most), the predicted time of each queue with 1, 2, ... threads (`queues`);
-    total : loading threads in all, T_L.
-    Returns (queues,) int64, 1 or more each, at most `total` together: the largest predicted time
-    less the smallest is the least possible, and of several such shares the one with the smallest
-    largest time. Raises PolicyError where there are more queues than threads.
+    seconds : (..., queues, most), the predicted time of each queue with 1, 2, ... threads
+    (`queues`), for one step or for many;  total : loading threads in all, T_L.
+    Returns (..., queues) int64, 1 or more each, at most `total` together: the largest predicted
+    time less the smallest is the least possible, and of several such shares the one with the
+    smallest largest time. Raises PolicyError where there are more queues than threads.
 
     Algorithm 1 by its intent. Deviations from its printed form:
 
     - lines 12 to 18 move the lower bound of the search where the upper one should move and the
-      other way round, so that it runs away from the balance; nothing is searched by halving here;
+      other way round, so that it runs away from the balance; here halving searches for the end of a
+      window of times, which can only come later where a window begins later;
     - the printed loop never compares the sum of the threads with T_L; here it is a condition;
     - printed, it starts from shares in proportion to the queues' loads and changes one queue at a
       time, which can end where no single change helps; here all windows [least, largest] of
@@ -32,37 +33,42 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
       put it there;
     - times need not fall with threads: where more threads slow a queue down, fewer are taken.
     """
-    queues, most = seconds.shape
+    *steps, queues, most = seconds.shape
     if queues > total:
         raise PolicyError(
             f"threads: {total} loading threads for {queues} queues; each queue needs one"
         )
-    times = np.asarray(seconds[:, : min(most, total)], dtype=np.float64)
-    levels = np.unique(times)
-    best: tuple[float, float] | None = None
-    share = np.ones(queues, dtype=np.int64)
-    high = 0
-    for low in range(len(levels)):
-        # A window that begins later can only end later: fewer times lie in the earlier one.
-        high = max(high, low)
-        found = _fewest(times, levels[low], levels[high], total)
-        while found is None and high + 1 < len(levels):
-            high += 1
-            found = _fewest(times, levels[low], levels[high], total)
-        if found is None:
-            break
-        taken = times[np.arange(queues), found - 1]
-        score = (float(np.ptp(taken)), float(taken.max()))
-        if best is None or score < best:
-            best, share = score, found
-    return share
+    most = min(most, total)
+    times = np.asarray(seconds[..., :most], dtype=np.float64).reshape(-1, queues, most)
+    levels = np.sort(times.reshape(len(times), -1), axis=1)
+    row = np.arange(len(times))
+    best = np.full((2, len(times)), np.inf)
+    share = np.ones((len(times), queues), dtype=np.int64)
+    for start in range(levels.shape[1]):
+        # By halving: the first end of a window from here that is wide enough; its width, if none.
+        end, beyond = np.full(len(times), start), np.full(len(times), levels.shape[1])
+        while (end < beyond).any():
+            middle = (end + beyond) // 2
+            high = levels[row, np.minimum(middle, levels.shape[1] - 1)]
+            fits = _fewest(times, levels[:, start], high, total)[1]
+            beyond = np.where(fits, middle, beyond)
+            end = np.where(fits, end, np.minimum(middle + 1, beyond))
+        high = levels[row, np.minimum(end, levels.shape[1] - 1)]
+        threads, fits = _fewest(times, levels[:, start], high, total)
+        taken = np.take_along_axis(times, threads[..., None] - 1, axis=2)[..., 0]
+        gap, last = np.ptp(taken, axis=1), taken.max(axis=1)
+        better = fits & ((gap < best[0]) | ((gap == best[0]) & (last < best[1])))
+        share[better] = threads[better]
+        best[:, better] = gap[better], last[better]
+    return share.reshape(*steps, queues)
 
 
-def _fewest(times: Floats, low: float, high: float, total: int) -> npt.NDArray[np.int64] | None:
-    """The fewest threads with which every queue's time lies in [low, high]; None where that is not
-    possible with `total`."""
-    inside = (times >= low) & (times <= high)
-    if not inside.any(axis=1).all():
-        return None
-    threads = inside.argmax(axis=1) + 1
-    return threads if int(threads.sum()) <= total else None
+def _fewest(
+    times: Floats, low: Floats, high: Floats, total: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """(steps, queues) the fewest threads with which every queue's time lies in the step's
+    [low, high], and (steps,) whether there are some for all queues, `total` together at most."""
+    inside = (times >= low[:, None, None]) & (times <= high[:, None, None])
+    threads = inside.argmax(axis=2) + 1
+    is_there = np.all(np.any(inside, axis=2), axis=1)
+    return threads, is_there & (np.sum(threads, axis=1) <= total)

@@ -1,4 +1,4 @@
-"""Where a file is read from, and what a prefetcher does next (NoPFS 4 and 5.2.2)."""
+"""How long a file takes from each place that has it: the performance model (NoPFS 4)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import Cluster, Floats, Ints
 
-__all__ = ["NONE", "Places", "Source", "choose", "fetch_seconds", "is_ready", "late"]
+__all__ = ["NONE", "Places", "Source", "fetch_seconds"]
 
 # In the place of a storage class: there is no such copy.
 NONE = -1
@@ -68,41 +66,3 @@ def fetch_seconds(
     seconds[own == 0, Source.LOCAL] = np.inf
     seconds[away == 0, Source.REMOTE] = np.inf
     return np.asarray(seconds)
-
-
-def choose(
-    cluster: Cluster, node: int, sizes: Ints, places: Places, clients: float
-) -> npt.NDArray[np.int8]:
-    """(files,) the `Source` that is fastest now; arguments as of `fetch_seconds`.
-
-    Few clients on a fast file system can make it faster than another node's disk, and then it is
-    chosen although there is a copy.
-    """
-    seconds = fetch_seconds(cluster, node, sizes, places, clients)
-    return np.asarray(seconds.argmin(axis=1), dtype=np.int8)
-
-
-def is_ready(first_use: Ints, reached: int) -> npt.NDArray[np.bool_]:
-    """Whether another node has a file by now, as far as one can tell without asking (NoPFS 5.2.2).
-
-    first_use : (files,), the place of each in the access stream of its holder;  reached : the
-    place in its own stream up to which this node's prefetchers have come.
-    All nodes prefetch at about the same pace: what lies before that place is there, likely. Where
-    it is not, the holder says so and the file is read from elsewhere: an error costs time alone.
-    """
-    return np.asarray(first_use < reached)
-
-
-def late(
-    order: Ints, first_use: Ints, present: npt.NDArray[np.bool_], position: int
-) -> npt.NDArray[np.int64]:
-    """What a class prefetcher fetches before it goes on with its own order (NoPFS 5.2.2: if a
-    sample should be there and is not, the prefetcher that notices fetches it itself).
-
-    order : (copies,) files in the order in which the class is filled;  first_use, present :
-    (files,) of all files;  position : of training in the access stream.
-    Returns those used before `position` that are not there, the one waited for longest first.
-    """
-    missing = order[~present[order] & (first_use[order] <= position) & (first_use[order] != NEVER)]
-    by_use = np.argsort(first_use[missing], kind="stable")
-    return np.asarray(missing[by_use], dtype=np.int64)

@@ -181,9 +181,11 @@ def _most_used(
     others = np.flatnonzero((np.asarray(frequency) > 0) & ~own)
     if not len(others) or room < int(sizes[others].min()):
         return np.zeros(0, dtype=np.int64)
-    # Not negated: small unsigned numbers are sorted by digits, ten times as fast as others.
     used = np.asarray(frequency)[others]
-    others = others[np.argsort(used.max() - used, kind="stable")]
+    most = used.max()
+    # Small unsigned numbers are sorted by digits, ten times as fast as others.
+    rank = (most - used).astype(np.min_scalar_type(int(most)))
+    others = others[np.argsort(rank, kind="stable")]
     return others[take(sizes[others], room)]
 
 

@@ -1,13 +1,17 @@
-"""NoPFS as a policy: frequency decides who holds what, the order of use when it is fetched."""
+"""NoPFS as a policy: frequency decides who holds what, the order of use when it is fetched; and the
+same with first copies through the owners."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.errors import PolicyError
+from monarch_py.policies.filling import owners_of
+from monarch_py.policies.nopfs.fetching import Places, Source, fetch_seconds
 from monarch_py.policies.nopfs.placement import copies_of, homeless, into_classes, literal, place
 from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
@@ -17,35 +21,43 @@ Files = npt.NDArray[np.int64]
 # little that any other does as well.
 LEAST_SPREAD = 0.1
 
-__all__ = ["NoPFS", "NoPFSLiteral"]
+__all__ = ["NoPFS", "NoPFSLiteral", "Planned"]
 
 
 class NoPFS:
     """Clairvoyant placement (NoPFS 5.1), made complete: every file that fits anywhere has an owner.
 
     Also on one node, and for files that nobody holds (the paper's scenario 4), the staging buffer
-    is filled in the exact order of access. Classes fill beside training in order of first use, and
-    each fetch takes the fastest of local, remote and file system (`fetching`).
+    is filled in the exact order of access. Each fetch takes the fastest of local, remote and file
+    system (4). Whether another node has a file by now nobody asks: it should, once this node has
+    come as far as the access by which the other one needs it (5.2.2). Classes fill beside training
+    in order of first use, so that what is late comes first, and a read that finds a file missing
+    brings it.
     Raises PolicyError where frequencies do not differ (`need_differences`).
     """
 
     name = "nopfs"
 
     def decide(self, job: Job) -> Decision:
-        need_differences(job, self.name)
-        quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
-        placed = place(
-            list(job.frequencies),
-            job.sizes,
-            quotas,
-            weights=saved_by_a_copy(job.cluster, float(job.sizes.mean())),
-            seed=job.seed,
-        )
-        held = [placed.held(node) for node in range(job.cluster.nodes)]
-        covered = f"{np.mean(placed.owner >= 0):.1%} of the files have a holder"
-        return Decision(
-            copies=_by_class(job, held), when=When.BESIDE, remote=True, notes=(covered,)
-        )
+        return _placed(job, self.name)[0]
+
+
+class Planned:
+    """What several nodes do with a plan: NoPFS's placement, and each file is read once for all.
+
+    A file's owner alone reads it from the source, when it comes to it in order of first use or when
+    somebody asks, and sends it on (NoPFS's nodes each read the source until a copy is there). The
+    source is not read a second time, however idle: others use it too. The rest is as in `NoPFS`,
+    and raises what that does.
+    """
+
+    name = "planned"
+
+    def decide(self, job: Job) -> Decision:
+        decision, wanted = _placed(job, self.name)
+        # The owner is asked whether it has the file or not.
+        owner = owners_of(decision.copies, wanted)
+        return replace(decision, owner=owner, pfs=False, due=None)
 
 
 class NoPFSLiteral:
@@ -61,7 +73,35 @@ class NoPFSLiteral:
         need_differences(job, self.name)
         quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
         held = list(literal(list(job.frequencies), job.sizes, quotas))
-        return Decision(copies=_by_class(job, held), when=When.BESIDE, remote=True)
+        return _decision(job, _by_class(job, held))
+
+
+def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
+    """NoPFS's decision, and (files,) the owner that each file should have."""
+    need_differences(job, name)
+    placed = place(
+        list(job.frequencies),
+        job.sizes,
+        job.cluster.capacity[:, STAGING + 1 :].sum(axis=1),
+        weights=saved_by_a_copy(job.cluster, float(job.sizes.mean())),
+        seed=job.seed,
+    )
+    copies = _by_class(job, [placed.held(node) for node in range(job.cluster.nodes)])
+    covered = f"{np.mean(placed.owner >= 0):.1%} of the files have a holder"
+    return replace(_decision(job, copies), notes=(covered,)), placed.owner
+
+
+def _decision(job: Job, copies: Copies) -> Decision:
+    """What both placements of NoPFS are followed by."""
+    due = _needed(job, job.first_use[copies.node, copies.file], copies.file)
+    return Decision(copies=copies, when=When.BESIDE, remote=True, due=due)
+
+
+def _needed(job: Job, first: npt.NDArray[np.int64], files: Ints) -> npt.NDArray[np.int64]:
+    """When copies are needed.  first : when their node uses these files first
+
+    A file that its node never uses is fetched when somebody needs it."""
+    return np.where(first == NEVER, job.first_use.min(axis=0)[files], first)
 
 
 def need_differences(job: Job, name: str) -> None:
@@ -81,20 +121,24 @@ def need_differences(job: Job, name: str) -> None:
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     """(nodes,) what a node saves by having a file itself instead of reading it from another one,
-    relative to the mean of the nodes (NoPFS 4: the remote case less the local one).
+    relative to the mean of the nodes (NoPFS 4: the remote case less the local one); 1 for all where
+    there is nothing to weigh.
 
     size : of a mean file [bytes]
     """
-    threads = np.maximum(1, cluster.threads[STAGING + 1 :])
-    rates = cluster.read_rate[:, STAGING + 1 :] / threads
-    if not rates.shape[1] or not rates.max() > 0:
+    rates = cluster.read_rate / np.maximum(1, cluster.threads)
+    alone = cluster.nodes == 1 or cluster.classes == STAGING + 1
+    if alone or not rates[:, STAGING + 1 :].max(axis=1).all():
         return np.ones(cluster.nodes)
-    local = rates.max(axis=1)
-    others = np.array([np.delete(local, node).max(initial=0.0) for node in range(len(local))])
-    remote = np.minimum(cluster.network, others)
-    with np.errstate(divide="ignore"):
-        saved = size / remote - size / local
-    # One node alone, or a link not slower than the class: nothing to weigh.
+    fastest = rates[:, STAGING + 1 :].argmax(axis=1) + STAGING + 1
+    saved = np.zeros(cluster.nodes)
+    for node in range(cluster.nodes):
+        # From each other node's fastest class, and from the own one.
+        others = np.delete(np.arange(cluster.nodes), node)
+        places = Places(np.full(len(others), fastest[node]), others, fastest[others])
+        seconds = fetch_seconds(cluster, node, np.full(len(others), size), places, 1)
+        saved[node] = seconds[:, Source.REMOTE].min() - seconds[0, Source.LOCAL]
+    # A link not slower than the class: nothing to weigh.
     if not np.isfinite(saved).all() or saved.min() <= 0:
         return np.ones(cluster.nodes)
     return np.asarray(saved / saved.mean(), dtype=np.float64)
@@ -103,12 +147,11 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
 def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
     """Every node's files in its classes; what the pieces of room of one node cannot take goes to
     another that can."""
-    # Files that their owner never uses are fetched when somebody needs them.
     anyone = job.first_use.min(axis=0)
     parts: list[list[Files]] = []
     lost: list[Files] = []
     for node, files in enumerate(held):
-        first = np.where(job.first_use[node] == NEVER, anyone, job.first_use[node])
+        first = _needed(job, job.first_use[node], np.arange(job.files))
         capacity = job.cluster.capacity[node]
         classes = into_classes(files, job.frequencies[node], first, job.sizes, capacity)
         parts.append(classes)

@@ -14,7 +14,17 @@ from monarch_py.policies.replay import Replay, in_time, next_uses
 from monarch_py.policies.solar.chunks import join
 from monarch_py.policies.solar.epochs import edge_costs, order_epochs
 from monarch_py.policies.solar.mapping import deal
-from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
+from monarch_py.policies.view import (
+    NO_FILE,
+    PFS,
+    STAGING,
+    Decision,
+    Ints,
+    Job,
+    Served,
+    When,
+    need_equal_ranks,
+)
 
 __all__ = ["Solar"]
 
@@ -33,7 +43,8 @@ class Solar:
     A sample is held by one node, the one that loaded it, which by the mapping uses it again.
     What a node holds beyond the cap is loaded by another one, and stays where it is.
     Assumptions: buffers are all classes of a node together; every node has the same cap.
-    Raises PolicyError for a cap below 1 and for what `chunks.join` refuses.
+    Raises PolicyError for a cap below 1, for what `chunks.join` refuses, and where nodes have
+    different numbers of ranks.
     """
 
     name = "solar"
@@ -57,6 +68,7 @@ class Solar:
             self.name = "solar-reordered"
 
     def decide(self, job: Job) -> Decision:
+        need_equal_ranks(job, self.name)
         if self.reorder:
             path, given = self._path(job), job.orders
             job = replace(job, orders=lambda epoch: given(int(path[epoch])))
@@ -87,7 +99,7 @@ class Solar:
             steps, batch = job.orders(epoch).shape[1:]
             shape = (nodes, steps, int(np.ceil(self.cap * batch)))
             order = np.full(shape, NO_FILE, dtype=np.int32)
-            cls = np.zeros(shape, dtype=np.int8)
+            cls, into = np.zeros((2, *shape), dtype=np.int8)
             redundant = np.zeros(shape, dtype=np.int64)
             files = in_time(job.orders(epoch)).reshape(steps, -1)
             after = in_time(upcoming[epoch]).reshape(steps, -1)
@@ -96,7 +108,7 @@ class Solar:
                 place = (node, step, _places(node))
                 order[place] = files[step]
                 now = start + (step + 1) * nodes * batch - 1
-                cls[place] = buffers.use(files[step], after[step], node, loaded, now)
+                cls[place], into[place] = buffers.use(files[step], after[step], node, loaded, now)
                 redundant[place] = self._redundant(
                     files[step], node, loaded, offset=offset, spare=spare
                 )
@@ -104,7 +116,8 @@ class Solar:
             buffers.forget(start - 1)
             rows = np.arange(nodes, dtype=np.int32)[:, None, None]
             holder = np.where(cls == MISS, PFS, rows).reshape(nodes, -1).astype(np.int32)
-            served = Served(holder, cls.reshape(nodes, -1), redundant.reshape(nodes, -1))
+            cls, into = cls.reshape(nodes, -1), into.reshape(nodes, -1)
+            served = Served(holder, cls, into, into, redundant.reshape(nodes, -1))
             yield order, served
 
     def _redundant(
@@ -156,9 +169,10 @@ class _Buffers:
         """Uses the samples of a step, and keeps those that were loaded where that pays.
 
         Arrays (samples,): next uses, the nodes that use them, whether they were loaded;  now : the
-        last access of the step.  Returns (samples,) the class that had each, MISS for a load.
+        last access of the step.  Returns (2, samples) the class that had each, MISS for a load, and
+        the one into which it came, MISS for none.
         """
-        cls = np.zeros(len(files), dtype=np.int8)
+        cls, into = answer = np.zeros((2, len(files)), dtype=np.int8)
         owner = self.holder[files].tolist()
         # Arrays are slow one by one.
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
@@ -172,6 +186,7 @@ class _Buffers:
                 if gone is not None:
                     self.holder[gone] = PFS
                     self.holder[file] = who
+                    into[at] = self._caches[who].level(file)
                 continue
             # Evicted by a load of this very step: it was read before that.
             level = self._caches[had].level(file)
@@ -183,7 +198,7 @@ class _Buffers:
             self._caches[had].used(file, upcoming)
             if self._caches[had].level(file) == MISS:
                 self.holder[file] = PFS
-        return cls
+        return answer
 
     def forget(self, now: int) -> None:
         for cache in self._caches:

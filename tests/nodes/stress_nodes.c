@@ -1,0 +1,483 @@
+/* Two nodes in one program: engines that fill from each other, the servers of what they hold, and
+ * readers that compare every byte; links are cut, servers end, files change, copies go, catalogs
+ * grow.
+ *
+ *   stress_nodes SOURCE TIER0 TIER1 SECONDS SEED
+ *
+ * A thread for each node is its daemon, and alone writes its catalog. Says: fills that went well,
+ * bytes that came from peers, reads of whole copies, reads of copies in the making, links. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "../csrc/stress.h"
+#include "doorbell.h"
+#include "engine.h"
+
+#define NODES 2
+#define READERS 3 /* of each node */
+#define BLOCK (512 * 1024)
+#define RANGES 6 /* of files, each with a large one among them */
+#define FILES 20
+#define CATALOGS 40
+#define LINKS 64
+#define MOST_FILES 4096
+
+static struct node {
+    unsigned number;
+    int copies;
+    struct monarch_catalog *catalog; /* atomic; earlier ones stay */
+    struct monarch_catalog *all[CATALOGS];
+    struct monarch_clients *clients;
+    struct monarch_fills *fills;
+    struct monarch_engine *engine;
+    struct monarch_holdings *holdings;
+    struct monarch_peer *peer;
+    pthread_mutex_t lock; /* of the server, which ends and begins */
+    struct monarch_peer_server *server;
+    uint64_t next_copy, rng;
+    pthread_t daemon, reader[READERS];
+} nodes[NODES];
+
+static const char *root_path;
+static int root, over;
+static uint64_t filled, whole_reads, part_reads, links;
+/* Duplicates of links' ends: what is shut down here is cut. */
+static int link_fd[LINKS];
+static pthread_mutex_t links_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int is_over(void) { return __atomic_load_n(&over, __ATOMIC_ACQUIRE); }
+static void count(uint64_t *n) { __atomic_fetch_add(n, 1, __ATOMIC_RELAXED); }
+
+static void pause_us(long us) {
+    struct timespec t = {0, us * 1000};
+    nanosleep(&t, NULL);
+}
+
+static unsigned number_in(const char *path) { return (unsigned)atoi(path + 5); }
+
+/* --- links --------------------------------------------------------------------------------------
+ */
+
+static void connect_pair(int end[2]) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof at;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(bind(listener, (struct sockaddr *)&at, n) == 0 && listen(listener, 1) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&at, &n) == 0);
+    end[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(connect(end[0], (struct sockaddr *)&at, n) == 0);
+    end[1] = accept(listener, NULL, NULL);
+    CHECK(end[1] >= 0 && close(listener) == 0);
+}
+
+static struct monarch_peer_link *connect_to(void *arg, uint32_t *status) {
+    struct node *to = arg;
+    int end[2], taken = 0;
+    connect_pair(end);
+    pthread_mutex_lock(&to->lock);
+    if (to->server)
+        taken = monarch_peer_server_adopt(to->server, end[1]) == 0;
+    pthread_mutex_unlock(&to->lock);
+    if (!taken) {
+        *status = MONARCH_PEER_REFUSED;
+        close(end[0]);
+        close(end[1]);
+        return NULL;
+    }
+    int i = (int)(__atomic_fetch_add(&links, 1, __ATOMIC_RELAXED) % LINKS);
+    pthread_mutex_lock(&links_lock);
+    if (link_fd[i])
+        close(link_fd[i]);
+    link_fd[i] = fcntl(end[0], F_DUPFD_CLOEXEC, 3);
+    pthread_mutex_unlock(&links_lock);
+    return monarch_peer_link_new(end[0], 300, 300);
+}
+
+static void hear(void *arg, uint32_t status) { (void)arg, (void)status; }
+
+static void serve(struct node *n) {
+    struct monarch_peer_bounds bounds = {2, 24, 400, 200, 40, 0};
+    pthread_mutex_lock(&n->lock);
+    n->server = monarch_holdings_serve(n->holdings, &bounds);
+    CHECK(n->server);
+    pthread_mutex_unlock(&n->lock);
+}
+
+static void end_server(struct node *n) {
+    pthread_mutex_lock(&n->lock);
+    struct monarch_peer_server *s = n->server;
+    n->server = NULL;
+    pthread_mutex_unlock(&n->lock);
+    monarch_holdings_stop(n->holdings, s);
+}
+
+/* What goes wrong. */
+static void *break_things(void *arg) {
+    uint64_t rng = (uintptr_t)arg;
+    char path[PATH_BYTES], name[PATH_BYTES];
+    while (!is_over()) {
+        unsigned k = (unsigned)(below(&rng, RANGES) * 500 + below(&rng, FILES));
+        pthread_mutex_lock(&links_lock);
+        int *fd = &link_fd[below(&rng, LINKS)];
+        if (*fd) {
+            shutdown(*fd, SHUT_RDWR);
+            close(*fd);
+            *fd = 0;
+        }
+        pthread_mutex_unlock(&links_lock);
+        if (below(&rng, 100) == 0) {
+            struct node *n = &nodes[below(&rng, NODES)];
+            end_server(n);
+            pause_us((long)below(&rng, 5000));
+            serve(n);
+        }
+        /* The same bytes at another time are another file. */
+        if (below(&rng, 20) == 0) {
+            CHECK(snprintf(path, sizeof path, "%s/%s", root_path, name_of(k, name)) < PATH_BYTES);
+            CHECK(utimensat(AT_FDCWD, path, NULL, 0) == 0);
+        }
+        pause_us(2000);
+    }
+    return NULL;
+}
+
+/* --- a daemon -----------------------------------------------------------------------------------
+ */
+
+static const struct monarch_entry *entry(const struct node *n, uint64_t id) {
+    return &monarch_entries(n->catalog)[id];
+}
+
+static void set_word(struct node *n, uint64_t id, uint64_t word) {
+    monarch_set_words(n->catalog, 1, &id, &word);
+}
+
+static int is_in(const struct node *n, uint64_t id, unsigned state) {
+    return entry(n, id)->kind == MONARCH_FILE &&
+           MONARCH_WORD_STATE(__atomic_load_n(&entry(n, id)->word, __ATOMIC_RELAXED)) == state;
+}
+
+static void grow(struct node *n, uint64_t factor) {
+    struct monarch_catalog *old = n->catalog;
+    uint64_t generation = old ? old->generation + 1 : 1, capacity = old ? old->capacity : 64;
+    uint64_t pool = old ? old->pool_bytes * factor : 2048;
+    struct monarch_catalog *fresh = calloc(1, monarch_catalog_bytes(capacity * factor, pool));
+    CHECK(fresh && generation < CATALOGS);
+    monarch_catalog_init(fresh, generation, capacity * factor, pool);
+    CHECK(!old || monarch_catalog_copy(old, fresh) == 0);
+    n->all[generation] = fresh;
+    __atomic_store_n(&n->catalog, fresh, __ATOMIC_RELEASE);
+    if (n->holdings)
+        monarch_holdings_catalog(n->holdings, fresh);
+}
+
+static void scan(struct node *n) {
+    int finished = 0;
+    uint32_t seen = 0;
+    struct monarch_scan *s = monarch_scan_start(root, 0, 2, 0, &n->clients->doorbell);
+    CHECK(s);
+    while (!finished) {
+        struct monarch_batch *b = monarch_scan_take(s, &finished);
+        uint64_t *ids = b ? calloc(b->count, sizeof *ids) : NULL, added = 0;
+        for (uint64_t done = 0; b && done < b->count;) {
+            done += monarch_catalog_add(n->catalog, b->entries + done, b->count - done, b->pool,
+                                        ids + done, &added);
+            if (done < b->count)
+                grow(n, 2);
+        }
+        if (b)
+            monarch_batch_free(b);
+        else if (!finished)
+            seen = monarch_wait_doorbell(n->clients, seen, 50);
+        free(ids);
+    }
+    monarch_scan_stop(s);
+}
+
+/* The other node keeps every other file. */
+static int is_own(const struct node *n, uint64_t id) {
+    return number_in(monarch_pool(n->catalog, entry(n, id)->path)) % NODES == n->number;
+}
+
+static void keep(struct node *n) {
+    for (uint64_t id = 0; id < n->catalog->count; id++) {
+        uint8_t own = entry(n, id)->kind == MONARCH_FILE && is_own(n, id);
+        monarch_holdings_keep(n->holdings, 1, &id, &own);
+    }
+    monarch_holdings_ready(n->holdings);
+}
+
+static void order(struct node *n, uint64_t id) {
+    uint64_t copy = n->next_copy++;
+    uint32_t tier = 0;
+    int32_t from[MONARCH_ASKED];
+    for (int i = 0; i < MONARCH_ASKED; i++)
+        from[i] = i || is_own(n, id) ? -1 : (int32_t)(1 - n->number);
+    set_word(n, id, monarch_word(MONARCH_FILLING, 0, 0, copy));
+    CHECK(monarch_engine_submit(n->engine, n->catalog, MONARCH_FILL, (int)below(&n->rng, 2), 1, &id,
+                                &tier, &copy, NULL, from) == 1);
+}
+
+static void take_wants(struct node *n) {
+    uint64_t ids[64], wanted = monarch_take_wants(n->clients, n->catalog->count, ids, 64);
+    for (uint64_t i = 0; i < wanted; i++)
+        if (is_in(n, ids[i], MONARCH_ABSENT) && MONARCH_WORD_COPY(entry(n, ids[i])->word) == 0)
+            order(n, ids[i]);
+}
+
+static void take_fill(struct node *n, const struct monarch_result *r) {
+    struct monarch_entry fresh;
+    char target[MONARCH_PATH_MAX];
+    uint64_t word = monarch_word(MONARCH_PRESENT, 0, 0, r->copy);
+    CHECK(r->status == MONARCH_DONE || r->status == MONARCH_SOURCE_CHANGED);
+    if (r->status == MONARCH_DONE) {
+        count(&filled);
+        CHECK(r->bytes == entry(n, r->id)->size);
+        if (monarch_publish(n->catalog, 1, &r->id, &word, &r->copy_ino, &r->sum) != 0) {
+            grow(n, 1);
+            CHECK(monarch_publish(n->catalog, 1, &r->id, &word, &r->copy_ino, &r->sum) == 0);
+        }
+        return;
+    }
+    set_word(n, r->id, monarch_word(MONARCH_ABSENT, 0, 0, 0));
+    const char *path = monarch_pool(n->catalog, entry(n, r->id)->path);
+    CHECK(monarch_stat_entry(root, 0, path, &fresh, target, sizeof target) == 0);
+    monarch_catalog_update(n->catalog, r->id, &fresh);
+}
+
+static void take_results(struct node *n) {
+    struct monarch_result out[32];
+    uint64_t got = monarch_engine_results(n->engine, out, 32);
+    for (uint64_t i = 0; i < got; i++) {
+        if (out[i].kind == MONARCH_FILL)
+            take_fill(n, &out[i]);
+        else
+            set_word(n, out[i].id, monarch_word(MONARCH_ABSENT, 0, 0, 0));
+        monarch_free(out[i].block_sums);
+    }
+    monarch_engine_settle(n->engine);
+}
+
+/* Copies go, so that they are made again; files are given up and taken back. */
+static void change_minds(struct node *n) {
+    uint64_t id = below(&n->rng, n->catalog->count), size = entry(n, id)->size;
+    if (is_in(n, id, MONARCH_PRESENT)) {
+        uint64_t copy = MONARCH_WORD_COPY(entry(n, id)->word);
+        uint32_t tier = 0;
+        set_word(n, id, monarch_word(MONARCH_ABSENT, 0, 0, copy));
+        CHECK(monarch_engine_drop(n->engine, 1, &id, &tier, &copy, &size) == 1);
+    } else if (is_in(n, id, MONARCH_BYPASS)) {
+        set_word(n, id, monarch_word(MONARCH_ABSENT, 0, 0, 0));
+    } else if (is_in(n, id, MONARCH_ABSENT) && MONARCH_WORD_COPY(entry(n, id)->word) == 0 &&
+               below(&n->rng, 10) == 0) {
+        set_word(n, id, monarch_word(MONARCH_BYPASS, MONARCH_NO_ROOM, 0, 0));
+    }
+    if (below(&n->rng, 400) == 0 && n->catalog->generation + 4 < CATALOGS)
+        grow(n, 1);
+}
+
+static void *be_daemon(void *arg) {
+    struct node *n = arg;
+    uint32_t seen = 0;
+    while (!is_over()) {
+        __atomic_fetch_add(&n->fills->units, 0, __ATOMIC_RELAXED);
+        take_wants(n);
+        take_results(n);
+        change_minds(n);
+        monarch_answer_settled(n->clients, n->catalog);
+        monarch_holdings_answer(n->holdings);
+        seen = monarch_wait_doorbell(n->clients, seen, 2);
+    }
+    return NULL;
+}
+
+/* --- readers ------------------------------------------------------------------------------------
+ */
+
+static int open_copy(const struct node *n, uint64_t word) {
+    char name[32];
+    snprintf(name, sizeof name, "%013llx", (unsigned long long)MONARCH_WORD_COPY(word));
+    return openat(n->copies, name, O_RDONLY | O_CLOEXEC);
+}
+
+static void read_range(int fd, unsigned k, uint64_t at, uint64_t end) {
+    char buffer[16384];
+    while (at < end) {
+        ssize_t got =
+            pread(fd, buffer, end - at < sizeof buffer ? end - at : sizeof buffer, (off_t)at);
+        CHECK(got > 0);
+        check_bytes(k, 0, at, buffer, (uint64_t)got);
+        at += (uint64_t)got;
+    }
+}
+
+static void read_whole(const struct node *n, uint64_t word, unsigned k) {
+    int fd = open_copy(n, word);
+    if (fd < 0)
+        return; /* dropped */
+    read_range(fd, k, 0, size_of(k));
+    close(fd);
+    count(&whole_reads);
+}
+
+/* As the library does it: the slot may be given to another at any moment. */
+static void read_unit(const struct node *n, uint64_t word, unsigned k, uint64_t unit) {
+    uint64_t unit_bytes = monarch_unit_of(size_of(k), BLOCK), at = unit * unit_bytes;
+    for (int i = 0; i < MONARCH_FILL_SLOTS; i++) {
+        const struct monarch_fill *f = &n->fills->fill[i];
+        if (__atomic_load_n(&n->fills->word[i], __ATOMIC_ACQUIRE) != word)
+            continue;
+        int is_done = __atomic_load_n(&f->done[unit / 64], __ATOMIC_ACQUIRE) >> (unit % 64) & 1;
+        int fd = open_copy(n, word);
+        if (fd < 0)
+            return;
+        if (is_done && __atomic_load_n(&n->fills->word[i], __ATOMIC_ACQUIRE) == word) {
+            uint64_t end = at + unit_bytes < size_of(k) ? at + unit_bytes : size_of(k);
+            read_range(fd, k, at, end);
+            count(&part_reads);
+        }
+        close(fd);
+        return;
+    }
+}
+
+static void wait_for(struct node *n, uint64_t id, uint64_t unit, uint64_t *rng) {
+    uint64_t i = MONARCH_DEMANDS / 4 + below(rng, MONARCH_DEMANDS * 3 / 4), none = 0;
+    uint64_t *at = &n->clients->demand[i], d = monarch_demand(id, unit, (uint32_t)below(rng, 4096));
+    if (!__atomic_compare_exchange_n(at, &none, d, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+        return;
+    monarch_doorbell_ring(&n->clients->engine_doorbell);
+    for (int tries = 0; tries < 200 && __atomic_load_n(at, __ATOMIC_ACQUIRE) == d; tries++)
+        pause_us(200);
+    __atomic_compare_exchange_n(at, &d, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+}
+
+static void *be_reader(void *arg) {
+    struct node *n = arg;
+    uint64_t rng = (uintptr_t)arg ^ (uint64_t)pthread_self();
+    char path[PATH_BYTES];
+    while (!is_over()) {
+        const struct monarch_catalog *c = __atomic_load_n(&n->catalog, __ATOMIC_ACQUIRE);
+        unsigned k = (unsigned)(below(&rng, RANGES) * 500 + below(&rng, FILES));
+        if (below(&rng, 3) == 0)
+            k = k / 500 * 500 + 7; /* a large one */
+        name_of(k, path);
+        int64_t id = monarch_find(c, 0, path, strlen(path));
+        CHECK(id >= 0);
+        uint64_t units = (size_of(k) + MONARCH_UNIT - 1) / MONARCH_UNIT;
+        uint64_t unit = units ? below(&rng, units) : 0;
+        uint64_t word = __atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE);
+        switch (MONARCH_WORD_STATE(word)) {
+        case MONARCH_PRESENT:
+            read_whole(n, word, k);
+            break;
+        case MONARCH_ABSENT:
+            __atomic_fetch_or(&n->clients->wanted[id / 64], 1ULL << (id % 64), __ATOMIC_SEQ_CST);
+            monarch_doorbell_ring(&n->clients->doorbell);
+            pause_us(100);
+            break;
+        case MONARCH_FILLING:
+            if (size_of(k)) {
+                wait_for(n, (uint64_t)id, unit, &rng);
+                read_unit(n, word, k, unit);
+            }
+            break;
+        default:
+            pause_us(100);
+        }
+    }
+    return NULL;
+}
+
+/* --- all of it ----------------------------------------------------------------------------------
+ */
+
+static void begin(struct node *n, const char *tier, uint64_t seed) {
+    struct stat st;
+    n->copies = open(tier, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK(n->copies >= 0 && fstat(root, &st) == 0);
+    n->clients = calloc(1, sizeof *n->clients);
+    n->fills = calloc(1, sizeof *n->fills);
+    CHECK(n->clients && n->fills && pthread_mutex_init(&n->lock, NULL) == 0);
+    n->next_copy = 1;
+    n->rng = seed + n->number;
+    grow(n, 1);
+    scan(n);
+    CHECK(n->catalog->count < MOST_FILES);
+    n->engine = monarch_engine_start(2, 2, 4, BLOCK, n->clients, n->fills);
+    CHECK(n->engine);
+    monarch_engine_source(n->engine, 0, root);
+    monarch_engine_tier(n->engine, 0, n->copies);
+    n->holdings = monarch_holdings_new(n->clients, n->fills, BLOCK);
+    CHECK(n->holdings);
+    monarch_holdings_source(n->holdings, 0, st.st_dev);
+    monarch_holdings_tier(n->holdings, 0, n->copies);
+    monarch_holdings_catalog(n->holdings, n->catalog);
+    keep(n);
+    monarch_engine_holdings(n->engine, n->holdings);
+    serve(n);
+}
+
+/* As the daemon does it; the other node may be asking still. */
+static void end(struct node *n) {
+    monarch_engine_holdings(n->engine, NULL);
+    end_server(n);
+    monarch_holdings_catalog(n->holdings, NULL);
+    monarch_engine_stop(n->engine);
+    monarch_peer_free(n->peer);
+    monarch_holdings_free(n->holdings);
+    for (int i = 0; i < CATALOGS; i++)
+        free(n->all[i]);
+    free(n->clients);
+    free(n->fills);
+    close(n->copies);
+}
+
+int main(int argc, char **argv) {
+    pthread_t breaking;
+    CHECK(argc == 6);
+    root_path = argv[1];
+    for (unsigned i = 0; i < RANGES; i++)
+        make_files(root_path, i * 500, FILES);
+    root = open(root_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK(root >= 0);
+    uint64_t seed = strtoull(argv[5], NULL, 10), came = 0;
+    for (unsigned i = 0; i < NODES; i++) {
+        nodes[i].number = i;
+        begin(&nodes[i], argv[2 + i], seed);
+    }
+    for (unsigned i = 0; i < NODES; i++) {
+        nodes[i].peer = monarch_peer_new(connect_to, hear, &nodes[1 - i]);
+        CHECK(nodes[i].peer);
+        monarch_engine_peer(nodes[i].engine, 1 - i, nodes[i].peer);
+        CHECK(pthread_create(&nodes[i].daemon, NULL, be_daemon, &nodes[i]) == 0);
+        for (int r = 0; r < READERS; r++)
+            CHECK(pthread_create(&nodes[i].reader[r], NULL, be_reader, &nodes[i]) == 0);
+    }
+    CHECK(pthread_create(&breaking, NULL, break_things, (void *)(uintptr_t)seed) == 0);
+    for (uint64_t ms = 0, all = (uint64_t)(atof(argv[4]) * 1000); ms < all; ms += 10)
+        pause_us(10000);
+    __atomic_store_n(&over, 1, __ATOMIC_RELEASE);
+    pthread_join(breaking, NULL);
+    for (unsigned i = 0; i < NODES; i++) {
+        pthread_join(nodes[i].daemon, NULL);
+        for (int r = 0; r < READERS; r++)
+            pthread_join(nodes[i].reader[r], NULL);
+    }
+    for (unsigned i = 0; i < NODES; i++) {
+        came += monarch_engine_peer_bytes(nodes[i].engine);
+        end(&nodes[i]);
+    }
+    for (int i = 0; i < LINKS; i++)
+        if (link_fd[i])
+            close(link_fd[i]);
+    printf("%llu %llu %llu %llu %llu\n", (unsigned long long)filled, (unsigned long long)came,
+           (unsigned long long)whole_reads, (unsigned long long)part_reads,
+           (unsigned long long)links);
+    return 0;
+}

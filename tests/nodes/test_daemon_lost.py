@@ -1,0 +1,91 @@
+"""A node's daemon is killed, stopped or started anew in the middle of an epoch: no job notices, and
+the node is asked again afterwards."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+from support.epochs import Cluster
+from support.nodes import Node
+from support.session import wait_until
+
+MIB = 1 << 20
+FILES, SIZE = 60, MIB // 2
+VICTIM = 1
+# What a reader may wait for a node that is gone, and what a file takes at the source here [s].
+LONGEST_S = 2.0 + 0.5
+
+
+@pytest.fixture
+def cluster(cluster_factory: Callable[..., Cluster]) -> Cluster:
+    return cluster_factory(3, FILES, SIZE)
+
+
+def kill(node: Node) -> None:
+    node.kill()
+
+
+def stop_for_a_while(node: Node) -> None:
+    assert node.daemon is not None
+    node.daemon.send_signal(signal.SIGSTOP)
+
+
+def in_the_middle(cluster: Cluster, do: Callable[[Node], None]) -> None:
+    """Of an epoch of all nodes, when the victim has given something to the others."""
+    victim = cluster.nodes[VICTIM]
+    cluster.rate(18e6)
+    with ExitStack() as stack:
+        readers = [stack.enter_context(cluster.reader(rank)) for rank in range(3)]
+        wait_until(lambda: victim.nodes()["served_bytes"] > 4 * SIZE, what="something from it")
+        do(victim)
+        assert all(reader.runs() for reader in readers)
+        ends = [reader.end() for reader in readers]
+    assert max(end["longest_s"] for end in ends) < LONGEST_S
+    cluster.rate(0)
+
+
+def is_used_again(cluster: Cluster) -> None:
+    """Node 0 gets what the victim keeps from there, and nothing from the source."""
+    asker, victim = cluster.nodes[0], cluster.nodes[VICTIM]
+    wait_until(lambda: victim.seen_by(asker)["usable"], timeout=60, what="a peer that is asked")
+    cluster.epoch(VICTIM)
+    victim.wait_idle()
+    before = victim.nodes()["served_bytes"]
+    asker.forget()
+    asker.wait_idle()
+    cluster.epoch(0)
+    asker.wait_idle()
+    assert victim.nodes()["served_bytes"] >= before + victim.nodes()["own_files"] * SIZE
+    assert victim.seen_by(asker)["last_failure"] == "ok"
+
+
+def test_a_daemon_that_is_killed_and_started_empty(cluster: Cluster) -> None:
+    in_the_middle(cluster, kill)
+    cluster.nodes[VICTIM].start()
+    cluster.nodes[VICTIM].wait_scanned()
+    is_used_again(cluster)
+
+
+def test_a_daemon_that_stops_and_goes_on(cluster: Cluster) -> None:
+    in_the_middle(cluster, stop_for_a_while)
+    victim = cluster.nodes[VICTIM]
+    assert victim.daemon is not None
+    victim.daemon.send_signal(signal.SIGCONT)
+    wait_until(victim.client.serves, what="the daemon that goes on")
+    is_used_again(cluster)
+
+
+def test_a_daemon_that_is_started_anew_while_it_is_read(cluster: Cluster) -> None:
+    """Several times, and with its copies lost each time."""
+
+    def several_times(victim: Node) -> None:
+        for _ in range(3):
+            victim.kill()
+            victim.start()
+
+    in_the_middle(cluster, several_times)
+    cluster.nodes[VICTIM].wait_scanned()
+    is_used_again(cluster)

@@ -1,0 +1,96 @@
+"""What somebody waits for comes first, on other nodes too; what cannot come is told at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from support.epochs import Cluster
+from support.session import wait_until
+
+MIB = 1 << 20
+KIB = 1 << 10
+
+
+def owner_of_all(cluster: Cluster) -> int:
+    """The node that keeps the one file."""
+    return [node.nodes()["own_files"] for node in cluster.nodes].index(1)
+
+
+def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Cluster]) -> None:
+    """The owner reads what is asked for first; nobody reads the rest from the source for it."""
+    size, block = 48 * MIB, MIB
+    cluster = cluster_factory(2, 1, size, block_size=block)
+    owner = owner_of_all(cluster)
+    cluster.rate(2 * 20e6)
+    cluster.reset()
+    (end,) = cluster.epoch(1 - owner, ways="random", threads=2)
+    assert end["longest_s"] < 2
+    cluster.nodes[1 - owner].wait_idle()
+    # The last block is the owner's to give when it has looked at the source once more.
+    assert cluster.served() <= size + block
+    assert cluster.nodes[1 - owner].totals()["bytes_from_peers"] >= size - block
+
+
+def test_a_node_that_has_no_room_says_so_at_once(cluster_factory: Callable[..., Cluster]) -> None:
+    files, size = 60, 100 * KIB
+    cluster = cluster_factory(2, files, size, fill_after=0)
+    owner, asker = cluster.nodes
+    # A limit that nobody was told of: the tier's own file system is gone.
+    for path in owner.tiers[0].glob("monarch-*/c"):
+        path.rmdir()
+    (end,) = cluster.epoch(1, threads=1)
+    # Not a wait for each: the owner sees that it cannot, and says so.
+    assert end["longest_s"] < 1.5
+    assert asker.seen_by(owner)["usable"]
+    assert owner.seen_by(asker)["last_failure"] == "ok"
+
+
+OPEN_ALL = """
+import os, sys
+for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
+    os.close(os.open(os.path.join(sys.argv[1], name), os.O_RDONLY))
+"""
+
+
+def test_many_files_are_opened_at_once_everywhere(
+    cluster_factory: Callable[..., Cluster],
+) -> None:
+    """More than the engines take at a time: orders that wait for another node leave room for those
+    that another node waits for."""
+    files, size = 5000, KIB
+    cluster = cluster_factory(2, files, size)
+    with ExitStack() as stack:
+        for rank, (node, mount) in enumerate(zip(cluster.nodes, cluster.mounts, strict=True)):
+            words = [sys.executable, "-c", OPEN_ALL, str(mount.mountpoint), str(rank)]
+            stack.enter_context(subprocess.Popen(words, env=node.env()))
+    for node in cluster.nodes:
+        wait_until(
+            lambda node=node: node.status()["sources"][0]["present"] == files,  # type: ignore[misc]
+            what="copies of all files",
+            timeout=60,
+        )
+    assert cluster.served() <= 1.02 * files * size
+    assert sum(node.totals()["bytes_from_peers"] for node in cluster.nodes) == files * size
+
+
+def test_nobody_waits_for_a_scan_to_tell_who_keeps_what(
+    cluster_factory: Callable[..., Cluster],
+) -> None:
+    files, size = 40, 20 * KIB
+    cluster = cluster_factory(2, files, size, prefetch="eager")
+    late = cluster.nodes[0]
+    late.kill()
+    late.config.write_text(late.config.read_text() + "scan_rate: 8\n")
+    late.start()
+    cluster.epoch(0)
+    wait_until(lambda: late.status()["catalog_entries"] >= files, what="what a reader told of")
+    (here,) = cluster.epoch(0, threads=1)
+    assert not late.status()["scanned"]
+    assert here["longest_s"] < 2
+    late.wait_scanned()
+    cluster.epoch(0)
+    late.wait_idle()
+    assert late.status()["sources"][0]["present"] == files

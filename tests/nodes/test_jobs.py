@@ -1,0 +1,55 @@
+"""Several jobs on one dataset share the nodes' tiers; a job that starts again finds the copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from support.epochs import Cluster
+from support.session import wait_until
+
+MIB = 1 << 20
+FILES, SIZE = 40, MIB // 2
+
+
+def test_two_jobs_at_a_time(cluster_factory: Callable[..., Cluster]) -> None:
+    """Both read everything on every node; each node makes one copy of each file."""
+    cluster = cluster_factory(2, FILES, SIZE)
+    cluster.rate(60e6)
+    with ExitStack() as stack:
+        jobs = [
+            stack.enter_context(cluster.reader(rank, order))
+            for rank in range(2)
+            for order in (cluster.files, cluster.files[::-1])
+        ]
+        for job in jobs:
+            assert job.end()["longest_s"] < 2.5
+    for node in cluster.nodes:
+        node.wait_idle()
+        assert len(node.copies()) == node.totals()["fills"] == FILES
+        assert node.status()["sources"][0]["present"] == FILES
+        assert node.totals()["fallbacks"] == 0
+    assert cluster.served() <= 1.02 * FILES * SIZE
+    total = sum(node.totals()["bytes_from_peers"] for node in cluster.nodes)
+    assert total == FILES * SIZE
+
+
+def test_a_job_that_is_killed_and_starts_again(cluster_factory: Callable[..., Cluster]) -> None:
+    cluster = cluster_factory(2, FILES, SIZE)
+    cluster.rate(20e6)
+    with cluster.reader(0) as first:
+        wait_until(
+            lambda: cluster.nodes[0].status()["sources"][0]["present"] > FILES // 4,
+            what="some copies",
+        )
+        assert first.runs()
+        # It ends with the context, in the middle of its epoch.
+    cluster.rate(0)
+    cluster.epoch(0)
+    cluster.epoch(1)
+    for node in cluster.nodes:
+        node.wait_idle()
+    assert cluster.served() <= 1.02 * FILES * SIZE
+    cluster.reset()
+    cluster.epoch()
+    assert cluster.served() == 0

@@ -1,0 +1,78 @@
+"""A node whose link is cut in the middle of an epoch, and mended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from peers.test_nodes import enter
+from support.epochs import Cluster
+from support.nodes import Host
+from support.session import wait_until
+
+from benchmarks.peers.nodes import Nodes as Namespaces
+from benchmarks.peers.nodes import why_no_nodes
+
+MIB = 1 << 20
+FILES, SIZE = 60, MIB // 2
+CUT_OFF = 1
+
+
+@pytest.fixture
+def namespaces() -> Iterator[Namespaces]:
+    if missing := why_no_nodes():
+        pytest.skip(missing)
+    with Namespaces(3, "1gbit") as made:
+        yield made
+
+
+@pytest.fixture
+def hosts(namespaces: Namespaces) -> Iterator[list[Host]]:
+    """Each with a thread in its namespace, which processes are started from."""
+    with ExitStack() as stack:
+
+        def on(node: int) -> Host:
+            place = namespaces.path(node)
+            pool = ThreadPoolExecutor(1, initializer=enter, initargs=(place,))
+            stack.enter_context(pool)
+
+            def call(*words: Any) -> Any:
+                return pool.submit(*words).result()
+
+            return Host(namespaces.address(node), call)
+
+        yield [on(node) for node in range(3)]
+
+
+def test_a_link_that_is_cut_and_mended_in_an_epoch(
+    namespaces: Namespaces, hosts: list[Host], cluster_factory: Callable[..., Cluster]
+) -> None:
+    cluster = cluster_factory(3, FILES, SIZE, hosts=hosts)
+    asker, cut_off = cluster.nodes[0], cluster.nodes[CUT_OFF]
+    cluster.rate(18e6)
+    with ExitStack() as stack:
+        readers = [stack.enter_context(cluster.reader(rank)) for rank in range(3)]
+        wait_until(lambda: cut_off.nodes()["served_bytes"] > 4 * SIZE, what="something from it")
+        namespaces.set_link(CUT_OFF, up=False)
+        assert all(reader.runs() for reader in readers)
+        ends = [reader.end() for reader in readers]
+    assert max(end["longest_s"] for end in ends) < 2.5
+    cluster.rate(0)
+    namespaces.set_link(CUT_OFF, up=True)
+    for node in cluster.nodes:
+        node.wait_idle()
+    before = cut_off.nodes()["served_bytes"]
+
+    def is_used_again() -> bool:
+        asker.forget()
+        asker.wait_idle()
+        cluster.epoch(0)
+        asker.wait_idle()
+        served: int = cut_off.nodes()["served_bytes"]
+        return served >= before + cut_off.nodes()["own_files"] * SIZE
+
+    wait_until(is_used_again, timeout=60, what="a node that is asked again")
+    wait_until(lambda: cut_off.seen_by(asker)["last_failure"] == "ok", what="a node that is well")

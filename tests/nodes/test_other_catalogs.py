@@ -1,0 +1,123 @@
+"""Nodes that do not know the same of a file: it has changed after the scan of one of them, or
+around them all, or a copy has been spoiled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from support.epochs import Cluster
+from support.nodes import Node
+from support.session import wait_until
+
+READ = """
+import sys, xxhash
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        print(xxhash.xxh3_64_hexdigest(file.read()))
+"""
+FILES, SIZE = 12, 200_000
+
+
+def digests(node: Node, paths: list[Path], *, preload: bool = True) -> list[str]:
+    return node.python(READ, *paths, preload=preload).split()
+
+
+def paths_of(cluster: Cluster, rank: int) -> list[Path]:
+    return [cluster.mounts[rank].mountpoint / str(name) for name in cluster.files]
+
+
+def own(node: Node) -> int:
+    files: int = node.nodes()["own_files"]
+    return files
+
+
+def rewrite(path: Path, *, keep_times: bool) -> None:
+    """Other bytes, as many as before."""
+    seen = path.stat()
+    path.write_bytes(os.urandom(seen.st_size))
+    if keep_times:
+        os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+
+def wait_seen(cluster: Cluster) -> None:
+    """Until every client of the source shows the files as they are: it trusts what it has seen of
+    their attributes for a second."""
+
+    def attributes(path: Path) -> tuple[int, int, int]:
+        seen = path.stat()
+        return seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+    def is_seen() -> bool:
+        return all(
+            attributes(mount.mountpoint / str(name)) == attributes(mount.backing / str(name))
+            for mount in cluster.mounts
+            for name in cluster.files
+        )
+
+    wait_until(is_seen, what="the new attributes")
+
+
+def start_anew(node: Node) -> None:
+    node.kill()
+    node.start()
+    node.wait_scanned()
+
+
+def changed_at_one(cluster: Cluster, *, keep_times: bool) -> None:
+    """Node 0 has copies of the old files; node 1 is started anew, and knows the new ones."""
+    cluster.epoch()
+    for node in cluster.nodes:
+        node.wait_idle()
+    for name in cluster.files:
+        rewrite(cluster.mounts[0].backing / str(name), keep_times=keep_times)
+    wait_seen(cluster)
+    start_anew(cluster.nodes[1])
+    expected = digests(cluster.nodes[1], paths_of(cluster, 1), preload=False)
+    assert digests(cluster.nodes[1], paths_of(cluster, 1)) == expected
+    cluster.nodes[1].wait_idle()
+    assert digests(cluster.nodes[1], paths_of(cluster, 1)) == expected
+    assert 0 < own(cluster.nodes[0]) < FILES
+
+
+def test_files_that_have_changed_for_one_node(cluster_factory: Callable[..., Cluster]) -> None:
+    changed_at_one(cluster_factory(2, FILES, SIZE), keep_times=False)
+
+
+def test_files_whose_times_were_set_back(cluster_factory: Callable[..., Cluster]) -> None:
+    """Only the inode's own time tells the new ones from the old ones."""
+    changed_at_one(cluster_factory(2, FILES, SIZE), keep_times=True)
+
+
+def test_files_that_have_changed_since_every_scan(cluster_factory: Callable[..., Cluster]) -> None:
+    """Empty ones too: of these a peer has no byte to send, and still nobody believes the scan."""
+    cluster = cluster_factory(2, FILES, SIZE)
+    for name in cluster.files[: FILES // 2]:
+        (cluster.mounts[0].backing / str(name)).write_bytes(b"")
+    for node in cluster.nodes:
+        start_anew(node)
+    for name in cluster.files:
+        (cluster.mounts[0].backing / str(name)).write_bytes(os.urandom(SIZE + name))
+    wait_seen(cluster)
+    for rank, node in enumerate(cluster.nodes):
+        expected = digests(node, paths_of(cluster, rank), preload=False)
+        for _ in range(3):
+            assert digests(node, paths_of(cluster, rank)) == expected
+            node.wait_idle()
+
+
+def test_small_copies_that_have_rotted(cluster_factory: Callable[..., Cluster]) -> None:
+    cluster = cluster_factory(2, FILES, SIZE)
+    holder, asker = cluster.nodes
+    cluster.epoch(0)
+    holder.wait_idle()
+    for copy in holder.copies():
+        copy.chmod(0o600)
+        with copy.open("r+b") as file:
+            file.seek(SIZE // 2)
+            file.write(b"rotten")
+    cluster.epoch(1)
+    asker.wait_idle()
+    assert asker.totals()["source_bytes_read_by_fills"] == FILES * SIZE
+    assert holder.seen_by(asker)["last_failure"] == "ok"

@@ -1,0 +1,201 @@
+"""Which node keeps which file (daemon/nodes.py), decided by every node for itself: the same on all
+of them, within every quota, each file by one node as long as there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch_py.cluster import Cluster, Member
+from monarch_py.daemon import nodes as module
+from monarch_py.daemon.nodes import NOBODY, START_LIMIT_S, UNIT, Membership, Nodes
+from monarch_py.errors import SessionError
+from monarch_py.native import ENTRY, Kind, Reason, State, make_word
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = st.one_of(st.integers(0, 64 * KIB), st.integers(0, 4 * MIB), st.just(1 << 60))
+QUOTAS = st.lists(st.one_of(st.just(0), st.integers(0, 16 * MIB)), min_size=1, max_size=6)
+# A hash for each file, and its size.
+FILES = st.lists(
+    st.tuples(st.integers(1, (1 << 64) - 1), SIZES), max_size=60, unique_by=lambda file: file[0]
+)
+
+
+class Holdings:
+    """What the peers are told of: the numbers of the files that they may ask for."""
+
+    def __init__(self, *_: Any) -> None:
+        self.kept: set[int] = set()
+        self.is_ready = False
+
+    def follow_catalog(self) -> None: ...
+
+    def keep(self, ids: npt.NDArray[Any], is_kept: npt.NDArray[Any]) -> None:
+        self.kept |= set(ids[is_kept].tolist())
+        self.kept -= set(ids[~is_kept].tolist())
+
+    def ready(self) -> None:
+        self.is_ready = True
+
+
+class Catalog:
+    """The files of one node, in its own order."""
+
+    def __init__(self, files: list[tuple[int, int]], order: list[int]) -> None:
+        self.entries = np.zeros(len(order), dtype=ENTRY)
+        self.entries["kind"] = Kind.FILE
+        self.entries["hash"] = [files[i][0] for i in order]
+        self.entries["size"] = [files[i][1] for i in order]
+        self.count = len(order)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def ids(self) -> npt.NDArray[np.uint64]:
+        return np.arange(self.count, dtype=np.uint64)
+
+
+class Native:
+    MONARCH_MAX_PEERS = 8
+
+    @staticmethod
+    def monarch_engine_peer(*_: Any) -> None: ...
+
+
+@pytest.fixture(autouse=True, scope="module")
+def alone() -> Iterator[None]:
+    """Without servers, links and an engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Holdings", Holdings)
+        patch.setattr(module, "Peer", lambda *_: SimpleNamespace(c=None))
+        patch.setattr(module, "lib", Native)
+        yield
+
+
+def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
+    members = tuple(Member(f"n{i}", "127.0.0.1", 1 + i, (q,)) for i, q in enumerate(quotas))
+    membership: Any = Membership(Cluster(rank, members, bytes(32)), None, {})  # type: ignore[arg-type]
+    shared: Any = SimpleNamespace(catalog=catalog)
+    engine: Any = SimpleNamespace(c=None)
+    return Nodes(membership, shared, engine, [], **more)
+
+
+def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
+    """By hash: the node that is asked, which is the node itself for what it keeps for others."""
+    asked = made.asked(catalog.ids())[:, 0].tolist()
+    holdings: Any = made.holdings
+    return {
+        int(hash_): made.cluster.rank if i in holdings.kept else asked[i]
+        for i, hash_ in enumerate(catalog.entries["hash"][: len(catalog)].tolist())
+    }
+
+
+def decided(
+    files: list[tuple[int, int]], quotas: list[int], shuffled: Any
+) -> list[tuple[Nodes, Catalog]]:
+    """Every node, each with its own order of the files."""
+    made = []
+    for rank in range(len(quotas)):
+        order = list(range(len(files)))
+        shuffled.shuffle(order)
+        catalog = Catalog(files, order)
+        made.append((node(rank, quotas, catalog), catalog))
+        made[-1][0].step(scanned=True)
+    return made
+
+
+def rounded(catalog: Catalog) -> npt.NDArray[np.int64]:
+    return UNIT.rounded(catalog.entries["size"])
+
+
+@settings(deadline=None)
+@given(files=FILES, quotas=QUOTAS, shuffled=st.randoms(use_true_random=False))
+def test_all_nodes_say_the_same_within_their_quotas(
+    files: list[tuple[int, int]], quotas: list[int], shuffled: Any
+) -> None:
+    all_nodes = decided(files, quotas, shuffled)
+    said = [owner_of(made, catalog) for made, catalog in all_nodes]
+    assert all(one == said[0] for one in said)
+    left = np.array(quotas, dtype=np.int64)
+    for rank, (made, catalog) in enumerate(all_nodes):
+        sizes, keeps = rounded(catalog), made.keeps_here(catalog.ids())
+        holdings: Any = made.holdings
+        own = np.isin(np.arange(len(catalog)), list(holdings.kept))
+        assert keeps[own].all()
+        assert sizes[keeps].sum(dtype=np.float64) <= quotas[rank]
+        # What no node keeps, no node has room left over for.
+        assert not (keeps & ~own & (made.asked(catalog.ids()) == NOBODY).all(axis=1)).any()
+        left[rank] -= int(sizes[own].sum())
+    for hash_, size in files:
+        if said[0][hash_] == NOBODY:
+            assert (left < UNIT.rounded(np.array([size], dtype=np.uint64))[0]).all()
+
+
+@settings(deadline=None)
+@given(
+    files=FILES,
+    late=FILES,
+    quotas=QUOTAS.filter(any),
+    shuffled=st.randoms(use_true_random=False),
+)
+def test_files_that_are_met_late_change_nothing_for_the_others(
+    files: list[tuple[int, int]], late: list[tuple[int, int]], quotas: list[int], shuffled: Any
+) -> None:
+    known = {hash_ for hash_, _ in files}
+    late = [file for file in late if file[0] not in known]
+    said = []
+    for rank in range(len(quotas)):
+        order = list(range(len(files)))
+        shuffled.shuffle(order)
+        after = list(range(len(files), len(files) + len(late)))
+        shuffled.shuffle(after)
+        catalog = Catalog(files + late, order + after)
+        catalog.count = len(files)
+        made = node(rank, quotas, catalog)
+        made.step(scanned=True)
+        before = owner_of(made, catalog)
+        # One by one, or several in a turn.
+        while catalog.count < len(catalog.entries):
+            catalog.count += shuffled.randint(1, len(catalog.entries) - catalog.count)
+            made.step(scanned=True)
+        now = owner_of(made, catalog)
+        assert {hash_: now[hash_] for hash_ in before} == before
+        assert all(quotas[now[hash_]] > 0 for hash_, _ in late)
+        said.append(now)
+    assert all(one == said[0] for one in said)
+
+
+def test_what_is_left_out_is_nobodys() -> None:
+    catalog = Catalog([(1 + i, KIB) for i in range(9)], list(range(9)))
+    catalog.entries["word"][:3] = make_word(State.BYPASS, Reason.EXCLUDED)
+    catalog.entries["kind"][3] = Kind.DIR
+    made = node(0, [MIB], catalog)
+    made.step(scanned=True)
+    assert made.keeps_here(catalog.ids()).tolist() == [False] * 4 + [True] * 5
+
+
+def test_nothing_is_decided_before_all_is_scanned_and_nobody_waits_for_long() -> None:
+    catalog = Catalog([(1, KIB)], [0])
+    now = [100.0]
+    made = node(0, [MIB, MIB], catalog, clock=lambda: now[0])
+    holdings: Any = made.holdings
+    made.step(scanned=False)
+    assert (made.is_ready, made.may_wait, holdings.is_ready) == (False, True, False)
+    now[0] += START_LIMIT_S
+    made.step(scanned=False)
+    assert (made.is_ready, made.may_wait, holdings.is_ready) == (False, False, True)
+    assert not holdings.kept
+    made.step(scanned=True)
+    assert (made.is_ready, made.may_wait) == (True, False)
+
+
+def test_more_nodes_than_there_are_numbers_for() -> None:
+    with pytest.raises(SessionError, match="at most 8"):
+        node(0, [MIB] * 9, Catalog([], []))

@@ -1,0 +1,112 @@
+"""Whoever comes to the port of a running daemon and is none of its session: nothing is told, and
+the nodes go on."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+from support.epochs import Cluster
+from support.session import wait_until
+
+from monarch_py.native import ffi, lib
+from monarch_py.peers import FileId, Peer, PeerStatus, TcpTransport, Unreachable, new_gets
+from monarch_py.peers.handshake import Purpose
+from monarch_py.peers.tcp import connected
+
+FILES, SIZE = 20, 300_000
+
+
+@pytest.fixture
+def cluster(cluster_factory: Callable[..., Cluster]) -> Cluster:
+    return cluster_factory(2, FILES, SIZE)
+
+
+def test_everybody_at_once_while_an_epoch_goes_on(cluster: Cluster) -> None:
+    """Silent ones, nonsense, one byte at a time, and one that repeats what a member has sent."""
+    victim = cluster.nodes[0]
+    rng = random.Random(7)
+    with ExitStack() as stack:
+        reader = stack.enter_context(cluster.reader(1))
+        slow = [stack.enter_context(socket.create_connection(victim.address)) for _ in range(200)]
+        for connection in slow[:100]:
+            connection.send(b"M")
+        for _ in range(100):
+            with socket.create_connection(victim.address, timeout=5) as connection:
+                connection.send(rng.randbytes(rng.randrange(1, 4000)))
+        reader.end()
+    (again,) = cluster.epoch(1)
+    assert again["longest_s"] < 2
+    assert victim.seen_by(cluster.nodes[1])["last_failure"] == "ok"
+
+
+def test_a_wrong_secret_is_told_nothing(cluster: Cluster) -> None:
+    for purpose in Purpose:
+        with pytest.raises(Unreachable) as refused:
+            connected(cluster.nodes[0].address, os.urandom(32), 2.0, purpose)
+        assert refused.value.status == PeerStatus.REFUSED
+
+
+def member(cluster: Cluster) -> socket.socket:
+    """A connection of somebody who knows the secret, and means no good."""
+    node = cluster.nodes[0]
+    return connected(node.address, node.cluster.secret, 2.0, Purpose.FILES)
+
+
+def request(**fields: int) -> bytes:
+    asked = ffi.new("struct monarch_peer_request *", {"magic": lib.MONARCH_PEER_REQUEST, **fields})
+    return bytes(ffi.buffer(asked))
+
+
+def test_a_member_that_asks_for_the_impossible(cluster: Cluster) -> None:
+    """Ranges beyond every file and every number, sources and files that are none."""
+    most = (1 << 64) - 1
+    asked = [
+        request(size=most, first=0, length=most),
+        request(size=SIZE, first=most, length=most),
+        request(size=SIZE, first=SIZE, length=1),
+        request(source=(1 << 32) - 1, path_hash=most, size=SIZE, length=SIZE),
+        *(request(source=n, path_hash=n, size=SIZE, length=SIZE) for n in range(20)),
+    ]
+    with member(cluster) as connection:
+        connection.sendall(b"".join(asked))
+        end_bytes = ffi.sizeof("struct monarch_peer_frame")
+        connection.settimeout(10)
+        said = b""
+        while len(said) < len(asked) * end_bytes:
+            said += connection.recv(65536)
+    frames = [
+        ffi.from_buffer("struct monarch_peer_frame *", said[at : at + end_bytes])
+        for at in range(0, len(said), end_bytes)
+    ]
+    statuses = {PeerStatus(frame.value) for frame in frames}
+    assert {frame.kind for frame in frames} == {lib.MONARCH_PEER_END}
+    assert statuses <= {PeerStatus.REFUSED, PeerStatus.UNKNOWN_FILE, PeerStatus.CHANGED}
+    cluster.epoch(1)
+
+
+def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
+    """Its connections end; those of the others go on."""
+    node = cluster.nodes[0]
+    cluster.epoch(0)
+    node.wait_idle()
+    with ExitStack() as stack:
+        for _ in range(30):
+            connection = stack.enter_context(member(cluster))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            connection.send(request(size=SIZE, length=SIZE)[:-1])
+        started = time.monotonic()
+        cluster.epoch(1)
+        assert time.monotonic() - started < 20
+    # A file is meant by its times as well: another time is another file.
+    peer = Peer(TcpTransport(node.cluster.secret), node.address)
+    gets = new_gets([FileId(source=0, path_hash=1, size=SIZE, mtime_ns=1)])
+    peer.fetch(gets)
+    assert gets["status"][0] == PeerStatus.UNKNOWN_FILE
+    peer.close()
+    wait_until(node.client.serves, what="a daemon that answers")
