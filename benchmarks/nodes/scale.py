@@ -22,7 +22,6 @@ from monarch_py.native import lib
 from monarch_py.plan import Loader, Plan, PlanPart, analyse
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
-from monarch_py.policies.caches import FirstFit
 from monarch_py.policies.named import make_policy
 from monarch_py.policies.rendezvous import file_keys, owners
 from monarch_py.policies.view import Decision, Job, When
@@ -40,7 +39,7 @@ MIB = 1 << 20
 FILES, SIZE, BATCH = 8, 32 * MIB, 4
 COMPUTE, LINK, ONE_CLIENT, ALL_CLIENTS = 1e9, 3e9, 2e9, 50e9
 LABELS = {"hash": "hash", "plan": "plan, 5 epochs"}
-POLICIES = {"source only": "staging-buffer", "hash": "first-fit-shared", "plan": "nopfs"}
+POLICIES = {"source only": "staging-buffer", "hash": "hash", "plan": "planned"}
 
 
 # --- constants ----------------------------------------------------------------------------------
@@ -122,7 +121,7 @@ def scenario(nodes: int, epochs: int) -> Scenario:
 def decided(job: Job, name: str) -> Decision:
     if name == "hash":
         # As the daemons do: the owner reads a file from the source when it is first needed.
-        return FirstFit(shared=True).decide(job)
+        return make_policy("hash").decide(job)
     return make_policy(POLICIES[name]).decide(job)
 
 
