@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.nodes.testbed import Dataset
-from monarch_py.policies.caches import FirstFit
 from monarch_py.policies.named import make_policy
 from monarch_py.policies.view import PFS, STAGING, Ints, Served, When
 from monarch_py.simulator import Curve, NodeOverride, Rates, Scenario, SizeLaw, StorageClass
@@ -50,7 +49,7 @@ def later_epochs(dataset: Dataset, source: float, link: float, epochs: int) -> t
     scenario = _scenario(dataset, source, link, epochs)
     job = job_of(scenario)
     found = []
-    for policy in (FirstFit(shared=True), make_policy("nopfs")):
+    for policy in (make_policy("hash"), make_policy("planned")):
         decision = replace(policy.decide(job), when=When.BEFORE)
         ends = measure(scenario, job, decision).epoch_end
         found.append(float(ends[-1] - ends[0]))
@@ -63,14 +62,17 @@ def killed_epoch(dataset: Dataset, source: float, link: float) -> float:
     gone = NodeOverride(nodes=(NODES - 1,), capacity_bytes={"tier": 0})
     scenario = _scenario(dataset, source, link, 5, gone)
     job = job_of(scenario)
-    held = replace(FirstFit(shared=True).decide(job), when=When.BEFORE)
+    held = replace(make_policy("hash").decide(job), when=When.BEFORE)
     home = np.full(job.files, PFS, np.int32)
     home[held.copies.file] = held.copies.node
 
     def served(_: int, order: Ints) -> Served:
         holder = home[order.reshape(NODES, -1)]
         holder[-1] = PFS
-        return Served(holder, np.full(holder.shape, STAGING + 1, np.int8))
+        tier, unwritten = (
+            np.full(holder.shape, level, np.int8) for level in (STAGING + 1, STAGING)
+        )
+        return Served(holder, tier, into=unwritten, down=unwritten)
 
     ends = measure(scenario, job, replace(held, served=served)).epoch_end
     return float(ends[-1] - ends[0]) / (len(ends) - 1)

@@ -22,8 +22,9 @@ from benchmarks.nodes.transfer import transfer
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
 
-# Of the dataset: what nodes have besides their share, and a small staging area.
-SPARE, STAGING = 1.05, 0.04
+# Of the dataset: what nodes have besides their share, to spare or for names and parts of blocks
+# alone, and a small staging area.
+SPARE, JUST, STAGING = 1.05, 1.02, 0.04
 EPOCHS = 5
 
 
@@ -107,8 +108,8 @@ class Rows:
         """A tier for a quarter of the dataset on each of four nodes, by name."""
         return {
             "source only": self.layout(4, has_daemons=False),
-            "hash": self.layout(4, spare=1.0),
-            "plan": self.layout(4, spare=1.0, planned=EPOCHS),
+            "hash": self.layout(4, spare=JUST),
+            "plan": self.layout(4, spare=JUST, planned=EPOCHS),
         }
 
     def epochs(self) -> list[Result]:
@@ -196,7 +197,7 @@ class Rows:
 
     def killed(self) -> list[Result]:
         """kill -9 of one of four daemons in the middle of an epoch."""
-        layout, expected = self.layout(4, spare=1.0), self._digests()
+        layout, expected = self.layout(4, spare=JUST), self._digests()
         longest, ratio, differing = [], [], 0
         predicted = killed_epoch(self.dataset, self.rate, self.link_bits / 8)
         for _ in range(self.args.rounds):

@@ -22,7 +22,6 @@ from monarch_py.native import lib
 from monarch_py.plan import Loader, Plan, PlanPart, analyse
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
-from monarch_py.policies.caches import FirstFit
 from monarch_py.policies.named import make_policy
 from monarch_py.policies.rendezvous import file_keys, owners
 from monarch_py.policies.view import Decision, Job, When
@@ -39,7 +38,8 @@ MIB = 1 << 20
 # file system gives one and all [bytes/s].
 FILES, SIZE, BATCH = 8, 32 * MIB, 4
 COMPUTE, LINK, ONE_CLIENT, ALL_CLIENTS = 1e9, 3e9, 2e9, 50e9
-POLICIES = {"source only": "staging-buffer", "hash": "first-fit-shared", "plan": "nopfs"}
+LABELS = {"hash": "hash", "plan": "plan, 5 epochs"}
+POLICIES = {"source only": "staging-buffer", "hash": "hash", "plan": "planned"}
 
 
 # --- constants ----------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def scenario(nodes: int, epochs: int) -> Scenario:
 def decided(job: Job, name: str) -> Decision:
     if name == "hash":
         # As the daemons do: the owner reads a file from the source when it is first needed.
-        return FirstFit(shared=True).decide(job)
+        return make_policy("hash").decide(job)
     return make_policy(POLICIES[name]).decide(job)
 
 
@@ -138,17 +138,18 @@ def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
 def curves() -> dict[str, dict[str, list[float]]]:
     """By name: seconds of a later epoch, shares of bytes from own copies, by nodes."""
     seconds: dict[str, list[float]] = {name: [] for name in POLICIES}
-    local: dict[str, list[float]] = {"hash": []}
+    local: dict[str, list[float]] = {label: [] for label in LABELS.values()}
     for nodes in NODES:
         for name, times in seconds.items():
             began = time.monotonic()
             run = simulated(nodes, 5, name, held=True)
             times.append(float(run.epoch_end[-1] - run.epoch_end[0]) / 4)
-            if name == "hash":
-                local["hash"].append(share(run))
+            if name != "source only":
+                local[LABELS[name]].append(share(run))
             took = time.monotonic() - began
             print(f"  {nodes} nodes, {name}: {times[-1]:.2f} s ({took:.1f} s)", file=sys.stderr)
-        for epochs in (5, 20, 90):
+        for epochs in (20, 90):
+            # Longer jobs of more nodes take minutes.
             if nodes * epochs <= 24_000:
                 run = simulated(nodes, epochs, "plan", held=True)
                 local.setdefault(f"plan, {epochs} epochs", []).append(share(run))

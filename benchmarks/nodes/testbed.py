@@ -135,7 +135,7 @@ class Layout:
     rank_nodes: Sequence[int] | None = None
     has_daemons: bool = True
     keep_pages: bool = False
-    threads: int = 4
+    threads: int = 8
 
 
 class Testbed:
