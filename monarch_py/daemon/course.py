@@ -128,19 +128,26 @@ class Course:
         follower = self.follower
         if follower is None or self.state == "dropped":
             return
+        if self._drawing is not None and self._drawing[1].done():
+            (number, drawn), self._drawing = self._drawing, None
+            if number == self.number + 1:
+                self._expect(follower, drawn.result())
         if self._search is not None:
             self._end_search(follower)
-        elif follower.is_lost:
+        # What does not fit may be the next run's, which is still being drawn.
+        elif follower.is_lost and not (follower.is_ending and self._drawing is not None):
             self.state = "searching"
             evidence = follower.evidence
             self._search = self._executor.submit(self._find_place, evidence)
         ahead = self.number + 1
-        if self._drawing is not None and self._drawing[1].done():
-            (number, drawn), self._drawing = self._drawing, None
-            if number == ahead:
-                follower.following = drawn.result()
         if follower.following is None and self._drawing is None and ahead < len(self.layout):
             self._drawing = ahead, self._executor.submit(self.draw, ahead)
+
+    def _expect(self, follower: Follower, following: Run) -> None:
+        run = follower.run
+        follower.expect(following)
+        if follower.run is not run:
+            self.number += 1
 
     def _find_place(self, evidence: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
         """For the thread: the run in which the evidence lies together best, and where."""

@@ -210,6 +210,16 @@ class Follower:
         passed = max(0, self.front - self.run.window)
         return int(passed - np.count_nonzero(self._now.seen[:passed]))
 
+    def expect(self, following: Run) -> None:
+        """The run after this one is known by now. It may have begun meanwhile: then what did not
+        fit this one is looked at again."""
+        self.following = following
+        if self._now.is_ending:
+            early = np.unique(self.evidence)
+            self._verdicts.clear()
+            self._judged = 0
+            self.judge(early, self.observe(early))
+
     # --- what is seen ---------------------------------------------------------------------------
 
     def observe(self, units: Units) -> Bools:
@@ -259,6 +269,11 @@ class Follower:
             if progress is not None:
                 again |= progress.again(units)
         return again
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the next run may have begun."""
+        return self._now.is_ending
 
     @property
     def evidence(self) -> Units:

@@ -21,6 +21,9 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+# Steps between two reads of something else.
+STRAYS_EVERY = 4
+
 DEFAULTS = {
     "epochs": 3,
     "first": 0,
@@ -81,7 +84,7 @@ def main() -> None:
                 break
             for batch in batches:
                 found += batch
-            if given["strays"] is not None:
+            if given["strays"] is not None and number % STRAYS_EVERY == 0:
                 others.choice(dataset.paths).read_bytes()
             time.sleep(given["compute_s"])
         seconds = time.monotonic() - start
