@@ -115,6 +115,11 @@ class Nodes:
         kept: npt.NDArray[np.bool_] = self._keeps[ids]
         return kept
 
+    def holders_of(self, ids: Ids) -> Holders:
+        """(n, ASKED) the nodes that keep these files, the owner first, NOBODY for none."""
+        known: Holders = self._holders[ids]
+        return known
+
     def asked(self, ids: Ids) -> npt.NDArray[np.int32]:
         """(n, MONARCH_ASKED) int32: whom a fill asks for each file, NOBODY for one that is read
         from the source: this node's own, and what no node has room for. Of two holders the one with

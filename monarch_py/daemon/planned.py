@@ -48,6 +48,10 @@ AWAKE_S = 2.0
 # Of the nodes' quotas, what is counted on: directories and blocks take some, everywhere another
 # part, and all nodes must come to the same placement.
 COUNTED_ON = 0.98
+# The placement holds how often each node uses each file, twice over [bytes for a node and file],
+# and is not made where that is more than this [bytes]. Every node must come to the same answer, so
+# that what memory a node has left does not count.
+BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,11 +165,11 @@ class Planned:
     def _place(self) -> None:
         """Once everything is scanned: the thread finds the files and places them."""
         if self._placing is None:
-            if self.filler.scanner.scanned:
+            if self.filler.scanner.scanned and (self._nodes is None or self._nodes.is_decided):
                 rooms = self.filler.rooms()
                 words = self.shared.catalog.words.copy()
                 self._placing = self._executor.submit(self._find_and_place, rooms, words)
-        elif self._placing.done() and (self._nodes is None or self._nodes.is_decided):
+        elif self._placing.done():
             self._install(self._placing.result())
             if self._nodes is not None:
                 self._nodes.awaits_plan = False
@@ -231,6 +235,14 @@ class Planned:
         if self.cluster is None or len(self.cluster.members) == 1:
             return holders, np.ones(len(ids), dtype=bool)
         members, rank = self.cluster.members, self.cluster.rank
+        if self._nodes is not None and len(members) * len(ids) * BYTES_OF_USES > MOST_OF_USES:
+            log.warning(
+                "%d nodes and %d files are too many for a placement by their uses: they stay where"
+                " their hashes put them, and are fetched as the plan says",
+                len(members),
+                len(ids),
+            )
+            return self._nodes.holders_of(ids), self._nodes.keeps_here(ids)
         used = np.zeros((len(members), len(ids)), dtype=np.uint32)
         for i, at in zip(good, where, strict=True):
             of_plan = all_frequencies(self.courses[i].timeline)
