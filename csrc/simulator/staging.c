@@ -128,12 +128,9 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;
     double bytes = size_at(s, t->rank, t->access), *at;
-    /* Ranks that have no thread of their own share those that there are. */
-    uint32_t threads = threads_of(s, node);
-    double part =
-        s->job.stages && threads > s->job.threads[0] ? (double)s->job.threads[0] / threads : 1;
-    double rate = s->job.write_rate[(size_t)node * s->job.classes] / s->job.threads[0] * part;
-    double prepare = bytes / (s->job.preprocess[node] * part), write = bytes / rate;
+    /* A rank for which there is no staging thread loads by itself, at the rate of one. */
+    double rate = s->job.write_rate[(size_t)node * s->job.classes] / s->job.threads[0];
+    double prepare = bytes / s->job.preprocess[node], write = bytes / rate;
     double end = s->job.is_free ? now : now + (write > prepare ? write : prepare);
     at = &known_of(s, t->access)->at[place_of(s, t->rank, t->access)];
     *at = end;

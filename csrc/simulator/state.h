@@ -93,8 +93,8 @@ static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
     return s->job.nodes * s->job.most_ranks;
 }
 
-/* Staging threads at work on a node. Without a staging buffer every rank fetches for itself, and
- * with fewer threads than ranks each gets its part of them. */
+/* Threads that load on a node. Without a staging buffer every rank does for itself, and so does one
+ * for which there is no thread: a buffer with few threads makes no training slower. */
 static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
     uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
     return threads < ranks ? ranks : threads;
