@@ -53,6 +53,7 @@ def session(source: SlowSource, session_factory: Callable[..., Session], library
 
 # What the programs below need. `at` is the mapping; a look at it says where each part lies.
 TOOLS = """
+import contextlib
 libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
 V, N = ctypes.c_void_p, ctypes.c_size_t
 libc.mmap.argtypes = [V, N, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -97,8 +98,12 @@ def wait_for(condition, limit_s=20):
         time.sleep(0.001)
 
 def threads():
-    names = {t: open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task")}
-    return [t for t, name in names.items() if name == "monarch-maps"]
+    found = []
+    for t in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            if open(f"/proc/self/task/{t}/comm").read().strip() == "monarch-maps":
+                found.append(t)
+    return found
 
 def is_right(at, first=0, n=size):
     "compares every byte with the file's known content"
