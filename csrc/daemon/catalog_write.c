@@ -140,6 +140,7 @@ int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_cata
     memcpy((char *)to + to->pool_at, monarch_pool(from, 0), from->pool_used);
     to->pool_used = from->pool_used;
     to->stamped = from->stamped;
+    to->salt = from->salt;
     for (uint64_t id = 0; id < from->count; id++) {
         const struct monarch_entry *e = &table[id];
         index_entry(to, id);

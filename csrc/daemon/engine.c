@@ -230,8 +230,9 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies) {
     ((struct pool *)e)->copies[tier] = copies;
 }
 
-void monarch_engine_stamp(struct monarch_engine *e, unsigned tier) {
+void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt) {
     ((struct pool *)e)->stamped = (int)tier + 1;
+    ((struct pool *)e)->salt = salt;
 }
 
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer) {
@@ -274,6 +275,7 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
     job->source_root = p->roots[entry->source];
     job->copies = p->copies[tier];
     job->is_stamped = (int)tier + 1 == p->stamped;
+    job->stamp = monarch_stamp(p->salt, id);
     memcpy(job->path, monarch_pool(c, entry->path), entry->path_len + 1u);
     return job;
 }

@@ -22,7 +22,8 @@ struct job {
     int slot;                /* of the fills segment, -1 for none */
     int peer[MONARCH_ASKED]; /* whose copy it is made from, in this order; -1 for nobody */
     int source_root, copies; /* descriptors of the directories */
-    int is_stamped;          /* its copy is, see monarch_stamp */
+    int is_stamped;          /* its copy is, with this (monarch_stamp) */
+    uint64_t stamp;
     uint64_t expected_sum;
     struct monarch_entry entry; /* as it was when the order was given */
     char path[];

@@ -290,8 +290,7 @@ int monarch_fill_is_over(const struct fill *f) {
 
 static int close_copy(struct job *job, int fd) {
     struct stat st;
-    uint64_t id = job->result.id;
-    struct timespec times[2] = {{0, UTIME_OMIT}, {(time_t)id, (long)monarch_stamp(id)}};
+    struct timespec times[2] = {{0, UTIME_OMIT}, {(time_t)job->result.id, (long)job->stamp}};
     int error = fstat(fd, &st) != 0 || (job->is_stamped && futimens(fd, times) != 0) ? errno : 0;
     if (close(fd) != 0 && !error)
         error = errno;

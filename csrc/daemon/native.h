@@ -135,7 +135,7 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 /* The tier whose copies are stamped with their entries' numbers (monarch_stamp). */
-void monarch_engine_stamp(struct monarch_engine *e, unsigned tier);
+void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
 /* The most that the sources are asked for, each second; 0: no limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
 /* How many threads copy what no reader waits for. */
@@ -174,7 +174,7 @@ int monarch_syncfs(int fd); /* 0 or -errno */
 
 /* --- for tests ------------------------------------------------------------------------------- */
 
-uint64_t monarch_stamp_of(uint64_t id);
+uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
 uint64_t monarch_xxh3_of(const char *data, uint64_t len);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 

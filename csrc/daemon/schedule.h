@@ -34,6 +34,7 @@ struct pool {
     int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */
     uint32_t width;               /* atomic: threads that do what nobody waits for */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS], stamped; /* stamped: tier + 1 */
+    uint64_t salt;
     int threads, peer_threads; /* the latter are the last ones */
     struct worker {
         struct pool *pool;

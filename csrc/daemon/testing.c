@@ -12,4 +12,4 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece) 
     return monarch_xxh3_end(&s);
 }
 
-uint64_t monarch_stamp_of(uint64_t id) { return monarch_stamp(id); }
+uint64_t monarch_stamp_of(uint64_t salt, uint64_t id) { return monarch_stamp(salt, id); }

@@ -220,7 +220,19 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-static void correct_statx(struct statx *x, unsigned mask) {
+/* Newer kernels leave it out unless it is asked for, and a staged copy is known by it. */
+__attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
+                                                   const struct statx *x, struct timespec *mtime) {
+    struct statx now;
+    if (x->stx_mask & STATX_MTIME)
+        *mtime = (struct timespec){x->stx_mtime.tv_sec, x->stx_mtime.tv_nsec};
+    else if (monarch_has_mode_of_copy(x->stx_mode) &&
+             sys6(SYS_statx, dir, (long)path, flags, STATX_MTIME, (long)&now, 0) == 0 &&
+             now.stx_ino == x->stx_ino)
+        *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
+}
+
+static void correct_statx(int dir, const char *given, int flags, struct statx *x, unsigned mask) {
     char path[MONARCH_PATH_MAX];
     struct session *s;
     const struct monarch_catalog *c;
@@ -229,6 +241,7 @@ static void correct_statx(struct statx *x, unsigned mask) {
     st.st_mode = x->stx_mode;
     st.st_nlink = x->stx_nlink;
     st.st_size = (off_t)x->stx_size;
+    time_of_copy(dir, given, flags, x, &st.st_mtim);
     const struct monarch_entry *e = behind(&s, &c, &st);
     if (!e)
         return;
@@ -267,7 +280,7 @@ PUBLIC int statx(int dir, const char *path, int flags, unsigned mask, struct sta
         return r > 0 ? 0 : -1;
     r = real_statx(dir, path, flags, mask, x);
     if (r == 0)
-        correct_statx(x, mask);
+        correct_statx(dir, path, flags, x, mask);
     return r;
 }
 

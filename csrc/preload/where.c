@@ -131,8 +131,8 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
 }
 
 /* Looked at first: nearly no other file has it, and the catalog needs not be asked. */
-static int has_mode_of_copy(const struct stat *st) {
-    return (st->st_mode & (S_IFMT | 07777)) == (S_IFREG | 0400);
+int monarch_has_mode_of_copy(unsigned mode) {
+    return (mode & (S_IFMT | 07777)) == (S_IFREG | 0400);
 }
 
 /* The file system gives the number of a copy that is gone to anybody's new file. A copy has mode
@@ -164,7 +164,7 @@ static const struct monarch_entry *copy_in(const struct session *s, const struct
 
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st) {
-    if (!has_mode_of_copy(st))
+    if (!monarch_has_mode_of_copy(st->st_mode))
         return NULL;
     for (int newest = 1; *s; *s = (*s)->before, newest = 0) {
         int t = monarch_tier_on(*s, st->st_dev, 0);

@@ -37,8 +37,10 @@ void monarch_locate_place(struct session *s, const struct monarch_catalog *c, in
  * have no such name any more. */
 int monarch_name_of(int fd, char *out);
 
-/* The entry whose copy `st` describes, or NULL. *s : the newest session; on return the one that the
- * entry is in, like *c. Descriptors outlive the daemon that made their copies. */
+int monarch_has_mode_of_copy(unsigned mode);
+/* The entry whose copy `st` describes, or NULL; of `st` the device, inode, mode, links, size and
+ * time of modification are looked at. *s : the newest session; on return the one that the entry is
+ * in, like *c. Descriptors outlive the daemon that made their copies. */
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st);
 

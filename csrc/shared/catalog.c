@@ -110,7 +110,7 @@ int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uin
                              int64_t sec, int64_t nsec, int is_dropped) {
     uint64_t id = (uint64_t)sec;
     if (id >= c->capacity || id >= __atomic_load_n(&c->count, __ATOMIC_ACQUIRE) ||
-        (uint64_t)nsec != monarch_stamp(id))
+        (uint64_t)nsec != monarch_stamp(c->salt, id))
         return -1;
     const struct monarch_entry *e = &monarch_entries(c)[id];
     if (e->kind != MONARCH_FILE)

@@ -173,8 +173,8 @@ struct monarch_catalog {
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
     uint64_t copies_used;
-    uint64_t
-        stamped; /* number + 1 of the tier whose copies are stamped, see monarch_stamp; 0: none */
+    uint64_t stamped; /* number + 1 of the tier whose copies are stamped; 0: none */
+    uint64_t salt;    /* of the stamps: another in every daemon, whose entries have other numbers */
 };
 
 /* A path that a client opened and the catalog does not know. A hint: losing one costs speed. */
@@ -302,7 +302,9 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
 /* Where copies come and go all the time they have no place in the index of copies, which is never
  * emptied. Such a copy tells its entry by its own time of modification: the seconds are the entry's
  * number, the nanoseconds this. */
-static inline uint64_t monarch_stamp(uint64_t id) { return monarch_mix(id + 1) % 1000000000; }
+static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
+    return monarch_mix(salt ^ monarch_mix(id + 1)) % 1000000000;
+}
 
 /* A file whose place in its directory is not known: found by a client after the scan. */
 #define MONARCH_NO_PLACE 0xFFFFFFFFU

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ class Shared:
         self._control.publish()
         self.catalog = Catalog(session, self._publish_generation)
         self.catalog.c.stamped = len(config.tiers) + 1  # the staging area's number, and 1
+        self.catalog.c.salt = secrets.randbits(64)
 
     def _publish_generation(self, generation: int) -> None:
         self.control.generation = generation

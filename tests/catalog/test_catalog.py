@@ -221,12 +221,12 @@ def test_readers_in_other_processes_see_only_right_answers_while_it_grows(tmp_pa
 def test_copies_that_come_and_go_take_no_place_in_the_index(catalog: Catalog) -> None:
     """Each epoch stages most files once more; months of that must not grow the catalog."""
     catalog.add(*batch(many(300)))
-    catalog.c.stamped = 1 + 2
+    catalog.c.stamped, catalog.c.salt = 1 + 2, 5
     ids = list(range(300))
     publish(catalog, [0], 1, [10**9], [7])
     before = int(catalog.c.generation), int(catalog.c.copies_used)
     assert before[1] == 1
-    stamps = [int(lib.monarch_stamp_of(entry)) for entry in ids]
+    stamps = [int(lib.monarch_stamp_of(5, entry)) for entry in ids]
     for epoch in range(1, 300):
         inodes = [epoch * 1000 + entry for entry in ids]
         publish(catalog, ids[1:], 2, [epoch * 1000 + entry for entry in ids[1:]], inodes[1:])

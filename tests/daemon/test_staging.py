@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.files import Files, Loop, check_all
+from support.files import Files, Loop, check_all, same_without
 from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
 
@@ -198,6 +198,34 @@ def test_a_copy_that_is_dropped_while_it_is_open_stays_what_it_was(
         session.wait_idle()
         assert said == ["True", files.digests[paths[0].name]]
     assert session.status()["staging"]["dropped"] > 12
+
+
+STATX = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for name in sys.argv[1:]:
+    fd = os.open(name, os.O_RDONLY)
+    for mask in (0x1, 0x100, 0x200, 0xC0, 0x2C0, 0x7FF):
+        found = ctypes.create_string_buffer(256)
+        assert libc.statx(fd, b"", 0x1000, mask, found) == 0
+        # Links, owner, group, mode, inode and size: they are filled whatever the mask says.
+        print(os.path.basename(name), mask, found.raw[16:48].hex())
+    print(os.fstat(fd)[:7], os.fstat(fd).st_mtime_ns)
+"""
+
+
+def test_attributes_of_what_is_staged(session_factory: Factory, tmp_path: Path, area: Path) -> None:
+    """A staged copy is known by its own time, which newer kernels do not tell unasked."""
+    files = Files(tmp_path / "source").add_many(8, 100_000)
+    staging = {"mount_point": str(area), "max_storage_quota": 2 * MIB}
+    session = session_factory(files.root, tiers=small_tier(tmp_path), staging=staging).start()
+    check_all(session, files)
+    session.wait_idle()
+    assert staged(session) > 4
+    paths = sorted(files.root.iterdir())
+    before = session.totals()["hits"]
+    same_without(session, [sys.executable, "-I", "-S", "-c", STATX, *map(str, paths)])
+    assert session.totals()["hits"] == before + len(paths)
 
 
 def rows_of(tier: Path) -> int:
