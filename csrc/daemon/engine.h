@@ -37,8 +37,8 @@ struct monarch_engine {
     int stopping;        /* atomic */
     /* Whom an order names, by number; NULL for who is not there. Atomic. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
-    struct monarch_holdings
-        *holdings; /* whose askers are told of every unit; may be NULL. Atomic */
+    /* Whose askers are told of every unit; NULL for nobody. Atomic. */
+    struct monarch_holdings *holdings;
     /* What readers wait for, done by a thread that has to wait for a peer itself. `buffer` has
      * MONARCH_CHUNK bytes. */
     void (*serve_readers)(struct monarch_engine *e, char *buffer);

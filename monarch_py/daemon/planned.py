@@ -123,7 +123,11 @@ class Planned:
             return
         for course in self.courses:
             state = course.state
-            course.step()
+            try:
+                course.step()
+            except Exception:  # of the thread: no plan is worth the daemon
+                log.exception("%s cannot be followed", course.file)
+                course.drop("what comes next could not be worked out")
             if course.state == "dropped" and state != "dropped":
                 self._say_dropped(course)
         if not self.is_active:
@@ -170,7 +174,14 @@ class Planned:
                 words = self.shared.catalog.words.copy()
                 self._placing = self._executor.submit(self._find_and_place, rooms, words)
         elif self._placing.done():
-            self._install(self._placing.result())
+            try:
+                self._install(self._placing.result())
+            except Exception:
+                self._placed = True
+                log.exception("the plans cannot be followed")
+                for course in self.courses:
+                    course.drop("its files could not be placed")
+                    self._say_dropped(course)
             if self._nodes is not None:
                 self._nodes.awaits_plan = False
 

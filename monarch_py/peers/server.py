@@ -9,6 +9,7 @@ import selectors
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class _Stranger:
     deadline: float
 
 
-class PeerServer:
+class PeerServer(ABC):
     """Shares files with whoever proves the secret, until it is closed.
 
     listener : where they come (`listen`); the server's own from here on, but if it cannot be made;
@@ -91,13 +92,13 @@ class PeerServer:
 
     # --- what is shared: of a subclass ----------------------------------------------------------
 
+    @abstractmethod
     def _begin(self, bounds: Any) -> Any:
         """struct monarch_peer_server *, which answers from what is shared; NULL without threads."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end(self, server: Any) -> None:
         """Stops it, and lets go of what was shared; server : NULL if it did not begin."""
-        raise NotImplementedError
 
     @contextmanager
     def _open(self) -> Iterator[None]:

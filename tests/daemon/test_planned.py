@@ -19,6 +19,8 @@ from support.files import Files, check_all
 from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
 
+from monarch_py.config import load_config
+from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
 
 Factory = Callable[..., Session]
@@ -166,6 +168,29 @@ def test_readers_come_before_what_is_fetched_ahead(site: Site) -> None:
     assert session.python(script, last) == f"{SIZE}\n"
     assert session.totals()["fills"] < MANY / 2
     assert session.totals()["fallbacks"] == 0
+
+
+def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path
+) -> None:
+    """What its thread raises would otherwise end the daemon's loop."""
+    files = Files(tmp_path / "source").add_many(50, 1000)
+    plan = plan_of(files, files.root, tmp_path / "plan.npz", epochs=3)
+    session = session_factory(files.root, plan=str(plan))
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    session.paths.make()
+    daemon = Daemon(load_config(session.config), session.paths)
+    try:
+        wait_until(lambda: [daemon._turn()] and daemon.planned._placed, what="the plan's files")
+        assert daemon.filler.keeps is daemon.planned
+        (course,) = daemon.planned.courses
+        monkeypatch.setattr(course, "step", lambda: 1 / 0)
+        daemon._turn()
+        assert course.state == "dropped"
+        assert daemon.filler.keeps is not daemon.planned
+        daemon._turn()
+    finally:
+        daemon._close()
 
 
 # --- a right plan is followed -------------------------------------------------------------------
