@@ -91,6 +91,7 @@ struct fill {
     int from;         /* atomic: the source's file, -1 as long as nothing is read from it */
     int peers;        /* that it asks, one after the other has failed it; */
     int peers_left;   /* atomic: so many have not */
+    int gave;         /* atomic: a bit for each of them of which the copy has bytes */
     int is_last_late; /* atomic: the last block did not come from a peer in time */
     int to, failed;   /* failed: atomic */
     uint64_t units, unit_bytes, blocks, block_bytes;

@@ -306,7 +306,7 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     int r = f->failed ? -1 : 0, status;
     /* What came from one peer alone was found unchanged there before its last block was sent. Of
      * what came from two, nobody has looked at all of it. */
-    if (r == 0 && f->peers_left != f->peers && monarch_source_of(e, f, &status) < 0)
+    if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)
         r = monarch_source_is_unchanged(job, f->from);

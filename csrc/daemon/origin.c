@@ -74,8 +74,10 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .to = f->to,
                                    .at = at};
     for (int left; (left = __atomic_load_n(&f->peers_left, __ATOMIC_ACQUIRE)) > 0;) {
-        ask(e, f, f->job->peer[f->peers - left], is_last, &get, buffer, sum);
+        int which = f->peers - left;
+        ask(e, f, f->job->peer[which], is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {
+            __atomic_fetch_or(&f->gave, 1 << which, __ATOMIC_ACQ_REL);
             __atomic_fetch_add(&e->peer_bytes, n, __ATOMIC_RELAXED);
             return 1;
         }

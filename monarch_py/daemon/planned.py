@@ -202,6 +202,7 @@ class Planned:
         self._tier[placed.ids] = placed.tier
         self._kept_order = placed.order
         if self._nodes is not None:
+            self._nodes.step(scanned=True)  # the catalog may have grown since the thread began
             self._nodes.assign(placed.ids, placed.holders, placed.tier != NOWHERE)
         self._before = self.filler.keeps, self.filler.staging.uses
         self.filler.keeps = self.filler.staging.uses = self

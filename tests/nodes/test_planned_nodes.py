@@ -1,0 +1,69 @@
+"""Several nodes with a plan, which says who keeps what: the source is read once all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from support.epoch import Reader, make_files
+from support.nodes import Nodes
+from support.session import MIB, wait_until
+from torch.utils.data import DistributedSampler
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.plan import Plan, PlanPart
+from monarch_py.plan.index import Index
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import DistributedSampler as Planned
+
+RANKS, FILES, SIZE, EPOCHS, SEED = 3, 120, 100_000, 3, 7
+
+
+def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
+    nodes_factory: Callable[..., Nodes],
+    mounts: Callable[[int], list[SlowSource]],
+    epoch_reader: Path,
+    tmp_path: Path,
+) -> None:
+    """Each node has room for half of the files: each file has an owner, and a half of them another
+    holder, which has no copy before the owner has."""
+    (source,) = mounts(1)
+    make_files(source.backing, FILES, SIZE)
+    names = sorted(path.name for path in source.backing.iterdir())
+    index = Index.of("files", source.mountpoint, names, [SIZE] * FILES)
+    loader = Loader(Planned(FILES, RANKS, SEED), RANKS, 2)
+    plan = tmp_path / "plan.npz"
+    Plan((index,), (PlanPart("training", 0, loader),), EPOCHS, RANKS).save(plan)
+    quota = FILES * (SIZE + 8192) // 2 + MIB
+    staging = {"mount_point": str(tmp_path / "area"), "max_storage_quota": 4 * MIB}
+    (tmp_path / "area").mkdir()
+    nodes = nodes_factory([source] * RANKS, [quota] * RANKS, plan=str(plan), staging=staging)
+    source.reset()
+    nodes.start()
+    for node in nodes.all:
+        wait_until(lambda n=node: n.status()["plans"][0]["state"] == "following", what="a plan")
+    assert sum(node.nodes()["own_files"] for node in nodes.all) == FILES
+    for epoch in range(EPOCHS):
+        with ExitStack() as stack:
+            readers = []
+            for rank, node in enumerate(nodes.all):
+                sampler = DistributedSampler(torch.arange(FILES), RANKS, rank, seed=SEED)
+                sampler.set_epoch(epoch)
+                order = [int(names[i]) for i in sampler]
+                readers.append(
+                    stack.enter_context(
+                        Reader(epoch_reader, node, "read", MIB, 1, source.mountpoint, order)
+                    )
+                )
+            for reader in readers:
+                reader.end()
+    nodes.wait_idle()
+    totals = [node.totals() for node in nodes.all]
+    assert {node.status()["plans"][0]["state"] for node in nodes.all} == {"following"}
+    assert sum(each["source_bytes_read_by_fills"] for each in totals) == FILES * SIZE
+    assert sum(each["fallbacks"] for each in totals) == 0
+    # The plan keeps more at home than the half that anybody would who knew nothing.
+    assert sum(each["bytes_from_peers"] for each in totals) > 0
+    assert all(node.nodes()["kept_files"] > FILES // RANKS for node in nodes.all)
