@@ -73,8 +73,8 @@ step(len(data))
 found = []
 while len(found) < 5:
     try: part = take(len(data))
-    except OSError as error: found.append(error.errno)
-    else: data += part
+    except OSError as error: found.append(error.errno); continue
+    data += part
     if not part: break
 step(found, len(data))
 while part := take(len(data)): data += part
