@@ -50,17 +50,47 @@ static void leave(struct pool *p, struct fill *f) {
     }
 }
 
+/* --- who does it --------------------------------------------------------------------------------
+ *
+ * A thread is woken for work, not for every ring, and no work waits for a thread that sleeps:
+ *
+ * - Work is made under the lock; then the bell of its way is rung, which changes the word and wakes
+ *   one thread that could do it. A thread reads the word before it looks for work and sleeps only
+ *   while it is the same: one that looked too early does not fall asleep.
+ * - Whoever looks, and leaves work to those that sleep, wakes one of them. It need not ring: the
+ *   work was rung for, so that only who sleeps already does not know of it. Or that ring is still
+ *   to come, and wakes one more.
+ * - Whoever may do everything and finds nothing wakes nobody: there is nothing for anybody. */
+
+static void ring(struct pool *p, enum monarch_way way, uint32_t who) {
+    if (who)
+        monarch_bell_ring(&p->shared.clients->engine[way], 1, who);
+}
+
+static void ring_all(struct pool *p, enum monarch_way way) {
+    monarch_bell_ring(&p->shared.clients->engine[way], INT_MAX, MONARCH_ANYBODY);
+}
+
+/* What the caller does next, if there is anything. */
+static int look(struct pool *p, enum monarch_way way, enum monarch_role role, struct work *w) {
+    struct monarch_bell *bell = &p->shared.clients->engine[way];
+    uint32_t who = 0;
+    pthread_mutex_lock(&p->lock);
+    int found = monarch_find_work(p, way, role, w);
+    if ((found || role != MONARCH_DOES_ALL) && __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST))
+        who = monarch_whom_it_needs(p, way);
+    pthread_mutex_unlock(&p->lock);
+    if (who)
+        monarch_bell_wake(bell, 1, who);
+    return found;
+}
+
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
 /* Between two parts of something else. A file that is begun here begins no other in its middle. */
-static void serve_demands(struct pool *p, enum way way, char *buffer, int depth) {
+static void serve_demands(struct pool *p, enum monarch_way way, char *buffer, int depth) {
     struct work w;
-    while (depth < 2) {
-        pthread_mutex_lock(&p->lock);
-        int found = monarch_find_demand(p, way, &w);
-        pthread_mutex_unlock(&p->lock);
-        if (!found)
-            return;
+    while (depth < 2 && look(p, way, MONARCH_DOES_DEMANDS, &w)) {
         if (w.job) {
             begin(p, w.job, buffer, depth + 1);
         } else {
@@ -131,15 +161,16 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
         /* One unit is moved at once. More than that is for those who have nothing better to do:
          * this thread may be here only because a reader waits. */
         int is_small = f->units == 1;
+        enum monarch_way way = monarch_way_of(job);
         pthread_mutex_lock(&p->lock);
         f->users = 1;
         f->next_block = is_small;
         monarch_add_fill(p, f);
+        uint32_t who = is_small ? 0 : monarch_whom_it_needs(p, way);
         pthread_mutex_unlock(&p->lock);
+        ring(p, way, who);
         if (is_small)
             move_block(p, f, 0, buffer, depth);
-        else
-            monarch_doorbell_ring(&p->shared.clients->engine_doorbell);
         leave(p, f);
     }
 }
@@ -156,30 +187,24 @@ static void do_work(struct pool *p, const struct work *w, char *buffer) {
     leave(p, w->fill);
 }
 
-static void sleep_on(uint32_t *word, uint32_t seen) {
-    syscall(SYS_futex, word, FUTEX_WAIT, seen, NULL, NULL, 0);
-}
-
-/* The word is the clients' as well: a wrong ring only wakes. */
+/* The bell is the clients' as well: a wrong ring only wakes. */
 static void *work(void *arg) {
     struct worker *me = arg;
     struct pool *p = me->pool;
-    struct monarch_clients *m = p->shared.clients;
+    struct monarch_bell *bell = &p->shared.clients->engine[me->way];
     char *buffer = malloc(MONARCH_CHUNK);
     while (buffer && !__atomic_load_n(&p->shared.stopping, __ATOMIC_ACQUIRE)) {
         struct work w;
-        uint32_t seen = __atomic_load_n(&m->engine_doorbell, __ATOMIC_SEQ_CST);
-        pthread_mutex_lock(&p->lock);
-        int found = monarch_find_work(p, me, &w);
-        pthread_mutex_unlock(&p->lock);
-        if (found) {
+        uint32_t seen = __atomic_load_n(&bell->rings, __ATOMIC_SEQ_CST);
+        enum monarch_role role = monarch_role_of(p, me); /* who changes it rings */
+        if (look(p, me->way, role, &w)) {
             do_work(p, &w, buffer);
             continue;
         }
-        __atomic_fetch_add(&m->engine_sleeping, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
         if (!__atomic_load_n(&p->shared.stopping, __ATOMIC_SEQ_CST))
-            sleep_on(&m->engine_doorbell, seen);
-        __atomic_fetch_sub(&m->engine_sleeping, 1, __ATOMIC_SEQ_CST);
+            monarch_bell_sleep(bell, seen, role);
+        __atomic_fetch_sub(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
     }
     free(buffer);
     return NULL;
@@ -188,7 +213,8 @@ static void *work(void *arg) {
 /* --- from Python ---------------------------------------------------------------------------------
  */
 
-static int start_threads(struct pool *p, struct worker *workers, enum way way, int threads) {
+static int start_threads(struct pool *p, struct worker *workers, enum monarch_way way,
+                         int threads) {
     for (int i = 0; i < threads; i++) {
         workers[i] = (struct worker){.pool = p, .number = (uint32_t)i, .way = way};
         if (pthread_create(&workers[i].thread, NULL, work, &workers[i]) != 0)
@@ -251,7 +277,7 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
 void monarch_engine_width(struct monarch_engine *e, int width) {
     struct pool *p = (struct pool *)e;
     __atomic_store_n(&p->width, (uint32_t)width, __ATOMIC_SEQ_CST);
-    monarch_doorbell_ring(&p->shared.clients->engine_doorbell);
+    ring_all(p, MONARCH_FROM_SOURCE);
 }
 
 static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int kind, uint64_t id,
@@ -280,6 +306,16 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
     return job;
 }
 
+/* After a change that may have made work of any kind. */
+static void unlock_and_ring(struct pool *p) {
+    uint32_t who[MONARCH_WAYS];
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        who[way] = monarch_whom_it_needs(p, way);
+    pthread_mutex_unlock(&p->lock);
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        ring(p, way, who[way]);
+}
+
 /* Takes orders that nobody else sees yet into a queue. */
 static int enqueue(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
@@ -293,8 +329,7 @@ static int enqueue(struct pool *p, struct queue to[], int in_use, struct queue *
         if (monarch_is_awaited(job))
             monarch_remember(p, job);
     }
-    pthread_mutex_unlock(&p->lock);
-    monarch_doorbell_ring(&p->shared.clients->engine_doorbell);
+    unlock_and_ring(p);
     return made;
 }
 
@@ -352,18 +387,18 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
 
 void monarch_engine_settle(struct monarch_engine *e) {
     struct pool *p = (struct pool *)e;
-    int freed = 0;
+    unsigned free_before;
     pthread_mutex_lock(&p->lock);
+    free_before = p->free_slots;
     for (struct job *job; (job = monarch_pop(&p->told)); free(job))
         if (job->slot >= 0) {
             __atomic_store_n(&e->fills->word[job->slot], 0, __ATOMIC_SEQ_CST);
             p->slot[p->free_slots++] = job->slot;
-            freed++;
         }
-    int waited_for = freed && (int)p->free_slots - freed <= MONARCH_SLOTS_OF_SOURCE;
-    pthread_mutex_unlock(&p->lock);
-    if (waited_for)
-        monarch_doorbell_ring(&e->clients->engine_doorbell);
+    if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
+        unlock_and_ring(p); /* orders may have waited for a slot */
+    else
+        pthread_mutex_unlock(&p->lock);
 }
 
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use) {
@@ -403,8 +438,8 @@ static void abandon_fills(struct pool *p) {
 void monarch_engine_stop(struct monarch_engine *e) {
     struct pool *p = (struct pool *)e;
     __atomic_store_n(&e->stopping, 1, __ATOMIC_SEQ_CST);
-    monarch_engine_width(e, p->threads);
-    monarch_doorbell_ring(&e->clients->engine_doorbell);
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        ring_all(p, way);
     for (int i = 0; i < p->threads + p->peer_threads; i++)
         pthread_join(p->worker[i].thread, NULL);
     abandon_fills(p);

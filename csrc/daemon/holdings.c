@@ -84,7 +84,7 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
     uint32_t tag = __atomic_fetch_add(&h->next_tag, 2, __ATOMIC_RELAXED);
     if (to && __atomic_compare_exchange_n(to, &none, monarch_demand(id, unit, tag), 0,
                                           __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
-        monarch_doorbell_ring(&h->clients->engine_doorbell);
+        monarch_ring_for_demand(h->clients);
 }
 
 /* Whoever asks for a whole block of many units has time. */

@@ -64,7 +64,7 @@ int monarch_is_claimed(const struct fill *f, uint64_t unit) {
 
 void monarch_claim(struct fill *f, uint64_t unit) { f->claimed[unit / 64] |= 1ULL << (unit % 64); }
 
-static struct fill *fill_of(struct pool *p, uint64_t id) {
+static struct fill *fill_of(const struct pool *p, uint64_t id) {
     struct fill *f = p->fills;
     while (f && f->job->result.id != id)
         f = f->next;
@@ -99,19 +99,25 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
     *w = (struct work){.job = job};
 }
 
-enum way monarch_way_of(const struct job *job) {
+enum monarch_way monarch_way_of(const struct job *job) {
     return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
-static int has_slot(const struct pool *p, enum way way) {
+static int has_slot(const struct pool *p, enum monarch_way way) {
     return p->free_slots > (way == MONARCH_FROM_PEER ? MONARCH_SLOTS_OF_SOURCE : 0);
 }
 
-static int find_queued(struct pool *p, enum way way, uint64_t id, struct work *w) {
-    struct job *job = has_slot(p, way) ? *bucket_of(p, id) : NULL;
+/* An order for the entry that can begin; NULL for none. */
+static struct job *queued(const struct pool *p, enum monarch_way way, uint64_t id) {
+    struct job *job = has_slot(p, way) ? p->bucket[id % MONARCH_BUCKETS] : NULL;
     while (job && job->result.id != id)
         job = job->same;
-    if (!job || monarch_way_of(job) != way)
+    return job && monarch_way_of(job) == way ? job : NULL;
+}
+
+static int find_queued(struct pool *p, enum monarch_way way, uint64_t id, struct work *w) {
+    struct job *job = queued(p, way, id);
+    if (!job)
         return 0;
     p->pending[job->result.in_use]--;
     p->pending[job->result.in_use = 1]++;
@@ -138,7 +144,7 @@ static int find_unit(struct pool *p, struct fill *f, uint64_t unit, struct work 
 }
 
 /* Readers take turns: the search goes on behind the demand that was found last. */
-int monarch_find_demand(struct pool *p, enum way way, struct work *w) {
+static int find_demand(struct pool *p, enum monarch_way way, struct work *w) {
     for (unsigned n = 0; n < MONARCH_DEMANDS; n++) {
         unsigned i = (p->next_demand + n) % MONARCH_DEMANDS;
         uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
@@ -160,7 +166,7 @@ int monarch_find_demand(struct pool *p, enum way way, struct work *w) {
 
 /* A reader that has waited for a unit wants the next ones soon. Files that readers wait for take
  * turns, unit by unit; what lies behind the last demand goes first. */
-static int find_ahead(struct pool *p, enum way way, struct work *w) {
+static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     for (struct fill *f = p->fills; f; f = f->next) {
         if (monarch_way_of(f->job) != way || !f->asked_ns || monarch_fill_is_over(f) ||
             f->next_unit == DONE)
@@ -182,7 +188,7 @@ static int find_ahead(struct pool *p, enum way way, struct work *w) {
 }
 
 /* The others are finished one by one, in whole blocks. */
-static int find_block(struct pool *p, enum way way, int in_use, struct work *w) {
+static int find_block(struct pool *p, enum monarch_way way, int in_use, struct work *w) {
     struct fill *f = p->fills;
     while (f && (f->next_block >= f->blocks || f->asked_ns || monarch_fill_is_over(f) ||
                  monarch_way_of(f->job) != way || (int)f->job->result.in_use != in_use))
@@ -194,22 +200,64 @@ static int find_block(struct pool *p, enum way way, int in_use, struct work *w) 
     return 1;
 }
 
-static int find_job(struct pool *p, enum way way, struct queue *q, struct work *w) {
-    if (!q->first || (q->first->result.kind == MONARCH_FILL && !has_slot(p, way)))
+static int can_begin(const struct pool *p, enum monarch_way way, const struct queue *q) {
+    return q->first && (q->first->result.kind != MONARCH_FILL || has_slot(p, way));
+}
+
+static int find_job(struct pool *p, enum monarch_way way, struct queue *q, struct work *w) {
+    if (!can_begin(p, way, q))
         return 0;
     begins(p, q->first, w);
     return 1;
 }
 
-/* What nobody waits for is done by as many threads as the width says; it is the source's. */
-int monarch_find_work(struct pool *p, const struct worker *me, struct work *w) {
-    enum way way = me->way;
-    if (monarch_find_demand(p, way, w) ||
-        (way == MONARCH_FROM_SOURCE && find_job(p, way, &p->urgent, w)))
+enum monarch_role monarch_role_of(const struct pool *p, const struct worker *me) {
+    return me->way == MONARCH_FROM_PEER || me->number < __atomic_load_n(&p->width, __ATOMIC_SEQ_CST)
+               ? MONARCH_DOES_ALL
+               : MONARCH_DOES_AWAITED;
+}
+
+int monarch_find_work(struct pool *p, enum monarch_way way, enum monarch_role role,
+                      struct work *w) {
+    if (find_demand(p, way, w))
         return 1;
-    return (way == MONARCH_FROM_PEER ||
-            me->number < __atomic_load_n(&p->width, __ATOMIC_RELAXED)) &&
+    if (role != MONARCH_DOES_DEMANDS && way == MONARCH_FROM_SOURCE &&
+        find_job(p, way, &p->urgent, w))
+        return 1;
+    return role == MONARCH_DOES_ALL &&
            (find_ahead(p, way, w) || find_block(p, way, 1, w) ||
             find_job(p, way, &p->in_use[way], w) || find_block(p, way, 0, w) ||
             find_job(p, way, &p->normal[way], w));
+}
+
+/* --- who is needed ------------------------------------------------------------------------------
+ */
+
+static int has_demand(const struct pool *p, enum monarch_way way) {
+    for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
+        if (!d || d == p->taken[i])
+            continue;
+        const struct fill *f = fill_of(p, monarch_demand_entry(d));
+        if (f ? monarch_way_of(f->job) == way : !!queued(p, way, monarch_demand_entry(d)))
+            return 1;
+    }
+    return 0;
+}
+
+static int has_parts(const struct pool *p, enum monarch_way way) {
+    for (const struct fill *f = p->fills; f; f = f->next)
+        if (monarch_way_of(f->job) == way && !monarch_fill_is_over(f) &&
+            (f->asked_ns ? f->next_unit != DONE : f->next_block < f->blocks))
+            return 1;
+    return 0;
+}
+
+uint32_t monarch_whom_it_needs(const struct pool *p, enum monarch_way way) {
+    if (has_demand(p, way) || (way == MONARCH_FROM_SOURCE && can_begin(p, way, &p->urgent)))
+        return MONARCH_ANYBODY;
+    return can_begin(p, way, &p->in_use[way]) || can_begin(p, way, &p->normal[way]) ||
+                   has_parts(p, way)
+               ? MONARCH_DOES_ALL
+               : 0;
 }

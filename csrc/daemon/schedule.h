@@ -16,9 +16,14 @@ struct queue {
     uint64_t length;
 };
 
-/* Two kinds of threads, each with its own orders: those that wait for a peer never keep one that
- * reads the source from it. Else two nodes that fill from each other could both be waiting. */
-enum way { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_WAYS };
+/* What a thread may do of its way: everything; what readers wait for, and removals; or, in the
+ * middle of something else, what readers wait for. The first two are bits by which it is woken. */
+enum monarch_role {
+    MONARCH_DOES_ALL = 1,
+    MONARCH_DOES_AWAITED = 2,
+    MONARCH_ANYBODY = MONARCH_DOES_ALL | MONARCH_DOES_AWAITED,
+    MONARCH_DOES_DEMANDS = 4,
+};
 
 struct pool {
     struct monarch_engine shared; /* first: fill.c and job.c see only this */
@@ -39,7 +44,7 @@ struct pool {
     struct worker {
         struct pool *pool;
         uint32_t number; /* among those of its way */
-        enum way way;
+        enum monarch_way way;
         pthread_t thread;
     } worker[];
 };
@@ -68,10 +73,13 @@ struct work {
     int is_unit;
 };
 
-enum way monarch_way_of(const struct job *job);
-/* What readers wait for; whether there is any. */
-int monarch_find_demand(struct pool *p, enum way way, struct work *w);
-/* That, and what else this thread may do. */
-int monarch_find_work(struct pool *p, const struct worker *me, struct work *w);
+enum monarch_way monarch_way_of(const struct job *job);
+/* What it may do now: what nobody waits for is done by as many threads as the width says. */
+enum monarch_role monarch_role_of(const struct pool *p, const struct worker *me);
+/* Whether there is any of that, and then what is first. */
+int monarch_find_work(struct pool *p, enum monarch_way way, enum monarch_role role, struct work *w);
+/* Who could do some of what there is, as bits of roles; 0: there is nothing. Of what lies ahead of
+ * readers it may say too much. */
+uint32_t monarch_whom_it_needs(const struct pool *p, enum monarch_way way);
 
 #endif

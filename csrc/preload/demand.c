@@ -118,10 +118,12 @@ static uint64_t *place(struct session *s, uint64_t demand, uint32_t tag) {
 }
 
 static void ring_engine(struct session *s) {
-    __atomic_fetch_add(&s->clients->engine_doorbell, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&s->clients->engine_sleeping, __ATOMIC_SEQ_CST))
-        sys6(SYS_futex, (long)&s->clients->engine_doorbell, 1 /* FUTEX_WAKE */, 0x7FFFFFFF, 0, 0,
-             0);
+    for (int way = 0; way < MONARCH_WAYS; way++) {
+        struct monarch_bell *bell = &s->clients->engine[way];
+        __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST))
+            sys_futex_wake(&bell->rings);
+    }
 }
 
 /* Whether a look at the entry would now tell the reader what to do. */

@@ -219,6 +219,18 @@ struct monarch_stats {
     uint64_t unused[6];                          /* to two cache lines */
 };
 
+/* Where the bytes of a fill come from; there are threads for each. Those that wait for a peer never
+ * keep one that reads the source from it: else two nodes that fill from each other could both be
+ * waiting. */
+enum monarch_way { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_WAYS };
+
+/* On which the copying threads of one way sleep. Whoever has made work for them adds 1 to the futex
+ * and then, if any sleep, wakes one: it wakes the next if it leaves work to it. */
+struct monarch_bell {
+    uint32_t rings;    /* futex */
+    uint32_t sleeping; /* atomic: threads that wait on it, or are about to */
+};
+
 struct monarch_clients {
     uint64_t magic;
     uint32_t doorbell; /* futex: rung when there is work for the daemon */
@@ -226,8 +238,8 @@ struct monarch_clients {
     uint64_t changes;  /* marks made in the filter, counted after each */
     uint64_t renames;  /* renames of directories */
     uint64_t mails;
-    uint32_t engine_doorbell; /* futex: rung when a unit is demanded */
-    uint32_t engine_sleeping; /* copying threads wait on it */
+    /* Rung when a unit is demanded, both: a client does not know whence the file comes. */
+    struct monarch_bell engine[MONARCH_WAYS];
     /* The daemon's signs of life when a reader gave up on it, 0 if none did: as long as they are
      * the same, no process waits for it. */
     uint64_t silent_at;
