@@ -41,7 +41,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
 @pytest.mark.parametrize("case", CASES)
 def test_what_stands_behind_is_out_of_reach(behind: Behind, case: str) -> None:
     session, file = behind.session, behind.source / case
-    argv = [behind.program, case, file, behind.source / "other"]
+    argv = [str(word) for word in (behind.program, case, file, behind.source / "other")]
     before = session.totals()["hits"]
     library = session.run(argv)
     assert session.totals()["hits"] > before  # so it was a copy
