@@ -24,6 +24,8 @@ PRELOAD = [
     "preload/track.c",
     "preload/demand.c",
     "preload/promote.c",
+    "preload/proc.c",
+    "preload/posix_locks.c",
     "preload/companion.c",
     "preload/locks.c",
     "preload/maps.c",

@@ -2,9 +2,10 @@
 #include "companion.h"
 
 #include <errno.h>
-#include <string.h>
+#include <sys/resource.h>
 
-#include "calls.h"
+#include "posix_locks.h"
+#include "proc.h"
 #include "promote.h"
 #include "serve.h"
 #include "sys.h"
@@ -50,18 +51,21 @@ static int is_ours(int companion) {
 
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
-/* Moves `fresh` to a high number and notes it; -1 if there is none. */
-static int stand_behind(int fd, int fresh) {
-    int command = close_on_exec(fd) ? F_DUPFD_CLOEXEC : F_DUPFD;
-    int high = sys_fcntl(fresh, command, FIRST_NUMBER);
+/* A duplicate of `of` with a high number; -1 if there is none. Whatever is closed on the way is a
+ * descriptor that the program never had. */
+static int high_duplicate(int of, int cloexec) {
+    int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
+    int high = sys_fcntl(of, command, FIRST_NUMBER);
     if (high < 0) /* the limit is lower than that */
-        high = sys_fcntl(fresh, command, 0);
-    sys_close(fresh);
-    if (high < 0 || high >= MONARCH_TRACKED || fd >= MONARCH_TRACKED) {
-        if (high >= 0)
-            sys_close(high);
-        return -1;
-    }
+        high = sys_fcntl(of, command, 0);
+    if (high < MONARCH_TRACKED)
+        return high < 0 ? -1 : high;
+    monarch_close_unseen(high, of);
+    return -1;
+}
+
+/* Notes that `high` stands behind `fd`, instead of `before` (-1: of nothing); whether it does. */
+static int note(int fd, int high, int before) {
     struct stat st;
     sys_fstat(high, &st);
     __atomic_store_n(&inode[high], (uint32_t)st.st_ino, __ATOMIC_RELAXED);
@@ -72,12 +76,29 @@ static int stand_behind(int fd, int fresh) {
     while (end > seen && !__atomic_compare_exchange_n(&highest, &seen, end, 0, __ATOMIC_RELAXED,
                                                       __ATOMIC_RELAXED))
         ;
-    if (change(fd, 0, (uint32_t)high + 1))
+    int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
+    int left = noted ? before : high; /* what is no companion (any more) */
+    if (left >= 0 && change(left, IS_COMPANION | (uint32_t)(fd + 1), 0))
+        __atomic_fetch_sub(&monarch_companions, 1, __ATOMIC_SEQ_CST);
+    return noted;
+}
+
+/* Gives `fd` the companion `high`, or closes that if it has one meanwhile; returns what it has. */
+static int stand_behind(int fd, int high) {
+    if (note(fd, high, -1))
         return high;
-    change(high, IS_COMPANION | (uint32_t)(fd + 1), 0); /* another thread was faster */
-    __atomic_fetch_sub(&monarch_companions, 1, __ATOMIC_SEQ_CST);
-    sys_close(high);
-    return companion_of(fd);
+    int known = companion_of(fd); /* another thread was faster */
+    monarch_close_unseen(high, known);
+    return known;
+}
+
+/* The number is to be another file's, by a program that has never heard of what is there. */
+static void give_way(int companion, int fd) {
+    int high = high_duplicate(companion, close_on_exec(fd));
+    if (high >= 0 && note(fd, high, companion))
+        monarch_close_unseen(companion, high);
+    else if (high >= 0)
+        monarch_close_unseen(high, companion);
 }
 
 /* Closing any descriptor of a file drops the process's POSIX locks on it, also those that were
@@ -112,21 +133,56 @@ void monarch_companion_close_slow(int fd) {
     __atomic_fetch_sub(&monarch_companions, 1, __ATOMIC_SEQ_CST);
 }
 
-void monarch_companion_close_range_slow(unsigned first, unsigned last) {
+/* Whether dup3 will succeed. */
+static int can_replace(int fd, int fresh, int flags) {
+    struct rlimit limit;
+    return fd != fresh && fresh >= 0 && !(flags & ~O_CLOEXEC) && sys_fcntl(fd, F_GETFD, 0) >= 0 &&
+           sys6(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, (long)&limit, 0, 0) == 0 &&
+           (rlim_t)fresh < limit.rlim_cur;
+}
+
+void monarch_companion_replace_slow(int fd, int fresh, int flags) {
+    if (!can_replace(fd, fresh, flags))
+        return;
+    if (monarch_is_companion(fresh))
+        give_way(fresh, (int)(get(fresh) & ~IS_COMPANION) - 1);
+    else
+        monarch_companion_close_slow(fresh);
+}
+
+static int stays(int companion, unsigned first, unsigned last) {
+    uint32_t w = get(companion), fd = (w & ~IS_COMPANION) - 1;
+    return (w & IS_COMPANION) && (fd < first || fd > last) && is_ours(companion);
+}
+
+uint64_t monarch_companion_that_stays(uint64_t from, unsigned first, unsigned last) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
-    for (unsigned fd = first; fd <= last && fd <= end && monarch_has_companions(); fd++)
-        if (get((int)fd) || __atomic_load_n(&posix_locks, __ATOMIC_RELAXED))
+    for (; from <= last && from <= end; from++)
+        if (stays((int)from, first, last))
+            return from;
+    return (uint64_t)last + 1;
+}
+
+void monarch_companion_close_range(unsigned first, unsigned last) {
+    unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
+    for (uint64_t fd = first; fd <= last && fd <= end && monarch_has_companions(); fd++)
+        if (!stays((int)fd, first, last))
             monarch_companion_close_slow((int)fd);
 }
 
+void monarch_companion_flag_range(unsigned first, unsigned last) {
+    unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
+    for (uint64_t fd = first; fd <= last && fd <= end; fd++)
+        monarch_companion_flag_slow((int)fd, FD_CLOEXEC);
+}
+
 void monarch_companion_again_slow(int fd, int fresh) {
-    int old_errno = errno, behind = companion_of(fd);
+    int behind = companion_of(fd);
     if (behind < 0 || fresh < 0 || fresh == fd || !monarch_track_is_mine())
         return;
-    int copy = sys_fcntl(behind, F_DUPFD_CLOEXEC, 0);
-    if (copy >= 0)
-        stand_behind(fresh, copy);
-    errno = old_errno;
+    int high = fresh < MONARCH_TRACKED ? high_duplicate(behind, close_on_exec(fresh)) : -1;
+    if (high >= 0)
+        stand_behind(fresh, high);
 }
 
 void monarch_companion_flag_slow(int fd, int flag) {
@@ -140,35 +196,29 @@ void monarch_companion_flag_slow(int fd, int flag) {
 
 #define KCMP_FILE 0
 
-/* Calls act(fd, duplicate, data) for each other descriptor of this process that shares `fd`'s
- * offset. Where the kernel does not compare descriptors, for none. */
-static void for_duplicates(int fd, void (*act)(int fd, int duplicate, int data), int data) {
-    char names[1024] __attribute__((aligned(8)));
-    long pid = sys_getpid(), n;
-    int list = sys_openat(AT_FDCWD, "/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    while (list >= 0 && (n = sys6(SYS_getdents64, list, (long)names, sizeof names, 0, 0, 0)) > 0)
-        for (long at = 0; at < n;) {
-            const struct dirent *e = (const void *)(names + at);
-            int other = 0;
-            at += e->d_reclen;
-            for (const char *digit = e->d_name; *digit >= '0' && *digit <= '9'; digit++)
-                other = other * 10 + (*digit - '0');
-            if (e->d_name[0] != '.' && other != fd && other != list &&
-                sys6(SYS_kcmp, pid, pid, KCMP_FILE, fd, other, 0) == 0)
-                act(fd, other, data);
-        }
-    if (list >= 0)
-        sys_close(list);
+struct duplicates {
+    int of, by; /* by: what `act` is to use */
+    void (*act)(int fd, const struct duplicates *d);
+};
+
+static void if_duplicate(int fd, void *data) {
+    const struct duplicates *d = data;
+    long pid = sys_getpid();
+    if (fd != d->of && sys6(SYS_kcmp, pid, pid, KCMP_FILE, d->of, fd, 0) == 0)
+        d->act(fd, d);
 }
 
-static void share(int fd, int duplicate, int data) {
-    (void)data;
-    monarch_companion_again_slow(fd, duplicate);
+/* Calls act for each other descriptor of this process that shares `fd`'s offset. Where the kernel
+ * does not compare descriptors, for none. */
+static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
+    struct duplicates d = {fd, by, act};
+    monarch_for_descriptors(if_duplicate, &d);
 }
 
-static void replace(int fd, int duplicate, int source) {
-    (void)fd;
-    sys6(SYS_dup3, source, duplicate, close_on_exec(duplicate) ? O_CLOEXEC : 0, 0, 0, 0);
+static void share(int fd, const struct duplicates *d) { monarch_companion_again_slow(d->of, fd); }
+
+static void replace(int fd, const struct duplicates *d) {
+    sys6(SYS_dup3, d->by, fd, close_on_exec(fd) ? O_CLOEXEC : 0, 0, 0, 0);
 }
 
 void monarch_companion_has_posix_locks(void) {
@@ -181,6 +231,28 @@ int monarch_is_companion(int fd) {
 
 /* --- for the calls ------------------------------------------------------------------------------
  */
+
+/* Opens the source's file as the number `high`, which is one of its copy: 0, or as
+ * monarch_companion. Another file that has its name now is not opened: to close that would end
+ * locks. */
+static int open_at(int high, const char *path, int flags, const struct session *s,
+                   const struct monarch_entry *e) {
+    struct stat st;
+    uint64_t dev = s->control->source[e->source].dev;
+    int failed = sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW);
+    if (!failed && (!S_ISREG(st.st_mode) || st.st_ino != e->ino || st.st_dev != dev))
+        return -1;
+    flags &= O_NONBLOCK | O_LARGEFILE | O_NOATIME;
+    int fresh =
+        failed ? failed : sys_openat(AT_FDCWD, path, flags | O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fresh < 0)
+        return fresh == -ENOENT || fresh == -ELOOP ? -1 : -2;
+    int is_it = monarch_is_still(fresh, s, e);
+    if (is_it)
+        sys6(SYS_dup3, fresh, high, close_on_exec(high) ? O_CLOEXEC : 0, 0, 0, 0);
+    monarch_close_unseen(fresh, is_it ? high : -1);
+    return is_it ? 0 : -1;
+}
 
 /* The companion there is, or a new one. */
 static int find_or_open(int fd) {
@@ -203,21 +275,19 @@ static int find_or_open(int fd) {
         monarch_companion_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
         return -1;
-    int flags = sys_fcntl(fd, F_GETFL, 0) & (O_NONBLOCK | O_LARGEFILE | O_NOATIME);
-    int fresh = sys_openat(AT_FDCWD, path, flags | O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (fresh == -ENOENT || fresh == -ELOOP)
-        return -1;
-    if (fresh < 0)
+    int high = high_duplicate(fd, close_on_exec(fd)); /* the number, for now */
+    if (high < 0)
         return -2;
-    if (!monarch_is_still(fresh, s, e)) { /* another file has its name now */
-        sys_close(fresh);
-        return -1;
+    int opened = open_at(high, path, sys_fcntl(fd, F_GETFL, 0), s, e);
+    if (opened < 0) {
+        sys_close(high);
+        return opened;
     }
-    fresh = stand_behind(fd, fresh);
-    if (fresh < 0)
+    high = stand_behind(fd, high);
+    if (high < 0)
         return -2;
-    for_duplicates(fd, share, 0);
-    return fresh;
+    for_duplicates(fd, share, -1);
+    return high;
 }
 
 int monarch_companion(int fd) {
@@ -237,6 +307,15 @@ static int is_one_thread(void) {
     return sys_fstatat(AT_FDCWD, "/proc/self/task", &st, 0) == 0 && st.st_nlink == 3;
 }
 
+static void become_source(int fd, int behind) {
+    sys_lseek(behind, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
+    /* In another thread the number of a duplicate may be another file's by now: they keep the copy.
+     */
+    if (is_one_thread())
+        for_duplicates(fd, replace, behind);
+    replace(fd, &(struct duplicates){.by = behind});
+}
+
 void monarch_companion_compare(int fd) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;
@@ -250,10 +329,14 @@ void monarch_companion_compare(int fd) {
          now.st_ctim.tv_sec * 1000000000 + now.st_ctim.tv_nsec == e->ctime_ns))
         return;
     monarch_mark_changed(s->clients, now.st_dev, now.st_ino);
-    sys_lseek(behind, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* In another thread the number of a duplicate may be another file's by now: they keep the copy.
-     */
-    if (is_one_thread())
-        for_duplicates(fd, replace, behind);
-    replace(fd, fd, behind);
+    become_source(fd, behind);
+}
+
+int monarch_become_source(int fd) {
+    int behind = monarch_companion(fd);
+    if (behind >= 0) {
+        monarch_companion_compare(fd);
+        become_source(fd, behind);
+    }
+    return behind != -2;
 }

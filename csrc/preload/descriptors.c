@@ -44,21 +44,15 @@ PUBLIC int fclose(FILE *stream) {
 }
 
 #ifndef CLOSE_RANGE_CLOEXEC
+#define CLOSE_RANGE_UNSHARE 2
 #define CLOSE_RANGE_CLOEXEC 4
 #endif
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
 
-static void will_close_range(unsigned first, unsigned last) {
-    monarch_untrack_range(first, last);
-    monarch_companion_close_range(first, last);
-}
-
 /* glibc before 2.34 has neither behind us. */
-PUBLIC int close_range(unsigned first, unsigned last, int flags) {
-    if (!(flags & CLOSE_RANGE_CLOEXEC))
-        will_close_range(first, last);
+static int real_close_range(unsigned first, unsigned last, int flags) {
     if (REAL(close_range))
         return REAL(close_range)(first, last, flags);
     long r = sys6(SYS_close_range, first, last, flags, 0, 0, 0);
@@ -68,17 +62,54 @@ PUBLIC int close_range(unsigned first, unsigned last, int flags) {
     return -1;
 }
 
+/* Linux 5.9; it may refuse the flags. Nothing is open there. */
+static int can_close_range(int flags) {
+    int old_errno = errno;
+    int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
+    errno = old_errno;
+    return can;
+}
+
+/* All but what stands behind descriptors that are not in the range. */
+static int close_around_companions(unsigned first, unsigned last, int flags) {
+    int r = 0;
+    if (flags & CLOSE_RANGE_CLOEXEC)
+        monarch_companion_flag_range(first, last);
+    else
+        monarch_companion_close_range(first, last);
+    for (uint64_t from = first, upto; r == 0 && from <= last; from = upto + 1) {
+        upto = monarch_companion_that_stays(from, first, last);
+        if (upto > from)
+            r = real_close_range((unsigned)from, (unsigned)(upto - 1), flags);
+    }
+    return r;
+}
+
+PUBLIC int close_range(unsigned first, unsigned last, int flags) {
+    if (!(flags & CLOSE_RANGE_CLOEXEC))
+        monarch_untrack_range(first, last);
+    return monarch_has_companions() && first <= last && can_close_range(flags)
+               ? close_around_companions(first, last, flags)
+               : real_close_range(first, last, flags);
+}
+
 PUBLIC void closefrom(int first) {
     unsigned from = first < 0 ? 0 : (unsigned)first;
-    will_close_range(from, UINT_MAX);
+    monarch_untrack_range(from, UINT_MAX);
+    if (monarch_has_companions() && can_close_range(0)) {
+        close_around_companions(from, UINT_MAX, 0);
+        return;
+    }
+    monarch_companion_close_range(from, UINT_MAX);
     if (REAL(closefrom))
         REAL(closefrom)(first);
     else
-        sys6(SYS_close_range, from, UINT_MAX, 0, 0, 0, 0);
+        real_close_range(from, UINT_MAX, 0);
 }
 
+/* It leaves the descriptors open, whatever its name says. */
 PUBLIC int fcloseall(void) {
-    will_close_range(0, UINT_MAX);
+    monarch_untrack_range(0, UINT_MAX);
     return REAL(fcloseall)();
 }
 
@@ -97,22 +128,32 @@ PUBLIC int dup(int fd) {
     return duplicated(fd, REAL(dup)(fd));
 }
 
-PUBLIC int dup2(int fd, int fresh) {
+static void will_replace(int fd, int fresh, int flags) {
     will_share(fd);
     if (fd != fresh)
-        monarch_will_close(fresh);
+        monarch_untrack(fresh);
+    if (monarch_has_companions())
+        monarch_companion_replace_slow(fd, fresh, flags);
+}
+
+PUBLIC int dup2(int fd, int fresh) {
+    will_replace(fd, fresh, 0);
     return duplicated(fd, REAL(dup2)(fd, fresh));
 }
 
 PUBLIC int dup3(int fd, int fresh, int flags) {
-    will_share(fd);
-    if (fd != fresh)
-        monarch_will_close(fresh);
+    will_replace(fd, fresh, flags);
     return duplicated(fd, REAL(dup3)(fd, fresh, flags));
 }
 
+/* Leases, and the signals that tell of their end. */
+static int is_lease(int command) {
+    return command == F_SETLEASE || command == F_SETSIG || command == F_SETOWN ||
+           command == F_SETOWN_EX;
+}
+
 static int hangs_on_file(int command) {
-    return command == F_SETFL || command == F_SETSIG || command == F_SETOWN || command == F_NOTIFY;
+    return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
 PUBLIC int fcntl(int fd, int command, ...) {
@@ -123,6 +164,10 @@ PUBLIC int fcntl(int fd, int command, ...) {
     struct monarch_held held;
     if (monarch_is_lock(command))
         return monarch_lock(fd, command, arg);
+    if (is_lease(command) && !monarch_become_source(fd)) {
+        errno = ENOLCK;
+        return -1;
+    }
     if (hangs_on_file(command))
         monarch_keep_locks(fd);
     if (command == F_DUPFD || command == F_DUPFD_CLOEXEC)
@@ -177,10 +222,8 @@ PUBLIC ssize_t splice(int from, off64_t *at, int to, off64_t *to_at, size_t n, u
     return REAL(splice)(from, at, to, to_at, n, flags);
 }
 
-PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
-                               unsigned flags) {
-    if (!at)
-        uses_offset(from);
+static ssize_t real_copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
+                                    unsigned flags) {
     if (REAL(copy_file_range)) /* glibc 2.27 */
         return REAL(copy_file_range)(from, at, to, to_at, n, flags);
     long r = sys6(SYS_copy_file_range, from, (long)at, to, (long)to_at, (long)n, flags);
@@ -188,6 +231,23 @@ PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, si
         return r;
     errno = (int)-r;
     return -1;
+}
+
+/* A copy lies on another file system than its file, from which the kernel may refuse to copy. */
+PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
+                               unsigned flags) {
+    if (!at)
+        uses_offset(from);
+    int old_errno = errno;
+    ssize_t r = real_copy_file_range(from, at, to, to_at, n, flags);
+    int behind = r < 0 && errno == EXDEV ? monarch_companion(from) : -1;
+    if (behind < 0)
+        return r;
+    errno = old_errno;
+    r = real_copy_file_range(behind, at, to, to_at, n, flags);
+    if (r > 0 && !at)
+        sys_lseek(from, r, SEEK_CUR);
+    return r;
 }
 
 PUBLIC pid_t fork(void) {

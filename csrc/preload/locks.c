@@ -1,5 +1,5 @@
-/* Locks and leases: always on the source's file, so that they exclude whoever reads or writes it,
- * under the library or not. A copy's descriptor takes them through its companion. */
+/* Locks: always on the source's file, so that they exclude whoever reads or writes it, under the
+ * library or not. A copy's descriptor takes them through its companion. */
 #define _GNU_SOURCE
 #include "locks.h"
 
@@ -11,17 +11,17 @@
 #include "companion.h"
 #include "promote.h"
 
-/* The descriptor that a lock of `fd` is to be taken on; -1 with errno if there can be none. */
-static int descriptor_for(int fd) {
+/* In `on`, the descriptor that a lock of `fd` is to be taken on; 0 with errno if there can be none.
+ */
+static int find_descriptor(int fd, int *on) {
     int behind = monarch_companion(fd);
     if (behind == -2) {
         errno = ENOLCK;
-        return -1;
+        return 0;
     }
-    if (behind >= 0)
-        return behind;
-    monarch_keep_locks(fd);
-    return fd;
+    *on = behind >= 0 ? behind : fd;
+    monarch_keep_locks(*on);
+    return 1;
 }
 
 static int granted(int r, int fd, int on) {
@@ -34,28 +34,32 @@ static int granted(int r, int fd, int on) {
 }
 
 PUBLIC int flock(int fd, int operation) {
-    int on = descriptor_for(fd);
-    return on < 0 ? -1 : granted(REAL(flock)(on, operation), fd, on);
+    int on;
+    return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
 PUBLIC int lockf(int fd, int command, off_t length) {
-    int on = descriptor_for(fd);
+    int on;
+    if (!find_descriptor(fd, &on))
+        return -1;
     if (on != fd)
         monarch_companion_has_posix_locks();
-    return on < 0 ? -1 : granted(REAL(lockf)(on, command, length), fd, on);
+    return granted(REAL(lockf)(on, command, length), fd, on);
 }
 
 int monarch_is_lock(int command) {
     return command == F_GETLK || command == F_SETLK || command == F_SETLKW ||
            command == F_OFD_GETLK || command == F_OFD_SETLK || command == F_OFD_SETLKW ||
-           command == F_SETLEASE || command == F_GETLEASE;
+           command == F_GETLEASE;
 }
 
 int monarch_lock(int fd, int command, void *arg) {
-    int on = descriptor_for(fd);
+    int on;
+    if (!find_descriptor(fd, &on))
+        return -1;
     if (on != fd && (command == F_SETLK || command == F_SETLKW))
         monarch_companion_has_posix_locks();
-    return on < 0 ? -1 : granted(REAL(fcntl)(on, command, arg), fd, on);
+    return granted(REAL(fcntl)(on, command, arg), fd, on);
 }
 
 TWINS_OF_LOCKS(TWIN)

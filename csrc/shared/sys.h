@@ -51,6 +51,8 @@ static inline long sys_getcwd(char *buf, unsigned long n) {
 static inline long sys_readlink(const char *path, char *buf, unsigned long n) {
     return sys6(SYS_readlinkat, AT_FDCWD, (long)path, (long)buf, (long)n, 0, 0);
 }
+/* Whether mmap or mremap returned one. */
+static inline int is_address(long r) { return r >= 0 || r < -4095; }
 static inline void *sys_map(int fd, unsigned long n, int prot) {
     long p = sys6(SYS_mmap, 0, (long)n, prot, MAP_SHARED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
