@@ -23,7 +23,7 @@ from monarch_py.native import lib
 from monarch_py.placement import TierRoom
 from monarch_py.session import hold, private_directory
 
-__all__ = ["Tier", "copy_name", "copy_number", "tier_root"]
+__all__ = ["Tier", "copy_name", "copy_number", "slack_of", "tier_root"]
 
 log = logging.getLogger("monarch.tiers")
 
@@ -59,6 +59,11 @@ def copy_number(name: str) -> int | None:
 
 
 LISTED = np.dtype([("number", "u8"), ("inode", "u8")])
+
+
+def slack_of(quota_bytes: int) -> int:
+    """What of a tier's quota no copy is placed in."""
+    return min(SLACK_BYTES, quota_bytes // 64)
 
 
 class Tier:
@@ -158,8 +163,7 @@ class Tier:
             self._overhead_bytes, self._next_overhead_s = self.overhead_bytes(), now_s + LOOK_S
         # Rows that are not written yet are foreseen.
         overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
-        quota = self.config.quota_bytes
-        return quota - overhead - min(SLACK_BYTES, quota // 64)
+        return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)
 
     def room(self) -> TierRoom:
         """What can be placed here now: the least of the quota, the file system and, for a RAM

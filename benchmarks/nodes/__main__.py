@@ -21,7 +21,7 @@ from benchmarks.numbers import Result, describe_machine, report
 from benchmarks.peers.nodes import why_no_nodes
 from monarch_py.demo.slowsource import find_slowsource, why_unavailable
 
-ROWS = ("once", "epochs", "waited", "balance", "killed", "transfer", "loaders")
+ROWS = ("once", "epochs", "waited", "balance", "killed", "replay", "transfer", "loaders")
 
 
 def parse() -> argparse.Namespace:

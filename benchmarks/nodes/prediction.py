@@ -1,78 +1,204 @@
-"""What the simulator says of the same nodes."""
+"""What the simulator says of the same nodes, by the classes of policies that the daemons follow.
+
+Ranks read as reader.c does: threads take the files of a rank in turn, without compute, and ranks
+meet at the end of an epoch alone.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.nodes.testbed import Dataset
-from monarch_py.policies.named import make_policy
-from monarch_py.policies.view import PFS, STAGING, Ints, Served, When
-from monarch_py.simulator import Curve, NodeOverride, Rates, Scenario, SizeLaw, StorageClass
+from benchmarks.nodes.testbed import Dataset, Layout
+from monarch_py.daemon.nodes import PEER_THREADS, UNIT
+from monarch_py.daemon.planned import WINDOW_LEAVES
+from monarch_py.policies.caches import Hash
+from monarch_py.policies.nopfs import Planned
+from monarch_py.policies.rendezvous import Keys
+from monarch_py.policies.view import PFS, STAGING, Decision, Ints, Job, Served, When
+from monarch_py.simulator import Curve, NodeOverride, Scenario, StorageClass
 from monarch_py.simulator import Dataset as Files
-from monarch_py.simulator.engine import measure
-from monarch_py.simulator.jobs import job_of
+from monarch_py.simulator import Rates as SimulatedRates
+from monarch_py.simulator.engine import Measured, measure
+from monarch_py.simulator.jobs import cluster_of
+from monarch_py.simulator.result import PLACES
+from monarch_py.tiers import slack_of
 
 # No limit [bytes/s].
 FAST = 1e12
-NODES, BATCH = 4, 4
+NODES = 4
+# Files of each rank in an epoch.
+Orders = Sequence[Sequence[int]]
 
 
-def _scenario(
-    dataset: Dataset, source: float, link: float, epochs: int, *overrides: NodeOverride
-) -> Scenario:
-    files = len(dataset.sizes)
-    tier = int(dataset.bytes * 1.02 / NODES)
-    fast = Curve.of({4: FAST})
-    return Scenario(
-        name="nodes",
-        nodes=NODES,
-        ranks_per_node=1,
-        epochs=epochs,
-        batch_per_rank=BATCH,
-        drop_last=True,
-        seed=1,
-        dataset=Files(files, SizeLaw(dataset.bytes // files)),
-        rates=Rates(compute=FAST, preprocess=FAST, network=link, pfs_link=FAST),
-        pfs=Curve.of({1: source}),
-        classes=(
-            StorageClass("staging", dataset.bytes // 25, 4, fast, fast),
-            StorageClass("tier", tier, 4, fast, fast),
-        ),
-        overrides=overrides,
-    )
+@dataclass(frozen=True)
+class Rates:
+    """source : of all nodes together;  link : of one node's, each way;  tier : what a node's
+    readers get together of its tier [bytes/s]"""
+
+    source: float
+    link: float
+    tier: float = FAST
 
 
-def later_epochs(dataset: Dataset, source: float, link: float, epochs: int) -> tuple[float, float]:
-    """Seconds of all epochs but the first, by hash and by plan.  source, link : [bytes/s]"""
-    scenario = _scenario(dataset, source, link, epochs)
-    job = job_of(scenario)
-    found = []
-    for policy in (make_policy("hash"), make_policy("planned")):
-        decision = replace(policy.decide(job), when=When.BEFORE)
-        ends = measure(scenario, job, decision).epoch_end
-        found.append(float(ends[-1] - ends[0]))
-    return found[0], found[1]
+class Simulated(NamedTuple):
+    """Of an epoch, or of several.  source : what it gave;  peers : what came from other nodes
+    [bytes]"""
+
+    seconds: float
+    source: float
+    peers: float
 
 
-def killed_epoch(dataset: Dataset, source: float, link: float) -> float:
-    """Seconds of an epoch when one of the nodes has no daemon: what it held is read from the source
-    by all, and everything by its own ranks."""
-    gone = NodeOverride(nodes=(NODES - 1,), capacity_bytes={"tier": 0})
-    scenario = _scenario(dataset, source, link, 5, gone)
-    job = job_of(scenario)
-    held = replace(make_policy("hash").decide(job), when=When.BEFORE)
-    home = np.full(job.files, PFS, np.int32)
-    home[held.copies.file] = held.copies.node
+@dataclass(frozen=True)
+class Run:
+    """A run of nodes with one rank each.
 
-    def served(_: int, order: Ints) -> Served:
-        holder = home[order.reshape(NODES, -1)]
-        holder[-1] = PFS
-        tier, unwritten = (
-            np.full(holder.shape, level, np.int8) for level in (STAGING + 1, STAGING)
+    orders : of each epoch;  hashes : of the files, which say who owns them; None for others that do
+    as well;  gone : nodes without a daemon
+    """
+
+    dataset: Dataset
+    layout: Layout
+    orders: Sequence[Orders]
+    rates: Rates
+    hashes: Keys | None = None
+    gone: tuple[int, ...] = ()
+
+    def by_hash(self) -> list[Simulated]:
+        """Nobody knows what comes next: a thread that is free takes the next file, and the next
+        epoch begins with nothing on its way."""
+        # As large as all: readers wait for what they have asked for, never for room.
+        scenario = self._scenario(self.dataset.bytes, self.layout.threads)
+        found = []
+        for number, order in enumerate(self.orders):
+            job = self._job(scenario, [order])
+            decision = self._decided(job)
+            if number:
+                decision = replace(decision, when=When.BEFORE)
+            found += _epochs(measure(replace(scenario, epochs=1), job, decision))
+        return found
+
+    def _decided(self, job: Job) -> Decision:
+        decision = Hash(self.hashes).decide(job)
+        return self._without(job, decision) if self.gone else decision
+
+    def _without(self, job: Job, decision: Decision) -> Decision:
+        """What nodes without a daemon held is read from the source by all, and everything by their
+        own ranks."""
+        home = np.full(job.files, PFS, np.int32)
+        home[decision.copies.file] = decision.copies.node
+
+        def served(_: int, order: Ints) -> Served:
+            holder = np.where(order == -1, PFS, home[order]).reshape(job.cluster.nodes, -1)
+            holder[list(self.gone)] = PFS
+            tier, unwritten = (
+                np.full(holder.shape, level, np.int8) for level in (STAGING + 1, STAGING)
+            )
+            return Served(holder.astype(np.int32), tier, into=unwritten, down=unwritten)
+
+        return replace(decision, served=served)
+
+    def by_plan(self) -> list[Simulated]:
+        """Everything is fetched in the order of use, over the ends of epochs too.
+
+        The staging area takes what is not kept here alone: as much less of what passes through the
+        simulator's buffer as the placement keeps.
+        """
+        area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
+        scenario = self._scenario(area, PEER_THREADS)
+        decision = Planned().decide(self._job(scenario, self.orders))
+        scenario = self._scenario(int(area / self._foreign(decision)), PEER_THREADS)
+        return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
+
+    def _foreign(self, decision: Decision) -> float:
+        """Of all bytes that ranks read the share of which their nodes keep no copy."""
+        sizes = self.dataset.sizes
+        kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
+        kept[decision.copies.node, decision.copies.file] = True
+        used, foreign = 0, 0
+        for order in self.orders:
+            for node, files in enumerate(order):
+                used += int(sizes[files].sum())
+                foreign += int(sizes[files][~kept[node, files]].sum())
+        return foreign / used
+
+    def _scenario(self, buffer: int, threads: int) -> Scenario:
+        """buffer : of each node [bytes];  threads : that fetch on each"""
+        # A tier counts a file by its blocks and its name.
+        counted = UNIT.rounded(self.dataset.sizes.astype(np.uint64)).sum()
+        share = self.dataset.bytes / float(counted)
+        tiers = [int(share * (quota - slack_of(quota))) for quota in self.layout.tiers]
+        fast = Curve.of({threads: FAST})
+        tier = Curve.of({threads: self.rates.tier})
+        return Scenario(
+            name="nodes",
+            nodes=len(tiers),
+            ranks_per_node=1,
+            epochs=len(self.orders),
+            batch_per_rank=1,
+            drop_last=True,
+            seed=0,
+            dataset=Files(len(self.dataset.sizes)),
+            rates=SimulatedRates(FAST, FAST, network=self.rates.link, pfs_link=FAST),
+            pfs=Curve.of({1: self.rates.source}),
+            classes=(
+                StorageClass("staging", buffer, threads, fast, fast),
+                StorageClass("tier", tiers[0], threads, tier, fast),
+            ),
+            overrides=tuple(
+                NodeOverride((node,), capacity_bytes={"tier": 0 if node in self.gone else room})
+                for node, room in enumerate(tiers)
+            ),
         )
-        return Served(holder, tier, into=unwritten, down=unwritten)
 
-    ends = measure(scenario, job, replace(held, served=served)).epoch_end
-    return float(ends[-1] - ends[0]) / (len(ends) - 1)
+    def _job(self, scenario: Scenario, orders: Sequence[Orders]) -> Job:
+        """An epoch is one step."""
+        width = max(len(files) for order in self.orders for files in order)
+        made = np.full((len(orders), scenario.nodes, 1, width), -1, np.int32)
+        for epoch, order in enumerate(orders):
+            for node, files in enumerate(order):
+                made[epoch, node, 0, : len(files)] = files
+        return Job(
+            sizes=self.dataset.sizes,
+            cluster=cluster_of(scenario),
+            epochs=len(orders),
+            batch=width,
+            orders=lambda epoch: made[epoch],
+        )
+
+
+def _epochs(run: Measured) -> list[Simulated]:
+    """What was there before the first step was read before."""
+    ends = [run.first_step, *run.epoch_end.tolist()]
+    peers = run.bytes[:, PLACES.index("remote")].tolist()
+    source = run.pfs_bytes.tolist()
+    if run.first_step:
+        source = run.bytes[:, PLACES.index("pfs")].tolist()
+    return [
+        Simulated(end - begin, given, came)
+        for (begin, end), given, came in zip(pairwise(ends), source, peers, strict=True)
+    ]
+
+
+def later_epochs(
+    dataset: Dataset, layout: Layout, rates: Rates, epochs: int
+) -> tuple[float, float]:
+    """Seconds of all epochs but the first, by hash and by plan."""
+    orders = [dataset.shares(len(layout.tiers), number) for number in range(epochs)]
+    run = Run(dataset, layout, orders, rates)
+    hashed, planned = (
+        sum(e.seconds for e in found[1:]) for found in (run.by_hash(), run.by_plan())
+    )
+    return hashed, planned
+
+
+def killed_epoch(dataset: Dataset, layout: Layout, rates: Rates) -> float:
+    """Seconds of an epoch when the last of the nodes has no daemon."""
+    nodes = len(layout.tiers)
+    orders = [dataset.shares(nodes, number) for number in range(3)]
+    return Run(dataset, layout, orders, rates, gone=(nodes - 1,)).by_hash()[-1].seconds

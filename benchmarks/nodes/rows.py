@@ -11,12 +11,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.nodes.compared import compared
-from benchmarks.nodes.prediction import killed_epoch, later_epochs
+from benchmarks.nodes.prediction import Rates, killed_epoch, later_epochs
+from benchmarks.nodes.replay import lines_of, measure_rates, replay
 from benchmarks.nodes.testbed import MIB, Dataset, Epoch, Layout, Testbed
 from benchmarks.nodes.transfer import transfer
 from benchmarks.numbers import Result
@@ -39,6 +40,11 @@ class Rows:
         mean = int(args.file_kib * 1024)
         self.dataset = Dataset.make(place / "backing", args.mib * MIB // mean, mean)
         self.said: list[dict[str, Any]] = []
+
+    @property
+    def rates(self) -> Rates:
+        """What source and links are set to."""
+        return Rates(self.rate, self.link_bits / 8)
 
     # --- runs -----------------------------------------------------------------------------------
 
@@ -146,12 +152,13 @@ class Rows:
 
     def _epochs(self, layout: Layout, compute_ns: int = 0, count: int = EPOCHS) -> list[Epoch]:
         with self.testbed(layout, linked=True) as bed:
-            return [bed.epoch(self.dataset.shares(4, n), compute_ns) for n in range(count)]
+            return bed.epochs([self.dataset.shares(4, n) for n in range(count)], compute_ns)
 
     def _simulated(self) -> list[Result]:
         results = []
         for epochs, least in ((5, None), (90, 1.05)):
-            hashed, planned = later_epochs(self.dataset, self.rate, self.link_bits / 8, epochs)
+            layout = self.configurations()["plan"]
+            hashed, planned = later_epochs(self.dataset, layout, self.rates, epochs)
             what = f"simulated, epochs 2-{epochs}: hash / plan"
             results.append(least_of(f"simulated_{epochs}", what, hashed / planned, least))
         return results
@@ -199,7 +206,7 @@ class Rows:
         """kill -9 of one of four daemons in the middle of an epoch."""
         layout, expected = self.layout(4, spare=JUST), self._digests()
         longest, ratio, differing = [], [], 0
-        predicted = killed_epoch(self.dataset, self.rate, self.link_bits / 8)
+        predicted = killed_epoch(self.dataset, layout, self.rates)
         for _ in range(self.args.rounds):
             with self.testbed(layout, linked=True) as bed:
                 epochs = [bed.epoch(self.dataset.shares(4, n)) for n in range(2)]
@@ -225,6 +232,28 @@ class Rows:
             Result("killed_epoch", "  epoch / the simulator's", "", statistics.median(ratio), 1.1),
             Result("killed_wait", "  longest single read", "s", max(longest), 2),
         ]
+
+    # --- beside the simulator -------------------------------------------------------------------
+
+    def replay(self) -> list[Result]:
+        """Real epochs beside those that the simulator makes of the same accesses and of rates that
+        were measured without Monarch."""
+        layouts = self.configurations()
+        plain = layouts.pop("source only")
+        with self.testbed(plain) as bed:
+            source = bed.epoch(self.dataset.shares(4, 0))
+        rates = measure_rates(self.place, self.dataset, self.programs[1], self.link_bits, source)
+        self.tell("measured", **asdict(rates))
+        orders = [self.dataset.shares(4, number) for number in range(EPOCHS)]
+        results = []
+        for name, layout in layouts.items():
+            runs = []
+            for _ in range(self.args.rounds):
+                with self.testbed(layout, linked=True) as bed:
+                    runs.append(replay(bed, rates, orders))
+                self.tell(f"replayed, {name}", **runs[-1].said())
+            results += lines_of(name, runs)
+        return results
 
     # --- one large file -------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from monarch_py.peers import listen, new_secret
 from monarch_py.plan import Loader, Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
+from monarch_py.policies.rendezvous import Keys
 from monarch_py.session import SessionDir
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -331,6 +332,14 @@ class Testbed:
         totals = [self.status(node)["totals"] for node in self.alive]
         return {"served": served} | {name: sum(t[name] for t in totals) for name in names}
 
+    def hashes(self) -> Keys:
+        """(files,) by which the daemons say who owns each file."""
+        catalog, found = self.catalog(0), np.zeros(len(self.dataset.sizes), np.uint64)
+        for entry in np.flatnonzero(catalog.entries["kind"] == Kind.FILE):
+            number = int(catalog.path(int(entry)).partition(".")[0])
+            found[number] = catalog.entries["hash"][entry]
+        return found
+
     def list_of(self, node: int, order: Sequence[int]) -> Path:
         """The files as they are called on a node, for its reader."""
         self._lists += 1
@@ -340,18 +349,38 @@ class Testbed:
 
     def epoch(self, orders: Sequence[Sequence[int]], compute_ns: int = 0) -> Epoch:
         """Every rank reads its files, from a common start on. RuntimeError if some cannot be."""
-        self.begin(orders, compute_ns)
-        return self.end()
+        return self.epochs([orders], compute_ns)[0]
+
+    def epochs(self, orders: Sequence[Sequence[Sequence[int]]], compute_ns: int = 0) -> list[Epoch]:
+        """One right after the other."""
+        lists = [self._lists_of(each) for each in orders]
+        counts, said = [self.counts()], []
+        for each in lists:
+            self._tell(each, compute_ns)
+            said.append(self._hear())
+            counts.append(self.counts())
+        return [Epoch(*each) for each in zip(said, counts, counts[1:], strict=False)]
 
     def begin(self, orders: Sequence[Sequence[int]], compute_ns: int = 0) -> None:
-        pairs = zip(self.rank_nodes, orders, strict=True)
-        lists = [self.list_of(node, order) for node, order in pairs]
+        """The first half of `epoch`."""
+        lists = self._lists_of(orders)
         self._before = self.counts()
+        self._tell(lists, compute_ns)
+
+    def end(self) -> Epoch:
+        """The other half."""
+        return Epoch(self._hear(), self._before, self.counts())
+
+    def _lists_of(self, orders: Sequence[Sequence[int]]) -> list[Path]:
+        pairs = zip(self.rank_nodes, orders, strict=True)
+        return [self.list_of(node, order) for node, order in pairs]
+
+    def _tell(self, lists: list[Path], compute_ns: int) -> None:
         for rank, listed in zip(self.ranks, lists, strict=True):
             rank.tell(f"epoch {listed} {compute_ns}")
 
-    def end(self) -> Epoch:
+    def _hear(self) -> list[RankEpoch]:
         said = [RankEpoch(*rank.hear()) for rank in self.ranks]
         if any(rank.failed for rank in said):
             raise RuntimeError(f"files could not be read: {said}")
-        return Epoch(said, self._before, self.counts())
+        return said

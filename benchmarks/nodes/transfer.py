@@ -39,7 +39,7 @@ def transfer(
     with (
         Nodes(2, f"{link_bits:.0f}bit") as links,
         Testbed(place / "transfer", dataset, programs, layout, rate=0, links=links) as bed,
-        _Plain(links, place, dataset.backing / Dataset.name(0)) as plain,
+        PlainSendfile(links, place, dataset.backing / Dataset.name(0)) as plain,
         Child([sys.executable, "-c", OPENER], bed.environment(1)) as opener,
     ):
         bed.ranks[0].ask(f"epoch {bed.list_of(0, [0])} 0")
@@ -86,8 +86,8 @@ def _ours(bed: Testbed, opener: Child) -> Times:
     return wall, _cpu_s(bed, 1) - before[0], _cpu_s(bed, 0) - before[1]
 
 
-class _Plain:
-    """sendfile and recv between the same nodes (benchmarks/peers/side.py)."""
+class PlainSendfile:
+    """sendfile and recv between the first two nodes (benchmarks/peers/side.py), of a file."""
 
     def __init__(self, links: Nodes, place: Path, content: Path) -> None:
         environment = plain_environment() | {"MONARCH_BENCHMARK_SECRET": new_secret().hex()}
@@ -106,7 +106,7 @@ class _Plain:
     def seconds(self, size: int) -> float:
         return self._getting.ask(f"plain {size}")[0] / 1e9
 
-    def __enter__(self) -> _Plain:
+    def __enter__(self) -> PlainSendfile:
         return self
 
     def __exit__(

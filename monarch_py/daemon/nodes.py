@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.cluster import Cluster
 from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.engine import Engine
 from monarch_py.daemon.holdings import Holdings, Membership
@@ -23,9 +24,18 @@ from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
 from monarch_py.peers import Peer, TcpTransport
 from monarch_py.placement import TierRoom, take
 from monarch_py.policies.rendezvous import first_nodes, owners
-from monarch_py.tiers import Tier
+from monarch_py.tiers import Tier, slack_of
 
-__all__ = ["ASKED", "NOBODY", "PEER_THREADS", "Holders", "Membership", "Nodes"]
+__all__ = [
+    "ASKED",
+    "NOBODY",
+    "PEER_THREADS",
+    "UNIT",
+    "Holders",
+    "Membership",
+    "Nodes",
+    "rooms_of",
+]
 
 log = logging.getLogger("monarch.nodes")
 
@@ -41,6 +51,13 @@ START_LIMIT_S = 1.0
 # What every node takes a file for, whatever its own tiers' file systems make of it: whole blocks of
 # the usual size, and something for a name and a row of the manifest [bytes].
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
+
+
+def rooms_of(cluster: Cluster) -> npt.NDArray[np.int64]:
+    """(nodes,) [bytes] what each has for files of sizes as `UNIT` rounds them, so that an owner has
+    room for all that is its own."""
+    rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
+    return np.array(rooms, dtype=np.int64)
 
 
 class Nodes:
@@ -149,7 +166,7 @@ class Nodes:
         )
         files = np.flatnonzero((entries["kind"] == Kind.FILE) & ~left_out)
         hashes, sizes = entries["hash"][files], UNIT.rounded(entries["size"][files])
-        quotas = np.array([sum(m.quotas) for m in self.cluster.members], dtype=np.int64)
+        quotas = rooms_of(self.cluster)
         owner = np.full(count, NOBODY, dtype=np.int32)
         owner[files] = owners(hashes, sizes, quotas)
         keeps = owner == self.cluster.rank

@@ -23,7 +23,7 @@ from monarch_py.cluster import Cluster
 from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.course import Course, Found, load_plan
 from monarch_py.daemon.filler import Filler
-from monarch_py.daemon.nodes import ASKED, NOBODY, Holders
+from monarch_py.daemon.nodes import ASKED, NOBODY, UNIT, Holders, rooms_of
 from monarch_py.daemon.staging import NOT_KNOWN, Uses
 from monarch_py.native import State, copy_of, state_of, tier_of
 from monarch_py.placement import NOWHERE, FirstFit, Keeps, TierRoom
@@ -45,9 +45,6 @@ LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # too [s].
 LOOK_S = 0.02
 AWAKE_S = 2.0
-# Of the nodes' quotas, what is counted on: directories and blocks take some, everywhere another
-# part, and all nodes must come to the same placement.
-COUNTED_ON = 0.98
 # The placement holds how often each node uses each file, twice over [bytes for a node and file],
 # and is not made where that is more than this [bytes]. Every node must come to the same answer, so
 # that what memory a node has left does not count.
@@ -260,8 +257,7 @@ class Planned:
             of_plan = all_frequencies(self.courses[i].timeline)
             for node in range(len(members)):
                 np.add.at(used[node], at, of_plan[node])
-        quotas = np.array([int(sum(member.quotas) * COUNTED_ON) for member in members])
-        placed = place(list(used), sizes.astype(np.int64), quotas.astype(np.int64))
+        placed = place(list(used), UNIT.rounded(sizes), rooms_of(self.cluster))
         holders[:, 0] = placed.owner
         # Of several others each file has another one first, so that all of them are asked.
         for node in range(len(members)):

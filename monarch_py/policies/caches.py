@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent, Uses
 from monarch_py.policies.filling import copies_of, owners_of
-from monarch_py.policies.rendezvous import file_keys, homes, owners
+from monarch_py.policies.rendezvous import Keys, file_keys, homes, owners
 from monarch_py.policies.replay import Replay, in_time, next_uses
 from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
 
@@ -49,13 +49,19 @@ class Hash:
     keeps it in the fastest class with room, as `FirstFit` does. What no node has room for is read
     by whoever needs it. Sizes and rooms say all of that; the order of first use only stands for
     that in which requests come.
+
+    keys : (files,) hashes of the files' paths; None where there are none
     """
 
     name = "hash"
 
+    def __init__(self, keys: Keys | None = None) -> None:
+        self._keys = keys
+
     def decide(self, job: Job) -> Decision:
         room = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
-        home = owners(file_keys(job.files), job.sizes, room)
+        keys = file_keys(job.files) if self._keys is None else self._keys
+        home = owners(keys, job.sizes, room)
         order = used_in_order(job.first_use.min(axis=0))
         copies = copies_of(job.cluster, job.sizes, lambda node: order[home[order] == node])
         return Decision(

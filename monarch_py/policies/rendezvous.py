@@ -13,7 +13,7 @@ import numpy.typing as npt
 from monarch_py.placement import take
 from monarch_py.policies.view import PFS, STAGING, Cluster, Floats, Ints
 
-__all__ = ["file_keys", "first_nodes", "homes", "owners", "scores"]
+__all__ = ["Keys", "file_keys", "first_nodes", "homes", "owners", "scores"]
 
 Keys = npt.NDArray[np.uint64]
 

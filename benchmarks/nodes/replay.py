@@ -1,0 +1,119 @@
+"""Real runs of several nodes beside the simulation of them.
+
+The same files, orders and hashes go to the simulator, under the policies that the daemons follow
+(prediction.py), and rates that were measured beforehand without Monarch. Nothing is fitted.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import Child, plain_environment, write_list
+from benchmarks.nodes.prediction import Orders, Rates, Run, Simulated
+from benchmarks.nodes.testbed import BLOCK, Dataset, Epoch, Testbed
+from benchmarks.nodes.transfer import PlainSendfile
+from benchmarks.numbers import Result
+from benchmarks.peers.nodes import Nodes
+
+# What the link is measured with: so long, so often [s].
+LINK_S, LINK_ROUNDS = 1.0, 3
+LIMIT = 0.1
+
+
+def measure_rates(
+    place: Path, dataset: Dataset, reader: Path, link_bits: float, source: Epoch
+) -> Rates:
+    """Of a link by plain sendfile, of a tier by the reader on plain files in memory.
+
+    source : an epoch of all nodes without daemons
+    """
+    content = place / "link"
+    size = int(link_bits / 8 * LINK_S)
+    content.write_bytes(os.urandom(size))
+    with (
+        Nodes(2, f"{link_bits:.0f}bit") as links,
+        PlainSendfile(links, place, content) as plain,
+    ):
+        link = statistics.median(size / plain.seconds(size) for _ in range(LINK_ROUNDS))
+    content.unlink()
+    names = [str(dataset.backing / Dataset.name(n)) for n in range(len(dataset.sizes))]
+    with Child([reader, 1, BLOCK], plain_environment()) as child:
+        listed = write_list(place / "plain", names)
+        tier = dataset.bytes / (child.ask(f"epoch {listed} 0")[0] / 1e9)
+    return Rates(source.bytes / source.seconds, link, tier)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One run, epoch by epoch: as it was, and as the simulator has it."""
+
+    real: list[Simulated]
+    simulated: list[Simulated]
+    bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole run, simulated / real."""
+        real, simulated = (sum(e.seconds for e in each) for each in (self.real, self.simulated))
+        return simulated / real
+
+    @property
+    def worst(self) -> float:
+        """Of the epoch that lies farthest apart, simulated / real."""
+        ratios = [s.seconds / r.seconds for s, r in zip(self.simulated, self.real, strict=True)]
+        return max(ratios, key=lambda ratio: abs(ratio - 1))
+
+    def apart(self, origin: str) -> float:
+        """Bytes of an origin in the whole run, real - simulated, of all that was read."""
+        real, simulated = (
+            sum(getattr(e, origin) for e in each) for each in (self.real, self.simulated)
+        )
+        return float(real - simulated) / self.bytes
+
+    def said(self) -> dict[str, Any]:
+        """For the JSON: seconds, and shares of the bytes of an epoch."""
+        epoch = self.bytes / len(self.real)
+        said: dict[str, Any] = {}
+        for name, epochs in (("real", self.real), ("simulated", self.simulated)):
+            said[name] = [round(e.seconds, 3) for e in epochs]
+            said[f"{name}_source"] = [round(e.source / epoch, 4) for e in epochs]
+            said[f"{name}_peers"] = [round(e.peers / epoch, 4) for e in epochs]
+        return said | {"seconds": self.seconds, "worst": self.worst}
+
+
+def replay(bed: Testbed, rates: Rates, orders: Sequence[Orders]) -> Replayed:
+    """Runs the epochs, and simulates them."""
+    run = Run(bed.dataset, bed.layout, orders, rates, bed.hashes())
+    epochs = bed.epochs(orders)
+    real = [Simulated(e.seconds, e.did("served"), e.did("bytes_from_peers")) for e in epochs]
+    # Daemons with a plan fetch before anybody reads, as fast as the source gives.
+    ahead = epochs[0].before
+    real[0] = Simulated(
+        real[0].seconds + ahead["served"] / rates.source,
+        real[0].source + ahead["served"],
+        real[0].peers + ahead["bytes_from_peers"],
+    )
+    simulated = run.by_plan() if bed.layout.planned else run.by_hash()
+    return Replayed(real, simulated, len(orders) * bed.dataset.bytes)
+
+
+def lines_of(name: str, runs: Sequence[Replayed]) -> list[Result]:
+    """Of some runs the median one."""
+    seconds = statistics.median(run.seconds for run in runs)
+    worst = statistics.median(run.worst for run in runs)
+    apart = {
+        origin: statistics.median(run.apart(origin) for run in runs)
+        for origin in ("source", "peers")
+    }
+    lines = [
+        (f"replay_{name}", f"{name}: the run, simulated / real, apart", abs(seconds - 1), LIMIT),
+        (f"replay_{name}_epoch", "  its worst epoch", abs(worst - 1), LIMIT),
+        (f"replay_{name}_source", "  bytes of the source, of all, apart", apart["source"], None),
+        (f"replay_{name}_peers", "  bytes from peers, of all, apart", apart["peers"], None),
+    ]
+    return [Result(key, what, "", value, limit) for key, what, value, limit in lines]

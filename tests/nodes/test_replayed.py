@@ -1,0 +1,60 @@
+"""A run of real daemons beside the simulation of it: the same bytes come from the same places."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.common import build
+from benchmarks.nodes import testbed
+from benchmarks.nodes.prediction import Rates
+from benchmarks.nodes.replay import replay
+from benchmarks.nodes.testbed import Dataset, Layout
+from monarch_py.daemon.nodes import UNIT
+from monarch_py.units import MIB
+
+NODES, FILES, SIZE, EPOCHS = 3, 300, 64 << 10, 3
+# Small beside what passes through it, so that it keeps nothing for the next epoch.
+AREA = MIB
+# Of all bytes: copies in room that is left over, and what a reader did not wait for.
+APART = 0.05
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory in shared memory."""
+    place = Path(tempfile.mkdtemp(prefix="monarch-test-", dir="/dev/shm"))
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.mark.parametrize("planned", [0, EPOCHS], ids=["hash", "plan"])
+def test_bytes_come_from_where_the_simulator_says(
+    memory: Path, slowsource_binary: Path, planned: int
+) -> None:
+    """Tiers that hold the dataset together, and no more."""
+    reader = build(Path(testbed.__file__).with_name("reader.c"), memory, "-pthread")
+    dataset = Dataset.make(memory / "backing", FILES, SIZE)
+    counted = int(UNIT.rounded(dataset.sizes.astype(np.uint64)).sum())
+    tier = int(counted * 1.04 / NODES)
+    layout = Layout([tier] * NODES, AREA, planned=planned, keep_pages=True, threads=4)
+    (memory / "run").mkdir()
+    orders = [dataset.shares(NODES, epoch) for epoch in range(EPOCHS)]
+    with testbed.Testbed(
+        memory / "run", dataset, (slowsource_binary, reader), layout, rate=100 * MIB
+    ) as bed:
+        found = replay(bed, Rates(source=100 * MIB, link=1e9), orders)
+    assert found.apart("source") == pytest.approx(0, abs=APART)
+    assert found.apart("peers") == pytest.approx(0, abs=APART)
+    if planned:
+        # By hash two thirds: the bound tells one from the other.
+        assert sum(epoch.peers for epoch in found.simulated) / found.bytes < 0.6
+        return
+    for real, simulated in zip(found.real, found.simulated, strict=True):
+        assert real.source == pytest.approx(simulated.source, abs=APART * dataset.bytes)
+        assert real.peers == pytest.approx(simulated.peers, abs=APART * dataset.bytes)
