@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 9
+#define MONARCH_VERSION 10
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
