@@ -17,6 +17,7 @@ SOURCES = [
     "daemon/listing.c",
     "daemon/scan.c",
     "daemon/fill.c",
+    "daemon/flow.c",
     "daemon/holdings.c",
     "daemon/job.c",
     "daemon/origin.c",

@@ -103,6 +103,12 @@ class Nodes:
         """Takes a node's link down, or up again; nobody is told."""
         _run("ip", "-n", self._switch, "link", "set", f"p{node}", "up" if up else "down")
 
+    def set_rate(self, node: int, rate: str) -> None:
+        """Another rate for a node's link, which was made with one; both ways."""
+        bucket = ["tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE]
+        for place, device in ((self._names[node], "eth0"), (self._switch, f"p{node}")):
+            _run("tc", "-n", place, "qdisc", "change", "dev", device, "root", *bucket)
+
     def _make(self) -> None:
         _run("ip", "netns", "add", self._switch)
         _run("ip", "-n", self._switch, "link", "add", "br0", "type", "bridge")

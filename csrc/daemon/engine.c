@@ -228,8 +228,13 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
                                             struct monarch_fills *fills) {
     size_t workers = (size_t)threads + (size_t)peer_threads;
     struct pool *p = calloc(1, sizeof *p + workers * sizeof(struct worker));
-    if (!p)
+    struct place *places = calloc(MONARCH_PLACES, sizeof *places);
+    if (!p || !places) {
+        free(p);
+        free(places);
         return NULL;
+    }
+    p->shared.place = places;
     p->shared.block_bytes = block_bytes;
     p->shared.clients = clients;
     p->shared.fills = fills;
@@ -244,6 +249,7 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
         p->peer_threads = start_threads(p, p->worker + p->threads, MONARCH_FROM_PEER, peer_threads);
     if (p->threads)
         return &p->shared;
+    free(places);
     free(p);
     return NULL;
 }
@@ -296,8 +302,11 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
     job->entry = *entry;
     job->expected_sum = sum;
     /* Of an empty file no peer could say that it is still as it was. */
-    for (int i = 0; i < MONARCH_ASKED; i++)
-        job->peer[i] = peers && p->peer_threads && entry->size ? peers[i] : -1;
+    for (int i = 0; i < MONARCH_ASKED; i++) {
+        int peer = peers && p->peer_threads && entry->size ? peers[i] : -1;
+        job->has_it |= (peer >= MONARCH_HAS_IT) << i;
+        job->peer[i] = peer >= MONARCH_HAS_IT ? peer - MONARCH_HAS_IT : peer;
+    }
     job->source_root = p->roots[entry->source];
     job->copies = p->copies[tier];
     job->is_stamped = (int)tier + 1 == p->stamped;
@@ -451,6 +460,7 @@ void monarch_engine_stop(struct monarch_engine *e) {
         for (struct job *job; (job = monarch_pop(rest[i])); free(job))
             ;
     pthread_mutex_destroy(&p->lock);
+    free(e->place);
     free(p);
 }
 

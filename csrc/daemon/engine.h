@@ -21,6 +21,7 @@ struct job {
     struct monarch_result result;
     int slot;                /* of the fills segment, -1 for none */
     int peer[MONARCH_ASKED]; /* whose copy it is made from, in this order; -1 for nobody */
+    int has_it;              /* a bit for each of them that has the file whole */
     int source_root, copies; /* descriptors of the directories */
     int is_stamped;          /* its copy is, with this (monarch_stamp) */
     uint64_t stamp;
@@ -48,7 +49,32 @@ struct monarch_engine {
     uint32_t kept_sources; /* atomic: a bit for each whose pages stay when they were read */
     struct monarch_clients *clients;
     struct monarch_fills *fills;
+    struct place *place; /* the sources, then each peer by its number: see flow.c */
 };
+
+/* --- flow.c ---------------------------------------------------------------------------------- */
+
+#define MONARCH_PLACES (1 + MONARCH_MAX_PEERS)
+#define MONARCH_PLACE_OF_SOURCES 0
+#define MONARCH_PLACE_OF_PEER(number) (1 + (number))
+
+struct place {
+    struct monarch_flow flow; /* atomic */
+    uint32_t busy;            /* atomic: threads at it */
+};
+
+/* A thread at a place. */
+struct visit {
+    struct place *place;
+    uint64_t since_ns;
+    unsigned level;
+};
+
+struct visit monarch_visit(struct monarch_engine *e, unsigned place);
+/* It has got so many bytes there. */
+void monarch_leave(const struct visit *v, uint64_t bytes);
+/* The time that it was there for says nothing of the place. */
+void monarch_leave_unseen(const struct visit *v);
 
 /* --- job.c ----------------------------------------------------------------------------------- */
 
@@ -118,6 +144,9 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f);
  * peer, or it has failed. */
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
                   uint64_t *sum);
+/* The peer that gave all of a fill that is over, -1 for none. It sends the last block only when it
+ * has the file whole. */
+int monarch_giver_of(const struct fill *f);
 /* The source's file, which is opened when it is first needed; as monarch_open_source. */
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
 

@@ -240,8 +240,10 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
             give_up(f, MONARCH_ABANDONED, 0);
         if (__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
             return 0;
+        struct visit v = monarch_visit(e, MONARCH_PLACE_OF_SOURCES);
         monarch_wait_turn(e, n);
         ssize_t got = monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
+        monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
         if (got < 0)
             give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
         else if ((uint64_t)got < n)
@@ -310,6 +312,7 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)
         r = monarch_source_is_unchanged(job, f->from);
+    job->result.giver = r == 0 ? monarch_giver_of(f) : -1;
     if (r == 0) {
         job->result.sum = monarch_xxh3((const char *)f->sums, f->blocks * sizeof *f->sums);
         job->result.bytes = job->entry.size;

@@ -111,7 +111,7 @@ static int is_as_catalogued(const struct monarch_entry *e, const struct stat *st
            ns(st->st_mtim) == e->mtime_ns && ns(st->st_ctim) == e->ctime_ns;
 }
 
-int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status) {
+static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
     struct stat st;
     monarch_wait_turn(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
@@ -134,6 +134,14 @@ int monarch_open_source(struct monarch_engine *e, const struct job *job, int *st
      * would ask for its bytes a second time. */
     if (job->entry.size > MONARCH_UNIT)
         posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+    return fd;
+}
+
+int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status) {
+    struct visit v = monarch_visit(e, MONARCH_PLACE_OF_SOURCES);
+    int fd = open_source(e, job, status), error = errno;
+    monarch_leave(&v, 0);
+    errno = error;
     return fd;
 }
 

@@ -122,7 +122,14 @@ struct monarch_result {
     int64_t started_ns;         /* when the work on it began, on the wall clock */
     uint32_t kind, status, tier, in_use;
     int32_t error;
-    uint32_t unused;
+    int32_t giver; /* of a FILL: the peer that gave all of it, and so has it whole; -1 for none */
+};
+
+/* What threads have got so far from one place (the sources, or a peer that had the file whole), and
+ * how long it took them [ns], by how many were at it when they began: 1, 2 to 3, 4 to 7, ... */
+enum monarch_levels { MONARCH_LEVELS = 6 };
+struct monarch_flow {
+    uint64_t bytes[MONARCH_LEVELS], ns[MONARCH_LEVELS];
 };
 
 struct monarch_engine;
@@ -143,7 +150,9 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
 void monarch_engine_width(struct monarch_engine *e, int width);
 /* Orders in bulk, done in this order; those for files in use before all others. The catalog is read
  * only during the call. sums: what a CHECK or COMPARE expects; peers: MONARCH_ASKED for each order,
- * whom a FILL asks before the source, -1 for nobody; both may be NULL. */
+ * whom a FILL asks before the source, -1 for nobody; both may be NULL. Of one that has the file
+ * whole, its number + MONARCH_HAS_IT. */
+enum monarch_asked { MONARCH_HAS_IT = 65536 };
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers);
@@ -159,6 +168,8 @@ void monarch_engine_settle(struct monarch_engine *e);
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use);
 /* Of all of them those that ask each of `n` peers first. */
 void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n);
+/* Of the sources, then of each peer by its number; `n` in all. */
+void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, uint32_t n);
 uint64_t monarch_engine_bytes(struct monarch_engine *e);      /* read from sources so far */
 uint64_t monarch_engine_peer_bytes(struct monarch_engine *e); /* got from peers so far */
 void monarch_engine_stop(struct monarch_engine *e); /* abandons what runs; joins and frees */

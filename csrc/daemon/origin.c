@@ -38,11 +38,25 @@ static int is_too_early(const struct fill *f, int is_last) {
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
+/* Once. The time that it took is the peer's only where that need not wait for the source itself,
+ * and where it was not left alone for an older failure. */
+static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
+                    struct monarch_peer *peer, struct monarch_peer_get *get, uint64_t *sum) {
+    struct visit v = monarch_visit(e, MONARCH_PLACE_OF_PEER(f->job->peer[which]));
+    int r = monarch_peer_ask(peer, get, 1, note_sum, sum);
+    int is_ok = get->status == MONARCH_PEER_OK;
+    if ((f->job->has_it >> which & 1) && (is_ok || get->status == MONARCH_PEER_TIMEOUT))
+        monarch_leave(&v, is_ok ? get->length : 0);
+    else
+        monarch_leave_unseen(&v);
+    return r;
+}
+
 /* get->status says what came of it; MONARCH_PEER_LATER: the source is to be asked at once, without
  * any fault of the peer's. */
-static void ask(struct monarch_engine *e, const struct fill *f, int number, int is_last,
+static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, uint64_t *sum) {
-    struct monarch_peer *peer = __atomic_load_n(&e->peers[number], __ATOMIC_ACQUIRE);
+    struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
     get->status = MONARCH_PEER_TIMEOUT;
     for (int tries = 0; peer && get->status == MONARCH_PEER_TIMEOUT; tries++) {
         int is_asked = is_awaited(e, f);
@@ -55,7 +69,7 @@ static void ask(struct monarch_engine *e, const struct fill *f, int number, int 
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
         /* A connection that broke is no reason to ask this peer once more. */
-        if (monarch_peer_ask(peer, get, 1, note_sum, sum) != 0)
+        if (ask_once(e, f, which, peer, get, sum) != 0)
             return;
     }
 }
@@ -75,7 +89,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .at = at};
     for (int left; (left = __atomic_load_n(&f->peers_left, __ATOMIC_ACQUIRE)) > 0;) {
         int which = f->peers - left;
-        ask(e, f, f->job->peer[which], is_last, &get, buffer, sum);
+        ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {
             __atomic_fetch_or(&f->gave, 1 << which, __ATOMIC_ACQ_REL);
             __atomic_fetch_add(&e->peer_bytes, n, __ATOMIC_RELAXED);
@@ -94,6 +108,13 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
             return 0;
     }
     return 0;
+}
+
+int monarch_giver_of(const struct fill *f) {
+    for (int which = 0; f->from < 0 && which < f->peers; which++)
+        if (f->gave == 1 << which)
+            return f->job->peer[which];
+    return -1;
 }
 
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {

@@ -6,6 +6,7 @@ from monarch_py.config.schema import (
     SYSTEM_SWITCH_FILE,
     Config,
     PeersConfig,
+    Performance,
     SourceConfig,
     TierConfig,
 )
@@ -15,6 +16,7 @@ __all__ = [
     "Config",
     "PathFilter",
     "PeersConfig",
+    "Performance",
     "SourceConfig",
     "TierConfig",
     "load_config",

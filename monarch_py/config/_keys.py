@@ -10,11 +10,13 @@ from monarch_py.config import _values as own
 from monarch_py.config.schema import (
     DEFAULT_BLOCK_SIZE_BYTES,
     DEFAULT_COPY_THREADS,
+    DEFAULT_FETCH,
     DEFAULT_METADATA,
     DEFAULT_PLACEMENT,
     DEFAULT_PREFETCH,
     DEFAULT_REVALIDATE_S,
     DEFAULT_SCAN_THREADS,
+    FETCHES,
     MAX_THREADS,
     METADATA,
     PLACEMENTS,
@@ -142,6 +144,14 @@ PEERS = Table(
             0,
             default_text="0",
         ),
+        "fetch": Key(
+            values.choice({name: name for name in FETCHES}),
+            " or ".join(f"`{name}`" for name in FETCHES),
+            "where a file comes from that another node has; `holders`: the source only when they"
+            " fail, see [Between nodes](peers.md#the-fastest-place)",
+            DEFAULT_FETCH,
+            default_text=f"`{DEFAULT_FETCH}`",
+        ),
     }
 )
 
@@ -258,6 +268,12 @@ SETTINGS = Table(
             "mapping",
             "where the other nodes' daemons reach this one's, see below",
             default_text="the address of the host's name",
+        ),
+        "performance": Key(
+            own.file,
+            "file",
+            "what `monarch calibrate -o` has written: rates until others are measured",
+            default_text="none",
         ),
         "min_reads": Key(
             values.integer(1, MAX_THREADS),

@@ -13,7 +13,7 @@ from monarch_py.config.schema import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES,
 from monarch_py.document import Spot
 from monarch_py.document.values import path, scalar, size
 
-__all__ = ["address", "block_size", "glob", "plans", "word"]
+__all__ = ["address", "block_size", "file", "glob", "plans", "word"]
 
 
 def block_size(node: yaml.Node, spot: Spot) -> int | None:
@@ -66,8 +66,12 @@ def plans(node: yaml.Node, spot: Spot) -> list[tuple[Path, Spot]]:
 
 
 def _plan(node: yaml.Node, spot: Spot) -> Path:
+    return file(node, spot, "name what `monarch plan make` has written")
+
+
+def file(node: yaml.Node, spot: Spot, mend: str = "write its name") -> Path:
     """A relative path begins in the directory of the configuration."""
-    text = scalar(node, spot, "a file", "name what `monarch plan make` has written")
+    text = scalar(node, spot, "a file", mend)
     if text[:1] in "/~$":
         return path(node, spot)
     return Path(os.path.abspath(spot.document.name)).parent / text

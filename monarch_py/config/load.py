@@ -13,6 +13,7 @@ from typing import Any
 
 from monarch_py.config import _disk as disk
 from monarch_py.config._keys import DOCUMENT, SETTINGS
+from monarch_py.config.performance import load_performance
 from monarch_py.config.schema import (
     DEFAULT_BLOCK_SIZE_BYTES,
     MAX_SOURCES,
@@ -20,6 +21,7 @@ from monarch_py.config.schema import (
     MAX_TIERS,
     Config,
     PeersConfig,
+    Performance,
     SourceConfig,
     SourceLimits,
     TierConfig,
@@ -66,6 +68,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         revalidate_s=settings["revalidate"],
         source_limits=_limits(settings["source_limits"]),
         peers=_peers(settings["peers"]),
+        performance=_performance(settings),
         min_reads=_min_reads(settings),
         switch_file=settings["switch_file"],
         warnings=tuple(spot.document.warnings),
@@ -86,7 +89,12 @@ def _peers(section: Section | None) -> PeersConfig:
         return PeersConfig()
     if "interface" in section and "address" in section:
         raise section.spot_of("address").error("'interface' says it already", "remove one of them")
-    return PeersConfig(section["interface"], section["address"], section["port"])
+    return PeersConfig(section["interface"], section["address"], section["port"], section["fetch"])
+
+
+def _performance(settings: Section) -> Performance:
+    file: Path | None = settings["performance"]
+    return Performance() if file is None else load_performance(file)
 
 
 def _plans(settings: Section) -> tuple[Path, ...]:

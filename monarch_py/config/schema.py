@@ -14,11 +14,13 @@ from monarch_py.units import GIB, KIB, MIB
 __all__ = [
     "DEFAULT_BLOCK_SIZE_BYTES",
     "DEFAULT_COPY_THREADS",
+    "DEFAULT_FETCH",
     "DEFAULT_METADATA",
     "DEFAULT_PLACEMENT",
     "DEFAULT_PREFETCH",
     "DEFAULT_REVALIDATE_S",
     "DEFAULT_SCAN_THREADS",
+    "FETCHES",
     "MAX_BLOCK_SIZE_BYTES",
     "MAX_SOURCES",
     "MAX_THREADS",
@@ -32,6 +34,7 @@ __all__ = [
     "SYSTEM_SWITCH_FILE",
     "Config",
     "PeersConfig",
+    "Performance",
     "SourceConfig",
     "SourceLimits",
     "TierConfig",
@@ -63,6 +66,11 @@ DEFAULT_PREFETCH = "on_demand"
 METADATA = ("cached", "source")
 DEFAULT_METADATA = "cached"
 DEFAULT_REVALIDATE_S = 300.0
+
+# Where a file that another node has comes from: the faster of that node and the source, or the node
+# as long as it answers.
+FETCHES = ("fastest", "holders")
+DEFAULT_FETCH = "fastest"
 
 # While this file exists everything is off on the node, whatever a user's configuration says.
 SYSTEM_SWITCH_FILE = Path("/etc/monarch/disabled")
@@ -98,12 +106,28 @@ class PeersConfig:
     """Where the other nodes' daemons reach this one's.
 
     interface : a network interface's name;  address : in numbers;  port : 0 = any that is free
+    fetch : one of FETCHES
     At most one of interface and address is not None.
     """
 
     interface: str | None = None
     address: str | None = None
     port: int = 0
+    fetch: str = DEFAULT_FETCH
+
+
+@dataclass(frozen=True, slots=True)
+class Performance:
+    """Rates of one node, all its threads together [bytes/s]; None = not known.
+
+    source : what the sources give it;  link : its link to other nodes
+    """
+
+    source: float | None = None
+    link: float | None = None
+
+    def of(self, *, is_source: bool) -> float | None:
+        return self.source if is_source else self.link
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +160,7 @@ class Config:
     metadata : one of METADATA
     revalidate_s : how old an answer about a listing, or a missing name, may be
     min_reads, copy_threads : bounds on the reads in flight at the sources
+    performance : rates that were measured beforehand
     switch_file : looked at besides SYSTEM_SWITCH_FILE;  everything is off while one of them exists
     warnings : one sentence each, for the user: what was read but has no effect, or not the
         effect one might expect
@@ -158,6 +183,7 @@ class Config:
     revalidate_s: float = DEFAULT_REVALIDATE_S
     source_limits: SourceLimits = SourceLimits()
     peers: PeersConfig = PeersConfig()
+    performance: Performance = Performance()
     min_reads: int = 1
     switch_file: Path | None = None
     warnings: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from monarch_py.native import Kind, lib, pointer
 from monarch_py.plan import Plan
 from monarch_py.plan.follow import Follower, Run, locate
 from monarch_py.plan.index import Index
+from monarch_py.plan.samplers import NONE
 
 __all__ = ["Course", "Found", "load_plan"]
 
@@ -82,6 +83,8 @@ class Course:
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
         self._early: list[Ids] = []
+        self._over: Future[Ids] | None = None
+        self._is_from_its_beginning = True  # that the run is followed
 
     @property
     def is_active(self) -> bool:
@@ -147,7 +150,32 @@ class Course:
         run = follower.run
         follower.expect(following)
         if follower.run is not run:
-            self.number += 1
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """With the next run. What anybody has used in the last one is where it is kept by now."""
+        if self.timeline.nodes > 1 and self._is_from_its_beginning:
+            self._over = self._executor.submit(self._used_in, self.number)
+        self.number += 1
+        self._is_from_its_beginning = True
+
+    def _used_in(self, number: int) -> Ids:
+        """For the thread: the (n,) entries of a run, of all nodes."""
+        epoch, part, _ = self.layout[number]
+        units = np.unique(self.timeline.section(epoch, part.name).rows)
+        used: Ids = self.entries[units[units != NONE]]
+        return used
+
+    def take_used(self) -> Ids:
+        """(n,) entries that some node has used in a run that all of them have gone through, each
+        time once: as far as this one is in the next, no other is in the last."""
+        follower, over = self.follower, self._over
+        if follower is None or over is None or follower.front <= follower.run.window:
+            return np.zeros(0, dtype=np.uint64)
+        if not over.done():
+            return np.zeros(0, dtype=np.uint64)
+        self._over = None
+        return over.result()
 
     def _find_place(self, evidence: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
         """For the thread: the run in which the evidence lies together best, and where."""
@@ -166,6 +194,7 @@ class Course:
         found, self._search = self._search.result(), None
         if found is not None:
             self.number, run, place = found
+            self._over, self._is_from_its_beginning = None, False
             evidence = follower.evidence
             follower.enter(run, place)
             follower.observe(np.unique(evidence))
@@ -189,7 +218,7 @@ class Course:
         known = self._is_known(ids)
         fits[known] = self.follower.observe(self._of_entry[ids[known]])
         if self.follower.run is not run:
-            self.number += 1
+            self._go_on()
         return fits
 
     def judge(self, ids: Ids, fits: npt.NDArray[np.bool_]) -> None:

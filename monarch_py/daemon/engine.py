@@ -59,6 +59,7 @@ class Engine:
             if tier is not None:
                 lib.monarch_engine_tier(self._engine, number, tier.fd)
         lib.monarch_engine_stamp(self._engine, len(config.tiers), shared.catalog.c.salt)
+        self.block_bytes = config.block_size_bytes
         self._bytes_seen = 0
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
 
@@ -74,6 +75,18 @@ class Engine:
     def c(self) -> Any:
         """struct monarch_engine *, for who gives it peers; gone with `stop`."""
         return self._engine
+
+    @property
+    def width(self) -> int:
+        """Threads that read from the sources what nobody waits for."""
+        return self._reads.width
+
+    def flows(self, places: int) -> npt.NDArray[np.uint64]:
+        """(places, 2, MONARCH_LEVELS) bytes and times [ns], as struct monarch_flow has them."""
+        counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
+        out = pointer(counts.reshape(-1), "struct monarch_flow *")
+        lib.monarch_engine_flows(self._engine, out, places)
+        return counts
 
     @property
     def bytes_from_peers(self) -> int:
@@ -98,7 +111,7 @@ class Engine:
         """Orders for (n,) entries, done in this order; those for files in use before the others.
 
         sums : (n,) what a CHECK or COMPARE expects;  peers : (n, MONARCH_ASKED) whom a FILL asks
-        before the source, in this order, -1 for nobody
+        before the source, in this order, -1 for nobody, + MONARCH_HAS_IT for who has it whole
         """
         entries = np.ascontiguousarray(ids, dtype=np.uint64)
         numbers = np.ascontiguousarray(copies, dtype=np.uint64)

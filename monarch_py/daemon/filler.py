@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from monarch_py.daemon.copies import Copies, Ids, one
 from monarch_py.daemon.engine import Engine
-from monarch_py.daemon.nodes import PEER_THREADS, Membership, Nodes
+from monarch_py.daemon.nodes import Membership, Nodes
+from monarch_py.daemon.places import PEER_THREADS, Places
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.staging import Staging
 from monarch_py.daemon.wanted import Wanted
@@ -70,6 +71,7 @@ class Filler:
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
+        self.places = Places.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.keeps: Keeps = self.nodes or KeepsAll()
         # The tiers in which files are best kept, NOWHERE for those of which that is not known.
         self.prefers: Callable[[Ids], npt.NDArray[np.int32]] | None = None
@@ -238,7 +240,12 @@ class Filler:
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
         catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
-        peers = self.nodes.asked(ids) if self.nodes else None
+        peers = None
+        if self.nodes is not None and self.places is not None:
+            uses = self.staging.uses
+            due_s = np.zeros(len(ids)) if in_use else uses.seconds_to_use(ids)
+            peers = self.nodes.asked(ids)
+            self.places.choose(ids, peers, sizes, due_s)
         self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use, peers=peers)
         return len(ids)
 
@@ -276,6 +283,9 @@ class Filler:
                 self.copies.publish(results[fine])
                 staged = fine & (results["tier"] == self.staging.number)
                 self.staging.arrived(results["id"][staged])
+                if self.places is not None:
+                    filled = fine & (kinds == JobKind.FILL)
+                    self.places.know(results["id"][filled], results["giver"][filled])
             for result in results[~fine]:
                 if result["kind"] == JobKind.DROP:
                     self.copies.dropped(result)

@@ -18,6 +18,7 @@ from monarch_py.cluster import Cluster
 from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.engine import Engine
 from monarch_py.daemon.holdings import Holdings, Membership
+from monarch_py.daemon.places import NOBODY
 from monarch_py.daemon.shared import Shared
 from monarch_py.errors import SessionError
 from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
@@ -26,25 +27,13 @@ from monarch_py.placement import TierRoom, take
 from monarch_py.policies.rendezvous import first_nodes, owners
 from monarch_py.tiers import Tier, slack_of
 
-__all__ = [
-    "ASKED",
-    "NOBODY",
-    "PEER_THREADS",
-    "UNIT",
-    "Holders",
-    "Membership",
-    "Nodes",
-    "rooms_of",
-]
+__all__ = ["ASKED", "NOBODY", "UNIT", "Holders", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-NOBODY = -1
 # Nodes that a fill asks for a file, (n, ASKED).
 ASKED: int = lib.MONARCH_ASKED
 Holders = npt.NDArray[np.int16]
-# Threads that wait for peers: enough to ask all nodes of a small job at a time.
-PEER_THREADS = 16
 # All nodes know who keeps what within this time of each other, unless one of them scans by itself
 # [s].
 START_LIMIT_S = 1.0

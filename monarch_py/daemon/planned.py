@@ -24,6 +24,7 @@ from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.course import Course, Found, load_plan
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.nodes import ASKED, NOBODY, UNIT, Holders, rooms_of
+from monarch_py.daemon.pace import Pace
 from monarch_py.daemon.staging import NOT_KNOWN, Uses
 from monarch_py.native import State, copy_of, state_of, tier_of
 from monarch_py.placement import NOWHERE, FirstFit, Keeps, TierRoom
@@ -92,6 +93,7 @@ class Planned:
         self._ahead: tuple[Ids, npt.NDArray[np.int64]] = self._queue, np.zeros(0, dtype=np.int64)
         self._begun: Ids = self._queue
         self._looked_at = self._opened_at = float("-inf")
+        self._pace = Pace()
         self._nodes = filler.nodes
         if plans and self._nodes is not None:
             self._nodes.awaits_plan = True
@@ -114,6 +116,7 @@ class Planned:
             return
         if len(opened):
             self._opened_at = time.monotonic()
+            self._pace.note(len(opened), self._opened_at)
         self._observe(opened)
         if not self._placed:
             self._place()
@@ -122,6 +125,7 @@ class Planned:
             state = course.state
             try:
                 course.step()
+                self._know_used(course)
             except Exception:  # of the thread: no plan is worth the daemon
                 log.exception("%s cannot be followed", course.file)
                 course.drop("what comes next could not be worked out")
@@ -131,6 +135,13 @@ class Planned:
             self._give_up()
         elif not self.shared.control.off:
             self._fetch()
+
+    def _know_used(self, course: Course) -> None:
+        """A file that was used has a copy at its owner."""
+        ids, places = course.take_used(), self.filler.places
+        if len(ids) and places is not None and self._nodes is not None:
+            owner = self._nodes.holders_of(ids)[:, 0]
+            places.know(ids, np.where(owner == self._nodes.cluster.rank, NOBODY, owner))
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -295,6 +306,12 @@ class Planned:
             found = ordered[at] == ids
             answer[found] = places[at[found]]
         return answer
+
+    def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
+        """As `Uses` has it: programs go on as fast as they do now."""
+        uses = self.next_use(ids)
+        files = np.where(uses == NOT_KNOWN, np.inf, uses.astype(np.float64))
+        return self._pace.seconds(files, time.monotonic())
 
     def _look_ahead(self) -> None:
         """What comes next, of all plans: as if they went on at the same pace."""

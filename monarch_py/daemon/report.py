@@ -6,6 +6,8 @@ from typing import Any
 
 from monarch_py import __version__
 from monarch_py.daemon.filler import Filler
+from monarch_py.daemon.nodes import Nodes
+from monarch_py.daemon.places import Places
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
 from monarch_py.daemon.staging import Staging
@@ -82,6 +84,10 @@ def _source(scanner: Scanner, shared: Shared, number: int) -> dict[str, Any]:
     }
 
 
+def _nodes(nodes: Nodes, places: Places | None) -> dict[str, Any]:
+    return {**nodes.status(), "source_chosen": places.chosen if places else 0}
+
+
 def status(
     filler: Filler,
     plans: list[dict[str, Any]],
@@ -117,5 +123,5 @@ def status(
         "plans": plans,
         "sources": [_source(scanner, shared, i) for i in range(len(scanner.sources))],
         "totals": totals,
-        **({"nodes": filler.nodes.status()} if filler.nodes else {}),
+        **({"nodes": _nodes(filler.nodes, filler.places)} if filler.nodes else {}),
     }

@@ -47,12 +47,19 @@ class Uses(Protocol):
         NOT_KNOWN for none that is known."""
         ...
 
+    def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
+        """The same in time, as far as it can be foreseen [s]; infinite for none that is known."""
+        ...
+
 
 class UnknownUses:
     """Without a plan."""
 
     def next_use(self, ids: Ids) -> npt.NDArray[np.int64]:
         return np.full(len(ids), NOT_KNOWN, dtype=np.int64)
+
+    def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
+        return np.full(len(ids), np.inf)
 
 
 def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier | None:

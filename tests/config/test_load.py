@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from monarch_py.config import Config, PeersConfig, SourceConfig, TierConfig, _disk, load_config
+from monarch_py.calibrate import Calibration, scenario_text
+from monarch_py.config import (
+    Config,
+    PeersConfig,
+    Performance,
+    SourceConfig,
+    TierConfig,
+    _disk,
+    load_config,
+)
 from monarch_py.config._keys import DATA_PLANE, DOCUMENT, LEVEL, PEERS, SETTINGS, SOURCE
 from monarch_py.document import Table, markdown_rows
 
@@ -54,6 +63,9 @@ def disk_kind(site: Site) -> str:
 
 
 def test_every_key_is_read(site: Site) -> None:
+    (site.root / "mine.yaml").write_text(
+        "name: x\nrates: {compute: 1GB/s, network: 2GB/s}\npfs: {2: 100MB/s, 4: 150MB/s}\n"
+    )
     config = site.load("""\
 version: 1
 sources:
@@ -72,7 +84,8 @@ scan_threads: 256
 scan_rate: 5000
 placement: first_fit
 switch_file: @/not/there
-peers: {interface: ib0, port: 7000}
+peers: {interface: ib0, port: 7000, fetch: holders}
+performance: mine.yaml
 """)
     first = site.source(
         include=("*.tar", "train/**"),
@@ -88,7 +101,8 @@ peers: {interface: ib0, port: 7000}
     assert (config.block_size_bytes, config.copy_threads) == (128 * 1024, 6)
     assert (config.scan_threads, config.scan_ops_per_s) == (256, 5000)
     assert (config.placement, config.switch_file) == ("first_fit", site.root / "not/there")
-    assert config.peers == PeersConfig(interface="ib0", address=None, port=7000)
+    assert config.peers == PeersConfig(interface="ib0", address=None, port=7000, fetch="holders")
+    assert config.performance == Performance(source=50e6, link=2e9)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.5", "fd00::5", "127.0.0.1"])
@@ -296,3 +310,29 @@ def test_the_daemon_does_not_pay_for_what_it_does_not_need() -> None:
     code = f"import monarch_py.config, sys; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: x\n", r"mine.yaml:1: has no 'pfs' and 'rates'; write it with `monarch calibrate"),
+        ("- a\n", r"mine.yaml:1: must be a mapping, but is a list; write it with"),
+        ("pfs: {}\nrates: {network: 1GB/s}\n", r"mine.yaml:1: pfs: has no rate; write it with"),
+        (
+            "pfs: {0: 1GB/s}\nrates: {network: 1GB/s}\n",
+            r"mine.yaml:1: pfs.0: 0 is out of range; ",
+        ),
+        ("pfs: {1: 1GB/s}\nrates: {}\n", r"mine.yaml:2: rates: has no 'network'; write it with"),
+        ("pfs: {1: fast}\nrates: {network: 1GB/s}\n", r"mine.yaml:1: pfs.1: .*fast"),
+    ],
+)
+def test_a_calibration_that_is_none_is_refused(site: Site, text: str, said: str) -> None:
+    (site.root / "mine.yaml").write_text(text)
+    assert re.search(said, site.refusal(SMALLEST + "performance: mine.yaml\n"))
+
+
+def test_what_calibrate_writes_is_read(site: Site) -> None:
+    measured = Calibration({1: 1e6, 4: 3 * MIB}, ({1: 1e9},), ({1: 1e9},), 1 << 30)
+    (site.root / "mine.yaml").write_text(scenario_text(site.load(SMALLEST), measured))
+    config = site.load(SMALLEST + "performance: mine.yaml\n")
+    assert config.performance == Performance(source=3 * MIB, link=1 << 30)

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from peers.test_nodes import enter
 from support.epoch import make_files
 from support.epochs import Cluster
-from support.nodes import Nodes
+from support.nodes import Host, Nodes
 
+from benchmarks.peers.nodes import Nodes as Namespaces
+from benchmarks.peers.nodes import why_no_nodes
 from monarch_py.demo.slowsource import SlowSource
 
 
@@ -65,3 +69,29 @@ def cluster_factory(
         return cluster
 
     return make
+
+
+@pytest.fixture
+def namespaces() -> Iterator[Namespaces]:
+    if missing := why_no_nodes():
+        pytest.skip(missing)
+    with Namespaces(3, "1gbit") as made:
+        yield made
+
+
+@pytest.fixture
+def hosts(namespaces: Namespaces) -> Iterator[list[Host]]:
+    """Each with a thread in its namespace, which processes are started from."""
+    with ExitStack() as stack:
+
+        def on(node: int) -> Host:
+            place = namespaces.path(node)
+            pool = ThreadPoolExecutor(1, initializer=enter, initargs=(place,))
+            stack.enter_context(pool)
+
+            def call(*words: Any) -> Any:
+                return pool.submit(*words).result()
+
+            return Host(namespaces.address(node), call)
+
+        yield [on(node) for node in range(3)]

@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
-import pytest
-from peers.test_nodes import enter
 from support.epochs import Cluster
 from support.nodes import Host
 from support.session import wait_until
 
 from benchmarks.peers.nodes import Nodes as Namespaces
-from benchmarks.peers.nodes import why_no_nodes
 
 MIB = 1 << 20
 FILES, SIZE = 60, MIB // 2
 CUT_OFF = 1
-
-
-@pytest.fixture
-def namespaces() -> Iterator[Namespaces]:
-    if missing := why_no_nodes():
-        pytest.skip(missing)
-    with Namespaces(3, "1gbit") as made:
-        yield made
-
-
-@pytest.fixture
-def hosts(namespaces: Namespaces) -> Iterator[list[Host]]:
-    """Each with a thread in its namespace, which processes are started from."""
-    with ExitStack() as stack:
-
-        def on(node: int) -> Host:
-            place = namespaces.path(node)
-            pool = ThreadPoolExecutor(1, initializer=enter, initargs=(place,))
-            stack.enter_context(pool)
-
-            def call(*words: Any) -> Any:
-                return pool.submit(*words).result()
-
-            return Host(namespaces.address(node), call)
-
-        yield [on(node) for node in range(3)]
 
 
 def test_a_link_that_is_cut_and_mended_in_an_epoch(

@@ -32,7 +32,8 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     tmp_path: Path,
 ) -> None:
     """Each node has room for half of the files: each file has an owner, and a half of them another
-    holder, which has no copy before the owner has."""
+    holder, which has no copy before the owner has. What is read again in later epochs would come
+    from the source where that is faster."""
     (source,) = mounts(1)
     make_files(source.backing, FILES, SIZE)
     names = sorted(path.name for path in source.backing.iterdir())
@@ -43,7 +44,8 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     quota = FILES * (SIZE + 8192) // 2 + MIB
     staging = {"mount_point": str(tmp_path / "area"), "max_storage_quota": 4 * MIB}
     (tmp_path / "area").mkdir()
-    nodes = nodes_factory([source] * RANKS, [quota] * RANKS, plan=str(plan), staging=staging)
+    once = {"plan": str(plan), "staging": staging, "peers": {"fetch": "holders"}}
+    nodes = nodes_factory([source] * RANKS, [quota] * RANKS, **once)
     source.reset()
     nodes.start()
     for node in nodes.all:

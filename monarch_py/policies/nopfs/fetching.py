@@ -9,10 +9,13 @@ import numpy as np
 
 from monarch_py.policies.view import Cluster, Floats, Ints
 
-__all__ = ["NONE", "Places", "Source", "fetch_seconds"]
+__all__ = ["NONE", "Places", "Source", "fetch_seconds", "is_source_better", "queued_seconds"]
 
 # In the place of a storage class: there is no such copy.
 NONE = -1
+# Nobody takes notice of less [s]; and the file system, which all share, is read instead of a node's
+# copy only where that takes no more than this part of the time.
+NOTICED_S, PART = 0.1, 0.5
 
 
 class Source(IntEnum):
@@ -66,3 +69,22 @@ def fetch_seconds(
     seconds[own == 0, Source.LOCAL] = np.inf
     seconds[away == 0, Source.REMOTE] = np.inf
     return np.asarray(seconds)
+
+
+def queued_seconds(size: int, each: float, queue: int, threads: int, parts: int = 1) -> float:
+    """The time until a file is there from a place where others wait before it: its own, as above,
+    and as often that of what each thread has to do first.
+
+    size [bytes];  each : what a thread gets there, r(p) / p [bytes/s];  queue : files before it;
+    threads : that work there;  parts : of the file, which as many threads may move at a time
+    """
+    return size / (each * max(1, min(threads, parts))) * (1 + queue / threads)
+
+
+def is_source_better(holder_s: float, source_s: float, due_s: float) -> bool:
+    """Whether a file that another node has is read from the file system all the same.
+
+    Not where the node is in time: the file system is everybody's.
+    holder_s, source_s : as `queued_seconds` has it;  due_s : when the file is needed
+    """
+    return holder_s > max(due_s, NOTICED_S, source_s / PART)

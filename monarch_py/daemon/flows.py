@@ -1,0 +1,91 @@
+"""What a reader gets from each place that has files, by how many there are: measured while copies
+are made, for the performance model (NoPFS 4)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config import Performance
+from monarch_py.native import lib
+
+__all__ = ["LEVELS", "SOURCES", "Flows"]
+
+# The sources among the places; peer p is p + 1.
+SOURCES = 0
+# Numbers of readers are told apart by their powers of two.
+LEVELS: int = lib.MONARCH_LEVELS
+# What was seen longer ago counts for little [s]; looks lie this far apart at least [s].
+MEMORY_S, LOOK_S = 1.0, 0.1
+# What was seen of another number of readers so long before the last look is of another time [s].
+PAST_S = 3.0
+# A place that gives nothing has been seen after this long [ns], and counts as if it gave so much.
+SILENT_NS, SILENT_RATE = 250_000_000, 1e3
+
+Counts = npt.NDArray[np.uint64]
+
+
+class Flows:
+    """Rates of `places` places.
+
+    look : asks for (places, 2, LEVELS) bytes and times [ns] of all readers together, ever
+    performance : what is known before anything was measured
+    """
+
+    def __init__(
+        self,
+        places: int,
+        look: Callable[[], Counts],
+        performance: Performance | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask, self._clock = look, clock
+        self._performance = performance or Performance()
+        self._seen: Counts = np.zeros((places, 2, LEVELS), dtype=np.uint64)
+        self._rate = np.full((places, LEVELS), np.nan)
+        self._when = np.zeros((places, LEVELS))
+        self._looked_at = -math.inf
+
+    def look(self) -> None:
+        """Takes in what was measured since the last time."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        counts = self._ask()
+        new = (counts - self._seen).astype(np.float64)
+        got, took = new[:, 0], new[:, 1]
+        # A time without bytes is that of an open, whose bytes are still to come, or of a failure.
+        fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
+        rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
+        old = self._rate[fresh]
+        # Of ratios: from fast to slow it is as far as back.
+        weight = -np.expm1((self._when[fresh] - now) / MEMORY_S)
+        with np.errstate(invalid="ignore"):
+            mixed = old ** (1 - weight) * rate**weight
+        self._rate[fresh] = np.where(np.isnan(old), rate, mixed)
+        self._when[fresh] = now
+        self._seen = np.where(fresh[:, None, :], counts, self._seen)
+
+    def each(self, place: int, readers: int) -> float | None:
+        """What each of so many readers gets of a place [bytes/s]; None where nothing is known.
+
+        Between numbers that were seen: more readers share what fewer had together, and fewer get
+        each no less than one of more.
+        """
+        level = min(readers.bit_length() - 1, LEVELS - 1)
+        rates = self._rate[place]
+        when = self._when[place]
+        known = np.flatnonzero(~np.isnan(rates) & (when >= when.max() - PAST_S))
+        if not len(known):
+            total = self._performance.of(is_source=place == SOURCES)
+            return None if total is None else total / readers
+        below, above = known[known <= level], known[known > level]
+        if len(below):
+            nearest = int(below[-1])
+            return float(rates[nearest]) / 2.0 ** (level - nearest)
+        return float(rates[int(above[0])])

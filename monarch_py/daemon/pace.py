@@ -1,0 +1,38 @@
+"""How fast programs go through their files."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Pace"]
+
+# What was opened longer ago counts for little [s]; without any for so long nothing is foreseen.
+MEMORY_S = 2.0
+
+
+class Pace:
+    def __init__(self) -> None:
+        self._files = 0.0  # opened, what is long ago counting for less
+        self._began = self._last = -math.inf
+
+    def note(self, files: int, now_s: float) -> None:
+        """So many were opened since the last time."""
+        if now_s - self._last > MEMORY_S:
+            self._began, self._files = now_s, 0.0
+        else:
+            self._files *= math.exp((self._last - now_s) / MEMORY_S)
+        self._files += files
+        self._last = now_s
+
+    def seconds(self, files: npt.NDArray[np.float64], now_s: float) -> npt.NDArray[np.float64]:
+        """How long programs take for so many more (n,) files, from now [s]; infinite where they
+        have just begun, or open none."""
+        since = now_s - self._began
+        if now_s - self._last > MEMORY_S or since <= 0:
+            return np.full(len(files), np.inf)
+        # What is remembered of a steady pace r, t after its beginning: r M (1 - exp(-t / M)).
+        span = -MEMORY_S * math.expm1(-since / MEMORY_S)
+        return np.asarray(files * span / self._files)

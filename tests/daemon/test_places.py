@@ -1,0 +1,275 @@
+"""Which place a file is fetched from: what was measured of each, and what is made of that."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.session import wait_until
+
+from monarch_py.config import Performance
+from monarch_py.daemon.course import Course, Found
+from monarch_py.daemon.flows import LEVELS, SOURCES, Flows
+from monarch_py.daemon.pace import Pace
+from monarch_py.daemon.places import NOBODY, TRY_AGAIN_S, Places
+from monarch_py.native import lib
+from monarch_py.peers import PeerStatus
+from monarch_py.plan import Plan, PlanPart
+from monarch_py.plan.index import Index
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import DistributedSampler
+
+MB = 1e6
+PEER = 1
+FILE = 1_000_000
+HAS_IT = lib.MONARCH_HAS_IT
+
+
+class Site:
+    """Two nodes, of which this is number 0; time and what was measured are the test's."""
+
+    def __init__(self, *, chooses: bool = True, performance: Performance | None = None) -> None:
+        self.now = 100.0
+        self.counts = np.zeros((3, 2, LEVELS), dtype=np.uint64)
+        self.queue = self.at_source = 0
+        self.flows = Flows(3, self.counts.copy, performance, lambda: self.now)
+        self.peer: Any = SimpleNamespace(last_failure=PeerStatus.OK)
+        engine: Any = self
+        self.places = Places(
+            engine, self.flows, {PEER: self.peer}, chooses=chooses, clock=lambda: self.now
+        )
+
+    # As an engine.
+    width, block_bytes = 4, 4 << 20
+
+    def queues(self, _: int) -> Any:
+        return np.array([0, self.queue], dtype=np.uint32)
+
+    def pending(self, *, in_use: bool) -> int:
+        return 0 if in_use else self.queue + self.at_source
+
+    def measured(self, place: int, rate: float, readers: int = 1, seconds: float = 1.0) -> None:
+        """Each of so many readers has got so much of a place [bytes/s], for so long."""
+        self.now += seconds
+        level = readers.bit_length() - 1
+        self.counts[place, 0, level] += np.uint64(rate * seconds)
+        self.counts[place, 1, level] += np.uint64(1e9 * seconds)
+        self.flows.look()
+
+    def choice(self, files: int = 1, due_s: float = 0.0, size: int = FILE) -> list[int]:
+        """Whom fills of the files 0, 1, ... ask."""
+        ids = np.arange(files, dtype=np.uint64)
+        asked = np.tile(np.array([PEER, NOBODY], dtype=np.int32), (files, 1))
+        sizes = np.full(files, size, dtype=np.uint64)
+        self.places.choose(ids, asked, sizes, np.full(files, due_s))
+        assert (asked[:, 1] == NOBODY).all()
+        return [int(each) for each in asked[:, 0]]
+
+    def has(self, files: int = 1) -> None:
+        self.places.know(np.arange(files, dtype=np.uint64), np.full(files, PEER))
+
+
+def slow_peer() -> Site:
+    site = Site()
+    site.has(100)
+    site.measured(SOURCES, 100 * MB)
+    site.measured(PEER + 1, 1 * MB)
+    site.choice()  # that it was asked not long ago
+    return site
+
+
+def test_the_first_copy_is_the_owners_to_read_however_slow_it_is() -> None:
+    site = Site()
+    site.measured(SOURCES, 100 * MB)
+    site.measured(PEER + 1, 0.01 * MB)
+    assert site.choice() == [PEER]
+    site.has()
+    assert site.choice() == [PEER + HAS_IT], "tried for the first time"
+    assert site.choice() == [NOBODY]
+    assert site.choice(files=2) == [NOBODY, PEER], "of the second nobody knows it"
+
+
+def test_what_the_peer_brings_in_time_is_left_to_it() -> None:
+    site = slow_peer()
+    assert site.choice(due_s=0.9) == [NOBODY]
+    assert site.choice(due_s=1.1) == [PEER + HAS_IT]
+    assert site.choice(size=50_000) == [PEER + HAS_IT], "nobody takes notice"
+
+
+def test_ties_go_to_the_peer() -> None:
+    site = Site()
+    site.has()
+    site.measured(SOURCES, 1.9 * MB)
+    site.measured(PEER + 1, 1 * MB)
+    site.choice()
+    assert site.choice() == [PEER + HAS_IT]
+
+
+def test_queues_count_now() -> None:
+    site = Site()
+    site.has(1000)
+    site.measured(SOURCES, 20 * MB)
+    site.measured(PEER + 1, 20 * MB)
+    site.measured(PEER + 1, 20 * MB, readers=16)
+    site.choice()
+    assert site.choice() == [PEER + HAS_IT]
+    site.queue = 100
+    assert site.choice() == [NOBODY]
+    site.at_source = 100
+    assert site.choice() == [PEER + HAS_IT]
+    # Those that are chosen in one turn are in each other's way.
+    site.queue = site.at_source = 0
+    chosen = site.choice(files=1000)
+    assert 10 < chosen.count(NOBODY) < 500
+    assert site.places.chosen == chosen.count(NOBODY) + 1
+
+
+def test_a_peer_that_lost_is_tried_again_and_wins_when_it_is_fast() -> None:
+    site = slow_peer()
+    assert site.choice(files=10) == [NOBODY] * 10
+    site.now += TRY_AGAIN_S
+    assert site.choice(files=3) == [PEER + HAS_IT, NOBODY, NOBODY]
+    assert site.choice() == [NOBODY]
+    site.measured(PEER + 1, 100 * MB, seconds=TRY_AGAIN_S)
+    assert site.choice(files=3) == [PEER + HAS_IT] * 3
+
+
+def test_a_source_of_which_nothing_is_known_is_tried_once_in_a_while() -> None:
+    site = Site()
+    site.has(3)
+    site.measured(PEER + 1, 1 * MB)
+    site.choice()
+    assert site.choice() == [NOBODY]
+    assert site.choice() == [PEER + HAS_IT]
+    known = Site(performance=Performance(source=100 * MB, link=1 * MB))
+    known.has(3)
+    known.choice()
+    assert known.choice(files=3) == [NOBODY] * 3
+
+
+def test_a_peer_that_was_cut_off_may_have_lost_it() -> None:
+    site = slow_peer()
+    site.peer.last_failure = PeerStatus.TIMEOUT
+    assert site.choice() == [NOBODY]
+    site.peer.last_failure = PeerStatus.CUT
+    assert site.choice() == [PEER]
+    site.peer.last_failure = PeerStatus.OK
+    assert site.choice() == [PEER]
+    site.has()
+    assert site.choice() == [NOBODY]
+
+
+def test_who_wants_holders_gets_them() -> None:
+    site = Site(chooses=False)
+    site.has()
+    site.measured(SOURCES, 100 * MB)
+    site.measured(PEER + 1, 0.01 * MB)
+    assert [site.choice() for _ in range(3)] == [[PEER]] * 3
+
+
+# --- rates --------------------------------------------------------------------------------------
+
+RATES = st.floats(1e4, 1e10)
+
+
+@given(RATES, RATES, st.integers(1, 40))
+def test_rates_follow_what_is_measured(before: float, after: float, looks: int) -> None:
+    """From fast to slow as fast as back, and never beyond what was seen."""
+    site = Site()
+    site.measured(SOURCES, before)
+    for _ in range(looks):
+        site.measured(SOURCES, after, seconds=0.25)
+    each = site.flows.each(SOURCES, 1)
+    assert each is not None
+    low, high = sorted((before, after))
+    assert low * 0.99 <= each <= high * 1.01
+    if looks >= 30:
+        assert each == pytest.approx(after, rel=0.02)
+
+
+@given(st.dictionaries(st.integers(0, LEVELS - 1), RATES, min_size=1), st.integers(1, 100))
+def test_rates_of_other_numbers_of_readers(seen: dict[int, float], readers: int) -> None:
+    site = Site()
+    for level, rate in seen.items():
+        site.measured(SOURCES, rate, readers=1 << level, seconds=0.25)
+    each = site.flows.each(SOURCES, readers)
+    assert each is not None
+    level = min(readers.bit_length() - 1, LEVELS - 1)
+    below = [each for each in seen if each <= level]
+    if level in seen:
+        assert each == pytest.approx(seen[level], rel=0.01)
+    elif below:
+        assert each == pytest.approx(seen[max(below)] / 2 ** (level - max(below)), rel=0.01)
+    else:
+        assert each == pytest.approx(seen[min(seen)], rel=0.01)
+
+
+def test_a_place_that_gives_nothing_is_slow_and_an_open_says_nothing() -> None:
+    site = Site()
+    site.measured(PEER + 1, 0, seconds=0.15)
+    assert site.flows.each(PEER + 1, 1) is None
+    site.measured(PEER + 1, 0, seconds=0.15)
+    each = site.flows.each(PEER + 1, 1)
+    assert each is not None
+    assert each < 1e4
+    # The time of the open is that of the bytes which come then.
+    site.measured(SOURCES, 0, seconds=0.1)
+    site.measured(SOURCES, 10 * MB, seconds=0.1)
+    assert site.flows.each(SOURCES, 1) == pytest.approx(5 * MB)
+
+
+def test_what_was_seen_long_ago_of_others_does_not_count_beside_what_is_seen_now() -> None:
+    site = Site()
+    site.measured(SOURCES, 1 * MB, readers=2)
+    assert site.flows.each(SOURCES, 2) == pytest.approx(1 * MB)
+    site.measured(SOURCES, 100 * MB, seconds=5)
+    assert site.flows.each(SOURCES, 2) == pytest.approx(50 * MB)
+
+
+def test_pace() -> None:
+    pace = Pace()
+    ten = np.array([10.0])
+    assert pace.seconds(ten, 0.0) == np.inf
+    for turn in range(200):
+        pace.note(2, turn * 0.1)
+    assert pace.seconds(ten, 19.9)[0] == pytest.approx(0.5, rel=0.1)
+    assert pace.seconds(ten, 25.0) == np.inf
+
+
+# --- who has what -------------------------------------------------------------------------------
+
+
+def test_all_nodes_are_beyond_what_anybody_used_in_the_last_run(tmp_path: Path) -> None:
+    files, nodes = 400, 2
+    index = Index.of("files", tmp_path, [f"{i:03}" for i in range(files)], [1] * files)
+    loader = Loader(DistributedSampler(files, nodes, 5), nodes, 4, workers=1)
+    plan = Plan((index,), (PlanPart("training", 0, loader),), 3, nodes)
+    entries = np.arange(files, dtype=np.uint64) + 7
+    with ThreadPoolExecutor(1) as executor:
+        course = Course(tmp_path / "plan.npz", plan, 0, executor)
+        runs = tuple(course.draw(number) for number in range(2))
+        course.begin(Found(entries, "", runs), files + 7)
+
+        def opens(run: int, place: int) -> list[int]:
+            assert course.observe(entries[runs[run].units[place : place + 1]]).all()
+            course.step()
+            return [int(entry) for entry in course.take_used()]
+
+        early = [opens(0, place) for place in range(len(runs[0]))]
+        window = runs[1].window
+        early += [opens(1, place) for place in range(window)]
+        assert course.number == 1
+        assert not any(early)
+        for place in range(window, window + 40):
+            opens_now = opens(1, place)
+            if course.follower is not None and course.follower.front > window:
+                break
+        used = opens_now or wait_until(lambda: course.take_used().tolist(), what="its files")
+        assert used == entries.tolist()
+        assert not len(course.take_used())
