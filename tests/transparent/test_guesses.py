@@ -53,11 +53,13 @@ def look(session: Session, root: Path, *, preload: bool) -> Any:
 def of_others(guesses: Guesses) -> Guesses:
     """Every file's is another one's, with its own part of the hash."""
     own = np.uint64(0xFF)
-    return (np.roll(guesses, 1) & ~own) | (guesses & own)
+    others: Guesses = (np.roll(guesses, 1) & ~own) | (guesses & own)
+    return others
 
 
 def of_no_copy(guesses: Guesses) -> Guesses:
-    return guesses + np.uint64(1 << 40)
+    gone: Guesses = guesses + np.uint64(1 << 40)
+    return gone
 
 
 def none(guesses: Guesses) -> Guesses:
@@ -66,7 +68,8 @@ def none(guesses: Guesses) -> Guesses:
 
 def noise(guesses: Guesses) -> Guesses:
     random = np.random.default_rng(7).integers(1, 2**63, len(guesses), dtype=np.uint64)
-    return (random & ~np.uint64(0xFF)) | (guesses & np.uint64(0xFF))
+    some: Guesses = (random & ~np.uint64(0xFF)) | (guesses & np.uint64(0xFF))
+    return some
 
 
 @pytest.fixture
