@@ -147,6 +147,8 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
 /* The peer that gave all of a fill that is over, -1 for none. It sends the last block only when it
  * has the file whole. */
 int monarch_giver_of(const struct fill *f);
+/* A source has given something. */
+void monarch_note_source(struct monarch_engine *e);
 /* The source's file, which is opened when it is first needed; as monarch_open_source. */
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
 
