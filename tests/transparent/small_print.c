@@ -334,6 +334,41 @@ static void streams(void) {
     SAY(fdopen(-1, "r") == NULL);
 }
 
+/* How many names there are from here on, and whether one is among them. */
+static void count(const char *what, DIR *d) {
+    int n = 0, new = 0;
+    struct dirent *e;
+    while ((e = readdir(d))) {
+        n++;
+        new += strcmp(e->d_name, "new") == 0;
+    }
+    printf("%s: %d names, %d new\n", what, n, new);
+}
+
+/* What was open before a change tells of it when it begins anew. */
+static void listings(void) {
+    DIR *d = opendir(in("d"));
+    long start = telldir(d);
+    count("at first", d);
+    SAY(close(open(in("d/new"), O_CREAT | O_WRONLY, 0600)));
+    count("at the end", d);
+    rewinddir(d);
+    count("rewound", d);
+    SAY(unlink(in("d/new")));
+    rewinddir(d);
+    count("without it", d);
+    SAY(mkdir(in("d/new"), 0700));
+    rewinddir(d);
+    count("a directory", d);
+    SAY(rmdir(in("d/new")));
+    seekdir(d, start);
+    SAY(readdir(d) != NULL);
+    SAY(closedir(d));
+    SAY(opendir(in("f")) == NULL);
+    SAY(opendir(in("nope")) == NULL);
+    SAY(opendir("") == NULL);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2)
         return 2;
@@ -351,5 +386,6 @@ int main(int argc, char **argv) {
     again();
     locks();
     streams();
+    listings();
     return 0;
 }

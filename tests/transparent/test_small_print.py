@@ -1,5 +1,5 @@
 """Some three hundred calls on a file that has a copy, with and without the library, most of them
-such as fail: results, errno, offsets, flags."""
+such as fail: results, errno, offsets, flags. And what a directory that is open tells of changes."""
 
 from __future__ import annotations
 
