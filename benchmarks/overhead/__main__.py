@@ -3,7 +3,8 @@
 Makes a dataset of tiny files and one larger file, has the daemon copy all of it, and lets two
 processes of probe.c take turns: one under the library on the dataset's paths, one without it on the
 paths of the copies. The larger file is the hot one. Programs that use no dataset take turns as
-well, with the library and without it. `--only` chooses among these groups:
+well, with the library and without it; the imports, which take seconds, run side by side. `--only`
+chooses among these groups:
 
     scanned       listings and stat of what is scanned and not copied
     calls         the calls on what is copied, and the copying

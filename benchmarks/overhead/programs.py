@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from benchmarks.common import Daemon, lockstep, plain_environment
 from benchmarks.numbers import Result, paired
 
 __all__ = ["Program", "imports", "measure", "tools"]
+
+ADDR_NO_RANDOMIZE = 0x0040000
 
 REPOSITORY_FILES = 2000
 FILES_A_DIRECTORY = 100
@@ -35,7 +39,8 @@ GIT = ("git", "-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost
 @dataclass(frozen=True, slots=True)
 class Program:
     """name, what, limit : of the result; argv : the command; starts : of it in a round; rounds;
-    missing : why it cannot be run here, if it cannot; environment : more variables."""
+    missing : why it cannot be run here, if it cannot; environment : more variables; together : both
+    variants run at the same time, on a core each."""
 
     name: str
     what: str
@@ -45,6 +50,7 @@ class Program:
     rounds: int
     missing: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    together: bool = False
 
 
 class Command:
@@ -61,30 +67,72 @@ class Command:
         return [time.monotonic_ns() - started, round(cpu * 1e9)]
 
     def _run(self) -> float:
+        return self.wait(self.start())
+
+    def start(self) -> int:
+        """Its process."""
         silent = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
-        pid = os.posix_spawnp(self._argv[0], self._argv, self._environment, file_actions=[silent])
+        return os.posix_spawnp(self._argv[0], self._argv, self._environment, file_actions=[silent])
+
+    def wait(self, pid: int) -> float:
+        """The CPU time [s] that it took."""
         _, status, usage = os.wait4(pid, 0)
         if status:
             raise RuntimeError(f"{self._argv} failed: {os.waitstatus_to_exitcode(status)}")
         return usage.ru_utime + usage.ru_stime
 
 
+@contextmanager
+def _alike() -> Iterator[list[int]]:
+    """Programs that are started in it have their memory at the same addresses in every run. Gives
+    the cores."""
+    cores = os.sched_getaffinity(0)
+    libc = ctypes.CDLL(None)
+    before = libc.personality(0xFFFFFFFF)
+    libc.personality(before | ADDR_NO_RANDOMIZE)
+    try:
+        yield sorted(cores)
+    finally:
+        libc.personality(before)
+        os.sched_setaffinity(0, cores)
+
+
+def _side_by_side(
+    ours: Command, plain: Command, rounds: int, cores: Sequence[int]
+) -> list[tuple[float, float]]:
+    """CPU times [ns] of both, at the same time on a core each, and then on each other's: what slows
+    the machine down for seconds does it to both, and a core that is slower to each once."""
+    pairs = []
+    for _ in range(rounds + 1):
+        times = [0.0, 0.0]
+        for first in (0, 1):
+            started = []
+            for core, command in ((cores[first], ours), (cores[1 - first], plain)):
+                os.sched_setaffinity(0, {core})  # which its child has from it
+                started.append(command.start())
+            for i, (command, pid) in enumerate(zip((ours, plain), started, strict=True)):
+                times[i] += command.wait(pid) * 1e9
+        pairs.append((times[0], times[1]))
+    return pairs[1:]  # the first warms up
+
+
 def measure(program: Program, daemon: Daemon) -> Result:
     """The program under the library, over the same without it."""
     more = dict(program.environment)
-    answers = lockstep(
-        Command(program.argv, daemon.environment() | more),
-        Command(program.argv, plain_environment() | more),
-        [str(program.starts)] * (program.rounds + 1),
-    )
-    wall, cpu = ([(mine[i], theirs[i]) for mine, theirs in answers] for i in (0, 1))
+    ours = Command(program.argv, daemon.environment() | more)
+    plain = Command(program.argv, plain_environment() | more)
+    wall: Sequence[tuple[float, float]] = ()
+    cpu: Sequence[tuple[float, float]]
+    with _alike() as cores:
+        if program.together and len(cores) > 1:
+            cpu, operations = _side_by_side(ours, plain, program.rounds, cores), 2
+        else:
+            lines = [str(program.starts)] * (program.rounds + 1)
+            answers = lockstep(ours, plain, lines)
+            wall, cpu = ([(mine[i], theirs[i]) for mine, theirs in answers] for i in (0, 1))
+            operations = program.starts
     result = paired(
-        program.name,
-        program.what,
-        cpu,
-        limit=program.limit,
-        operations=program.starts,
-        wall=wall,
+        program.name, program.what, cpu, limit=program.limit, operations=operations, wall=wall
     )
     print(f"  {program.what}: {result.value:.3f}", file=sys.stderr)
     return result
@@ -141,7 +189,12 @@ def imports(rounds: int) -> Iterator[Program]:
             1,
             rounds,
             None if there else f"{module} is not installed",
-            (("TF_CPP_MIN_LOG_LEVEL", "3"), ("TF_ENABLE_ONEDNN_OPTS", "0")),
+            (
+                ("TF_CPP_MIN_LOG_LEVEL", "3"),
+                ("TF_ENABLE_ONEDNN_OPTS", "0"),
+                ("PYTHONHASHSEED", "0"),  # the order of sets decides what is done
+            ),
+            together=True,
         )
 
 

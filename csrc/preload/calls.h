@@ -25,6 +25,7 @@
 #include "attributes.h"
 
 struct statx;
+struct file_handle;
 
 #define MONARCH_CALLS(X)                                                                           \
     /* opening: open.c, stdio.c */                                                                 \
@@ -168,6 +169,8 @@ struct statx;
     X(fstatfs, int, (int fd, struct statfs *f))                                                    \
     X(statvfs, int, (const char *path, struct statvfs *f))                                         \
     X(fstatvfs, int, (int fd, struct statvfs *f))                                                  \
+    X(name_to_handle_at, int,                                                                      \
+      (int dir, const char *path, struct file_handle *handle, int *mount, int flags))              \
     X(ioctl, int, (int fd, unsigned long request, ...))                                            \
     X(inotify_add_watch, int, (int fd, const char *path, uint32_t mask))                           \
     /* where we are: where.c */                                                                    \

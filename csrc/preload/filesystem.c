@@ -1,10 +1,12 @@
-/* statfs and its relatives: of a source, and of copies as if they lay there. */
+/* statfs and its relatives, and handles: of a source, and of copies as if they lay there. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 
 #include "calls.h"
+#include "companion.h"
 #include "metadata.h"
+#include "record.h"
 #include "sys.h"
 
 static void fill(const struct monarch_filesystem *f, struct statfs *s) {
@@ -109,6 +111,21 @@ PUBLIC int statvfs(const char *path, struct statvfs *v) {
 PUBLIC int fstatvfs(int fd, struct statvfs *v) {
     const char *source = source_of(fd);
     return source ? statvfs(source, v) : REAL(fstatvfs)(fd, v);
+}
+
+/* A handle names a file to its file system. */
+PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *handle, int *mount,
+                             int flags) {
+    char real[MONARCH_PATH_MAX];
+    MAYBE_NULL(path);
+    if (__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) && path) {
+        int behind = monarch_means_descriptor(path, flags) ? monarch_companion(dir) : -1;
+        if (behind >= 0)
+            dir = behind;
+        else if ((flags & AT_SYMLINK_FOLLOW) && monarch_names_copy(path, real) && real[0])
+            path = real;
+    }
+    return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
 }
 
 TWINS_OF_FILESYSTEM(TWIN)

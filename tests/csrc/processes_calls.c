@@ -311,6 +311,15 @@ static long asked(int fd, unsigned long request) {
 }
 CALL(ioctl, asked(dir, FIONREAD))
 CALL(ioctl_flags, asked(dir, FS_IOC_GETFLAGS))
+static long handle_of(int fd) {
+    struct {
+        struct file_handle head;
+        unsigned char room[MAX_HANDLE_SZ];
+    } handle = {.head = {.handle_bytes = MAX_HANDLE_SZ}};
+    int mount;
+    return name_to_handle_at(fd, "", &handle.head, &mount, AT_EMPTY_PATH);
+}
+CALL(name_to_handle_at, handle_of(dir))
 CALL(fstatfs, fstatfs(dir, &stfs))
 CALL(fstatvfs, fstatvfs(dir, &stvfs))
 CALL(lockf, lockf(dir, F_TEST, 0))
@@ -479,6 +488,7 @@ const struct call calls[] = {
     {"flock", BY_FD, 0, call_flock},
     {"ioctl", BY_FD, 0, call_ioctl},
     {"ioctl FS_IOC_GETFLAGS", BY_FD, 0, call_ioctl_flags},
+    {"name_to_handle_at", BY_FD, 0, call_name_to_handle_at},
     {"fstatfs", BY_FD, 0, call_fstatfs},
     {"fstatvfs", BY_FD, 0, call_fstatvfs},
     {"lockf", BY_FD, 0, call_lockf},

@@ -244,11 +244,13 @@ LOCKS = {
 LOCKING = """
 LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
 signal.signal(signal.SIGIO, signal.SIG_IGN)  # a lease is broken by a signal
-path, other_too = sys.argv[1], sys.argv[2] == "another"
+path, where = sys.argv[1:]
 fd = os.open(path, 0)
-reader = os.open(path, 0) if other_too else fd
+reader = os.open(path, 0) if where == "another" else fd
 os.pread(reader, 100, 0)
 step()
+if where == "of_the_copy":
+    fd = os.open(path, 0)
 {lock}
 found = [sha(os.pread(reader, 5_000, 300)) for _ in range(3)]
 step(found, os.readlink("/proc/self/fd/%d" % reader))
@@ -270,7 +272,7 @@ except BlockingIOError: step("held")
 """
 
 
-@pytest.mark.parametrize("where", ["the_same", "another"])
+@pytest.mark.parametrize("where", ["the_same", "another", "of_the_copy"])
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_lock_outlives_all_promotions_that_could_have_been(
     session: Session, files: Files, kind: str, where: str
