@@ -166,13 +166,16 @@ class Catalog(CatalogReader):
         lib.monarch_collapse(os.fsencode(self.segment.path))
 
     def set_words(self, ids: Ids, words: npt.NDArray[np.uint64] | np.uint64) -> None:
-        words = np.ascontiguousarray(np.broadcast_to(words, ids.shape), dtype=np.uint64)
+        if np.ndim(words) == 0:
+            words = np.full(len(ids), words, dtype=np.uint64)
+        words = np.ascontiguousarray(words, dtype=np.uint64)
         lib.monarch_set_words(
             self.c, len(ids), pointer(ids, "uint64_t *"), pointer(words, "uint64_t *")
         )
 
     def set_state(self, ids: Ids, state: State, reason: int = 0) -> None:
-        self.set_words(ids, make_word(state, reason))
+        if len(ids):
+            self.set_words(ids, make_word(state, reason))
 
     def want(self, ids: Ids) -> None:
         """Makes entries (n,) WANTED. The number of a copy that is being removed stays: by it the

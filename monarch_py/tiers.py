@@ -34,9 +34,10 @@ SLACK_BYTES = 256 * 1024
 NAME_BYTES, ROW_BYTES = 64, 448
 # Left free on the file system beside the quota, for the manifest and the directories [bytes].
 MARGIN_BYTES = 1 << 20
-# The kernel takes a millisecond to say how much memory is left. It is not asked again within this
-# time, unless so much was filled: small files are placed in a thousand portions a second.
-MEMORY_LOOK_S, MEMORY_LOOK_BYTES = 0.05, 64 << 20
+# The kernel takes a millisecond to say how much memory is left, and some calls to say what the
+# directory of copies takes. It is not asked again within this time, unless so much was filled:
+# small files are placed in a thousand portions a second.
+LOOK_S, LOOK_BYTES = 0.05, 64 << 20
 
 
 def tier_root(mount_point: Path) -> Path:
@@ -79,8 +80,10 @@ class Tier:
         self.reserved_bytes = 0  # of used_bytes: promised to fills that have not ended
         self.files = 0
         self.cap_bytes: int | None = None  # set when the disk was full before the quota was
-        # What memory left for copies at the last look, when to look again, filled since then.
+        # What memory left for copies at the last look, when to look again, filled since then (less
+        # what went); what the directory took, and when to look again.
         self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
+        self._overhead_bytes, self._next_overhead_s = 0, 0.0
         self.root = tier_root(config.mount_point) / below
         self.copies = self.root / "c"
         try:
@@ -155,8 +158,11 @@ class Tier:
     def quota_for_copies(self) -> int:
         """What the directory of copies and the manifest leave of the quota; OSError when they
         cannot be looked at."""
+        now_s = time.monotonic()
+        if now_s >= self._next_overhead_s:
+            self._overhead_bytes, self._next_overhead_s = self.overhead_bytes(), now_s + LOOK_S
         # Rows that are not written yet are foreseen.
-        overhead = max(self.overhead_bytes(), self.used_inodes * self.entry_bytes)
+        overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
         return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)
 
     def room(self) -> TierRoom:
@@ -185,7 +191,7 @@ class Tier:
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
             self._memory_bytes, self._filled_bytes = memory.available_bytes(), 0
-            self._next_look_s = now_s + MEMORY_LOOK_S
+            self._next_look_s = now_s + LOOK_S
         return self._memory_bytes - self._filled_bytes
 
     def rounded(self, size: int) -> int:
@@ -207,7 +213,7 @@ class Tier:
         self.used_bytes += took - int(reserved.sum())
         self.files += len(sizes)
         self._filled_bytes += took
-        if self._filled_bytes > MEMORY_LOOK_BYTES:
+        if self._filled_bytes > LOOK_BYTES:
             self._next_look_s = 0
 
     def give_back(self, size: int) -> None:
@@ -234,7 +240,7 @@ class Tier:
         self.used_bytes = max(0, self.used_bytes - self.rounded(size))
         self.used_inodes -= 1
         self.files -= 1
-        self._next_look_s = 0  # there is more memory than was seen
+        self._filled_bytes -= self.rounded(size)
 
     def note_full(self) -> None:
         """The disk was full before the quota was: no more than what lies here now."""

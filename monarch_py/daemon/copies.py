@@ -96,7 +96,7 @@ class Copies:
         words = make_word(State.PRESENT, 0, good["tier"].astype(np.uint64), good["copy"])
         shown = self._show(good["id"], words, good["copy_ino"], good["sum"])
         sizes = catalog.entries["size"][ids]
-        for number in np.unique(results["tier"][fills]).tolist():
+        for number in set(results["tier"][fills].tolist()):
             here = fills & (results["tier"] == number)
             self.tier(number).settle(sizes[here], results["copy_bytes"][here])
         self.fills += int(fills.sum())
@@ -199,6 +199,8 @@ class Copies:
 
     def forget(self, ids: Ids, state: State, reason: int = 0) -> None:
         """Drops the copies of (n,) entries: nobody is sent to them any more, then the files go."""
+        if not len(ids):
+            return
         catalog = self.shared.catalog
         words = catalog.words[ids]
         tiers, numbers = tier_of(words), copy_of(words)
@@ -208,7 +210,7 @@ class Copies:
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)
         sizes = catalog.entries["size"][ids]
-        for tier in np.unique(tiers).tolist():
+        for tier in set(tiers.tolist()):
             here = tiers == tier
             self._drop(tier, ids[here], numbers[here], sizes[here])
 

@@ -130,7 +130,8 @@ class Filler:
         while room > 0 and self._to_check:
             room -= self._order_checks(room)
         # What waits for room would be joined by all that is to be filled ahead.
-        return room > 0 and not self.wanted.has_put_off and self._order_ahead(room)
+        may_more = room > 0 and not self.wanted.has_put_off and len(self.wanted.ahead) > 0
+        return may_more and self._order_ahead(room)
 
     def _leave_to_source(self) -> None:
         """Nobody knows yet which node keeps what, and readers do not wait for it."""
@@ -232,7 +233,7 @@ class Filler:
         sizes = catalog.entries["size"][ids]
         if not len(ids):
             return 0
-        for number in np.unique(tiers).tolist():
+        for number in set(tiers.tolist()):
             self.copies.tier(number).reserve(sizes[tiers == number])
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
@@ -268,11 +269,13 @@ class Filler:
         """Takes the engine's results; also lets files try again that had no room."""
         unstaged = False
         for results in self.engine.results():
-            makes = np.isin(results["kind"], (JobKind.FILL, JobKind.CHECK))
+            kinds = results["kind"]
+            makes = (kinds == JobKind.FILL) | (kinds == JobKind.CHECK)
             fine = makes & (results["status"] == JobStatus.DONE)
-            self.copies.publish(results[fine])
-            staged = fine & (results["tier"] == self.staging.number)
-            self.staging.arrived(results["id"][staged])
+            if fine.any():
+                self.copies.publish(results[fine])
+                staged = fine & (results["tier"] == self.staging.number)
+                self.staging.arrived(results["id"][staged])
             for result in results[~fine]:
                 if result["kind"] == JobKind.DROP:
                     self.copies.dropped(result)

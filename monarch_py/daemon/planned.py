@@ -331,7 +331,8 @@ class Planned:
         self._look_ahead()
         catalog = self.shared.catalog
         sizes = catalog.entries["size"]
-        begun = self._begun[np.isin(state_of(catalog.words[self._begun]), UNDER_WAY)]
+        states = state_of(catalog.words[self._begun])
+        begun = self._begun[(states == State.WANTED) | (states == State.FILLING)]
         files = MOST_FILES - len(begun)
         bytes_ = MOST_BYTES - int(sizes[begun].sum(dtype=np.float64))
         least = LEAST_FILES - len(begun)
@@ -370,9 +371,6 @@ class Planned:
     def told(self) -> list[dict[str, Any]]:
         """For `status`, one for each plan."""
         return [course.told() for course in self.courses]
-
-
-UNDER_WAY = (State.WANTED, State.FILLING)
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,6 +81,8 @@ class Daemon:
         self.planned = Planned(plans, self.filler, cluster)
         if self.filler.staging.tier is not None or plans:
             self.shared.follow_opens()
+        files = (SYSTEM_SWITCH_FILE, config.switch_file)
+        self._switches = [os.fspath(path) for path in files if path is not None]
         self._socket = self._listen(session)
 
     def _open_tiers(self, session: SessionDir) -> None:
@@ -169,8 +171,7 @@ class Daemon:
         return more or self.scanner.has_more
 
     def _switched_off(self) -> bool:
-        files = (SYSTEM_SWITCH_FILE, self.config.switch_file)
-        return any(path is not None and path.exists() for path in files)
+        return any(map(os.path.exists, self._switches))
 
     def stop_soon(self) -> None:
         """Safe in a signal handler: the loop ends with this turn, at the latest in TURN_MS."""

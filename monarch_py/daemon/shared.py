@@ -55,6 +55,7 @@ class Shared:
         self.control: Any = self._control.as_struct("struct monarch_control")
         self.clients: Any = self._clients.as_struct("struct monarch_clients")
         self.fills: Any = self._fills.as_struct("struct monarch_fills")
+        self._opened = np.empty(OPENED, dtype=np.uint64)
         self._fill_control(config)
         self.clients.magic = self.fills.magic = lib.MONARCH_MAGIC
         self._fills.publish()
@@ -129,11 +130,9 @@ class Shared:
         how often nor in which order."""
         if not self.control.follow_opens:
             return np.zeros(0, dtype=np.uint64)
-        ids = np.empty(OPENED, dtype=np.uint64)
-        count = lib.monarch_take_opened(
-            self.clients, len(self.catalog), pointer(ids, "uint64_t *"), OPENED
-        )
-        return ids[:count]
+        where = pointer(self._opened, "uint64_t *")
+        count = lib.monarch_take_opened(self.clients, len(self.catalog), where, OPENED)
+        return self._opened[:count].copy()
 
     def totals(self) -> dict[str, int]:
         """The clients' counters, summed over all their slots."""

@@ -24,6 +24,9 @@ from monarch_py.native import (
 
 __all__ = ["Wanted"]
 
+# Of a member of an enumeration Python makes an exception and a call.
+ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
+NOTHING = make_word(State.BYPASS, Reason.UNSUPPORTED)
 # Bits of wanted files that are taken in a turn of the daemon's loop.
 WANTS = 65536
 
@@ -42,6 +45,7 @@ class Wanted:
         self._awaited: deque[Ids] = deque()
         # What waits until copies are removed: (files, whether programs use them).
         self._no_room_yet: list[tuple[Ids, bool]] = []
+        self._taken = np.empty(WANTS, dtype=np.uint64)
         demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
         self._demands: npt.NDArray[np.uint64] = np.frombuffer(demands, dtype=np.uint64)
         self._demands_seen = self._demands.copy()
@@ -56,11 +60,9 @@ class Wanted:
 
     def take_wants(self) -> None:
         """What programs have opened since the last turn."""
-        ids = np.zeros(WANTS, dtype=np.uint64)
-        count = lib.monarch_take_wants(
-            self.shared.clients, len(self.shared.catalog), pointer(ids, "uint64_t *"), WANTS
-        )
-        self.want(ids[:count])
+        where = pointer(self._taken, "uint64_t *")
+        count = lib.monarch_take_wants(self.shared.clients, len(self.shared.catalog), where, WANTS)
+        self.want(self._taken[:count].copy())
 
     def take_demands(self) -> None:
         """What is to be filled ahead and somebody waits for now: with `prefetch: none`, and after
@@ -69,10 +71,10 @@ class Wanted:
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
         if len(fresh):
-            ids = np.unique(fresh >> np.uint64(32)) - np.uint64(1)
-            words = self.shared.catalog.words
-            ids = ids[ids < len(words)]
-            ids = ids[state_of(self._words_of_files(ids)) == State.WANTED]
+            known = len(self.shared.catalog)
+            entries = {int(demand >> 32) - 1 for demand in fresh.tolist()}
+            ids = np.array([e for e in entries if e < known], dtype=np.uint64)
+            ids = ids[state_of(self._words_of_files(ids)) == WANTED]
             if len(ids):
                 self._awaited.append(ids)
 
@@ -86,7 +88,8 @@ class Wanted:
         none for a reason, stays as it is."""
         if not len(ids):
             return
-        ids = ids[np.isin(state_of(self._words_of_files(ids)), (State.ABSENT, State.WANTED))]
+        states = state_of(self._words_of_files(ids))
+        ids = ids[(states == ABSENT) | (states == WANTED)]
         if len(ids):
             self.shared.catalog.want(ids)
             self._in_use.append(ids)
@@ -175,7 +178,7 @@ class Wanted:
     def _words_of_files(self, ids: Ids) -> npt.NDArray[np.uint64]:
         """(n,) the entries' words; those of what is no file say that nothing is to be done."""
         catalog = self.shared.catalog
-        files = catalog.entries["kind"][ids] == Kind.FILE
-        nothing = make_word(State.BYPASS, Reason.UNSUPPORTED)
-        words: npt.NDArray[np.uint64] = np.where(files, catalog.words[ids], nothing)
+        files = catalog.entries["kind"][ids] == FILE
+        words: npt.NDArray[np.uint64] = catalog.words[ids]
+        words[~files] = NOTHING
         return words

@@ -47,6 +47,7 @@ PROGRAMS: dict[str, Sequence[str]] = {
     # It includes demand.c, with another bound on what a mapping waits for.
     "mappings": [name for name in PRELOAD if name != "preload/demand.c"],
     "engine": NATIVE,
+    "wakes": NATIVE,
     # It includes session.c, to reach the functions that judge a segment.
     "segments": sorted({*PRELOAD, *NATIVE} - {"preload/session.c"}),
 }
@@ -337,6 +338,16 @@ def test_engine_scanner_and_catalog(built: Built, tmp_path: Path) -> None:
     never = {JobStatus.ABANDONED}  # such results are not told: whoever stops is not interested
     assert [status for status, count in statuses.items() if not count] == list(never)
     assert present > 100, "the lookers found hardly any copy"
+
+
+@pytest.mark.parametrize("built", ["thread"], indirect=True)
+def test_no_work_waits_for_a_thread_that_sleeps(built: Built, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with Mounts(tmp_path) as mounts:
+        tier = mounts.tmpfs("tier", 16 * MIB)
+        demanded = int(built.check("wakes", source, tier, SEED))
+    assert demanded > 500
 
 
 # --- paths and damaged segments --------------------------------------------------------------

@@ -1,0 +1,254 @@
+/* The engine's threads are woken for every piece of work: nobody else rings, so that a wake which
+ * is lost is an order that never ends.
+ *
+ *   stress_wakes SOURCE TIER SEED
+ *
+ * main() is the daemon, and the reader that demands units. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "doorbell.h"
+#include "engine.h"
+#include "stress.h"
+
+#define FILES 320
+#define BLOCK (64 * 1024)
+#define ROUNDS 400
+#define PINGS 8000
+#define THREADS 5
+#define PEER_THREADS 4
+#define LIMIT_MS 10000
+
+static int root, copies, copied[FILES];
+static struct monarch_catalog *catalog;
+static struct monarch_clients *clients;
+static struct monarch_fills *fills;
+static struct monarch_engine *engine;
+static uint64_t ids[FILES], next_copy = 1, last_sum, rng, demanded;
+
+/* A peer that cannot be reached, and who tries waits until `all_may_go`. */
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t opens = PTHREAD_COND_INITIALIZER, comes = PTHREAD_COND_INITIALIZER;
+static int is_open = 1, waiting;
+
+static struct monarch_peer_link *reach(void *arg, uint32_t *status) {
+    (void)arg;
+    *status = MONARCH_PEER_CUT;
+    pthread_mutex_lock(&gate);
+    waiting++;
+    pthread_cond_signal(&comes);
+    while (!is_open)
+        pthread_cond_wait(&opens, &gate);
+    waiting--;
+    pthread_mutex_unlock(&gate);
+    return NULL;
+}
+
+static void hear(void *arg, uint32_t status) { (void)arg, (void)status; }
+
+static uint64_t deadline(void) { return monarch_now_ns() + LIMIT_MS * 1000000ULL; }
+
+/* So that threads are met looking, falling asleep and sleeping. */
+static void dawdle(void) {
+    uint64_t until = monarch_now_ns() + below(&rng, 60) * below(&rng, 10) * 100;
+    while (monarch_now_ns() < until)
+        ;
+}
+
+static void add_files(void) {
+    char name[PATH_BYTES], target[MONARCH_PATH_MAX];
+    struct monarch_entry e;
+    uint64_t added = 0;
+    catalog = calloc(1, monarch_catalog_bytes(FILES, FILES * 64));
+    CHECK(catalog);
+    monarch_catalog_init(catalog, 1, FILES, FILES * 64);
+    for (unsigned k = 0; k < FILES; k++) {
+        CHECK(monarch_stat_entry(root, 0, name_of(k, name), &e, target, sizeof target) == 0);
+        e.path_len = (uint16_t)strlen(name);
+        CHECK(monarch_catalog_add(catalog, &e, 1, name, &ids[k], &added) == 1);
+    }
+    CHECK(added == FILES);
+}
+
+static void demand_of(uint64_t id) {
+    uint64_t size = monarch_entries(catalog)[id].size, unit = monarch_unit_of(size, BLOCK);
+    uint64_t *at = &clients->demand[below(&rng, MONARCH_DEMANDS)];
+    uint64_t d = monarch_demand(id, size ? below(&rng, (size + unit - 1) / unit) : 0,
+                                (uint32_t)below(&rng, 4096));
+    if (__atomic_load_n(at, __ATOMIC_ACQUIRE))
+        return;
+    __atomic_store_n(at, d, __ATOMIC_SEQ_CST);
+    monarch_ring_for_demand(clients);
+    demanded++;
+}
+
+static void take(const struct monarch_result *r) {
+    int is_there = r->kind != MONARCH_DROP;
+    uint64_t id = r->id, word = is_there ? monarch_word(MONARCH_PRESENT, 0, 0, r->copy) : 0;
+    CHECK(r->status == MONARCH_DONE);
+    last_sum = r->sum;
+    for (unsigned k = 0; k < FILES; k++)
+        if (ids[k] == id)
+            copied[k] = is_there;
+    monarch_set_words(catalog, 1, &id, &word);
+    monarch_free(r->block_sums);
+}
+
+static void finish(void) {
+    struct monarch_result out[64];
+    uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
+    uint64_t limit = deadline();
+    while (monarch_engine_pending(engine, 0) || monarch_engine_pending(engine, 1)) {
+        uint64_t n = monarch_engine_results(engine, out, 64);
+        for (uint64_t i = 0; i < n; i++)
+            take(&out[i]);
+        monarch_engine_settle(engine);
+        if (monarch_now_ns() > limit)
+            die("%llu orders wait for a thread that sleeps",
+                (unsigned long long)(monarch_engine_pending(engine, 0) +
+                                     monarch_engine_pending(engine, 1)));
+        if (!n)
+            seen = monarch_wait_doorbell(clients, seen, 50);
+    }
+    monarch_answer_settled(clients, catalog);
+}
+
+static void order_fill(unsigned k, int by_peer) {
+    uint64_t id = ids[k], word = monarch_word(MONARCH_FILLING, 0, 0, next_copy), number;
+    int32_t nobody[MONARCH_ASKED] = {-1, -1}, somebody[MONARCH_ASKED] = {0, -1};
+    uint32_t tier = 0;
+    number = next_copy++;
+    monarch_set_words(catalog, 1, &id, &word);
+    CHECK(monarch_engine_submit(engine, catalog, MONARCH_FILL, (int)below(&rng, 2), 1, &id, &tier,
+                                &number, NULL, by_peer ? somebody : nobody) == 1);
+}
+
+static void drop_all(void) {
+    for (unsigned k = 0; k < FILES; k++)
+        if (copied[k]) {
+            uint64_t copy = MONARCH_WORD_COPY(monarch_entries(catalog)[ids[k]].word);
+            uint64_t size = monarch_entries(catalog)[ids[k]].size;
+            uint32_t tier = 0;
+            CHECK(monarch_engine_drop(engine, 1, &ids[k], &tier, &copy, &size) == 1);
+            dawdle();
+        }
+    finish();
+}
+
+/* A few orders, now and then more than there are slots; demands before, between and after. */
+static void work_round(int number) {
+    unsigned first = (unsigned)below(&rng, FILES);
+    unsigned n = number % 50 == 49 ? FILES : 1 + (unsigned)below(&rng, 4);
+    if (below(&rng, 4) == 0)
+        monarch_engine_width(engine, 1 + (int)below(&rng, THREADS));
+    for (unsigned i = 0; i < n; i++) {
+        unsigned k = below(&rng, 8) == 0 && !copied[7] ? 7 : (first + i) % FILES; /* 7: large */
+        if (MONARCH_WORD_STATE(monarch_entries(catalog)[ids[k]].word) != MONARCH_ABSENT)
+            continue;
+        if (below(&rng, 8) == 0)
+            demand_of(ids[k]);
+        order_fill(k, below(&rng, 3) == 0);
+        for (int d = 0; d < 3 && n < FILES; d++) {
+            dawdle();
+            if (below(&rng, 2))
+                demand_of(ids[k]);
+        }
+    }
+    finish();
+    drop_all();
+}
+
+/* One call, one ring; none of the threads that it is enough for sleeps while others are held up. */
+static void all_at_once(void) {
+    uint64_t some[PEER_THREADS], numbers[PEER_THREADS];
+    uint32_t tiers[PEER_THREADS] = {0};
+    int32_t peers[PEER_THREADS][MONARCH_ASKED];
+    struct timespec limit;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += LIMIT_MS / 1000;
+    for (unsigned i = 0; i < PEER_THREADS; i++) {
+        some[i] = ids[8 + i];
+        numbers[i] = next_copy++;
+        peers[i][0] = 0;
+        peers[i][1] = -1;
+        uint64_t word = monarch_word(MONARCH_FILLING, 0, 0, numbers[i]);
+        monarch_set_words(catalog, 1, &some[i], &word);
+    }
+    pthread_mutex_lock(&gate);
+    is_open = 0;
+    pthread_mutex_unlock(&gate);
+    CHECK(monarch_engine_submit(engine, catalog, MONARCH_FILL, 0, PEER_THREADS, some, tiers,
+                                numbers, NULL, peers[0]) == PEER_THREADS);
+    pthread_mutex_lock(&gate);
+    while (waiting < PEER_THREADS)
+        if (pthread_cond_timedwait(&comes, &gate, &limit) != 0)
+            die("of %d threads %d were woken", PEER_THREADS, waiting);
+    is_open = 1;
+    pthread_cond_broadcast(&opens);
+    pthread_mutex_unlock(&gate);
+    finish();
+    drop_all();
+}
+
+/* One thread, and an order as soon as the last one is done: while it looks, and falls asleep. */
+static void ping_pong(void) {
+    struct monarch_result r;
+    uint32_t tier = 0;
+    order_fill(8, 0);
+    finish();
+    uint64_t id = ids[8], sum = last_sum;
+    uint64_t copy = MONARCH_WORD_COPY(monarch_entries(catalog)[id].word);
+    for (int i = 0; i < PINGS; i++) {
+        CHECK(monarch_engine_submit(engine, catalog, MONARCH_CHECK, 0, 1, &id, &tier, &copy, &sum,
+                                    NULL) == 1);
+        for (uint64_t limit = deadline(); !monarch_engine_results(engine, &r, 1);)
+            if (monarch_now_ns() > limit)
+                die("an order waits for a thread that fell asleep");
+        CHECK(r.status == MONARCH_DONE);
+        monarch_engine_settle(engine);
+        for (uint64_t until = monarch_now_ns() + below(&rng, 4000); monarch_now_ns() < until;)
+            ;
+    }
+    drop_all();
+}
+
+static void start(int threads, int peer_threads) {
+    engine = monarch_engine_start(threads, 1, peer_threads, BLOCK, clients, fills);
+    CHECK(engine);
+    monarch_engine_source(engine, 0, root);
+    monarch_engine_tier(engine, 0, copies);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 4);
+    make_files(argv[1], 0, FILES);
+    root = open(argv[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    copies = open(argv[2], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    rng = strtoull(argv[3], NULL, 10);
+    clients = calloc(1, sizeof *clients);
+    fills = calloc(1, sizeof *fills);
+    CHECK(root >= 0 && copies >= 0 && clients && fills);
+    add_files();
+    struct monarch_peer *peer = monarch_peer_new(reach, hear, NULL);
+    CHECK(peer);
+    start(THREADS, PEER_THREADS);
+    monarch_engine_peer(engine, 0, peer);
+    for (int i = 0; i < ROUNDS; i++) {
+        work_round(i);
+        if (i % 10 == 0)
+            all_at_once();
+    }
+    monarch_engine_stop(engine);
+    monarch_peer_free(peer);
+    start(1, 0);
+    ping_pong();
+    monarch_engine_stop(engine);
+    printf("%llu\n", (unsigned long long)demanded);
+    free(catalog);
+    free(fills);
+    free(clients);
+    close(root);
+    close(copies);
+    return 0;
+}
