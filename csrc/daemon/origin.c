@@ -21,6 +21,8 @@
 /* After this a reader that waits gets its bytes from the source [ns]. */
 #define SILENCE_NS 500000000ULL
 
+static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a thread's buffer does for a fetch");
+
 static void note_sum(void *sum, uint64_t which, uint64_t first, uint64_t bytes, uint64_t value) {
     (void)which, (void)first, (void)bytes;
     *(uint64_t *)sum = value;
@@ -46,9 +48,10 @@ static int is_too_early(const struct fill *f, int is_last) {
 /* Once. The time that it took is the peer's only where that need not wait for the source itself,
  * and where it was not left alone for an older failure. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
-                    struct monarch_peer *peer, struct monarch_peer_get *get, uint64_t *sum) {
+                    struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
+                    uint64_t *sum) {
     struct visit v = monarch_visit(e, MONARCH_PLACE_OF_PEER(f->job->peer[which]));
-    int r = monarch_peer_ask(peer, get, 1, note_sum, sum);
+    int r = monarch_peer_ask(peer, get, 1, buffer, note_sum, sum);
     int is_ok = get->status == MONARCH_PEER_OK;
     if ((f->job->has_it >> which & 1) && (is_ok || get->status == MONARCH_PEER_TIMEOUT))
         monarch_leave(&v, is_ok ? get->length : 0);
@@ -78,7 +81,7 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
         /* A connection that broke is no reason to ask this peer once more. */
-        if (ask_once(e, f, which, peer, get, sum) != 0 ||
+        if (ask_once(e, f, which, peer, get, buffer, sum) != 0 ||
             (get->status != MONARCH_PEER_TIMEOUT && get->status != MONARCH_PEER_COMING))
             return;
     }

@@ -45,6 +45,7 @@ class Peer:
         self._transport, self._clock = transport, clock
         self._lock = threading.Lock()
         self._failures, self._again_at = 0, 0.0
+        self._is_probed = False
         self._last_failure = PeerStatus.OK
         # Why it is left alone: another thread's success does not end the pause.
         self._pause_status = PeerStatus.CUT
@@ -73,7 +74,7 @@ class Peer:
         if gets.dtype != GET:
             raise TypeError("ranges have dtype GET (new_gets)")
         where = pointer(gets, "struct monarch_peer_get *")
-        lib.monarch_peer_ask(self.c, where, len(gets), ffi.NULL, ffi.NULL)
+        lib.monarch_peer_ask(self.c, where, len(gets), ffi.NULL, ffi.NULL, ffi.NULL)
 
     def close(self) -> None:
         """Closes its links, once nobody asks it any more; a second call does nothing."""
@@ -82,15 +83,23 @@ class Peer:
             self.c = self._handle = ffi.NULL
 
     def _connect(self) -> Any:
-        """A new link; Unreachable when there is none, or the peer is left alone."""
+        """A new link; Unreachable when there is none, or the peer is left alone.
+
+        Of one that has failed a single thread asks whether it is back: of a node that is gone
+        nothing may come for as long as a connection is waited for, and all would wait."""
         with self._lock:
-            if self._clock() < self._again_at:
+            if self._is_probed or self._clock() < self._again_at:
                 raise Unreachable(self._pause_status)
+            probes = self._is_probed = self._failures > 0
         try:
             return self._transport.connect(self.address)
         except Unreachable as error:
             self._mark(error.status)
             raise
+        finally:
+            if probes:
+                with self._lock:
+                    self._is_probed = False
 
     def _mark(self, status: PeerStatus) -> None:
         with self._lock:
