@@ -21,6 +21,7 @@ SOURCES = [
     "daemon/job.c",
     "daemon/origin.c",
     "daemon/schedule.c",
+    "daemon/turns.c",
     "daemon/sums.c",
     "daemon/engine.c",
     "daemon/testing.c",
@@ -63,6 +64,7 @@ DEFINES = (
 MORE_DEFINES = (
     "MONARCH_MAGIC",
     "MONARCH_VERSION",
+    "MONARCH_RANKS",
     "MONARCH_SOURCE_PATH",
     "MONARCH_TIER_PATH",
     "MONARCH_TEXT_UNIT",

@@ -12,6 +12,7 @@ struct monarch_opening {
     const struct monarch_entry *entry; /* NULL for a path that the catalog does not know */
     int64_t id;                        /* MONARCH_OUTSIDE: nothing of ours */
     int served;                        /* `copy` is the path to open instead */
+    int waited;                        /* for the copy */
     char copy[MONARCH_COPY_PATH];
 };
 
