@@ -200,7 +200,10 @@ class Catalog(CatalogReader):
 
     def update(self, entry: int, fresh: Any) -> None:
         """New attributes (a `struct monarch_entry *`) for a file that has no copy."""
-        lib.monarch_catalog_update(self.c, entry, fresh)
+        if lib.monarch_catalog_update(self.c, entry, fresh) != 0:
+            # Too many files have become others: a new index has their present inodes alone.
+            self._resize(int(self.c.capacity), int(self.c.pool_bytes))
+            lib.monarch_catalog_update(self.c, entry, fresh)
 
 
 def generations(session: SessionDir) -> list[Path]:

@@ -1,16 +1,19 @@
 """`monarch doctor`: what works on this machine, what does not, and the mend."""
 
+import importlib.util
 import os
 import platform
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from monarch_py import memory
+from monarch_py.bringup.address import is_loopback, serving_address
 from monarch_py.client import Client
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config, load_config
 from monarch_py.errors import MonarchError
@@ -24,6 +27,15 @@ __all__ = ["Finding", "examine"]
 CATALOG_BYTES_PER_FILE = 288
 # The daemon has two for each block that it copies, and a job's locks may take one a file.
 MIN_DESCRIPTORS = 256
+# Loading MPI looks for fabrics, on some machines for long.
+MPI_S = 30
+# In a process of its own: what a broken MPI does to it is told.
+MPI_VERSION = """
+import mpi4py
+mpi4py.rc(initialize=False, finalize=False)
+from mpi4py import MPI
+print(MPI.Get_library_version().split("\\n")[0].strip("\\0"))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +140,39 @@ def _sources(config: Config) -> Iterator[Finding]:
             yield Finding("problem", "source", f"{source.path} is not readable", mend)
 
 
+def _many_nodes() -> Iterator[Finding]:
+    """Whether `mpiexec monarch start` can bring up daemons together."""
+    if importlib.util.find_spec("mpi4py") is None:
+        text = "mpi4py is not there: this node works alone"
+        yield Finding("ok", "many nodes", f"{text} (pip install mpi4py mpich)")
+        return
+    mend = "mpi4py needs the cluster's MPI (module load), or: pip install mpi4py mpich"
+    command = [sys.executable, "-I", "-c", MPI_VERSION]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MPI_S)
+    except subprocess.TimeoutExpired:
+        yield Finding("warning", "many nodes", f"MPI was not loaded in {MPI_S} s", mend)
+        return
+    if done.returncode == 0:
+        yield Finding("ok", "many nodes", f"mpi4py finds {' '.join(done.stdout.split())}")
+    else:
+        why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        yield Finding("warning", "many nodes", f"mpi4py does not load: {why}", mend)
+
+
+def _address(config: Config) -> Iterator[Finding]:
+    try:
+        address = serving_address(config)
+    except MonarchError as error:
+        yield Finding("problem", "address", str(error))
+        return
+    if is_loopback(address):
+        mend = "with several nodes, name one under peers: {interface: ...}"
+        yield Finding("ok", "address", f"{address}, which only this node reaches; {mend}")
+    else:
+        yield Finding("ok", "address", f"other nodes reach this one at {address}")
+
+
 def _daemon(config: Config) -> Iterator[Finding]:
     client = Client(SessionDir.of(config.file))
     if not client.runs():
@@ -179,6 +224,7 @@ def _environment() -> Iterator[Finding]:
 def examine(config_file: Path | None) -> list[Finding]:
     """Everything that can be looked at; without a configuration, the machine alone."""
     findings = [*_machine(), *_library(), *_shared_memory(), *_limits(), *_environment()]
+    findings += _many_nodes()
     config = None
     if config_file is None:
         mend = "name one with -c to have its tiers and sources examined"
@@ -191,5 +237,6 @@ def examine(config_file: Path | None) -> list[Finding]:
         else:
             findings.append(Finding("ok", "configuration", str(config.file)))
             findings += [Finding("warning", "configuration", text) for text in config.warnings]
-            findings += [*_sources(config), *_tiers(config), *_container(config), *_daemon(config)]
+            findings += [*_sources(config), *_tiers(config), *_container(config)]
+            findings += [*_address(config), *_daemon(config)]
     return findings + list(_switches(config))

@@ -28,17 +28,55 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
     monarch_lay_out(c, capacity, pool_bytes);
 }
 
-static void put_slot(struct monarch_catalog *c, uint64_t at, uint64_t hash, uint64_t slot) {
-    uint64_t *slots = (uint64_t *)((char *)c + at), i = monarch_first_slot(hash, c->slots);
-    while (slots[i])
-        i = i + 1 == c->slots ? 0 : i + 1;
-    __atomic_store_n(&slots[i], slot, __ATOMIC_SEQ_CST);
+static uint64_t next(const struct monarch_catalog *c, uint64_t i) {
+    return i + 1 == c->slots ? 0 : i + 1;
 }
 
-/* The upper half of an inode's slot is the lower half of its hash. */
-static void put_inode(struct monarch_catalog *c, uint64_t at, uint64_t key, uint64_t id) {
-    uint64_t hash = monarch_mix(key);
-    put_slot(c, at, hash, hash << 32 | (id + 1));
+static void put_inode(struct monarch_catalog *c, const struct monarch_entry *e, uint64_t id) {
+    uint32_t *slots = (uint32_t *)((char *)c + c->inodes_at);
+    uint64_t hash = monarch_mix(e->ino + e->source), i = monarch_first_slot(hash, c->slots);
+    while (slots[i])
+        i = next(c, i);
+    __atomic_store_n(&slots[i], monarch_inode_slot(hash, id), __ATOMIC_SEQ_CST);
+    c->inodes_used++;
+}
+
+/* The upper half of a copy's slot is the lower half of its hash. */
+static void put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
+    uint64_t *slots = (uint64_t *)((char *)c + c->copies_at);
+    uint64_t hash = monarch_mix(ino + tier), i = monarch_first_slot(hash, c->slots);
+    while (slots[i])
+        i = next(c, i);
+    __atomic_store_n(&slots[i], hash << 32 | (id + 1), __ATOMIC_SEQ_CST);
+    c->copies_used++;
+}
+
+static struct monarch_slot *slot_in(struct monarch_catalog *c, uint64_t i) {
+    return (struct monarch_slot *)((char *)c + c->index_at) + i;
+}
+
+static void put_path(struct monarch_catalog *c, const struct monarch_entry *e, uint64_t id) {
+    uint64_t i = monarch_first_slot(e->hash, c->slots);
+    while (slot_in(c, i)->place)
+        i = next(c, i);
+    __atomic_store_n(&slot_in(c, i)->copy, monarch_guess_of(e->hash, e->word), __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slot_in(c, i)->place, monarch_slot_of(e->hash, e->path, id),
+                     __ATOMIC_SEQ_CST);
+}
+
+/* The word, and what the index says of it. A guess may be old, so that the order is of no account;
+ * but what was set last stays. */
+static void set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
+                     uint64_t word) {
+    int was_guessed = MONARCH_WORD_STATE(e->word) == MONARCH_PRESENT;
+    __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
+    if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
+        return;
+    uint64_t i = monarch_first_slot(e->hash, c->slots), place;
+    while ((place = slot_in(c, i)->place) && monarch_slot_id(place) != id)
+        i = next(c, i);
+    if (place)
+        __atomic_store_n(&slot_in(c, i)->copy, monarch_guess_of(e->hash, word), __ATOMIC_SEQ_CST);
 }
 
 static uint64_t text_bytes(uint64_t len) {
@@ -54,8 +92,8 @@ static uint64_t put_text(struct monarch_catalog *c, const char *text, uint64_t l
 
 static void index_entry(struct monarch_catalog *c, uint64_t id) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
-    put_inode(c, c->inodes_at, e->ino + e->source, id);
-    put_slot(c, c->index_at, e->hash, monarch_index_slot(e->hash, e->path, id));
+    put_inode(c, e, id);
+    put_path(c, e, id);
 }
 
 /* An entry comes again: a file that a client told of, when the scan meets it; a directory, once by
@@ -101,10 +139,12 @@ uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_ent
     return n;
 }
 
-void monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
-                            const struct monarch_entry *fresh) {
+int monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
+                           const struct monarch_entry *fresh) {
     struct monarch_entry *e = (struct monarch_entry *)((char *)c + c->entries_at) + id;
     uint64_t old_ino = e->ino;
+    if (fresh->ino != old_ino && c->inodes_used >= c->slots / 8 * 7)
+        return -1;
     uint32_t version = e->version;
     __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
     /* What readers look the entry up by stays as it is; so do its word and its place. */
@@ -127,7 +167,8 @@ void monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
 #undef REPLACE
     __atomic_store_n(&e->version, version + 2, __ATOMIC_SEQ_CST);
     if (e->ino != old_ino)
-        put_inode(c, c->inodes_at, e->ino + e->source, id);
+        put_inode(c, e, id);
+    return 0;
 }
 
 int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_catalog *to) {
@@ -144,11 +185,8 @@ int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_cata
     for (uint64_t id = 0; id < from->count; id++) {
         const struct monarch_entry *e = &table[id];
         index_entry(to, id);
-        if (e->kind == MONARCH_FILE && e->copy_ino &&
-            MONARCH_WORD_TIER(e->word) + 1 != to->stamped) {
-            put_inode(to, to->copies_at, e->copy_ino + MONARCH_WORD_TIER(e->word), id);
-            to->copies_used++;
-        }
+        if (e->kind == MONARCH_FILE && e->copy_ino && MONARCH_WORD_TIER(e->word) + 1 != to->stamped)
+            put_copy(to, e->copy_ino, MONARCH_WORD_TIER(e->word), id);
     }
     to->count = from->count;
     return 0;
@@ -180,7 +218,7 @@ void monarch_set_words(struct monarch_catalog *c, uint64_t n, const uint64_t *id
                        const uint64_t *words) {
     struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
     for (uint64_t i = 0; i < n; i++)
-        __atomic_store_n(&table[ids[i]].word, words[i], __ATOMIC_SEQ_CST);
+        set_word(c, &table[ids[i]], ids[i], words[i]);
 }
 
 int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
@@ -202,11 +240,9 @@ int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
             __atomic_store_n(&table[old].copy_ino, 0, __ATOMIC_SEQ_CST);
         __atomic_store_n(&e->sum, sums[i], __ATOMIC_RELEASE);
         __atomic_store_n(&e->copy_ino, copy_inos[i], __ATOMIC_SEQ_CST);
-        if (!is_stamped) {
-            put_inode(c, c->copies_at, copy_inos[i] + tier, ids[i]);
-            c->copies_used++;
-        }
-        __atomic_store_n(&e->word, words[i], __ATOMIC_SEQ_CST);
+        if (!is_stamped)
+            put_copy(c, copy_inos[i], tier, ids[i]);
+        set_word(c, e, ids[i], words[i]);
     }
     return 0;
 }

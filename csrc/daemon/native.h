@@ -17,9 +17,10 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
 uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
 /* New attributes for a file that has no copy. Who reads the old ones meanwhile sees it by their
- * version, and asks the source. */
-void monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
-                            const struct monarch_entry *fresh);
+ * version, and asks the source. Returns -1 when the index of inodes must be rebuilt (copy the
+ * catalog) first; nothing is changed then. */
+int monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
+                           const struct monarch_entry *fresh);
 /* Everything of `from` into the larger `to`; 0, or -1 if it does not fit. */
 int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_catalog *to);
 

@@ -152,21 +152,41 @@ static int is_as_known(struct session *s, const struct monarch_entry *e, int dir
     return 0;
 }
 
-void monarch_look_up(struct session *s, int dir, const char *path, int flags,
-                     struct monarch_opening *o) {
+int monarch_begin_look_up(struct session *s, int dir, const char *path, int flags,
+                          struct monarch_aim *a, struct monarch_opening *o) {
     o->entry = NULL;
     o->id = MONARCH_OUTSIDE;
     o->served = o->waited = 0;
+    o->word = 0;
     if (!path || flags & (O_PATH | O_DIRECTORY) /* these open no file */ ||
-        monarch_is_far(dir, path))
-        return;
-    const struct monarch_catalog *c;
-    int64_t id = monarch_locate(s, &c, dir, path, !(flags & O_NOFOLLOW), 1);
+        monarch_is_far(dir, path) || !monarch_aim(s, dir, path, a))
+        return 0;
+    if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
+        uint64_t word = monarch_guess(a->catalog, a->hash);
+        unsigned tier = MONARCH_WORD_TIER(word);
+        if (word && tier < s->control->tiers) {
+            monarch_copy_path(&s->control->tier[tier], MONARCH_WORD_COPY(word), o->copy);
+            o->word = word;
+        }
+    }
+    return 1;
+}
+
+void monarch_look_up(struct session *s, int dir, const char *path, int flags,
+                     struct monarch_opening *o) {
+    struct monarch_aim a;
+    if (monarch_begin_look_up(s, dir, path, flags, &a, o))
+        monarch_end_look_up(s, &a, dir, path, flags, o);
+}
+
+void monarch_end_look_up(struct session *s, const struct monarch_aim *a, int dir, const char *path,
+                         int flags, struct monarch_opening *o) {
+    int64_t id = monarch_locate_aimed(s, a, dir, path, !(flags & O_NOFOLLOW), 1);
     if (id < 0) {
         o->id = id;
         return;
     }
-    const struct monarch_entry *e = &monarch_entries(c)[id];
+    const struct monarch_entry *e = &monarch_entries(a->catalog)[id];
     if (e->kind != MONARCH_FILE)
         return;
     monarch_tick(s);
@@ -181,8 +201,11 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         is_as_known(s, e, dir, path, flags)) {
         /* The number of a copy is never given again: if it is dropped before the open, the open
          * fails and the source answers. */
-        monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
-                          o->copy);
+        /* Guessed right, mostly: then the path is written already. */
+        if ((word ^ o->word) >> 8)
+            monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
+                              o->copy);
+        o->word = word;
         o->served = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {

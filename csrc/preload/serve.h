@@ -12,13 +12,21 @@ struct monarch_opening {
     const struct monarch_entry *entry; /* NULL for a path that the catalog does not know */
     int64_t id;                        /* MONARCH_OUTSIDE: nothing of ours */
     int served;                        /* `copy` is the path to open instead */
-    int waited;                        /* for the copy */
+    uint64_t word;                     /* then: names the copy */
+    int waited;                        /* the copy was not there at first */
     char copy[MONARCH_COPY_PATH];
 };
 
 /* For open-like calls. A file that has no copy is wanted from here on: the daemon hears of it. */
 void monarch_look_up(struct session *s, int dir, const char *path, int flags,
                      struct monarch_opening *out);
+/* The same in two steps, so that a copy can be opened between them: the kernel then works while the
+ * entry comes from memory. The first returns 0 if there is nothing to look up, and guesses: unless
+ * out->word is 0, out->copy is likely the copy. The second says whether it was. */
+int monarch_begin_look_up(struct session *s, int dir, const char *path, int flags,
+                          struct monarch_aim *a, struct monarch_opening *out);
+void monarch_end_look_up(struct session *s, const struct monarch_aim *a, int dir, const char *path,
+                         int flags, struct monarch_opening *out);
 /* For an open whose reads are not seen (streams): waits a little for a copy that is not there yet.
  * Whether it is there now; then `copy` is the path to open. */
 int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);

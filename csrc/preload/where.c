@@ -97,37 +97,52 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s,
     return place.entry;
 }
 
-int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
-                       const char *path, int follow, int tell) {
-    const char *rel;
-    int source = -1;
+int monarch_aim(struct session *s, int dir, const char *path, struct monarch_aim *a) {
+    a->source = -1;
     if (path[0] == '/') {
-        source = monarch_prefix(s->control, path, &rel);
-        if (source < 0 && !monarch_is_odd(path, strlen(path)))
-            return MONARCH_OUTSIDE;
+        a->source = monarch_prefix(s->control, path, &a->rel);
+        if (a->source < 0 && !monarch_is_odd(path, strlen(path)))
+            return 0;
     } else if (!path[0]) {
-        return MONARCH_OUTSIDE;
+        return 0;
     } else if (dir == AT_FDCWD) {
         find_cwd(s);
         if (monarch_is_far(dir, path))
-            return MONARCH_OUTSIDE;
+            return 0;
     }
-    if (!(*c = monarch_catalog_of(s)))
+    if (!(a->catalog = monarch_catalog_of(s)))
+        return 0;
+    if (a->source < 0)
+        return 1;
+    a->len = strlen(a->rel);
+    a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
+    if (monarch_is_odd(path, (size_t)(a->rel - path) + a->len)) {
+        a->source = -1;
+        return 1;
+    }
+    const struct monarch_source *root = &s->control->source[a->source];
+    int by_alias = root->alias_len && strncmp(path, root->path, root->path_len) != 0;
+    return monarch_root_is_ours(s, (unsigned)a->source, by_alias);
+}
+
+int64_t monarch_locate_aimed(struct session *s, const struct monarch_aim *a, int dir,
+                             const char *path, int follow, int tell) {
+    if (a->source >= 0) {
+        int64_t id =
+            monarch_find_prepared(a->catalog, (unsigned)a->source, a->rel, a->len, a->hash);
+        if (id >= 0 && monarch_entries(a->catalog)[id].kind != MONARCH_LINK)
+            return id;
+    }
+    return locate_odd(s, a->catalog, dir, path, follow, tell);
+}
+
+int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
+                       const char *path, int follow, int tell) {
+    struct monarch_aim a;
+    if (!monarch_aim(s, dir, path, &a))
         return MONARCH_OUTSIDE;
-    if (source >= 0) {
-        size_t len = strlen(rel);
-        uint64_t hash = monarch_prepare_find(*c, (unsigned)source, rel, len);
-        if (!monarch_is_odd(path, (size_t)(rel - path) + len)) {
-            const struct monarch_source *root = &s->control->source[source];
-            int by_alias = root->alias_len && strncmp(path, root->path, root->path_len) != 0;
-            if (!monarch_root_is_ours(s, (unsigned)source, by_alias))
-                return MONARCH_OUTSIDE;
-            int64_t id = monarch_find_prepared(*c, (unsigned)source, rel, len, hash);
-            if (id >= 0 && monarch_entries(*c)[id].kind != MONARCH_LINK)
-                return id;
-        }
-    }
-    return locate_odd(s, *c, dir, path, follow, tell);
+    *c = a.catalog;
+    return monarch_locate_aimed(s, &a, dir, path, follow, tell);
 }
 
 /* Looked at first: nearly no other file has it, and the catalog needs not be asked. */

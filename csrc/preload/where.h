@@ -29,7 +29,21 @@ static inline int monarch_is_far(int dir, const char *path) {
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow, int tell);
 
-/* The same, with the place itself: the path relative to the source, links and dots resolved. */
+/* The same in two steps. A plain path, absolute and in a source, is looked up by `hash`. */
+struct monarch_aim {
+    const struct monarch_catalog *catalog;
+    const char *rel; /* the path in the source */
+    size_t len;
+    uint64_t hash;
+    int source; /* -1: an odd path, which takes the slower, exact way */
+};
+/* 0: the path leads to nothing of ours, as far as can be seen from it. */
+int monarch_aim(struct session *s, int dir, const char *path, struct monarch_aim *a);
+int64_t monarch_locate_aimed(struct session *s, const struct monarch_aim *a, int dir,
+                             const char *path, int follow, int tell);
+
+/* The same as monarch_locate, with the place itself: the path relative to the source, links and
+ * dots resolved. */
 void monarch_locate_place(struct session *s, const struct monarch_catalog *c, int dir,
                           const char *path, int follow, struct monarch_place *place);
 

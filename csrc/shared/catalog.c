@@ -13,14 +13,18 @@ uint64_t monarch_path_hash(unsigned source, const char *path, size_t len) {
 
 static uint64_t next(uint64_t slot, uint64_t slots) { return slot + 1 == slots ? 0 : slot + 1; }
 
-static const uint64_t *slots_at(const struct monarch_catalog *c, uint64_t offset) {
-    return (const uint64_t *)((const char *)c + offset);
+static const uint64_t *copies_of(const struct monarch_catalog *c) {
+    return (const uint64_t *)((const char *)c + c->copies_at);
+}
+
+static const struct monarch_slot *index_of(const struct monarch_catalog *c) {
+    return (const struct monarch_slot *)((const char *)c + c->index_at);
 }
 
 uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len) {
     uint64_t hash = monarch_path_hash(source, path, len);
-    __builtin_prefetch(&slots_at(c, c->index_at)[monarch_first_slot(hash, c->slots)]);
+    __builtin_prefetch(&index_of(c)[monarch_first_slot(hash, c->slots)]);
     return hash;
 }
 
@@ -29,12 +33,33 @@ int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const cha
     return monarch_find_prepared(c, source, path, len, monarch_path_hash(source, path, len));
 }
 
+uint64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash) {
+    const struct monarch_slot *index = index_of(c);
+    uint64_t slots = c->slots;
+    for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
+        uint64_t slot = __atomic_load_n(&index[i].place, __ATOMIC_ACQUIRE);
+        uint64_t copy = __atomic_load_n(&index[i].copy, __ATOMIC_ACQUIRE);
+        if (!slot)
+            return 0;
+        if (slot >> 56 != (hash & 255) || (copy && (copy & 255) != (hash >> 8 & 255)))
+            continue;
+        uint64_t id = monarch_slot_id(slot), at = monarch_slot_text(slot);
+        if (id >= c->capacity || at >= c->pool_bytes) /* damaged */
+            continue;
+        __builtin_prefetch(&monarch_entries(c)[id]);
+        __builtin_prefetch(monarch_pool(c, at));
+        return copy;
+    }
+    return 0;
+}
+
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len, uint64_t hash) {
     const struct monarch_entry *entries = monarch_entries(c);
-    const uint64_t *index = slots_at(c, c->index_at), slots = c->slots;
+    const struct monarch_slot *index = index_of(c);
+    uint64_t slots = c->slots;
     for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
-        uint64_t slot = __atomic_load_n(&index[i], __ATOMIC_ACQUIRE);
+        uint64_t slot = __atomic_load_n(&index[i].place, __ATOMIC_ACQUIRE);
         if (!slot)
             return -1;
         if (slot >> 56 != (hash & 255))
@@ -54,9 +79,10 @@ int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, 
 
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash) {
     const struct monarch_entry *entries = monarch_entries(c);
-    const uint64_t *index = slots_at(c, c->index_at), slots = c->slots;
+    const struct monarch_slot *index = index_of(c);
+    uint64_t slots = c->slots;
     for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
-        uint64_t slot = __atomic_load_n(&index[i], __ATOMIC_ACQUIRE);
+        uint64_t slot = __atomic_load_n(&index[i].place, __ATOMIC_ACQUIRE);
         if (!slot)
             return -1;
         uint64_t id = monarch_slot_id(slot);
@@ -69,17 +95,17 @@ int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint
 
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino) {
     const struct monarch_entry *entries = monarch_entries(c);
-    const uint64_t *inodes = slots_at(c, c->inodes_at), slots = c->slots;
-    uint64_t hash = monarch_mix(ino + source);
+    const uint32_t *inodes = (const uint32_t *)((const char *)c + c->inodes_at);
+    uint64_t hash = monarch_mix(ino + source), slots = c->slots;
     for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
-        uint64_t slot = __atomic_load_n(&inodes[i], __ATOMIC_ACQUIRE);
+        uint32_t slot = __atomic_load_n(&inodes[i], __ATOMIC_ACQUIRE);
         if (!slot)
             return -1;
-        uint64_t id = (slot & 0xFFFFFFFFU) - 1;
+        uint64_t id = monarch_slot_id(slot);
         if (id >= c->capacity) /* damaged */
             continue;
         const struct monarch_entry *e = &entries[id];
-        if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->ino == ino && e->source == source)
+        if (slot == monarch_inode_slot(hash, id) && e->ino == ino && e->source == source)
             return e - entries;
     }
     return -1;
@@ -87,7 +113,7 @@ int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uin
 
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino) {
     const struct monarch_entry *entries = monarch_entries(c);
-    const uint64_t *copies = slots_at(c, c->copies_at), slots = c->slots;
+    const uint64_t *copies = copies_of(c), slots = c->slots;
     uint64_t hash = monarch_mix(ino + tier);
     for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
         uint64_t slot = __atomic_load_n(&copies[i], __ATOMIC_ACQUIRE);
@@ -122,7 +148,7 @@ int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uin
 }
 
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino) {
-    const uint64_t *copies = slots_at(c, c->copies_at), slots = c->slots;
+    const uint64_t *copies = copies_of(c), slots = c->slots;
     uint64_t hash = monarch_mix(ino + tier);
     int64_t last = -1;
     for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {

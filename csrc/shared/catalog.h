@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 10
+#define MONARCH_VERSION 11
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -138,6 +138,12 @@ struct monarch_control {
     char switch_file[2][MONARCH_TIER_PATH];
 };
 
+/* Of the index by path. `place` names the entry and its path, `copy` the copy that is there, if
+ * any: see monarch_slot_of and monarch_guess_of. */
+struct monarch_slot {
+    uint64_t place, copy; /* atomic; 0: none */
+};
+
 /* The first cache line is all that an open needs. */
 struct monarch_entry {
     uint64_t hash; /* XXH3-64 of the relative path, mixed with the source's number */
@@ -173,7 +179,7 @@ struct monarch_catalog {
     uint64_t slots;    /* of each of the three indexes */
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
-    uint64_t copies_used;
+    uint64_t inodes_used, copies_used; /* slots of these indexes; none is ever given back */
     uint64_t stamped; /* number + 1 of the tier whose copies are stamped; 0: none */
     uint64_t salt;    /* of the stamps: another in every daemon, whose entries have other numbers */
 };
@@ -261,9 +267,12 @@ struct monarch_clients {
 
 #ifndef MONARCH_CDEF
 static_assert(sizeof(struct monarch_entry) == 128, "two cache lines; bump MONARCH_VERSION");
+static_assert(sizeof(struct monarch_slot) == 16, "four to a cache line; bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_stats) == 128, "bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_mail) == 1024, "bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_rank) == 64, "bump MONARCH_VERSION");
+static_assert(MONARCH_MAX_ENTRIES == (1 << 25) - 1 && MONARCH_RANKS == 1 << 7,
+              "both are in the upper half of a demand");
 
 #define MONARCH_WORD_STATE(w) (15 & (w))
 #define MONARCH_WORD_TIER(w) (((w) >> 8) & 15)
@@ -312,16 +321,29 @@ static inline uint64_t monarch_first_slot(uint64_t hash, uint64_t slots) {
     return (uint64_t)(((unsigned __int128)hash * slots) >> 64);
 }
 
-/* A slot of the path index: the hash's last 8 bits | place of the path in the pool, in units of 16
- * bytes, 31 bits | number of the entry + 1, 25 bits. It names both places that a look-up reads
- * next, so that the two cache misses are one wait. */
+/* A slot's place: the hash's last 8 bits | place of the path in the pool, in units of 16 bytes, 31
+ * bits | number of the entry + 1, 25 bits. It names both places that a look-up reads next, so that
+ * the two cache misses are one wait. */
 #define MONARCH_TEXT_UNIT 16
-static inline uint64_t monarch_index_slot(uint64_t hash, uint64_t text, uint64_t id) {
+static inline uint64_t monarch_slot_of(uint64_t hash, uint64_t text, uint64_t id) {
     return hash << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
 }
 static inline uint64_t monarch_slot_id(uint64_t slot) { return (slot & 0x1FFFFFF) - 1; }
 static inline uint64_t monarch_slot_text(uint64_t slot) {
     return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
+}
+
+/* A slot's copy: the entry's word while it is PRESENT, with the next 8 bits of the hash instead of
+ * state and reason; else 0. It says what to open before the entry is there to be read, and nothing
+ * more: whoever opens it looks into the entry before he uses it. */
+static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
+    return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
+}
+
+/* A slot of the index by inode: the hash's last 7 bits | number of the entry + 1. What it leads to
+ * is compared. The one by copy has 32 bits of the hash: an entry may have another copy since. */
+static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
+    return (uint32_t)(hash << 25 | (id + 1));
 }
 
 /* Where copies come and go all the time they have no place in the index of copies, which is never
@@ -352,9 +374,9 @@ static inline void monarch_lay_out(struct monarch_catalog *c, uint64_t capacity,
     c->pool_bytes = pool_bytes;
     c->slots = capacity / 2 * 3 + 64;
     c->index_at = monarch_aligned(sizeof *c);
-    c->inodes_at = c->index_at + 8 * c->slots;
-    c->copies_at = c->inodes_at + 8 * c->slots;
-    c->entries_at = c->copies_at + 8 * c->slots;
+    c->inodes_at = c->index_at + c->slots * sizeof(struct monarch_slot);
+    c->copies_at = monarch_aligned(c->inodes_at + c->slots * sizeof(uint32_t));
+    c->entries_at = monarch_aligned(c->copies_at + c->slots * sizeof(uint64_t));
     c->names_at = c->entries_at + capacity * sizeof(struct monarch_entry);
     c->pool_at = monarch_aligned(c->names_at + capacity * sizeof(uint32_t));
     c->bytes = c->pool_at + monarch_aligned(pool_bytes);
@@ -384,6 +406,9 @@ uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, 
                               size_t len);
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len, uint64_t hash);
+/* In between: the word of a copy that is likely the file's, of which only tier and copy count; 0
+ * if there is none. It asks for the memory that monarch_find_prepared reads. */
+uint64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash);
 /* A file by its hash alone, for who has no path of it. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);

@@ -134,6 +134,26 @@ def test_published_copies_are_found_by_their_inode(catalog: Catalog) -> None:
     assert copy_of(words).tolist() == [10**12 + i for i in ids]
 
 
+def test_the_index_guesses_the_copies_that_are_there_and_no_others(catalog: Catalog) -> None:
+    def guessed() -> list[int]:
+        hashes = catalog.entries["hash"].tolist()
+        return [int(lib.monarch_guess(catalog.c, found)) >> 8 for found in hashes]
+
+    catalog.add(*batch(many(1000)))
+    words = np.zeros(1000, dtype=np.uint64)
+    for copy in (10**12, 2 * 10**12):  # the second time each has a newer copy
+        ids = np.arange(0, 1000, 3)
+        publish(catalog, ids.tolist(), 1, (copy + ids).tolist(), (copy + ids).tolist())
+        words[ids] = catalog.words[ids]
+        assert guessed() == (words >> 8).tolist()
+    dropped = np.arange(0, 1000, 6, dtype=np.uint64)
+    catalog.set_words(dropped, make_word(State.ABSENT, 0, 1, np.uint64(7)))
+    words[dropped] = 0
+    assert guessed() == (words >> 8).tolist()
+    catalog.add(*batch(many(20_000, 1000)))  # into a larger one
+    assert guessed() == (words >> 8).tolist() + [0] * 20_000
+
+
 def test_an_inode_that_the_tier_gives_again_leads_to_its_new_file(catalog: Catalog) -> None:
     catalog.add(*batch(many(10)))
     publish(catalog, [3], 0, [1], [4711])
@@ -150,6 +170,20 @@ def test_copies_published_again_and_again_outgrow_no_index(catalog: Catalog) -> 
         inodes = [1 + round_number * 100 + i for i in ids]
         publish(catalog, ids, 0, [1 + round_number] * 100, inodes)
     assert [catalog.find_copy(0, inode) for inode in inodes] == ids
+
+
+def test_files_replaced_again_and_again_outgrow_no_index(catalog: Catalog) -> None:
+    rows = many(100)
+    catalog.add(*batch(rows))
+    for round_number in range(1, 11):
+        entries, _ = batch(
+            [(source, path, 10**6 * round_number + ino) for source, path, ino in rows]
+        )
+        for entry in range(100):
+            fresh = ffi.cast("struct monarch_entry *", ffi.from_buffer(entries[entry : entry + 1]))
+            catalog.update(entry, fresh)
+            assert catalog.find_inode(0, int(entries["ino"][entry])) == entry
+    assert [catalog.find_inode(0, ino) for _, _, ino in rows] == [-1] * 100
 
 
 def test_links_keep_their_targets_over_growth(catalog: Catalog) -> None:

@@ -19,7 +19,7 @@ from monarch_py import doctor, memory
 from monarch_py.doctor import Finding, examine
 from monarch_py.native import LIBRARY
 
-MACHINE = ["machine", "C library", "preload library", "shared memory"]
+MACHINE = ["machine", "C library", "preload library", "shared memory", "many nodes"]
 
 
 def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -49,7 +49,7 @@ def found(session: Session, what: str) -> Finding:
 def test_all_is_well_while_a_daemon_serves(served: Session) -> None:
     status, findings = examined(served)
     assert status == 0
-    rest = ["configuration", "source", "tier (ssd)", "containers", "daemon"]
+    rest = ["configuration", "source", "tier (ssd)", "containers", "address", "daemon"]
     assert list(findings) == [*MACHINE, *rest]
     assert {name: f["level"] for name, f in findings.items()} == dict.fromkeys(findings, "ok")
     assert all(finding["mend"] == "" for finding in findings.values())
@@ -62,7 +62,7 @@ def test_the_text_has_the_same_findings(served: Session) -> None:
     done = served.monarch("doctor")
     assert done.returncode == 0
     first_words = [line.split("  ")[0] for line in done.stdout.splitlines() if line[0] != " "]
-    assert first_words == ["ok"] * 9
+    assert first_words == ["ok"] * 11
 
 
 def test_what_a_container_must_share(session: Session) -> None:
@@ -73,6 +73,46 @@ def test_what_a_container_must_share(session: Session) -> None:
 
 
 # --- troubles -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "level", "said"),
+    [
+        ("print('MPICH Version: 9')", "ok", "mpi4py finds MPICH Version: 9"),
+        ("raise RuntimeError('no libmpi.so')", "warning", "does not load: RuntimeError: no libmpi"),
+        ("import os; os.abort()", "warning", "mpi4py does not load: status -6"),
+        ("import time; time.sleep(60)", "warning", "MPI was not loaded in 0.2 s"),
+    ],
+)
+def test_what_mpi_says_of_itself(
+    here: Session, monkeypatch: pytest.MonkeyPatch, script: str, level: str, said: str
+) -> None:
+    monkeypatch.setattr(doctor, "MPI_VERSION", script)
+    monkeypatch.setattr(doctor, "MPI_S", 0.2 if "sleep" in script else doctor.MPI_S)
+    finding = found(here, "many nodes")
+    assert (finding.level, said in finding.found) == (level, True), finding
+
+
+def test_mpi_is_found_where_it_is(here: Session) -> None:
+    pytest.importorskip("mpi4py")
+    finding = found(here, "many nodes")
+    assert finding.level == "ok"
+    assert finding.found.startswith("mpi4py finds ")
+
+
+def test_without_mpi4py_a_node_works_alone(here: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    finding = found(here, "many nodes")
+    assert (finding.level, finding.mend) == ("ok", "")
+    assert "alone" in finding.found
+
+
+def test_an_interface_that_is_not_there_is_a_problem(
+    session_factory: Factory, source: Path
+) -> None:
+    status, findings = examined(session_factory(source, peers={"interface": "none0"}))
+    assert (status, findings["address"]["level"]) == (1, "problem")
+    assert "'none0'" in findings["address"]["found"]
 
 
 def test_no_daemon_is_a_warning_with_its_mend(session: Session) -> None:
