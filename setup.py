@@ -15,6 +15,7 @@ SHARED = ["shared/xxh3.c", "shared/catalog.c", "shared/path.c"]
 PRELOAD = [
     "preload/real.c",
     "preload/session.c",
+    "preload/rank.c",
     "preload/warn.c",
     "preload/log.c",
     "preload/where.c",

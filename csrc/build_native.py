@@ -22,6 +22,7 @@ SOURCES = [
     "daemon/job.c",
     "daemon/origin.c",
     "daemon/schedule.c",
+    "daemon/turns.c",
     "daemon/sums.c",
     "daemon/engine.c",
     "daemon/testing.c",
@@ -64,6 +65,7 @@ DEFINES = (
 MORE_DEFINES = (
     "MONARCH_MAGIC",
     "MONARCH_VERSION",
+    "MONARCH_RANKS",
     "MONARCH_SOURCE_PATH",
     "MONARCH_TIER_PATH",
     "MONARCH_TEXT_UNIT",

@@ -185,20 +185,33 @@ class Rows:
     # --- balance --------------------------------------------------------------------------------
 
     def balance(self) -> list[Result]:
-        """Four ranks on one of two nodes, of which each misses another share of its files."""
-        layout = replace(self.layout(2), rank_nodes=[0] * 4)
-        values = []
-        for _ in range(self.args.rounds):
-            with self.testbed(layout, linked=True) as bed:
-                bed.epoch(self.dataset.shares(4, 0))
-                bed.settle()
-                orders = unequal(bed, [0.2, 0.4, 0.6, 0.8])
-                epoch = bed.epoch(orders)
-            times = [rank.wall_ns / 1e9 for rank in epoch.ranks]
-            values.append(max(times) / statistics.mean(times))
-            self.tell("unequal misses", seconds=times, files=[len(order) for order in orders])
-        value = statistics.median(values)
-        return [Result("balance", "slowest rank / mean, unequal misses", "", value, 1.15)]
+        """Four ranks on one of two nodes, of which each misses another share of its files: every
+        reader has its turn, and then ranks have turns by what they miss."""
+        results = []
+        for name, is_on, most in (("before", False, None), ("after", True, 1.15)):
+            settings = {"balance_ranks": is_on}
+            layout = replace(self.layout(2), rank_nodes=[0] * 4, settings=settings)
+            times = [self._unequal_epoch(layout, name) for _ in range(self.args.rounds)]
+            ratio = statistics.median(max(t) / statistics.mean(t) for t in times)
+            what = f"slowest rank's I/O time / mean, unequal misses, {name} sharing"
+            results.append(Result(f"balance_{name}", what, "", ratio, most))
+            slowest = statistics.median(max(t) for t in times)
+            what = "  slowest rank"
+            results.append(Result(f"balance_{name}_slowest", what, "s", slowest, None))
+        return results
+
+    def _unequal_epoch(self, layout: Layout, name: str) -> list[float]:
+        """Of each rank the time until it had its last file [s]; nothing is computed."""
+        with self.testbed(layout, linked=True) as bed:
+            bed.epoch(self.dataset.shares(4, 0))
+            bed.settle()
+            orders = unequal(bed, [0.2, 0.4, 0.6, 0.8])
+            epoch = bed.epoch(orders)
+            shares = [rank["share"] for rank in bed.status(0)["ranks"]]
+        times = [rank.wall_ns / 1e9 for rank in epoch.ranks]
+        files = [len(order) for order in orders]
+        self.tell(f"unequal misses, {name}", seconds=times, files=files, shares=shares)
+        return times
 
     # --- one daemon killed ----------------------------------------------------------------------
 

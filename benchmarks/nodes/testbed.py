@@ -178,8 +178,11 @@ class Testbed:
                 self._start_daemons()
                 wait_until(lambda: all(map(self._is_ready, self.alive)), "scans", 60)
             argv: list[str | Path | int] = [self.reader, self.layout.threads, BLOCK]
-            for node in self.rank_nodes:
-                self.ranks.append(stack.enter_context(Child(argv, self.environment(node))))
+            for rank, node in enumerate(self.rank_nodes):
+                # As a launcher does.
+                number = {"LOCAL_RANK": str(list(self.rank_nodes[:rank]).count(node))}
+                environment = self.environment(node) | number
+                self.ranks.append(stack.enter_context(Child(argv, environment)))
             self._stack = stack.pop_all()
         return self
 

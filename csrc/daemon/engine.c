@@ -241,6 +241,8 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
     p->shared.serve_readers = serve_readers;
     p->shared.kept_sources = monarch_can_drop_behind() ? 0 : UINT32_MAX;
     p->width = (uint32_t)width;
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        p->turns[way].share = p->share;
     for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
         p->slot[p->free_slots++] = MONARCH_FILL_SLOTS - 1 - i;
     pthread_mutex_init(&p->lock, NULL);
@@ -284,6 +286,14 @@ void monarch_engine_width(struct monarch_engine *e, int width) {
     struct pool *p = (struct pool *)e;
     __atomic_store_n(&p->width, (uint32_t)width, __ATOMIC_SEQ_CST);
     ring_all(p, MONARCH_FROM_SOURCE);
+}
+
+void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares) {
+    struct pool *p = (struct pool *)e;
+    pthread_mutex_lock(&p->lock);
+    for (int rank = 1; rank < MONARCH_RANKS; rank++)
+        p->share[rank] = shares[rank] < UINT16_MAX ? shares[rank] : UINT16_MAX;
+    pthread_mutex_unlock(&p->lock);
 }
 
 static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int kind, uint64_t id,

@@ -111,6 +111,7 @@ struct fill {
     uint64_t next_block; /* engine's: nobody has begun this one or those behind it */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
     uint64_t next_unit;  /* engine's: behind the one that it waited for */
+    unsigned asked_by;   /* engine's: the rank of that reader */
     uint64_t *claimed;   /* engine's: a bit for every unit that somebody has taken up */
     struct job *job;
     struct monarch_fill *map;

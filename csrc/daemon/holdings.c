@@ -77,15 +77,15 @@ static int slot_of(const holdings *h, uint64_t word) {
 /* As a reader of this node does, so that it comes before what nobody waits for. The engine or the
  * daemon's turn takes it away. */
 static void demand(holdings *h, uint64_t id, uint64_t unit) {
-    uint64_t like = monarch_demand(id, unit, 0) >> 12, *to = NULL, none = 0;
+    uint64_t *to = NULL, none = 0;
     for (int i = 0; i < DEMANDS; i++) {
         uint64_t *at = &h->clients->demand[i], d = __atomic_load_n(at, __ATOMIC_RELAXED);
-        if (d >> 12 == like)
+        if (d && monarch_demand_entry(d) == id && monarch_demand_unit(d) == unit)
             return;
         to = d || to ? to : at;
     }
     uint32_t tag = __atomic_fetch_add(&h->next_tag, 2, __ATOMIC_RELAXED);
-    if (to && __atomic_compare_exchange_n(to, &none, monarch_demand(id, unit, tag), 0,
+    if (to && __atomic_compare_exchange_n(to, &none, monarch_demand(id, unit, tag, 0), 0,
                                           __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         monarch_ring_for_demand(h->clients);
 }

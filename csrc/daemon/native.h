@@ -148,6 +148,10 @@ void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
 /* How many threads copy what no reader waits for. */
 void monarch_engine_width(struct monarch_engine *e, int width);
+/* Of what readers wait for, each rank of this node has as many turns as its share among those of
+ * the ranks that wait: MONARCH_RANKS numbers, by the rank's in a demand. 0, as all are at first:
+ * its readers take their turns as those that belong to no rank. */
+void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
 /* Orders in bulk, done in this order; those for files in use before all others. The catalog is read
  * only during the call. sums: what a CHECK or COMPARE expects; peers: MONARCH_ASKED for each order,
  * whom a FILL asks before the source, -1 for nobody; both may be NULL. Of one that has the file
@@ -187,6 +191,10 @@ int monarch_syncfs(int fd); /* 0 or -errno */
 /* --- for tests ------------------------------------------------------------------------------- */
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
+/* Readers that always wait take turns: of each (n,) the rank, where it waits, which is another
+ * place each, and when for the first time; who is served, `turns` times, goes to served. */
+void monarch_take_turns(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
+                        const uint64_t *since, uint64_t n, uint64_t turns, uint32_t *served);
 uint64_t monarch_xxh3_of(const char *data, uint64_t len);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 

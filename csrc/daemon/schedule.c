@@ -125,9 +125,11 @@ static int find_queued(struct pool *p, enum monarch_way way, uint64_t id, struct
     return 1;
 }
 
-static int find_unit(struct pool *p, struct fill *f, uint64_t unit, struct work *w) {
+static int find_unit(struct pool *p, struct fill *f, uint64_t demand, struct work *w) {
+    uint64_t unit = monarch_demand_unit(demand);
     __atomic_store_n(&f->asked_ns, monarch_now_ns(), __ATOMIC_RELAXED);
     f->next_unit = unit + 1;
+    f->asked_by = monarch_demand_rank(demand);
     /* A client may write anything; a file without a map is read by nobody before it is complete. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
@@ -143,45 +145,88 @@ static int find_unit(struct pool *p, struct fill *f, uint64_t unit, struct work 
     return 0;
 }
 
-/* Readers take turns: the search goes on behind the demand that was found last. */
+static int find_for(struct pool *p, enum monarch_way way, const struct waiting *reader,
+                    struct work *w) {
+    struct fill *f = fill_of(p, monarch_demand_entry(reader->demand));
+    if (f && monarch_way_of(f->job) != way)
+        return 0;
+    if (f)
+        p->taken[reader->place] = reader->demand;
+    return f ? find_unit(p, f, reader->demand, w)
+             : find_queued(p, way, monarch_demand_entry(reader->demand), w);
+}
+
+/* Readers take turns: the search goes on behind the place whose turn it was last. Whose turn it is
+ * among the ranks, their shares say. */
 static int find_demand(struct pool *p, enum monarch_way way, struct work *w) {
-    for (unsigned n = 0; n < MONARCH_DEMANDS; n++) {
-        unsigned i = (p->next_demand + n) % MONARCH_DEMANDS;
-        uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
-        if (!d || d == p->taken[i])
-            continue;
-        struct fill *f = fill_of(p, monarch_demand_entry(d));
-        if (f && monarch_way_of(f->job) != way)
-            continue;
-        if (f)
-            p->taken[i] = d;
-        if (f ? find_unit(p, f, monarch_demand_unit(d), w)
-              : find_queued(p, way, monarch_demand_entry(d), w)) {
-            p->next_demand = i + 1;
+    struct line line;
+    monarch_line_up(&line, &p->turns[way], p->shared.clients->demand, p->taken, p->next_demand);
+    for (struct waiting reader; monarch_next_waiting(&line, &reader);)
+        if (find_for(p, way, &reader, w)) {
+            p->next_demand = monarch_served_reader(&line, &p->turns[way], &reader);
             return 1;
         }
-    }
     return 0;
 }
 
-/* A reader that has waited for a unit wants the next ones soon. Files that readers wait for take
- * turns, unit by unit; what lies behind the last demand goes first. */
-static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
+/* The unit behind the last demand, or else any that is left; DONE for none. */
+static uint64_t unit_ahead(struct fill *f) {
+    uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
+    for (; n < f->units && monarch_is_claimed(f, unit); n++)
+        unit = unit + 1 < f->units ? unit + 1 : 0;
+    f->next_unit = n < f->units ? unit + 1 : DONE;
+    return n < f->units ? unit : DONE;
+}
+
+/* *first is the file whose turn it is, the answer the one that is served in its place: another one
+ * if it was a rank's, and another rank's turn is due before. NULL when there is none. */
+static struct fill *whose_turn(const struct pool *p, enum monarch_way way, struct fill **first) {
+    const struct turns *turns = &p->turns[way];
+    struct fill *chosen = NULL;
+    uint64_t due = 0;
     for (struct fill *f = p->fills; f; f = f->next) {
         if (monarch_way_of(f->job) != way || !f->asked_ns || monarch_fill_is_over(f) ||
             f->next_unit == DONE)
             continue;
-        uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
-        for (; n < f->units && monarch_is_claimed(f, unit); n++)
-            unit = unit + 1 < f->units ? unit + 1 : 0;
-        f->next_unit = n < f->units ? unit + 1 : DONE;
-        if (n == f->units)
+        unsigned rank = monarch_rank_in(turns, f->asked_by);
+        if (chosen && (!rank || monarch_due(turns, rank) >= due))
+            continue;
+        *first = chosen ? *first : f;
+        chosen = f;
+        due = monarch_due(turns, rank);
+        if (!rank) /* the first one */
+            break;
+    }
+    return chosen;
+}
+
+static void exchange(struct pool *p, struct fill *a, struct fill *b) {
+    struct fill **at_a = &p->fills, **at_b = &p->fills, *next;
+    while (*at_a != a)
+        at_a = &(*at_a)->next;
+    while (*at_b != b)
+        at_b = &(*at_b)->next;
+    *at_a = b;
+    *at_b = a;
+    next = a->next;
+    a->next = b->next;
+    b->next = next;
+}
+
+/* A reader that has waited for a unit wants the next ones soon. Files that readers wait for take
+ * turns, unit by unit. */
+static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
+    for (struct fill *first = NULL, *f; (f = whose_turn(p, way, &first));) {
+        uint64_t unit = unit_ahead(f);
+        if (unit == DONE)
             continue;
         monarch_claim(f, unit);
         f->users++;
         *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
+        exchange(p, first, f);
         monarch_remove_fill(p, f);
         monarch_add_fill(p, f);
+        monarch_served(&p->turns[way], monarch_rank_in(&p->turns[way], f->asked_by));
         return 1;
     }
     return 0;

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "engine.h"
+#include "turns.h"
 
 /* Orders of the queues are found by entry in buckets: a reader may wait for one far behind. */
 #define MONARCH_BUCKETS 1024
@@ -35,6 +36,8 @@ struct pool {
     uint32_t asked[MONARCH_MAX_PEERS]; /* of the pending ones, those that ask this peer first */
     uint64_t taken[MONARCH_DEMANDS];   /* demands that a thread works on */
     unsigned next_demand, free_slots;
+    uint32_t share[MONARCH_RANKS]; /* of each rank in both kinds of threads, see turns.h */
+    struct turns turns[MONARCH_WAYS];
     int rung; /* the daemon has been told of what is done, and has not taken it */
     int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */
     uint32_t width;               /* atomic: threads that do what nobody waits for */

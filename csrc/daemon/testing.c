@@ -1,5 +1,6 @@
 /* What the tests reach through Python. */
 #include "native.h"
+#include "turns.h"
 #include "xxh3.h"
 
 uint64_t monarch_xxh3_of(const char *data, uint64_t len) { return monarch_xxh3(data, len); }
@@ -13,3 +14,23 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece) 
 }
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id) { return monarch_stamp(salt, id); }
+
+void monarch_take_turns(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
+                        const uint64_t *since, uint64_t n, uint64_t turns, uint32_t *served) {
+    static const uint64_t nothing[MONARCH_DEMANDS];
+    struct turns t = {.share = shares};
+    uint64_t demand[MONARCH_DEMANDS] = {0};
+    unsigned next = 0;
+    for (uint64_t turn = 0; turn < turns; turn++) {
+        struct line line;
+        struct waiting w;
+        for (uint64_t i = 0; i < n; i++)
+            demand[places[i]] = since[i] <= turn ? monarch_demand(i, 0, 0, ranks[i]) : 0;
+        monarch_line_up(&line, &t, demand, nothing, next);
+        served[turn] = 0;
+        if (monarch_next_waiting(&line, &w)) {
+            next = monarch_served_reader(&line, &t, &w);
+            served[turn] = (uint32_t)monarch_demand_entry(w.demand) + 1;
+        }
+    }
+}

@@ -2,6 +2,7 @@
 #include "demand.h"
 
 #include "attributes.h"
+#include "rank.h"
 #include "sys.h"
 #include "where.h"
 
@@ -180,7 +181,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
         last = first; /* what begins the fill */
     for (uint64_t unit = first; unit <= last && unit < first + AHEAD; unit++) {
         uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
-        uint64_t d = monarch_demand(w->id, unit, tag);
+        uint64_t d = monarch_demand(w->id, unit, tag, monarch_rank);
         uint64_t *here = place(s, d, tag + (uint32_t)sys_getpid());
         if (unit == first) {
             at = here;

@@ -6,6 +6,7 @@
 #include "attributes.h"
 #include "demand.h"
 #include "log.h"
+#include "rank.h"
 #include "sys.h"
 #include "track.h"
 
@@ -72,6 +73,7 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     if (MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
         return 0;
     monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), o->copy);
+    o->waited = 1;
     return 1;
 }
 
@@ -90,11 +92,12 @@ static const char *why_source(const struct session *s, const struct monarch_entr
     return state < MONARCH_BYPASS ? states[state] : reasons[word >> 4 & 7];
 }
 
-static void count(struct session *s, int from_copy, uint64_t size) {
+static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(from_copy ? &n->hits : &n->misses, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(from_copy ? &n->bytes_from_tier : &n->bytes_from_source, size,
                        __ATOMIC_RELAXED);
+    monarch_count_rank(s, size, missed);
 }
 
 /* The daemon looks in its own time: it is not rung, and an open that it has not seen yet costs the
@@ -111,7 +114,7 @@ static void tell_opened(struct session *s, uint64_t id) {
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     if (__builtin_expect(monarch_logging, 0))
         monarch_log("open", monarch_pool(monarch_catalog_of(s), o->entry->path), o->copy);
-    count(s, 1, o->entry->size);
+    count(s, 1, o->entry->size, o->waited);
     tell_opened(s, (uint64_t)o->id);
 }
 
@@ -121,15 +124,15 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         monarch_log("open", o->entry ? monarch_pool(monarch_catalog_of(s), o->entry->path) : NULL,
                     o->entry ? why_source(s, o->entry) : "source: not scanned yet");
     if (o->entry) {
-        count(s, 0, o->entry->size);
-        tell_opened(s, (uint64_t)o->id);
         uint64_t word = __atomic_load_n(&o->entry->word, __ATOMIC_ACQUIRE);
+        count(s, 0, o->entry->size, MONARCH_WORD_STATE(word) != MONARCH_BYPASS);
+        tell_opened(s, (uint64_t)o->id);
         if (MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size &&
             !(flags & ~(O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | O_LARGEFILE)))
             monarch_track(s, fd, (uint64_t)o->id);
     }
     if (!o->entry && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
-        count(s, 0, (uint64_t)st.st_size);
+        count(s, 0, (uint64_t)st.st_size, 1);
 }
 
 /* With `metadata: source`, each open asks whether the file is what its copy was made of. One that
@@ -153,7 +156,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
                           struct monarch_aim *a, struct monarch_opening *o) {
     o->entry = NULL;
     o->id = MONARCH_OUTSIDE;
-    o->served = 0;
+    o->served = o->waited = 0;
     o->word = 0;
     if (!path || flags & (O_PATH | O_DIRECTORY) /* these open no file */ ||
         monarch_is_far(dir, path) || !monarch_aim(s, dir, path, a))

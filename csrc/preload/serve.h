@@ -13,6 +13,7 @@ struct monarch_opening {
     int64_t id;                        /* MONARCH_OUTSIDE: nothing of ours */
     int served;                        /* `copy` is the path to open instead */
     uint64_t word;                     /* then: names the copy */
+    int waited;                        /* the copy was not there at first */
     char copy[MONARCH_COPY_PATH];
 };
 

@@ -7,6 +7,7 @@
 
 #include "calls.h"
 #include "log.h"
+#include "rank.h"
 #include "sys.h"
 #include "text.h"
 #include "xxh3.h"
@@ -341,6 +342,7 @@ __attribute__((constructor)) static void load(void) {
         return;
     int old_errno = errno;
     monarch_log_init();
+    monarch_rank_init();
     if (!find_session_dir(config)) {
         monarch_warn("MONARCH_CONFIG names no file that can be found:", config,
                      "give its absolute path");

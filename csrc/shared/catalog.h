@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 10
+#define MONARCH_VERSION 12
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -43,6 +43,7 @@
 #define MONARCH_STAT_SLOTS 64
 #define MONARCH_MAX_PEERS 4096 /* nodes of a session */
 #define MONARCH_ASKED 2        /* of them, whom a fill asks before the source */
+#define MONARCH_RANKS 128      /* of one node that are told apart, and 0 for everybody else */
 
 /* A copy that is being filled can be read in units of this: small enough that a reader has its
  * first bytes soon, large enough that the source's latency is paid for [bytes]. */
@@ -232,6 +233,13 @@ struct monarch_bell {
     uint32_t sleeping; /* atomic: threads that wait on it, or are about to */
 };
 
+/* Sizes of the files that the processes of one rank have opened, and of those among them that had
+ * no copy and were to get one. */
+struct monarch_rank {
+    uint64_t opened_bytes, missed_bytes;
+    uint64_t unused[6]; /* to a cache line */
+};
+
 struct monarch_clients {
     uint64_t magic;
     uint32_t doorbell; /* futex: rung when there is work for the daemon */
@@ -245,11 +253,12 @@ struct monarch_clients {
      * the same, no process waits for it. */
     uint64_t silent_at;
     uint64_t stale; /* a client asked for names that were compared too long ago */
-    /* Units that readers wait for: entry + 1 in the upper half, unit and a tag in the lower, which
-     * is a futex. The daemon sets it to 0 when the answer is there. A hint, like the mail: the
-     * bitmaps are the truth, and nobody waits for a client that was killed. */
+    /* Units that readers wait for: entry + 1 and the reader's rank in the upper half, unit and a
+     * tag in the lower, which is a futex. The daemon sets it to 0 when the answer is there. A hint,
+     * like the mail: the bitmaps are the truth, and nobody waits for a client that was killed. */
     uint64_t demand[MONARCH_DEMANDS];
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
+    struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_mail mail[MONARCH_MAIL_SLOTS];
     uint64_t wanted[MONARCH_MAX_FILES / 64];
     uint64_t opened[MONARCH_MAX_FILES / 64]; /* since the daemon looked, if it follows opens */
@@ -262,6 +271,9 @@ static_assert(sizeof(struct monarch_entry) == 128, "two cache lines; bump MONARC
 static_assert(sizeof(struct monarch_slot) == 16, "four to a cache line; bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_stats) == 128, "bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_mail) == 1024, "bump MONARCH_VERSION");
+static_assert(sizeof(struct monarch_rank) == 64, "bump MONARCH_VERSION");
+static_assert(MONARCH_MAX_ENTRIES == (1 << 25) - 1 && MONARCH_RANKS == 1 << 7,
+              "both are in the upper half of a demand");
 
 #define MONARCH_WORD_STATE(w) (15 & (w))
 #define MONARCH_WORD_TIER(w) (((w) >> 8) & 15)
@@ -288,10 +300,13 @@ static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
 }
 
 /* A demand: the tag makes one differ from an earlier one for the same unit. Never 0. */
-static inline uint64_t monarch_demand(uint64_t entry, uint64_t unit, uint32_t tag) {
-    return (entry + 1) << 32 | unit << 12 | (tag & 0xFFF) | 1;
+static inline uint64_t monarch_demand(uint64_t entry, uint64_t unit, uint32_t tag, unsigned rank) {
+    return (uint64_t)rank << 57 | (entry + 1) << 32 | unit << 12 | (tag & 0xFFF) | 1;
 }
-static inline uint64_t monarch_demand_entry(uint64_t demand) { return (demand >> 32) - 1; }
+static inline uint64_t monarch_demand_entry(uint64_t demand) {
+    return (demand >> 32 & MONARCH_MAX_ENTRIES) - 1;
+}
+static inline unsigned monarch_demand_rank(uint64_t demand) { return (unsigned)(demand >> 57); }
 static inline uint64_t monarch_demand_unit(uint64_t demand) { return demand >> 12 & 0xFFFFF; }
 
 /* The two bits of a file in the changed filter. */

@@ -263,6 +263,14 @@ SETTINGS = Table(
             "the most that this node asks of the sources, see below",
             default_text="no limit",
         ),
+        "balance_ranks": Key(
+            values.flag,
+            "`true` or `false`",
+            "of what readers wait for, a rank of this node that misses more than the others gets"
+            " more",
+            True,
+            default_text="`true`",
+        ),
         "peers": Key(
             _peers,
             "mapping",

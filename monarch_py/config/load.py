@@ -64,6 +64,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         plans=_plans(settings),
         fill_after=settings["fill_after"],
         promote_mappings=settings["promote_mappings"],
+        balance_ranks=settings["balance_ranks"],
         metadata=settings["metadata"],
         revalidate_s=settings["revalidate"],
         source_limits=_limits(settings["source_limits"]),

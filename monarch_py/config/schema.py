@@ -159,6 +159,7 @@ class Config:
         it needs one
     metadata : one of METADATA
     revalidate_s : how old an answer about a listing, or a missing name, may be
+    balance_ranks : a rank that misses more is served more often
     min_reads, copy_threads : bounds on the reads in flight at the sources
     performance : rates that were measured beforehand
     switch_file : looked at besides SYSTEM_SWITCH_FILE;  everything is off while one of them exists
@@ -182,6 +183,7 @@ class Config:
     metadata: str = DEFAULT_METADATA
     revalidate_s: float = DEFAULT_REVALIDATE_S
     source_limits: SourceLimits = SourceLimits()
+    balance_ranks: bool = True
     peers: PeersConfig = PeersConfig()
     performance: Performance = Performance()
     min_reads: int = 1

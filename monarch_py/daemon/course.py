@@ -238,6 +238,16 @@ class Course:
             return np.zeros(0, dtype=np.uint64)
         return self.entries[self.follower.upcoming(most)]
 
+    def due(self) -> tuple[Ids, npt.NDArray[np.int64]]:
+        """What the workers of all ranks may have under way by now: (n,) entries, and of each the
+        rank that needs it, from 0 on this node."""
+        if self.follower is None:
+            return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
+        run = self.follower.run
+        places = self.follower.due(run.window)
+        # A node's ranks take turns, in a plan's positions too.
+        return self.entries[run.units[places]], run.starts[places] % self.timeline.ranks_per_node
+
     def told(self) -> dict[str, Any]:
         """For `status`."""
         follower = self.follower

@@ -138,6 +138,11 @@ class Engine:
         lib.monarch_engine_queues(self._engine, pointer(lengths, "uint32_t *"), peers)
         return lengths
 
+    def share(self, shares: npt.NDArray[np.uint32]) -> None:
+        """(MONARCH_RANKS,) how many turns each rank's readers have, by its number in a demand,
+        beside those of the others; 0 for one that is none of them."""
+        lib.monarch_engine_shares(self._engine, pointer(shares, "uint32_t *"))
+
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
         """Orders to remove (n,) copies of one tier, before all others; ids, sizes : of their
         files."""

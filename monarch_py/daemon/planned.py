@@ -383,6 +383,20 @@ class Planned:
         homeless = ids[(state_of(words) == State.ABSENT) & self.keeps_here(ids)]
         self._tier[homeless[homeless < len(self._tier)]] = NOWHERE
 
+    # --- the ranks ------------------------------------------------------------------------------
+
+    def due_bytes(self) -> npt.NDArray[np.float64] | None:
+        """(ranks of this node,) what each has still to get of the files that it needs next
+        [bytes]. None without a plan, and with several: nobody knows whose a rank is."""
+        following = [course for course in self.courses if course.state == "following"]
+        if not self._placed or len(following) != 1:
+            return None
+        ids, rank = following[0].due()
+        words, sizes = self.shared.catalog.words[ids], self.shared.catalog.entries["size"][ids]
+        missing = np.isin(state_of(words), (State.ABSENT, State.WANTED, State.FILLING))
+        ranks = following[0].timeline.ranks_per_node
+        return np.bincount(rank[missing], sizes[missing], ranks).astype(np.float64)
+
     # --- told -----------------------------------------------------------------------------------
 
     def told(self) -> list[dict[str, Any]]:

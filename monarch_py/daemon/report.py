@@ -90,12 +90,12 @@ def _nodes(nodes: Nodes, places: Places | None) -> dict[str, Any]:
 
 def status(
     filler: Filler,
-    plans: list[dict[str, Any]],
+    told: dict[str, list[dict[str, Any]]],
     tiers: list[tuple[str, int, Tier | None, str]],
     started: float,
 ) -> dict[str, Any]:
-    """plans : as Planned.told has it;  tiers : those of the configuration: (mount point, quota
-    [bytes], the tier or None, why it goes unused)."""
+    """told : `plans` and `ranks`, as they have it themselves;  tiers : those of the configuration:
+    (mount point, quota [bytes], the tier or None, why it goes unused)."""
     shared, scanner = filler.shared, filler.scanner
     counted = shared.totals()
     totals: dict[str, Any] = {
@@ -120,7 +120,7 @@ def status(
         "catalog_full": scanner.full,
         "tiers": [_tier(tier, m, q, why) for m, q, tier, why in tiers],
         "staging": _staging(filler.staging),
-        "plans": plans,
+        **told,
         "sources": [_source(scanner, shared, i) for i in range(len(scanner.sources))],
         "totals": totals,
         **({"nodes": _nodes(filler.nodes, filler.places)} if filler.nodes else {}),

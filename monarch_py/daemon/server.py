@@ -21,6 +21,7 @@ from monarch_py.daemon.metadata import Metadata
 from monarch_py.daemon.nodes import Membership
 from monarch_py.daemon.openfiles import open_files, writers
 from monarch_py.daemon.planned import Planned, load_plan
+from monarch_py.daemon.ranks import Ranks
 from monarch_py.daemon.report import SCHEMA_VERSION, status
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
@@ -79,6 +80,7 @@ class Daemon:
         self.metadata = Metadata(config, self.shared, self.scanner)
         self.filler = Filler(self.scanner, self._membership(listener))
         self.planned = Planned(plans, self.filler, cluster)
+        self.ranks = Ranks(self.shared, self.filler.engine, is_on=config.balance_ranks)
         if self.filler.staging.tier is not None or plans:
             self.shared.follow_opens()
         files = (SYSTEM_SWITCH_FILE, config.switch_file)
@@ -164,6 +166,7 @@ class Daemon:
         if not self.shared.control.off:
             more |= self.filler.feed()
         self.planned.step(opened)
+        self.ranks.step(self.planned.due_bytes)
         self.filler.copies.feed_drops()  # at once: readers may wait for the room
         self.metadata.step()
         self.filler.answer()
@@ -316,5 +319,5 @@ class Daemon:
             (str(c.mount_point), c.quota_bytes, tier, why)
             for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=False)
         ]
-        plans = self.planned.told()
-        return status(self.filler, plans, tiers, self.started)
+        told = {"plans": self.planned.told(), "ranks": self.ranks.told()}
+        return status(self.filler, told, tiers, self.started)

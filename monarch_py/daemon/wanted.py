@@ -27,6 +27,8 @@ __all__ = ["Wanted"]
 # Of a member of an enumeration Python makes an exception and a call.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = make_word(State.BYPASS, Reason.UNSUPPORTED)
+# Of a demand, the bits of its entry: catalog.h, monarch_demand_entry.
+ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 # Bits of wanted files that are taken in a turn of the daemon's loop.
 WANTS = 65536
 
@@ -72,7 +74,7 @@ class Wanted:
         self._demands_seen = now
         if len(fresh):
             known = len(self.shared.catalog)
-            entries = {int(demand >> 32) - 1 for demand in fresh.tolist()}
+            entries = {(demand >> 32 & ENTRY_OF_DEMAND) - 1 for demand in fresh.tolist()}
             ids = np.array([e for e in entries if e < known], dtype=np.uint64)
             ids = ids[state_of(self._words_of_files(ids)) == WANTED]
             if len(ids):

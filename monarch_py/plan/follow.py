@@ -292,11 +292,16 @@ class Follower:
 
     # --- what comes -----------------------------------------------------------------------------
 
-    def upcoming(self, most: int) -> Units:
-        """What is needed next: (n,) units, `most` at most, those first that should have come."""
+    def due(self, most: int) -> npt.NDArray[np.intp]:
+        """The places of this run that are not done: (n,), `most` at most, those first that should
+        be."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
-        ahead = now.run.units[low + np.flatnonzero(~now.seen[low:])[:most]]
+        return low + np.flatnonzero(~now.seen[low:])[:most]
+
+    def upcoming(self, most: int) -> Units:
+        """What is needed next: (n,) units, `most` at most, those first that should have come."""
+        ahead = self._now.run.units[self.due(most)]
         if len(ahead) < most and self.following is not None:
             rest = self.following.units
             if self._next is not None:

@@ -19,6 +19,7 @@
 #define THREADS 5
 #define PEER_THREADS 4
 #define LIMIT_MS 10000
+#define RANKS 4 /* of readers; 0 is of none */
 
 static int root, copies, copied[FILES];
 static struct monarch_catalog *catalog;
@@ -75,7 +76,7 @@ static void demand_of(uint64_t id) {
     uint64_t size = monarch_entries(catalog)[id].size, unit = monarch_unit_of(size, BLOCK);
     uint64_t *at = &clients->demand[below(&rng, MONARCH_DEMANDS)];
     uint64_t d = monarch_demand(id, size ? below(&rng, (size + unit - 1) / unit) : 0,
-                                (uint32_t)below(&rng, 4096));
+                                (uint32_t)below(&rng, 4096), (unsigned)below(&rng, RANKS));
     if (__atomic_load_n(at, __ATOMIC_ACQUIRE))
         return;
     __atomic_store_n(at, d, __ATOMIC_SEQ_CST);
@@ -136,12 +137,21 @@ static void drop_all(void) {
     finish();
 }
 
+static void share_out(void) {
+    uint32_t shares[MONARCH_RANKS] = {0};
+    for (int rank = 1; rank < RANKS; rank++)
+        shares[rank] = (uint32_t)below(&rng, 9);
+    monarch_engine_shares(engine, shares);
+}
+
 /* A few orders, now and then more than there are slots; demands before, between and after. */
 static void work_round(int number) {
     unsigned first = (unsigned)below(&rng, FILES);
     unsigned n = number % 50 == 49 ? FILES : 1 + (unsigned)below(&rng, 4);
     if (below(&rng, 4) == 0)
         monarch_engine_width(engine, 1 + (int)below(&rng, THREADS));
+    if (below(&rng, 4) == 0)
+        share_out();
     for (unsigned i = 0; i < n; i++) {
         unsigned k = below(&rng, 8) == 0 && !copied[7] ? 7 : (first + i) % FILES; /* 7: large */
         if (MONARCH_WORD_STATE(monarch_entries(catalog)[ids[k]].word) != MONARCH_ABSENT)

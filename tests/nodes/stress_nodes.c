@@ -20,6 +20,7 @@
 
 #define NODES 2
 #define READERS 3 /* of each node */
+#define RANKS 5   /* of readers; 0 is of none */
 #define BLOCK (512 * 1024)
 #define RANGES 6 /* of files, each with a large one among them */
 #define FILES 20
@@ -281,6 +282,14 @@ static void change_minds(struct node *n) {
         grow(n, 1);
 }
 
+/* Those of some ranks, and none of others. */
+static void share_out(struct node *n) {
+    uint32_t shares[MONARCH_RANKS] = {0};
+    for (int rank = 0; rank < RANKS; rank++)
+        shares[rank] = (uint32_t)below(&n->rng, 9);
+    monarch_engine_shares(n->engine, shares);
+}
+
 static void *be_daemon(void *arg) {
     struct node *n = arg;
     uint32_t seen = 0;
@@ -289,6 +298,7 @@ static void *be_daemon(void *arg) {
         take_wants(n);
         take_results(n);
         change_minds(n);
+        share_out(n);
         monarch_answer_settled(n->clients, n->catalog);
         monarch_holdings_answer(n->holdings);
         seen = monarch_wait_doorbell(n->clients, seen, 2);
@@ -348,7 +358,8 @@ static void read_unit(const struct node *n, uint64_t word, unsigned k, uint64_t 
 
 static void wait_for(struct node *n, uint64_t id, uint64_t unit, uint64_t *rng) {
     uint64_t i = MONARCH_DEMANDS / 4 + below(rng, MONARCH_DEMANDS * 3 / 4), none = 0;
-    uint64_t *at = &n->clients->demand[i], d = monarch_demand(id, unit, (uint32_t)below(rng, 4096));
+    uint64_t *at = &n->clients->demand[i],
+             d = monarch_demand(id, unit, (uint32_t)below(rng, 4096), (unsigned)below(rng, RANKS));
     if (!__atomic_compare_exchange_n(at, &none, d, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         return;
     monarch_ring_for_demand(n->clients);

@@ -55,11 +55,12 @@ class Reader:
         files: Iterable[int],
         *,
         preload: bool = True,
+        **environment: str,
     ) -> None:
         names = [f"{seed}:{root / str(seed)}" for seed in files]
         self.process = subprocess.Popen(
             [str(program), ways, str(chunk), str(threads), *names],
-            env=session.env(preload),
+            env=session.env(preload, **environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

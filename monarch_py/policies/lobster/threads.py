@@ -10,6 +10,10 @@ from monarch_py.policies.view import Floats
 
 __all__ = ["share_threads"]
 
+# Windows that are tried at a time, as far as the times for all of them have room [numbers]: a
+# simulation asks for an epoch's steps together, a daemon for one.
+TOGETHER = 1 << 18
+
 
 def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     """Threads for each queue, so that all queues end as nearly together as they can.
@@ -41,26 +45,44 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     most = min(most, total)
     times = np.asarray(seconds[..., :most], dtype=np.float64).reshape(-1, queues, most)
     levels = np.sort(times.reshape(len(times), -1), axis=1)
-    row = np.arange(len(times))
     best = np.full((2, len(times)), np.inf)
     share = np.ones((len(times), queues), dtype=np.int64)
-    for start in range(levels.shape[1]):
-        # By halving: the first end of a window from here that is wide enough; its width, if none.
-        end, beyond = np.full(len(times), start), np.full(len(times), levels.shape[1])
-        while (end < beyond).any():
-            middle = (end + beyond) // 2
-            high = levels[row, np.minimum(middle, levels.shape[1] - 1)]
-            fits = _fewest(times, levels[:, start], high, total)[1]
-            beyond = np.where(fits, middle, beyond)
-            end = np.where(fits, end, np.minimum(middle + 1, beyond))
-        high = levels[row, np.minimum(end, levels.shape[1] - 1)]
-        threads, fits = _fewest(times, levels[:, start], high, total)
-        taken = np.take_along_axis(times, threads[..., None] - 1, axis=2)[..., 0]
-        gap, last = np.ptp(taken, axis=1), taken.max(axis=1)
-        better = fits & ((gap < best[0]) | ((gap == best[0]) & (last < best[1])))
+    together = max(1, TOGETHER // max(1, times.size))
+    for first in range(0, levels.shape[1], together):
+        starts = np.arange(first, min(first + together, levels.shape[1]))
+        threads, gap, last = _best_from(times, levels, starts, total)
+        better = (gap < best[0]) | ((gap == best[0]) & (last < best[1]))
         share[better] = threads[better]
         best[:, better] = gap[better], last[better]
     return share.reshape(*steps, queues)
+
+
+def _best_from(
+    times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
+) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
+    """The best windows that begin at one of these (starts,) levels: (steps, queues) threads, and
+    (steps,) the gap and the last end, inf where there is none."""
+    # A row is a step and a start.
+    step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
+    each, low = times[step], levels[step, start]
+    # By halving: the first end of a window from here that is wide enough; its width, if none.
+    end, beyond = start.copy(), np.full(len(start), levels.shape[1])
+    while (end < beyond).any():
+        middle = (end + beyond) // 2
+        high = levels[step, np.minimum(middle, levels.shape[1] - 1)]
+        fits = _fewest(each, low, high, total)[1]
+        beyond = np.where(fits, middle, beyond)
+        end = np.where(fits, end, np.minimum(middle + 1, beyond))
+    high = levels[step, np.minimum(end, levels.shape[1] - 1)]
+    threads, fits = _fewest(each, low, high, total)
+    taken = np.take_along_axis(each, threads[..., None] - 1, axis=2)[..., 0]
+    gap = np.where(fits, np.ptp(taken, axis=1), np.inf).reshape(-1, len(starts))
+    last = np.where(fits, taken.max(axis=1), np.inf).reshape(-1, len(starts))
+    last = np.where(gap == gap.min(axis=1, keepdims=True), last, np.inf)
+    chosen = last.argmin(axis=1)
+    row = np.arange(len(times))
+    picked = threads.reshape(len(times), len(starts), -1)[row, chosen]
+    return picked, gap[row, chosen], last[row, chosen]
 
 
 def _fewest(

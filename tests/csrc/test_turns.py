@@ -1,0 +1,144 @@
+"""In which order ranks are served: by their shares, none left out, and never nobody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch_py.native import lib, pointer
+
+RANKS: int = lib.MONARCH_RANKS
+PLACES: int = lib.MONARCH_DEMANDS
+NOBODY = -1
+Shares = dict[int, int]
+
+
+def serve(
+    shares: Shares, ranks: Sequence[int], places: Sequence[int], since: Sequence[int], turns: int
+) -> list[int]:
+    """Which of the readers is served at each turn, all of whom wait again at once, or NOBODY.
+
+    ranks, places : of each reader the rank and where it waits;  since : its first turn
+    """
+    share = np.zeros(RANKS, dtype=np.uint32)
+    share[list(shares)] = list(shares.values())
+    of, at = np.array(ranks, dtype=np.uint8), np.array(places, dtype=np.uint8)
+    first, served = np.array(since, dtype=np.uint64), np.zeros(turns, dtype=np.uint32)
+    lib.monarch_take_turns(
+        pointer(share, "uint32_t *"),
+        pointer(of, "uint8_t *"),
+        pointer(at, "uint8_t *"),
+        pointer(first, "uint64_t *"),
+        len(of),
+        turns,
+        pointer(served, "uint32_t *"),
+    )
+    return [int(reader) - 1 for reader in served]
+
+
+@st.composite
+def waiting(draw: st.DrawFn, *, late: int = 0) -> tuple[Shares, list[int], list[int], list[int]]:
+    """Shares, and readers: of ranks with a share, of one without, and of none."""
+    shares = draw(st.dictionaries(st.integers(1, 6), st.integers(1, 40), max_size=5))
+    places = draw(st.lists(st.integers(0, PLACES - 1), min_size=1, max_size=24, unique=True))
+    n = len(places)
+    ranks = draw(st.lists(st.integers(0, 7), min_size=n, max_size=n))
+    since = draw(st.lists(st.integers(0, late), min_size=n, max_size=n))
+    return shares, ranks, places, since
+
+
+@settings(max_examples=200, deadline=None)
+@given(waiting(late=300))
+def test_as_long_as_somebody_waits_somebody_is_served(
+    case: tuple[Shares, list[int], list[int], list[int]],
+) -> None:
+    served = serve(*case, turns=400)
+    since = case[-1]
+    for turn, reader in enumerate(served):
+        assert (reader == NOBODY) == (turn < min(since)), turn
+        assert reader == NOBODY or since[reader] <= turn
+
+
+@settings(max_examples=200, deadline=None)
+@given(waiting())
+def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[int]]) -> None:
+    """A rank is served again when every other has had what its share says in that time, and one
+    turn that was begun; each of its readers in its turn; and as many of its turns as readers of
+    ranks wait are not taken by those of none."""
+    shares, ranks, places, since = case
+    members = Counter(rank for rank in ranks if rank in shares)
+    longest = {
+        rank: (sum(shares[other] / shares[rank] + 2 for other in members) + 1)
+        * (members[rank] + 1)
+        * len(ranks)
+        for rank in members
+    }
+    turns = int(max([*longest.values(), len(ranks)])) * 2 + 2
+    served = np.array(serve(shares, ranks, places, since, turns))
+    for reader, rank in enumerate(ranks):
+        at = [-1, *np.flatnonzero(served == reader).tolist(), turns]
+        bound = longest.get(rank, len(ranks))
+        assert max(b - a for a, b in pairwise(at)) <= bound, (reader, at)
+
+
+@settings(max_examples=200, deadline=None)
+@given(waiting())
+def test_ranks_are_served_in_proportion(
+    case: tuple[Shares, list[int], list[int], list[int]],
+) -> None:
+    """Of two ranks that wait all the time, neither is ever ahead of its share by more than a turn
+    of each (Goyal et al., 1996, theorem 1)."""
+    shares, ranks, _, _ = case
+    served = serve(*case, turns=600)
+    done: Counter[int] = Counter()
+    present = {rank for rank in ranks if rank in shares}
+    for reader in served:
+        done[ranks[reader]] += 1
+        for a, b in combinations(sorted(present), 2):
+            ahead = abs(done[a] / shares[a] - done[b] / shares[b])
+            assert ahead <= (1 / shares[a] + 1 / shares[b]) * 1.001, (a, b, done)
+
+
+@settings(max_examples=200, deadline=None)
+@given(waiting(late=100))
+def test_who_belongs_to_no_rank_is_served_as_if_there_were_none(
+    case: tuple[Shares, list[int], list[int], list[int]],
+) -> None:
+    shares, ranks, places, since = case
+    # All from the start on, or those of ranks could have another place when somebody comes.
+    with_ranks = serve(shares, ranks, places, [0] * len(since), turns=300)
+    without = serve({}, ranks, places, [0] * len(since), turns=300)
+    for here, there in zip(with_ranks, without, strict=True):
+        if ranks[here] not in shares or ranks[there] not in shares:
+            assert here == there
+
+
+@settings(max_examples=100, deadline=None)
+@given(waiting(), st.integers(0, 6))
+def test_one_rank_alone_is_served_as_none(
+    case: tuple[Shares, list[int], list[int], list[int]], rank: int
+) -> None:
+    _, ranks, places, since = case
+    ranks = [rank] * len(ranks)
+    alone = serve({rank: 3} if rank else {}, ranks, places, since, turns=200)
+    assert alone == serve({}, ranks, places, since, turns=200)
+    # Place by place, from the first one on.
+    order = sorted(range(len(places)), key=places.__getitem__)
+    assert alone == [order[turn % len(order)] for turn in range(200)]
+
+
+def test_a_rank_that_comes_late_has_saved_up_nothing() -> None:
+    served = serve({1: 1, 2: 1}, [1, 2], [0, 1], [0, 500], turns=600)
+    assert served[:500] == [0] * 500
+    assert served[500:520].count(0) in (9, 10, 11)
+
+
+def test_threes_and_ones() -> None:
+    """Two readers of a rank with three shares, one of a rank with one."""
+    served = serve({1: 3, 2: 1}, [1, 1, 2], [10, 11, 200], [0, 0, 0], turns=400)
+    assert (served.count(0), served.count(1), served.count(2)) == (150, 150, 100)
