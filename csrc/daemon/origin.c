@@ -16,6 +16,8 @@
 /* After this a reader that waits gets its bytes from the source [ns]. */
 #define SILENCE_NS 500000000ULL
 
+static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a thread's buffer does for a fetch");
+
 static void note_sum(void *sum, uint64_t which, uint64_t first, uint64_t bytes, uint64_t value) {
     (void)which, (void)first, (void)bytes;
     *(uint64_t *)sum = value;
@@ -55,7 +57,7 @@ static void ask(struct monarch_engine *e, const struct fill *f, int number, int 
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
         /* A connection that broke is no reason to ask this peer once more. */
-        if (monarch_peer_ask(peer, get, 1, note_sum, sum) != 0)
+        if (monarch_peer_ask(peer, get, 1, buffer, note_sum, sum) != 0)
             return;
     }
 }

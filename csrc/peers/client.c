@@ -33,7 +33,7 @@ struct monarch_peer_link {
     uint32_t first_byte_ms, between_ms, bound_ms; /* bound_ms: of the two, the one that holds now */
     uint64_t frames, tag;
     size_t least; /* what the socket's low-water mark is set to */
-    char buffer[MONARCH_PEER_CHUNK];
+    char *buffer; /* of the fetch that is under way */
 };
 
 /* The answer that is being read. */
@@ -228,6 +228,7 @@ link_t *monarch_peer_link_new(int fd, uint32_t first_byte_ms, uint32_t between_m
     l->fd = fd;
     l->first_byte_ms = first_byte_ms;
     l->between_ms = between_ms;
+    l->buffer = NULL;
     l->least = 0;
     l->frames = l->tag = 0;
     struct timeval t = {between_ms / 1000, between_ms % 1000 * 1000};
@@ -237,14 +238,9 @@ link_t *monarch_peer_link_new(int fd, uint32_t first_byte_ms, uint32_t between_m
     return l;
 }
 
-int monarch_peer_fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived, void *arg) {
+static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived, void *arg) {
     uint64_t asked = 0, tag = l->tag;
     int r = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        gets[i].status = MONARCH_PEER_CUT;
-        gets[i].received = 0;
-        gets[i].error = 0;
-    }
     for (uint64_t i = 0; r == 0 && i < n; i++) {
         /* In halves, so that most answers cost no call for requests. */
         if (asked < n && asked - i <= AHEAD / 2) {
@@ -258,6 +254,22 @@ int monarch_peer_fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived ar
         }
         r = take_answer(l, &gets[i], tag + i, i, arrived, arg);
     }
+    return r;
+}
+
+int monarch_peer_fetch(link_t *l, get *gets, uint64_t n, char *buffer, monarch_peer_arrived arrived,
+                       void *arg) {
+    char *own = buffer ? NULL : malloc(MONARCH_PEER_CHUNK);
+    int has_buffer = buffer || own;
+    for (uint64_t i = 0; i < n; i++) {
+        gets[i].status = has_buffer ? MONARCH_PEER_CUT : MONARCH_PEER_NO_ROOM;
+        gets[i].received = 0;
+        gets[i].error = has_buffer ? 0 : ENOMEM;
+    }
+    l->buffer = buffer ? buffer : own;
+    int r = has_buffer ? fetch(l, gets, n, arrived, arg) : -1;
+    l->buffer = NULL;
+    free(own);
     return r;
 }
 

@@ -5,8 +5,6 @@
 #include "files.h"
 #include "peers.h"
 
-/* One read of what has to be hashed [bytes]. */
-#define MONARCH_PEER_CHUNK (256 * 1024)
 /* Frames that can wait to be sent: SUM, END or SUM, DATA. */
 #define MONARCH_PEER_FRAMES 4
 

@@ -103,13 +103,13 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     return -1;
 }
 
-int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n,
+int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *buffer,
                      monarch_peer_arrived arrived, void *arg) {
     uint32_t status = MONARCH_PEER_CUT;
     struct monarch_peer_link *l = take_idle(p);
     if (l) {
         uint64_t frames = monarch_peer_link_frames(l);
-        if (monarch_peer_fetch(l, gets, n, arrived, arg) == 0) {
+        if (monarch_peer_fetch(l, gets, n, buffer, arrived, arg) == 0) {
             give_back(p, l);
             return 0;
         }
@@ -129,7 +129,7 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n,
         note_failure(p);
         return none(gets, n, status);
     }
-    if (monarch_peer_fetch(l, gets, n, arrived, arg) == 0) {
+    if (monarch_peer_fetch(l, gets, n, buffer, arrived, arg) == 0) {
         give_back(p, l);
         return 0;
     }

@@ -66,6 +66,9 @@ void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_
 /* --- the client: client.c ----------------------------------------------------------------------
  */
 
+/* What is read of a socket or a file at a time [bytes]. */
+#define MONARCH_PEER_CHUNK 262144
+
 /* One range of one file: what is asked, where it goes, what came of it. */
 struct monarch_peer_get {
     uint64_t path_hash, size;
@@ -92,9 +95,10 @@ struct monarch_peer_link *monarch_peer_link_new(int fd, uint32_t first_byte_ms,
                                                 uint32_t between_ms);
 /* Asks for all ranges, without waiting for one answer before the next request, and returns when
  * each has its status. 0; -1 when the link cannot be used any more: what was not answered by then
- * is CUT. One thread at a time. */
+ * is CUT. One thread at a time. buffer: MONARCH_PEER_CHUNK bytes for what goes into files, of the
+ * one who asks, because links that nobody uses are many; NULL: one of its own. */
 int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
-                       monarch_peer_arrived arrived, void *arg);
+                       char *buffer, monarch_peer_arrived arrived, void *arg);
 /* Frames of answers that came over it, ever: 0 is a link that never worked. */
 uint64_t monarch_peer_link_frames(const struct monarch_peer_link *l);
 void monarch_peer_link_close(struct monarch_peer_link *l);
@@ -114,7 +118,7 @@ struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer
 /* As monarch_peer_fetch, over a link of its own, for any number of threads at a time. -1: the peer
  * failed, or is left alone; each range has its status all the same. */
 int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint64_t n,
-                     monarch_peer_arrived arrived, void *arg);
+                     char *buffer, monarch_peer_arrived arrived, void *arg);
 /* Closes the links that nobody uses. */
 void monarch_peer_forget_idle(struct monarch_peer *p);
 /* When nobody asks it any more. */

@@ -73,7 +73,7 @@ class Peer:
         if gets.dtype != GET:
             raise TypeError("ranges have dtype GET (new_gets)")
         where = pointer(gets, "struct monarch_peer_get *")
-        lib.monarch_peer_ask(self.c, where, len(gets), ffi.NULL, ffi.NULL)
+        lib.monarch_peer_ask(self.c, where, len(gets), ffi.NULL, ffi.NULL, ffi.NULL)
 
     def close(self) -> None:
         """Closes its links, once nobody asks it any more; a second call does nothing."""

@@ -165,7 +165,7 @@ static void ask(struct asker *a, struct monarch_peer_link *l, int *is_good) {
         g[i].length = next(&a->state) % (size_of[f] - g[i].first + 1);
         g[i].memory = (uint64_t)(uintptr_t)a->memory[i];
     }
-    *is_good = monarch_peer_fetch(l, g, 8, arrived, a) == 0;
+    *is_good = monarch_peer_fetch(l, g, 8, NULL, arrived, a) == 0;
     for (int i = 0; i < 8; i++) {
         check(memcmp(a->memory[i], content[g[i].path_hash] + g[i].first, g[i].received) == 0,
               "wrong bytes that count");
@@ -320,7 +320,7 @@ static int later(void) {
         g[i].size = g[i].length = 100;
         g[i].memory = (uint64_t)(uintptr_t)memory[i];
     }
-    check(monarch_peer_fetch(l, g, 3, NULL, NULL) == 0, "fetch");
+    check(monarch_peer_fetch(l, g, 3, NULL, NULL, NULL) == 0, "fetch");
     check(g[0].status == MONARCH_PEER_OK && memcmp(memory[0], expected, 100) == 0, "came later");
     check(g[1].status == MONARCH_PEER_TIMEOUT, "never came");
     check(g[2].status == MONARCH_PEER_OK, "the link goes on");
