@@ -19,7 +19,7 @@ from monarch_py.daemon.planned import WINDOW_LEAVES
 from monarch_py.policies.caches import Hash
 from monarch_py.policies.nopfs import Planned
 from monarch_py.policies.rendezvous import Keys
-from monarch_py.policies.view import PFS, STAGING, Decision, Ints, Job, Served, When
+from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
 from monarch_py.simulator import Curve, NodeOverride, Scenario, StorageClass
 from monarch_py.simulator import Dataset as Files
 from monarch_py.simulator import Rates as SimulatedRates
@@ -30,7 +30,6 @@ from monarch_py.tiers import slack_of
 
 # No limit [bytes/s].
 FAST = 1e12
-NODES = 4
 # Files of each rank in an epoch.
 Orders = Sequence[Sequence[int]]
 
@@ -92,9 +91,10 @@ class Run:
         own ranks."""
         home = np.full(job.files, PFS, np.int32)
         home[decision.copies.file] = decision.copies.node
+        home[np.isin(home, self.gone)] = PFS
 
         def served(_: int, order: Ints) -> Served:
-            holder = np.where(order == -1, PFS, home[order]).reshape(job.cluster.nodes, -1)
+            holder = np.where(order == NO_FILE, PFS, home[order]).reshape(job.cluster.nodes, -1)
             holder[list(self.gone)] = PFS
             tier, unwritten = (
                 np.full(holder.shape, level, np.int8) for level in (STAGING + 1, STAGING)
@@ -112,7 +112,8 @@ class Run:
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)
         decision = Planned().decide(self._job(scenario, self.orders))
-        scenario = self._scenario(int(area / self._foreign(decision)), PEER_THREADS)
+        through = min(self.dataset.bytes, area / max(1e-9, self._foreign(decision)))
+        scenario = self._scenario(int(through), PEER_THREADS)
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
@@ -151,7 +152,7 @@ class Run:
                 StorageClass("tier", tiers[0], threads, tier, fast),
             ),
             overrides=tuple(
-                NodeOverride((node,), capacity_bytes={"tier": 0 if node in self.gone else room})
+                NodeOverride((node,), capacity_bytes={"tier": room})
                 for node, room in enumerate(tiers)
             ),
         )
@@ -159,7 +160,7 @@ class Run:
     def _job(self, scenario: Scenario, orders: Sequence[Orders]) -> Job:
         """An epoch is one step."""
         width = max(len(files) for order in self.orders for files in order)
-        made = np.full((len(orders), scenario.nodes, 1, width), -1, np.int32)
+        made = np.full((len(orders), scenario.nodes, 1, width), NO_FILE, np.int32)
         for epoch, order in enumerate(orders):
             for node, files in enumerate(order):
                 made[epoch, node, 0, : len(files)] = files

@@ -24,7 +24,7 @@ from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.policies.named import make_policy
 from monarch_py.policies.rendezvous import file_keys, owners
-from monarch_py.policies.view import Decision, Job, When
+from monarch_py.policies.view import When
 from monarch_py.scan import record_sources
 from monarch_py.simulator import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
 from monarch_py.simulator.engine import Measured, measure
@@ -118,18 +118,11 @@ def scenario(nodes: int, epochs: int) -> Scenario:
     )
 
 
-def decided(job: Job, name: str) -> Decision:
-    if name == "hash":
-        # As the daemons do: the owner reads a file from the source when it is first needed.
-        return make_policy("hash").decide(job)
-    return make_policy(POLICIES[name]).decide(job)
-
-
 def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
     """held : the copies lie there before the first step, so that all epochs are later ones."""
     made = scenario(nodes, epochs)
     job = job_of(made)
-    decision = decided(job, name)
+    decision = make_policy(POLICIES[name]).decide(job)
     if held and len(decision.copies.node):
         decision = replace(decision, when=When.BEFORE)
     return measure(made, job, decision)
