@@ -118,6 +118,8 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f);
  * peer, or it has failed. */
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
                   uint64_t *sum);
+/* A source has given something. */
+void monarch_note_source(struct monarch_engine *e);
 /* The source's file, which is opened when it is first needed; as monarch_open_source. */
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
 

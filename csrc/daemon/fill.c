@@ -137,6 +137,8 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
         monarch_fail(job, status, errno);
         return NULL;
     }
+    if (from >= 0)
+        monarch_note_source(e);
     int to = create_copy(job);
     struct fill *f = to < 0 ? NULL : new_fill(e, job);
     if (f) {
@@ -249,6 +251,7 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
         if (got != (ssize_t)n)
             return 0;
         __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
+        monarch_note_source(e);
         int error = monarch_write_fully(f->to, buffer, n, (off_t)at);
         if (error) {
             give_up(f, monarch_tier_status(-error), -error);

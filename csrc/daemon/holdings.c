@@ -24,6 +24,9 @@ struct checked {
 
 /* Demands that peers' requests have standing: the others are this node's own readers'. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
+/* A source that has given nothing for this long is stuck, and an asker's own way to it may not be:
+ * with the time of an answer less than the 2 s that a reader may wait for what is stuck [ns]. */
+#define STUCK_NS 1000000000ULL
 /* A file that changes while it is looked up is looked up again this often. */
 #define LOOKS 3
 
@@ -237,6 +240,13 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
+/* What a request waits for comes from this node's source alone. */
+static int is_coming(void *arg) {
+    const holdings *h = arg;
+    uint64_t last = __atomic_load_n(&h->fills->source_ns, __ATOMIC_RELAXED);
+    return last && monarch_now_ns() - last < STUCK_NS;
+}
+
 static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
     const holdings *h = arg;
     const struct held *held = file;
@@ -337,7 +347,8 @@ void monarch_holdings_ready(holdings *h) { __atomic_store_n(&h->is_ready, 1, __A
 
 struct monarch_peer_server *monarch_holdings_serve(holdings *h,
                                                    const struct monarch_peer_bounds *bounds) {
-    struct monarch_peer_files files = {h, open_held, available, sum_of, check, close_held};
+    struct monarch_peer_files files = {h,      open_held, available, is_coming,
+                                       sum_of, check,     close_held};
     struct monarch_peer_server *s = monarch_peer_serve(&files, bounds);
     pthread_mutex_lock(&h->waking);
     h->server = s;

@@ -5,11 +5,16 @@
 
 #include "engine.h"
 
-/* A peer that lives may have to wait for the source itself, and says so (TIMEOUT) after 0.7 s. A
- * reader is not kept waiting for more than two such answers; what nobody waits for can wait for
- * some more, so that the source is not asked twice for the same bytes. */
+/* A peer that lives may have to wait for the source itself, and says so after 0.6 s. If its source
+ * gives nothing (TIMEOUT), a reader is not kept waiting for more than two answers; what nobody waits
+ * for can wait for some more. */
 #define ASKED_TRIES 2
 #define TRIES 8
+/* As long as its source does give (COMING), whoever asked that as well would be served no sooner,
+ * and all others later. A reader waits for less than it has patience with a daemon that lives, 5 s;
+ * what nobody waits for, for as long as a thread can be spared [ns]. */
+#define COMING_ASKED_NS 4000000000ULL
+#define COMING_NS 30000000000ULL
 /* A peer that fills the file gives its last block when it is whole. A reader waits for that only if
  * no more than this is missing here [blocks]. */
 #define NEAR_END 4
@@ -40,24 +45,29 @@ static int is_too_early(const struct fill *f, int is_last) {
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* get->status says what came of it; MONARCH_PEER_LATER: the source is to be asked at once, without
- * any fault of the peer's. */
+/* get->status says what came of it; MONARCH_PEER_LATER: the source is to be asked at once, and
+ * MONARCH_PEER_COMING: by now, without any fault of the peer's. */
 static void ask(struct monarch_engine *e, const struct fill *f, int number, int is_last,
                 struct monarch_peer_get *get, char *buffer, uint64_t *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[number], __ATOMIC_ACQUIRE);
+    uint64_t began = monarch_now_ns();
     get->status = MONARCH_PEER_TIMEOUT;
-    for (int tries = 0; peer && get->status == MONARCH_PEER_TIMEOUT; tries++) {
+    for (int tries = 0; peer; tries++) {
         int is_asked = is_awaited(e, f);
         if (is_asked && is_too_early(f, is_last))
             get->status = MONARCH_PEER_LATER;
-        if (get->status == MONARCH_PEER_LATER || tries >= (is_asked ? ASKED_TRIES : TRIES) ||
+        int is_enough =
+            get->status == MONARCH_PEER_TIMEOUT && tries >= (is_asked ? ASKED_TRIES : TRIES);
+        if (get->status == MONARCH_PEER_LATER || is_enough ||
+            monarch_now_ns() - began > (is_asked ? COMING_ASKED_NS : COMING_NS) ||
             __atomic_load_n(&e->stopping, __ATOMIC_RELAXED) ||
             __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
             return;
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
         /* A connection that broke is no reason to ask this peer once more. */
-        if (monarch_peer_ask(peer, get, 1, buffer, note_sum, sum) != 0)
+        if (monarch_peer_ask(peer, get, 1, buffer, note_sum, sum) != 0 ||
+            (get->status != MONARCH_PEER_TIMEOUT && get->status != MONARCH_PEER_COMING))
             return;
     }
 }
@@ -83,12 +93,12 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
             __atomic_fetch_add(&e->peer_bytes, n, __ATOMIC_RELAXED);
             return 1;
         }
-        if (get.status == MONARCH_PEER_LATER)
-            return 0;
-        if (is_last && get.status == MONARCH_PEER_TIMEOUT) {
+        int is_late = get.status == MONARCH_PEER_TIMEOUT || get.status == MONARCH_PEER_COMING;
+        if (is_last && is_late)
             __atomic_store_n(&f->is_last_late, 1, __ATOMIC_RELAXED);
+        if (get.status == MONARCH_PEER_LATER || get.status == MONARCH_PEER_COMING ||
+            (is_last && is_late))
             return 0;
-        }
         __atomic_compare_exchange_n(&f->peers_left, &left, left - 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED);
         /* One silence is what a reader can wait for. */
@@ -96,6 +106,10 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
             return 0;
     }
     return 0;
+}
+
+void monarch_note_source(struct monarch_engine *e) {
+    __atomic_store_n(&e->fills->source_ns, monarch_now_ns(), __ATOMIC_RELAXED);
 }
 
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {

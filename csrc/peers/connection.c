@@ -66,11 +66,15 @@ static turn finish(connection *c, stage_t *stage, enum monarch_peer_status statu
     return MONARCH_PEER_GO;
 }
 
+static enum monarch_peer_status why_late(stage_t *stage) {
+    return stage->files->is_coming(stage->files->arg) ? MONARCH_PEER_COMING : MONARCH_PEER_TIMEOUT;
+}
+
 /* The answer so far goes out before anybody waits for its next part. */
 static turn wait_for_bytes(connection *c, stage_t *stage) {
     uint64_t now = monarch_peer_now_ns();
     if (c->due_ns && now >= c->due_ns)
-        return finish(c, stage, MONARCH_PEER_TIMEOUT);
+        return finish(c, stage, why_late(stage));
     turn sent = flush(c, stage, 0);
     if (sent != MONARCH_PEER_GO)
         return sent;
@@ -126,7 +130,7 @@ static turn open_file(connection *c, stage_t *stage) {
         c->file.file = NULL;
         return finish(c, stage, status);
     }
-    end_wait(c, stage);
+    /* If it had to wait for the file, it goes on waiting for the bytes: nothing was sent. */
     c->at = q->first;
     c->end = q->first + q->length;
     c->state = MONARCH_PEER_FRAMING;

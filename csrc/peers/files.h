@@ -23,6 +23,9 @@ struct monarch_peer_files {
     /* How far what is there reaches from byte `at` on, to the end of its block or further; `at` for
      * nothing yet, MONARCH_PEER_NEVER when no more will come. */
     uint64_t (*available)(void *arg, void *file, uint64_t at);
+    /* Of bytes that did not come in time: whether what they come from gives something, so that it
+     * is worth while to ask again. */
+    int (*is_coming)(void *arg);
     /* Whether the sum of a whole block that is there is known. */
     int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum);
     /* Whether a block's bytes, whose sum was computed just now, are what was recorded. Without a

@@ -37,7 +37,7 @@ struct monarch_peer_bounds {
     uint32_t threads, connections; /* the most there will be */
     uint32_t idle_ms;              /* without a request: the connection is closed */
     uint32_t stall_ms;             /* a peer that does not go on sending or taking: the same */
-    uint32_t wait_ms;              /* for bytes that are not there yet: then END TIMEOUT */
+    uint32_t wait_ms; /* for bytes that are not there yet: then END COMING or TIMEOUT */
     uint32_t unused;
 };
 

@@ -90,6 +90,12 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
 }
 
+/* Whoever shares a file says nothing of where it comes from. */
+static int is_coming(void *arg) {
+    (void)arg;
+    return 0;
+}
+
 static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
     struct shared *f = file;
     (void)arg;
@@ -224,7 +230,8 @@ void monarch_peer_table_free(table *t) {
 
 struct monarch_peer_server *monarch_peer_server_start(table *t,
                                                       const struct monarch_peer_bounds *bounds) {
-    struct monarch_peer_files files = {t, open_shared, available, sum_of, check, close_shared};
+    struct monarch_peer_files files = {t,      open_shared, available,   is_coming,
+                                       sum_of, check,       close_shared};
     struct monarch_peer_server *s = monarch_peer_serve(&files, bounds);
     pthread_mutex_lock(&t->lock);
     t->server = s;

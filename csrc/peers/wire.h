@@ -19,8 +19,8 @@
 #endif
 
 enum {
-    MONARCH_PEER_REQUEST = 0x3151504d, /* "MPQ1" */
-    MONARCH_PEER_FRAME = 0x3146504d,   /* "MPF1" */
+    MONARCH_PEER_REQUEST = 0x3251504d, /* "MPQ2" */
+    MONARCH_PEER_FRAME = 0x3246504d,   /* "MPF2" */
 };
 
 /* A file is meant by what every node's catalog says of it alike. */
@@ -48,6 +48,7 @@ enum monarch_peer_status {
     MONARCH_PEER_REFUSED,      /* no range of that file; or no member of this session */
     MONARCH_PEER_UNKNOWN_FILE, /* it has none, or gave up making its copy */
     MONARCH_PEER_CHANGED,      /* its file has another size or time */
+    MONARCH_PEER_COMING,       /* not in time; but what they come from gives something */
     MONARCH_PEER_TIMEOUT,      /* the bytes did not come within a bound */
     MONARCH_PEER_CUT,          /* the connection ended, or what came was no answer */
     MONARCH_PEER_WRONG_BYTES,  /* a sum is not that of the bytes */

@@ -197,7 +197,8 @@ struct monarch_fill {
 
 struct monarch_fills {
     uint64_t magic;
-    uint64_t units;                    /* atomic: filled so far; a sign of life */
+    uint64_t units;     /* atomic: filled so far; a sign of life */
+    uint64_t source_ns; /* atomic: when a source last gave something [ns of CLOCK_MONOTONIC] */
     uint64_t word[MONARCH_FILL_SLOTS]; /* atomic: the entry's, while it is FILLING; 0: free */
     struct monarch_fill fill[MONARCH_FILL_SLOTS];
 };

@@ -30,8 +30,9 @@ CONNECTIONS = 1024
 IDLE_LIMIT_S = 300.0
 # For a peer that stops in the middle of a request, or takes nothing any more [s].
 STALL_LIMIT_S = 5.0
-# For bytes that are not there yet: less than clients wait (tcp.FIRST_BYTE_LIMIT_S) [s].
-WAIT_LIMIT_S = 0.7
+# For bytes that are not there yet: less than clients wait for the first ones and for more (tcp), by
+# some ticks in which deadlines are noticed (server.c) [s].
+WAIT_LIMIT_S = 0.6
 # Strangers at the door: from a connection to its proof [s], and how many at a time. The oldest goes
 # when there are more, so that a crowd of silent ones keeps nobody out who answers.
 GREETING_LIMIT_S = 1.0

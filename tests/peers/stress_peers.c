@@ -256,7 +256,7 @@ static int traffic(double seconds, uint64_t seed) {
 /* --- files that come later ----------------------------------------------------------------------
  */
 
-static int is_there; /* atomic */
+static int is_there, gives; /* atomic */
 static int opened, closed, fd_of_later;
 
 static enum monarch_peer_status open_later(void *arg, const struct monarch_peer_request *wanted,
@@ -284,6 +284,11 @@ static int all_sound(void *arg, void *file, uint64_t block, const uint64_t *sum)
     return 1;
 }
 
+static int is_fed(void *arg) {
+    (void)arg;
+    return __atomic_load_n(&gives, __ATOMIC_ACQUIRE);
+}
+
 static void count_close(void *arg, void *file) {
     (void)arg, (void)file;
     __atomic_fetch_add(&closed, 1, __ATOMIC_RELAXED);
@@ -302,7 +307,7 @@ static void *come(void *arg) {
 }
 
 static int later(void) {
-    struct monarch_peer_files files = {NULL,   open_later, all_available,
+    struct monarch_peer_files files = {NULL,   open_later, all_available, is_fed,
                                        no_sum, all_sound,  count_close};
     struct monarch_peer_bounds bounds = {2, 4, 5000, 5000, 300, 0};
     char memory[3][100], expected[100];
@@ -324,6 +329,9 @@ static int later(void) {
     check(g[0].status == MONARCH_PEER_OK && memcmp(memory[0], expected, 100) == 0, "came later");
     check(g[1].status == MONARCH_PEER_TIMEOUT, "never came");
     check(g[2].status == MONARCH_PEER_OK, "the link goes on");
+    __atomic_store_n(&gives, 1, __ATOMIC_RELEASE);
+    check(monarch_peer_fetch(l, &g[1], 1, NULL, NULL, NULL) == 0, "fetch again");
+    check(g[1].status == MONARCH_PEER_COMING, "will come");
     pthread_join(coming, NULL);
     monarch_peer_link_close(l);
     monarch_peer_end(server);

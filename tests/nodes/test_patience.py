@@ -1,0 +1,43 @@
+"""How long a node waits for one that lives and whose source is slow, or gives nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from support.epochs import Cluster
+from support.session import wait_until
+
+KIB = 1 << 10
+THREADS = 8
+
+
+def test_a_slow_source_is_not_asked_by_others_as_well(
+    cluster_factory: Callable[..., Cluster],
+) -> None:
+    """Whoever is served last waits for several answers of the owner."""
+    files, size = 40, 256 * KIB
+    cluster = cluster_factory(2, files, size)
+    # What the readers of both nodes ask one for is more than it gets in two answers, of 0.7 s each.
+    cluster.rate(2 * THREADS * size / 1.5)
+    ends = cluster.epoch(threads=THREADS)
+    assert max(end["longest_s"] for end in ends) > 1.6
+    for node in cluster.nodes:
+        node.wait_idle()
+    assert cluster.served() <= 1.02 * files * size
+    assert sum(node.totals()["fallbacks"] for node in cluster.nodes) == 0
+
+
+def test_nobody_waits_long_for_a_node_whose_source_gives_nothing(
+    cluster_factory: Callable[..., Cluster],
+) -> None:
+    """Its daemon lives and says so; the asker's own way to the source is open."""
+    files, size = 12, 256 * KIB
+    cluster = cluster_factory(2, files, size)
+    owner, asker = cluster.nodes
+    cluster.mounts[0].latency(read=6.0)
+    (end,) = cluster.epoch(1, threads=files)
+    assert end["longest_s"] < 2.5
+    assert owner.nodes()["own_files"] > 0
+    assert asker.seen_by(owner)["usable"]
+    cluster.mounts[0].latency(read=0.0)
+    wait_until(lambda: owner.totals()["source_bytes_read_by_fills"] > 0, what="what it read then")
