@@ -6,8 +6,8 @@
 #include "engine.h"
 
 /* A peer that lives may have to wait for the source itself, and says so after 0.6 s. If its source
- * gives nothing (TIMEOUT), a reader is not kept waiting for more than two answers; what nobody waits
- * for can wait for some more. */
+ * gives nothing (TIMEOUT), a reader is not kept waiting for more than two answers; what nobody
+ * waits for can wait for some more. */
 #define ASKED_TRIES 2
 #define TRIES 8
 /* As long as its source does give (COMING), whoever asked that as well would be served no sooner,
