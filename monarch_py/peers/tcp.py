@@ -19,7 +19,8 @@ CONNECT_LIMIT_S = 0.8
 # Longer than a server lets a request wait for bytes (server.WAIT_LIMIT_S), so that it says so
 # itself and the link can go on; with it, a read that turns to the source has waited below 2 s [s].
 FIRST_BYTE_LIMIT_S = 1.0
-# For the next 256 KiB, or the frame that ends a block; longer than the server lets it wait [s].
+# For the next 256 KiB, or the frame that ends a block; also longer than the server lets it wait
+# [s].
 BETWEEN_LIMIT_S = 0.9
 
 

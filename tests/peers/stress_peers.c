@@ -330,7 +330,7 @@ static int later(void) {
     check(g[1].status == MONARCH_PEER_TIMEOUT, "never came");
     check(g[2].status == MONARCH_PEER_OK, "the link goes on");
     __atomic_store_n(&gives, 1, __ATOMIC_RELEASE);
-    check(monarch_peer_fetch(l, &g[1], 1, NULL, NULL) == 0, "fetch again");
+    check(monarch_peer_fetch(l, &g[1], 1, NULL, NULL, NULL) == 0, "fetch again");
     check(g[1].status == MONARCH_PEER_COMING, "will come");
     pthread_join(coming, NULL);
     monarch_peer_link_close(l);
