@@ -132,7 +132,8 @@ class Shared:
             return np.zeros(0, dtype=np.uint64)
         where = pointer(self._opened, "uint64_t *")
         count = lib.monarch_take_opened(self.clients, len(self.catalog), where, OPENED)
-        return self._opened[:count].copy()
+        opened: npt.NDArray[np.uint64] = self._opened[:count].copy()
+        return opened
 
     def totals(self) -> dict[str, int]:
         """The clients' counters, summed over all their slots."""
