@@ -232,26 +232,37 @@ int monarch_is_companion(int fd) {
 /* --- for the calls ------------------------------------------------------------------------------
  */
 
-/* Opens the source's file as the number `high`, which is one of its copy: 0, or as
- * monarch_companion. Another file that has its name now is not opened: to close that would end
- * locks. */
-static int open_at(int high, const char *path, int flags, const struct session *s,
+/* A high number for what `path` names, if that still is the entry's file; as monarch_companion. To
+ * close a descriptor that is a path alone ends no locks. */
+static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
-    struct stat st;
-    uint64_t dev = s->control->source[e->source].dev;
-    int failed = sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW);
-    if (!failed && (!S_ISREG(st.st_mode) || st.st_ino != e->ino || st.st_dev != dev))
-        return -1;
-    flags &= O_NONBLOCK | O_LARGEFILE | O_NOATIME;
-    int fresh =
-        failed ? failed : sys_openat(AT_FDCWD, path, flags | O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (fresh < 0)
-        return fresh == -ENOENT || fresh == -ELOOP ? -1 : -2;
-    int is_it = monarch_is_still(fresh, s, e);
+    int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
+    if (place < 0)
+        return place == -ENOENT ? -1 : -2;
+    if (monarch_is_still(place, s, e)) {
+        high = high_duplicate(place, cloexec);
+        high = high < 0 ? -2 : high;
+    }
+    sys_close(place);
+    return high;
+}
+
+/* The source's file behind the copy's descriptor `fd`, opened with a high number. */
+static int open_behind(int fd, const char *path, const struct session *s,
+                       const struct monarch_entry *e) {
+    int cloexec = close_on_exec(fd), high = reserve(path, cloexec, s, e);
+    if (high < 0)
+        return high;
+    int flags = sys_fcntl(fd, F_GETFL, 0) & (O_NONBLOCK | O_LARGEFILE | O_NOATIME);
+    int fresh = sys_openat(AT_FDCWD, path, flags | O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    int is_it = fresh >= 0 && monarch_is_still(fresh, s, e);
     if (is_it)
-        sys6(SYS_dup3, fresh, high, close_on_exec(high) ? O_CLOEXEC : 0, 0, 0, 0);
-    monarch_close_unseen(fresh, is_it ? high : -1);
-    return is_it ? 0 : -1;
+        sys6(SYS_dup3, fresh, high, cloexec ? O_CLOEXEC : 0, 0, 0, 0);
+    else
+        sys_close(high);
+    if (fresh >= 0)
+        monarch_close_unseen(fresh, is_it ? high : -1);
+    return is_it ? high : fresh >= 0 || fresh == -ENOENT || fresh == -ELOOP ? -1 : -2;
 }
 
 /* The companion there is, or a new one. */
@@ -275,14 +286,9 @@ static int find_or_open(int fd) {
         monarch_companion_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
         return -1;
-    int high = high_duplicate(fd, close_on_exec(fd)); /* the number, for now */
+    int high = open_behind(fd, path, s, e);
     if (high < 0)
-        return -2;
-    int opened = open_at(high, path, sys_fcntl(fd, F_GETFL, 0), s, e);
-    if (opened < 0) {
-        sys_close(high);
-        return opened;
-    }
+        return high;
     high = stand_behind(fd, high);
     if (high < 0)
         return -2;

@@ -175,8 +175,6 @@ static void controls(void) {
     SAY(flistxattr(fd, buf, 100));
     SAY(fstat(fd, bad));
     SAY(fstat(-1, (struct stat *)buf));
-    SAY(stat(in("f"), bad));
-    SAY(statx(AT_FDCWD, in("f"), 0, 1, bad));
     SAY(statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC | AT_STATX_FORCE_SYNC, 1, (void *)buf));
 }
 

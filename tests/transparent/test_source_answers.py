@@ -65,6 +65,7 @@ def on(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
             if binary is None or why_unavailable(binary):
                 pytest.skip("no file system of a program's own can be mounted here")
             behind = top / "behind"
+            source.mkdir()
             files = [source / path.name for path in make_files(behind)]
             stack.enter_context(SlowSource(behind, source, binary=binary))
         else:
