@@ -238,6 +238,14 @@ class Course:
             return np.zeros(0, dtype=np.uint64)
         return self.entries[self.follower.upcoming(most)]
 
+    @property
+    def sees_far(self) -> bool:
+        """Whether it is known what comes in this run and in the one after it."""
+        follower = self.follower
+        is_last = self.number + 1 == len(self.layout)
+        known = follower is not None and (follower.following is not None or is_last)
+        return known and self.state == "following"
+
     def told(self) -> dict[str, Any]:
         """For `status`."""
         follower = self.follower

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from monarch_py.cluster import Cluster
 from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.course import Course, Found, load_plan
+from monarch_py.daemon.eviction import Evictions
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.nodes import ASKED, NOBODY, Holders
 from monarch_py.daemon.pace import Pace
@@ -29,6 +30,7 @@ from monarch_py.daemon.staging import NOT_KNOWN, Uses
 from monarch_py.native import State, copy_of, state_of, tier_of
 from monarch_py.placement import NOWHERE, FirstFit, Keeps, TierRoom
 from monarch_py.plan import NEVER, Plan, Timeline, all_frequencies, analyse
+from monarch_py.plan.follow import NOT_SOON
 from monarch_py.policies.nopfs.placement import place
 
 __all__ = ["Planned", "load_plan"]
@@ -97,6 +99,7 @@ class Planned:
         self._begun: Ids = self._queue
         self._looked_at = self._opened_at = float("-inf")
         self._pace = Pace()
+        self.evictions = Evictions(filler.scanner.config.evicting, filler.copies)
         self._nodes = filler.nodes
         if plans and self._nodes is not None:
             self._nodes.awaits_plan = True
@@ -137,6 +140,7 @@ class Planned:
         if not self.is_active:
             self._give_up()
         elif not self.shared.control.off:
+            self.evictions.step(self)
             self._fetch()
 
     def _know_used(self, course: Course) -> None:
@@ -298,6 +302,36 @@ class Planned:
         inside = ids < len(self._tier)
         answer[inside] = self._tier[ids[inside]]
         return answer
+
+    # --- what goes for others -------------------------------------------------------------------
+
+    def uses(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """As `Foresight` has it: all plans go on at the same pace."""
+        active = [course for course in self.courses if course.state != "dropped"]
+        if not active or not all(course.sees_far for course in active):
+            return None
+        nearest = np.full((2, len(self._known)), NOT_SOON, dtype=np.int64)
+        for course in active:
+            assert course.follower is not None
+            here = np.stack([*course.follower.distances(), *nearest[:, course.entries]])
+            nearest[:, course.entries] = np.sort(here, axis=0)[:2]
+        return nearest[0], nearest[1]
+
+    def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """As `Foresight` has it: files of a plan that is followed, and not what others come here
+        for."""
+        known = np.zeros(len(self._known), dtype=bool)
+        for course in self.courses:
+            known[course.entries] |= course.is_active
+        may = known[ids]
+        if self._nodes is not None:
+            may &= self._nodes.holders_of(ids)[:, 0] != self._nodes.cluster.rank
+        return may
+
+    @property
+    def homes(self) -> npt.NDArray[np.int32]:
+        """As `Foresight` has it."""
+        return self._tier
 
     # --- what is fetched ------------------------------------------------------------------------
 

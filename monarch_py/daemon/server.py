@@ -316,4 +316,5 @@ class Daemon:
             for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=False)
         ]
         plans = self.planned.told()
-        return status(self.filler, plans, tiers, self.started)
+        evicted = self.planned.evictions.evicted
+        return status(self.filler, plans, tiers, evicted, self.started)

@@ -20,7 +20,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Part, Section
 
-__all__ = ["Follower", "Run", "locate", "window_steps"]
+__all__ = ["NOT_SOON", "Follower", "Run", "locate", "window_steps"]
 
 # Batches that a DataLoader's workers may well have under way where the plan does not say: eight
 # workers of four. Where it does say, so many times that: some accesses are never seen. Never more
@@ -34,6 +34,8 @@ UNSEEN = 1.5
 RECENT = 32
 # Where chance alone makes more of any order fit, no order can be told from another.
 MOST_BY_CHANCE = 0.5
+# Later than every access that is known.
+NOT_SOON = np.iinfo(np.int64).max
 # A place in the plan is found where so much of the evidence lies together.
 FOUND = 0.7
 
@@ -303,6 +305,25 @@ class Follower:
                 rest = rest[~self._next.seen]
             ahead = np.concatenate([ahead, rest[: most - len(ahead)]])
         return ahead
+
+    def distances(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(units,) how many accesses from now each unit is used next, and then once more; NOT_SOON
+        for what is neither in what is left of this run nor in the next one."""
+        now = self._now
+        first = np.full(len(now.run.place), NOT_SOON, dtype=np.int64)
+        second = first.copy()
+        low = max(0, now.front - 2 * now.run.window)
+        rest = now.run.units[low + np.flatnonzero(~now.seen[low:])]
+        first[rest] = np.arange(len(rest))
+        if self.following is not None:
+            units = self.following.units
+            if self._next is not None:
+                units = units[~self._next.seen]
+            away = len(rest) + np.arange(len(units))
+            again = first[units] != NOT_SOON
+            second[units[again]] = away[again]
+            first[units[~again]] = away[~again]
+        return first, second
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:

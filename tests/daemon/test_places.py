@@ -41,9 +41,8 @@ class Site:
         self.flows = Flows(3, self.counts.copy, performance, lambda: self.now)
         self.peer: Any = SimpleNamespace(last_failure=PeerStatus.OK)
         engine: Any = self
-        self.places = Places(
-            engine, self.flows, {PEER: self.peer}, chooses=chooses, clock=lambda: self.now
-        )
+        peers: Any = {PEER: self.peer}
+        self.places = Places(engine, self.flows, peers, chooses=chooses, clock=lambda: self.now)
 
     # As an engine.
     width, block_bytes = 4, 4 << 20
