@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from monarch_py.daemon.copies import Copies, Ids
 from monarch_py.native import State, copy_of, state_of, tier_of
 from monarch_py.placement import NOWHERE
-from monarch_py.plan.follow import NOT_SOON
+from monarch_py.plan.follow import NOT_SOON, Distances
 from monarch_py.policies.eviction import exchange
 
 __all__ = ["Evictions", "Foresight"]
@@ -42,9 +43,9 @@ class Foresight(Protocol):
         """(entries,) the tiers in which files have their place, NOWHERE for none; changed here."""
         ...
 
-    def uses(self) -> tuple[Uses, Uses] | None:
+    def uses(self) -> Future[Distances] | None:
         """(entries,) how far away the next use of each is, and the one after it, NOT_SOON for none
-        that is known; None as long as too little is known."""
+        that is known, as soon as that is worked out; None as long as too little is known."""
         ...
 
     def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -66,6 +67,8 @@ class Evictions:
     ) -> None:
         self._copies, self._clock = copies, clock
         self._next_look_s = 0.0
+        # Of a million files that takes longer than the loop may.
+        self._uses: Future[Distances] | None = None
         self.evicted = dict.fromkeys(tiers, 0)
 
     def step(self, plan: Foresight) -> None:
@@ -73,10 +76,13 @@ class Evictions:
         begun = self._clock()
         if not self.evicted or begun < self._next_look_s:
             return
-        uses = plan.uses()
-        if uses is not None:
-            for number in self.evicted:
-                self._look_at(number, plan, *uses)
+        if self._uses is None:
+            self._uses = plan.uses()
+        if self._uses is None or not self._uses.done():
+            return
+        uses, self._uses = self._uses.result(), None
+        for number in self.evicted:
+            self._look_at(number, plan, *uses)
         took = self._clock() - begun
         self._next_look_s = begun + max(LOOK_S, took / SHARE)
 

@@ -10,7 +10,7 @@ first use. A plan that does not hold is dropped, and what was before it goes on.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from monarch_py.daemon.staging import NOT_KNOWN, Uses
 from monarch_py.native import State, copy_of, state_of, tier_of
 from monarch_py.placement import NOWHERE, FirstFit, Keeps, TierRoom
 from monarch_py.plan import NEVER, Plan, Timeline, all_frequencies, analyse
-from monarch_py.plan.follow import NOT_SOON
+from monarch_py.plan.follow import NOT_SOON, Distances
 from monarch_py.policies.nopfs.placement import place
 
 __all__ = ["Planned", "load_plan"]
@@ -305,17 +305,13 @@ class Planned:
 
     # --- what goes for others -------------------------------------------------------------------
 
-    def uses(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    def uses(self) -> Future[Distances] | None:
         """As `Foresight` has it: all plans go on at the same pace."""
         active = [course for course in self.courses if course.state != "dropped"]
         if not active or not all(course.sees_far for course in active):
             return None
-        nearest = np.full((2, len(self._known)), NOT_SOON, dtype=np.int64)
-        for course in active:
-            assert course.follower is not None
-            here = np.stack([*course.follower.distances(), *nearest[:, course.entries]])
-            nearest[:, course.entries] = np.sort(here, axis=0)[:2]
-        return nearest[0], nearest[1]
+        followed = [(c.entries, c.follower.foresee()) for c in active if c.follower is not None]
+        return self._executor.submit(_nearest, followed, len(self._known))
 
     def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """As `Foresight` has it: files of a plan that is followed, and not what others come here
@@ -446,6 +442,18 @@ class _Uses:
             anybody = _first_by_anybody(course.timeline)
             first = np.where(access.first_use == NEVER, anybody, first)
         return cls(access.frequency, first)
+
+
+def _nearest(followed: list[tuple[Ids, Callable[[], Distances]]], entries: int) -> Distances:
+    """For the thread: the next two uses of each entry by any of the plans."""
+    first = np.full(entries, NOT_SOON, dtype=np.int64)
+    second = first.copy()
+    for at, foresee in followed:
+        one, two = foresee()
+        later = np.maximum(one, first[at])
+        first[at] = np.minimum(one, first[at])
+        second[at] = np.minimum(later, np.minimum(two, second[at]))
+    return first, second
 
 
 def _first_by_anybody(timeline: Timeline) -> npt.NDArray[np.int64]:
