@@ -187,11 +187,20 @@ class Catalog(CatalogReader):
         self._table["sum"][ids] = sums
 
     def publish(
-        self, ids: Ids, words: npt.NDArray[np.uint64], inodes: Ids, sums: npt.NDArray[np.uint64]
+        self,
+        ids: Ids,
+        words: npt.NDArray[np.uint64],
+        inodes: Ids,
+        sums: npt.NDArray[np.uint64],
+        made: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """Makes copies visible: from here on, opens of these files get their copies."""
+        """Makes copies visible: from here on, opens of these files get their copies.
+
+        made : (n,) whether this daemon has made them; None = none of them
+        """
         columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, words, inodes, sums)]
-        pointers = [pointer(a, "uint64_t *") for a in columns]
+        mine = np.zeros(len(ids), dtype=np.uint8) if made is None else made.astype(np.uint8)
+        pointers = [*(pointer(a, "uint64_t *") for a in columns), pointer(mine, "uint8_t *")]
         if lib.monarch_publish(self.c, len(ids), *pointers) != 0:
             self._resize(max(int(self.c.capacity), len(self) + 256), int(self.c.pool_bytes))
             if lib.monarch_publish(self.c, len(ids), *pointers) != 0:

@@ -181,6 +181,7 @@ int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_cata
     memcpy((char *)to + to->pool_at, monarch_pool(from, 0), from->pool_used);
     to->pool_used = from->pool_used;
     to->stamped = from->stamped;
+    to->evicting = from->evicting;
     to->salt = from->salt;
     for (uint64_t id = 0; id < from->count; id++) {
         const struct monarch_entry *e = &table[id];
@@ -221,12 +222,18 @@ void monarch_set_words(struct monarch_catalog *c, uint64_t n, const uint64_t *id
         set_word(c, &table[ids[i]], ids[i], words[i]);
 }
 
+static int is_stamped(const struct monarch_catalog *c, uint64_t word, int is_made) {
+    unsigned tier = MONARCH_WORD_TIER(word);
+    return tier + 1 == c->stamped || (is_made && (c->evicting >> tier & 1));
+}
+
 int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
-                    const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums) {
+                    const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
+                    const uint8_t *made) {
     struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
     uint64_t places = 0;
     for (uint64_t i = 0; i < n; i++)
-        places += MONARCH_WORD_TIER(words[i]) + 1 != c->stamped;
+        places += !is_stamped(c, words[i], made && made[i]);
     if (places && c->copies_used + places > FULL(c->slots))
         return -1;
     for (uint64_t i = 0; i < n; i++) {
@@ -234,13 +241,13 @@ int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         unsigned tier = MONARCH_WORD_TIER(words[i]);
         /* A dropped copy's entry keeps its inode for descriptors that are still open. Once the file
          * system gives the number to another copy there are none. */
-        int is_stamped = tier + 1 == c->stamped;
-        int64_t old = is_stamped ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
+        int has_stamp = is_stamped(c, words[i], made && made[i]);
+        int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])
             __atomic_store_n(&table[old].copy_ino, 0, __ATOMIC_SEQ_CST);
         __atomic_store_n(&e->sum, sums[i], __ATOMIC_RELEASE);
         __atomic_store_n(&e->copy_ino, copy_inos[i], __ATOMIC_SEQ_CST);
-        if (!is_stamped)
+        if (!has_stamp)
             put_copy(c, copy_inos[i], tier, ids[i]);
         set_word(c, e, ids[i], words[i]);
     }

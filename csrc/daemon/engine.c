@@ -265,7 +265,7 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies) {
 }
 
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt) {
-    ((struct pool *)e)->stamped = (int)tier + 1;
+    ((struct pool *)e)->stamped |= 1U << tier;
     ((struct pool *)e)->salt = salt;
 }
 
@@ -319,7 +319,7 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
     }
     job->source_root = p->roots[entry->source];
     job->copies = p->copies[tier];
-    job->is_stamped = (int)tier + 1 == p->stamped;
+    job->is_stamped = p->stamped >> tier & 1;
     job->stamp = monarch_stamp(p->salt, id);
     memcpy(job->path, monarch_pool(c, entry->path), entry->path_len + 1u);
     return job;

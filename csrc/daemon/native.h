@@ -30,9 +30,11 @@ void monarch_collapse(const char *path);
 void monarch_set_words(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
                        const uint64_t *words);
 /* Makes copies known by their inode, then visible. Returns -1 when the index of copies must be
- * rebuilt (copy the catalog) first; nothing is published then. */
+ * rebuilt (copy the catalog) first; nothing is published then. made[i]: this daemon has made it, so
+ * that it is stamped where the others of its tier are; NULL for none. */
 int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
-                    const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums);
+                    const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
+                    const uint8_t *made);
 
 /* The entries of `n` files by their names, one after the other in `pool`, where name i begins at
  * starts[i] and ends at starts[i + 1]; `prefix`, which ends with a slash or is empty, goes before
@@ -142,7 +144,7 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
                                             struct monarch_fills *fills);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
-/* The tier whose copies are stamped with their entries' numbers (monarch_stamp). */
+/* A tier whose copies are stamped with their entries' numbers (monarch_stamp). */
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
 /* The most that the sources are asked for, each second; 0: no limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);

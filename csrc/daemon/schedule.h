@@ -41,7 +41,8 @@ struct pool {
     int rung; /* the daemon has been told of what is done, and has not taken it */
     int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */
     uint32_t width;               /* atomic: threads that do what nobody waits for */
-    int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS], stamped; /* stamped: tier + 1 */
+    int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
+    uint32_t stamped; /* a bit for each tier */
     uint64_t salt;
     int threads, peer_threads; /* the latter are the last ones */
     struct worker {

@@ -169,11 +169,13 @@ static int is_copy_of(const struct session *s, const struct monarch_entry *e,
 
 static const struct monarch_entry *copy_in(const struct session *s, const struct monarch_catalog *c,
                                            unsigned tier, const struct stat *st) {
-    int64_t id = c->stamped == tier + 1
-                     ? monarch_find_stamped(c, tier, st->st_ino, st->st_mtim.tv_sec,
-                                            st->st_mtim.tv_nsec, !st->st_nlink)
-                 : st->st_nlink ? monarch_find_copy(c, tier, st->st_ino)
-                                : monarch_find_dropped(c, tier, st->st_ino);
+    int is_stamped = c->stamped == tier + 1, may_be = is_stamped || (c->evicting >> tier & 1);
+    int64_t id = may_be ? monarch_find_stamped(c, tier, st->st_ino, st->st_mtim.tv_sec,
+                                               st->st_mtim.tv_nsec, !st->st_nlink)
+                        : -1;
+    if (id < 0 && !is_stamped)
+        id = st->st_nlink ? monarch_find_copy(c, tier, st->st_ino)
+                          : monarch_find_dropped(c, tier, st->st_ino);
     return id >= 0 && is_copy_of(s, &monarch_entries(c)[id], st) ? &monarch_entries(c)[id] : NULL;
 }
 

@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 12
+#define MONARCH_VERSION 13
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -180,8 +180,9 @@ struct monarch_catalog {
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
     uint64_t inodes_used, copies_used; /* slots of these indexes; none is ever given back */
-    uint64_t stamped; /* number + 1 of the tier whose copies are stamped; 0: none */
-    uint64_t salt;    /* of the stamps: another in every daemon, whose entries have other numbers */
+    uint64_t stamped;  /* number + 1 of the tier whose copies are stamped; 0: none */
+    uint64_t evicting; /* a bit for each tier of which those are that this daemon has made */
+    uint64_t salt; /* of the stamps: another in every daemon, whose entries have other numbers */
 };
 
 /* A path that a client opened and the catalog does not know. A hint: losing one costs speed. */

@@ -16,6 +16,7 @@ from monarch_py.config._keys import DOCUMENT, SETTINGS
 from monarch_py.config.performance import load_performance
 from monarch_py.config.schema import (
     DEFAULT_BLOCK_SIZE_BYTES,
+    DEFAULT_EVICTION,
     MAX_SOURCES,
     MAX_TIER_PATH_BYTES,
     MAX_TIERS,
@@ -47,6 +48,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     sources, tiers = _split(settings)
     source_configs = tuple(_source(section) for section in sources)
     tier_configs = tuple(_tier(section) for section in tiers)
+    _warn_of_eviction(settings, tiers)
     staging: list[Section] = [settings["staging"]] if settings["staging"] is not None else []
     staging_config = _staging(settings, len(tiers)) if staging else None
     _check_places(_places(sources), _places(tiers), _places(staging))
@@ -195,6 +197,8 @@ def _source_of_level(section: Section) -> SourceConfig:
         section.spot_of("block_size").warn(
             "ignored: without a quota this level is the source, and the tiers say how it is read"
         )
+    if section["eviction"] != DEFAULT_EVICTION:
+        section.spot_of("eviction").warn("ignored: without a quota this level is the source")
     return SourceConfig(path=path, real_path=Path(os.path.realpath(path)))
 
 
@@ -208,7 +212,15 @@ def _tier(section: Section) -> TierConfig:
         kind=_kind(section),
         persistent=section["persistent"],
         block_size_bytes=section["block_size"],
+        eviction=section["eviction"],
     )
+
+
+def _warn_of_eviction(settings: Section, tiers: Sequence[Section]) -> None:
+    if not settings["plan"]:
+        for section in tiers:
+            if section["eviction"] == "planned":
+                section.spot_of("eviction").warn("without a 'plan' nothing is evicted")
 
 
 def _staging(settings: Section, tiers: int) -> TierConfig:

@@ -14,12 +14,14 @@ from monarch_py.units import GIB, KIB, MIB
 __all__ = [
     "DEFAULT_BLOCK_SIZE_BYTES",
     "DEFAULT_COPY_THREADS",
+    "DEFAULT_EVICTION",
     "DEFAULT_FETCH",
     "DEFAULT_METADATA",
     "DEFAULT_PLACEMENT",
     "DEFAULT_PREFETCH",
     "DEFAULT_REVALIDATE_S",
     "DEFAULT_SCAN_THREADS",
+    "EVICTIONS",
     "FETCHES",
     "MAX_BLOCK_SIZE_BYTES",
     "MAX_SOURCES",
@@ -66,6 +68,11 @@ DEFAULT_PREFETCH = "on_demand"
 METADATA = ("cached", "source")
 DEFAULT_METADATA = "cached"
 DEFAULT_REVALIDATE_S = 300.0
+
+# What becomes of the copies of a tier while a plan is followed: nothing, or those that are used
+# latest go for others (Lobster 4.4).
+EVICTIONS = ("none", "planned")
+DEFAULT_EVICTION = "none"
 
 # Where a file that another node has comes from: the faster of that node and the source, or the node
 # as long as it answers.
@@ -137,6 +144,7 @@ class TierConfig:
     kind : 'ram' (its copies count as memory) or 'ssd'
     persistent : copies stay when the daemon ends
     block_size_bytes : None = Config.block_size_bytes
+    eviction : one of EVICTIONS
     """
 
     mount_point: Path
@@ -144,6 +152,7 @@ class TierConfig:
     kind: str
     persistent: bool = False
     block_size_bytes: int | None = None
+    eviction: str = DEFAULT_EVICTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +198,8 @@ class Config:
     min_reads: int = 1
     switch_file: Path | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def evicting(self) -> tuple[int, ...]:
+        """Numbers of the tiers whose copies may go for others."""
+        return tuple(n for n, tier in enumerate(self.tiers) if tier.eviction == "planned")

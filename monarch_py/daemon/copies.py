@@ -94,7 +94,7 @@ class Copies:
         fills = results["kind"] == JobKind.FILL
         good = results[~changed]
         words = make_word(State.PRESENT, 0, good["tier"].astype(np.uint64), good["copy"])
-        shown = self._show(good["id"], words, good["copy_ino"], good["sum"])
+        shown = self._show(good["id"], words, good["copy_ino"], good["sum"], fills[~changed])
         sizes = catalog.entries["size"][ids]
         for number in set(results["tier"][fills].tolist()):
             here = fills & (results["tier"] == number)
@@ -111,13 +111,14 @@ class Copies:
         """Copies of an earlier session that match their sources and need no check: (n,) entries and
         their manifest rows."""
         words = make_word(State.PRESENT, 0, tier_number, rows["copy"])
-        if not self._show(ids, words, rows["copy_ino"], rows["sum"]):
+        made = np.zeros(len(ids), dtype=bool)
+        if not self._show(ids, words, rows["copy_ino"], rows["sum"], made):
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
 
-    def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any) -> bool:
+    def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
         """Publishes copies; whether the catalog has room to know them by their inodes."""
         try:
-            self.shared.catalog.publish(ids, words, inodes, sums)
+            self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
             log.warning("%d copies go unused: %s", len(ids), error.strerror)
             return False

@@ -248,6 +248,14 @@ class Course:
         # A node's ranks take turns, in a plan's positions too.
         return self.entries[run.units[places]], run.starts[places] % self.timeline.ranks_per_node
 
+    @property
+    def sees_far(self) -> bool:
+        """Whether it is known what comes in this run and in the one after it."""
+        follower = self.follower
+        is_last = self.number + 1 == len(self.layout)
+        known = follower is not None and (follower.following is not None or is_last)
+        return known and self.state == "following"
+
     def told(self) -> dict[str, Any]:
         """For `status`."""
         follower = self.follower

@@ -58,7 +58,8 @@ class Engine:
         for number, tier in enumerate(tiers):
             if tier is not None:
                 lib.monarch_engine_tier(self._engine, number, tier.fd)
-        lib.monarch_engine_stamp(self._engine, len(config.tiers), shared.catalog.c.salt)
+        for number in (*config.evicting, len(config.tiers)):
+            lib.monarch_engine_stamp(self._engine, number, shared.catalog.c.salt)
         self.block_bytes = config.block_size_bytes
         self._bytes_seen = 0
         self._buffer = np.zeros(RESULTS, dtype=RESULT)

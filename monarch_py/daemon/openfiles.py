@@ -81,20 +81,22 @@ class _Finder:
         self.sources = [(i, int(control.source[i].dev)) for i in range(control.sources)]
         # Copies that come and go are in no index.
         catalog = shared.catalog
-        staged = np.flatnonzero(
-            (tier_of(catalog.words) == staging) & (state_of(catalog.words) == State.PRESENT)
-        )
-        inodes = catalog.entries["copy_ino"][staged].tolist()
-        self._staged = dict(zip(inodes, staged.tolist(), strict=True))
+        evicting = int(catalog.c.evicting)
+        come_and_go = [n for n, _ in self.tiers if n == staging or evicting >> n & 1]
+        words, inodes = catalog.words, catalog.entries["copy_ino"]
+        here = np.isin(tier_of(words), come_and_go) & (state_of(words) == State.PRESENT)
+        found = np.flatnonzero(here)
+        keys = zip(tier_of(words[found]).tolist(), inodes[found].tolist(), strict=True)
+        self._coming_and_going = dict(zip(keys, found.tolist(), strict=True))
 
     def find(self, device: int, inode: int) -> dict[str, Any] | None:
         catalog = self.shared.catalog
         for number, tier_device in self.tiers:
             if tier_device == device:
-                if number == self.staging:
-                    entry, name = self._staged.get(inode, -1), "staging"
-                else:
-                    entry, name = catalog.find_copy(number, inode), f"tier {number}"
+                name = "staging" if number == self.staging else f"tier {number}"
+                entry = self._coming_and_going.get((number, inode), -1)
+                if entry < 0 and number != self.staging:
+                    entry = catalog.find_copy(number, inode)
                 if entry >= 0:
                     return self._describe(entry, name)
         for number, source_device in self.sources:

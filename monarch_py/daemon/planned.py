@@ -10,7 +10,7 @@ first use. A plan that does not hold is dropped, and what was before it goes on.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from monarch_py.cluster import Cluster
 from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.course import Course, Found, load_plan
+from monarch_py.daemon.eviction import Evictions
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.nodes import ASKED, NOBODY, UNIT, Holders, rooms_of
 from monarch_py.daemon.pace import Pace
@@ -29,6 +30,7 @@ from monarch_py.daemon.staging import NOT_KNOWN, Uses
 from monarch_py.native import State, copy_of, state_of, tier_of
 from monarch_py.placement import NOWHERE, FirstFit, Keeps, TierRoom
 from monarch_py.plan import NEVER, Plan, Timeline, all_frequencies, analyse
+from monarch_py.plan.follow import NOT_SOON, Distances
 from monarch_py.policies.nopfs.placement import place
 
 __all__ = ["Planned", "load_plan"]
@@ -94,6 +96,7 @@ class Planned:
         self._begun: Ids = self._queue
         self._looked_at = self._opened_at = float("-inf")
         self._pace = Pace()
+        self.evictions = Evictions(filler.scanner.config.evicting, filler.copies)
         self._nodes = filler.nodes
         if plans and self._nodes is not None:
             self._nodes.awaits_plan = True
@@ -134,6 +137,7 @@ class Planned:
         if not self.is_active:
             self._give_up()
         elif not self.shared.control.off:
+            self.evictions.step(self)
             self._fetch()
 
     def _know_used(self, course: Course) -> None:
@@ -295,6 +299,32 @@ class Planned:
         answer[inside] = self._tier[ids[inside]]
         return answer
 
+    # --- what goes for others -------------------------------------------------------------------
+
+    def uses(self) -> Future[Distances] | None:
+        """As `Foresight` has it: all plans go on at the same pace."""
+        active = [course for course in self.courses if course.state != "dropped"]
+        if not active or not all(course.sees_far for course in active):
+            return None
+        followed = [(c.entries, c.follower.foresee()) for c in active if c.follower is not None]
+        return self._executor.submit(_nearest, followed, len(self._known))
+
+    def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """As `Foresight` has it: files of a plan that is followed, and not what others come here
+        for."""
+        known = np.zeros(len(self._known), dtype=bool)
+        for course in self.courses:
+            known[course.entries] |= course.is_active
+        may = known[ids]
+        if self._nodes is not None:
+            may &= self._nodes.holders_of(ids)[:, 0] != self._nodes.cluster.rank
+        return may
+
+    @property
+    def homes(self) -> npt.NDArray[np.int32]:
+        """As `Foresight` has it."""
+        return self._tier
+
     # --- what is fetched ------------------------------------------------------------------------
 
     def next_use(self, ids: Ids) -> npt.NDArray[np.int64]:
@@ -420,6 +450,18 @@ class _Uses:
             anybody = _first_by_anybody(course.timeline)
             first = np.where(access.first_use == NEVER, anybody, first)
         return cls(access.frequency, first)
+
+
+def _nearest(followed: list[tuple[Ids, Callable[[], Distances]]], entries: int) -> Distances:
+    """For the thread: the next two uses of each entry by any of the plans."""
+    first = np.full(entries, NOT_SOON, dtype=np.int64)
+    second = first.copy()
+    for at, foresee in followed:
+        one, two = foresee()
+        later = np.maximum(one, first[at])
+        first[at] = np.minimum(one, first[at])
+        second[at] = np.minimum(later, np.minimum(two, second[at]))
+    return first, second
 
 
 def _first_by_anybody(timeline: Timeline) -> npt.NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from monarch_py import __version__
@@ -92,10 +93,12 @@ def status(
     filler: Filler,
     told: dict[str, list[dict[str, Any]]],
     tiers: list[tuple[str, int, Tier | None, str]],
+    evicted: Mapping[int, int],
     started: float,
 ) -> dict[str, Any]:
     """told : `plans` and `ranks`, as they have it themselves;  tiers : those of the configuration:
-    (mount point, quota [bytes], the tier or None, why it goes unused)."""
+    (mount point, quota [bytes], the tier or None, why it goes unused);  evicted : by the number of
+    a tier, as Evictions has it."""
     shared, scanner = filler.shared, filler.scanner
     counted = shared.totals()
     totals: dict[str, Any] = {
@@ -118,7 +121,10 @@ def status(
         "dropping": filler.copies.dropping,
         "catalog_entries": len(shared.catalog),
         "catalog_full": scanner.full,
-        "tiers": [_tier(tier, m, q, why) for m, q, tier, why in tiers],
+        "tiers": [
+            {**_tier(tier, m, q, why), **({"evicted": evicted.get(number, 0)} if tier else {})}
+            for number, (m, q, tier, why) in enumerate(tiers)
+        ],
         "staging": _staging(filler.staging),
         **told,
         "sources": [_source(scanner, shared, i) for i in range(len(scanner.sources))],

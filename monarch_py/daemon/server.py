@@ -320,4 +320,4 @@ class Daemon:
             for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=False)
         ]
         told = {"plans": self.planned.told(), "ranks": self.ranks.told()}
-        return status(self.filler, told, tiers, self.started)
+        return status(self.filler, told, tiers, self.planned.evictions.evicted, self.started)

@@ -63,6 +63,7 @@ class Shared:
         self._control.publish()
         self.catalog = Catalog(session, self._publish_generation)
         self.catalog.c.stamped = len(config.tiers) + 1  # the staging area's number, and 1
+        self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
 
     def _publish_generation(self, generation: int) -> None:

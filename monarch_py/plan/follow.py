@@ -11,7 +11,9 @@ never by the furthest one.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Part, Section
 
-__all__ = ["Follower", "Run", "locate", "window_steps"]
+__all__ = ["NOT_SOON", "Distances", "Follower", "Run", "locate", "window_steps"]
 
 # Batches that a DataLoader's workers may well have under way where the plan does not say: eight
 # workers of four. Where it does say, so many times that: some accesses are never seen. Never more
@@ -34,11 +36,14 @@ UNSEEN = 1.5
 RECENT = 32
 # Where chance alone makes more of any order fit, no order can be told from another.
 MOST_BY_CHANCE = 0.5
+# Later than every access that is known.
+NOT_SOON = np.iinfo(np.int64).max
 # A place in the plan is found where so much of the evidence lies together.
 FOUND = 0.7
 
 Units = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
+Distances = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 def window_steps(part: Part, prefetched: int = 0) -> int:
@@ -308,6 +313,34 @@ class Follower:
                 rest = rest[~self._next.seen]
             ahead = np.concatenate([ahead, rest[: most - len(ahead)]])
         return ahead
+
+    def distances(self) -> Distances:
+        """(units,) how many accesses from now each unit is used next, and then once more; NOT_SOON
+        for what is neither in what is left of this run nor in the next one."""
+        return self.foresee()()
+
+    def foresee(self) -> Callable[[], Distances]:
+        """As `distances`, of this moment, for a thread to work out."""
+        now = self._now
+        low = max(0, now.front - 2 * now.run.window)
+        following = self._next.seen.copy() if self._next is not None else None
+        return partial(_distances, now.run, now.seen.copy(), low, self.following, following)
+
+
+def _distances(
+    run: Run, seen: Bools, low: int, following: Run | None, begun: Bools | None
+) -> Distances:
+    first = np.full(len(run.place), NOT_SOON, dtype=np.int64)
+    second = first.copy()
+    rest = run.units[low + np.flatnonzero(~seen[low:])]
+    first[rest] = np.arange(len(rest))
+    if following is not None:
+        units = following.units if begun is None else following.units[~begun]
+        away = len(rest) + np.arange(len(units))
+        again = first[units] != NOT_SOON
+        second[units[again]] = away[again]
+        first[units[~again]] = away[~again]
+    return first, second
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:

@@ -14,10 +14,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import STAGING, Ints
 
-__all__ = ["MISS", "FarthestUse", "LeastRecent", "Uses"]
+__all__ = ["MISS", "FarthestUse", "LeastRecent", "Uses", "exchange"]
 
 # Instead of a storage class: the file is not there. The staging buffer holds no copies.
 MISS = STAGING
@@ -252,3 +255,23 @@ class FarthestUse:
             if self._free[level] >= size:
                 return level
         return MISS
+
+
+def exchange(
+    held_use: Ints, held_bytes: Ints, coming_use: Ints, coming_bytes: Ints, free_bytes: int
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """What of a cache goes for files that are loaded, as `FarthestUse` has it: nothing goes but for
+    what is used sooner.
+
+    held_use, held_bytes : (held,) the next use of each, 0 or more, and its size;  coming_use,
+    coming_bytes : (coming,) the same of those that are loaded, in this order: the next use after
+    that for which they are;  free_bytes : room besides.
+    Returns (held,) what goes, and (coming,) what stays.
+    """
+    sizes = [*held_bytes.tolist(), *coming_bytes.tolist()]
+    room = max(0, free_bytes) + sum(sizes[: len(held_use)])
+    cache = FarthestUse(np.array([0, room]), sizes)
+    for file, use in enumerate([*held_use.tolist(), *coming_use.tolist()]):
+        cache.offer(file, min(use, NEVER - 1), -1)
+    there = np.array([cache.level(file) != MISS for file in range(len(sizes))], dtype=bool)
+    return ~there[: len(held_use)], there[len(held_use) :]

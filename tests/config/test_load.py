@@ -76,7 +76,12 @@ sources:
   max_size: 1TiB
 - @/pfs2
 hierarchy:
-- {mount_point: @/ssd, max_storage_quota: 2MiB, type: ram, persistent: true, block_size: 1MiB}
+- mount_point: @/ssd
+  max_storage_quota: 2MiB
+  type: ram
+  persistent: true
+  block_size: 1MiB
+  eviction: planned
 - {mount_point: @/ssd2, max_storage_quota: 1000 KB, type: ssd, persistent: off, block_size: max}
 block_size: 128KiB
 shared_tpool_size: 6
@@ -95,7 +100,7 @@ performance: mine.yaml
     )
     assert config.sources == (first, site.source("pfs2"))
     assert config.tiers == (
-        TierConfig(site.root / "ssd", 2 * MIB, "ram", persistent=True, block_size_bytes=MIB),
+        TierConfig(site.root / "ssd", 2 * MIB, "ram", True, MIB, eviction="planned"),
         TierConfig(site.root / "ssd2", 10**6, "ssd", persistent=False, block_size_bytes=None),
     )
     assert (config.block_size_bytes, config.copy_threads) == (128 * 1024, 6)

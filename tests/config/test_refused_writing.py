@@ -226,6 +226,21 @@ REFUSED = {
         "'interface' says it already",
         "remove one",
     ),
+    "an eviction that is none": (
+        "sources: [@/pfs]\nhierarchy:\n- mount_point: @/ssd\n  max_storage_quota: 1MiB\n"
+        "  eviction: lru\n",
+        5,
+        "hierarchy[0].eviction",
+        "'lru'",
+        "planned",
+    ),
+    "a way to fetch that is none": (
+        SMALLEST + "peers: {fetch: source}\n",
+        5,
+        "peers.fetch",
+        "'source'",
+        "holders",
+    ),
     "a port that is none": (
         SMALLEST + "peers: {port: 65536}\n",
         5,

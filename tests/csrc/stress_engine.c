@@ -216,9 +216,9 @@ static void take_fill(const struct monarch_result *r) {
         set_word(r->id, monarch_word(MONARCH_BYPASS, MONARCH_NO_ROOM, 0, 0));
     } else if (r->status != MONARCH_DONE) {
         set_word(r->id, monarch_word(MONARCH_BYPASS, MONARCH_FAILED, 0, 0));
-    } else if (monarch_publish(catalog, 1, &r->id, &word, &r->copy_ino, &r->sum) != 0) {
+    } else if (monarch_publish(catalog, 1, &r->id, &word, &r->copy_ino, &r->sum, NULL) != 0) {
         grow();
-        CHECK(monarch_publish(catalog, 1, &r->id, &word, &r->copy_ino, &r->sum) == 0);
+        CHECK(monarch_publish(catalog, 1, &r->id, &word, &r->copy_ino, &r->sum, NULL) == 0);
     }
 }
 

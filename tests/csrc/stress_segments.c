@@ -95,7 +95,7 @@ static void scan_root(void) {
     for (uint64_t id = 0; id < 200; id++) {
         uint64_t word = monarch_word(MONARCH_PRESENT, 0, id % 3, id + 1), ino = 5000 + id, sum = id;
         if (monarch_entries(catalog)[id].kind == MONARCH_FILE)
-            CHECK(monarch_publish(catalog, 1, &id, &word, &ino, &sum) == 0);
+            CHECK(monarch_publish(catalog, 1, &id, &word, &ino, &sum, NULL) == 0);
     }
 }
 

@@ -41,7 +41,7 @@ class Site:
         self.flows = Flows(3, self.counts.copy, performance, lambda: self.now)
         self.peer: Any = SimpleNamespace(last_failure=PeerStatus.OK)
         engine: Any = self
-        peers: dict[int, Any] = {PEER: self.peer}
+        peers: Any = {PEER: self.peer}
         self.places = Places(engine, self.flows, peers, chooses=chooses, clock=lambda: self.now)
 
     # As an engine.

@@ -219,6 +219,9 @@ static void order(struct node *n, uint64_t id) {
     int32_t from[MONARCH_ASKED];
     for (int i = 0; i < MONARCH_ASKED; i++)
         from[i] = i || is_own(n, id) ? -1 : (int32_t)(1 - n->number);
+    /* Whether it has it whole is true or not: only times are taken by that. */
+    if (from[0] >= 0 && below(&n->rng, 2))
+        from[0] += MONARCH_HAS_IT;
     set_word(n, id, monarch_word(MONARCH_FILLING, 0, 0, copy));
     CHECK(monarch_engine_submit(n->engine, n->catalog, MONARCH_FILL, (int)below(&n->rng, 2), 1, &id,
                                 &tier, &copy, NULL, from) == 1);
@@ -239,9 +242,10 @@ static void take_fill(struct node *n, const struct monarch_result *r) {
     if (r->status == MONARCH_DONE) {
         count(&filled);
         CHECK(r->bytes == entry(n, r->id)->size);
-        if (monarch_publish(n->catalog, 1, &r->id, &word, &r->copy_ino, &r->sum) != 0) {
+        CHECK(r->giver == -1 || (r->giver == 1 - (int)n->number && !is_own(n, r->id)));
+        if (monarch_publish(n->catalog, 1, &r->id, &word, &r->copy_ino, &r->sum, NULL) != 0) {
             grow(n, 1);
-            CHECK(monarch_publish(n->catalog, 1, &r->id, &word, &r->copy_ino, &r->sum) == 0);
+            CHECK(monarch_publish(n->catalog, 1, &r->id, &word, &r->copy_ino, &r->sum, NULL) == 0);
         }
         return;
     }
@@ -253,7 +257,11 @@ static void take_fill(struct node *n, const struct monarch_result *r) {
 
 static void take_results(struct node *n) {
     struct monarch_result out[32];
+    struct monarch_flow flows[1 + NODES];
     uint64_t got = monarch_engine_results(n->engine, out, 32);
+    monarch_engine_flows(n->engine, flows, 1 + NODES);
+    for (int level = 0; level < MONARCH_LEVELS; level++)
+        CHECK(flows[1 + n->number].ns[level] == 0); /* nobody asks himself */
     for (uint64_t i = 0; i < got; i++) {
         if (out[i].kind == MONARCH_FILL)
             take_fill(n, &out[i]);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, holders, loads, shuffled, written
 
 from monarch_py.policies.caches import LRU, Belady, FirstFit, Hash
-from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent
+from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent, exchange
 from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import PFS, When
 
@@ -200,3 +201,41 @@ def test_nodes_that_share_load_what_one_of_their_size_would() -> None:
     assert together[1:] == [300, 300, 300]
     assert min(alone[1:3]) > 310
     assert PFS in holders(job, Belady(shared=True).decide(job), 1)
+
+
+# --- eviction.exchange: what a daemon's tier does at a time ---------------------------------------
+
+USES = st.integers(0, 1000) | st.just(int(np.iinfo(np.int64).max))
+FILES = st.lists(st.tuples(USES, st.integers(1, 50)), max_size=30)
+
+
+def columns(files: list[tuple[int, int]]) -> tuple[Any, Any]:
+    table = np.array(files, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+@given(FILES, FILES, st.integers(-20, 100))
+def test_nothing_goes_but_for_what_is_used_sooner(
+    held: list[tuple[int, int]], coming: list[tuple[int, int]], free: int
+) -> None:
+    held_use, held_bytes = columns(held)
+    coming_use, coming_bytes = columns(coming)
+    goes, stays = exchange(held_use, held_bytes, coming_use, coming_bytes, free)
+    room = max(0, free) + held_bytes[goes].sum()
+    assert coming_bytes[stays].sum() <= room
+    if goes.any():
+        # Each was farther than some that has come.
+        assert held_use[goes].min() > coming_use[stays].min()
+
+
+@given(st.lists(USES, max_size=20), st.lists(st.integers(0, 1000), max_size=20), st.integers(0, 5))
+def test_of_equal_sizes_those_that_are_used_soonest_are_there_afterwards(
+    held: list[int], coming: list[int], free: int
+) -> None:
+    of_held, of_coming = np.array(held, np.int64), np.array(coming, np.int64)
+    ones = np.ones(50, np.int64)
+    goes, stays = exchange(of_held, ones[: len(held)], of_coming, ones[: len(coming)], free)
+    there = sorted([*of_held[~goes].tolist(), *of_coming[stays].tolist()])
+    assert there == sorted([*held, *coming])[: len(held) + free]
+    # Not one more than is needed.
+    assert goes.sum() == max(0, stays.sum() - free)

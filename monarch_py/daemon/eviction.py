@@ -1,0 +1,122 @@
+"""Eviction from tiers by a plan (Lobster 4.4): what is used latest goes for what is used sooner.
+
+A copy that is not used in what is left of this epoch nor in the next one goes first (the rules of
+reuse count and reuse distance: such a use is farther than every one that is known), then the one
+with the largest reuse distance, for the nearest file that is fetched ahead, and only if that one is
+used again sooner (the rule of coordination with prefetching; `policies.eviction.exchange`). Nothing
+goes where nobody needs the room, where it is not known what comes, and without a plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies import Copies, Ids
+from monarch_py.native import State, copy_of, state_of, tier_of
+from monarch_py.placement import NOWHERE
+from monarch_py.plan.follow import NOT_SOON, Distances
+from monarch_py.policies.eviction import exchange
+
+__all__ = ["Evictions", "Foresight"]
+
+# Looks lie this far apart at least [s], and take no more than this part of the time.
+LOOK_S, SHARE = 0.1, 0.05
+# What has got room by eviction and is not begun yet is no more than this, or a file [bytes].
+MOST_BYTES = 64 << 20
+# Of each tier so many times as many of the farthest are looked at as may come.
+TIMES = 4
+
+Uses = npt.NDArray[np.int64]
+
+
+class Foresight(Protocol):
+    """Who knows a plan."""
+
+    @property
+    def homes(self) -> npt.NDArray[np.int32]:
+        """(entries,) the tiers in which files have their place, NOWHERE for none; changed here."""
+        ...
+
+    def uses(self) -> Future[Distances] | None:
+        """(entries,) how far away the next use of each is, and the one after it, NOT_SOON for none
+        that is known, as soon as that is worked out; None as long as too little is known."""
+        ...
+
+    def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether this node may drop its copies of these."""
+        ...
+
+
+class Evictions:
+    """Works in turns of the daemon's loop; nothing in it waits.
+
+    evicted : for each tier with eviction, by its number, how many copies have gone
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[int],
+        copies: Copies,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._copies, self._clock = copies, clock
+        self._next_look_s = 0.0
+        # Of a million files that takes longer than the loop may.
+        self._uses: Future[Distances] | None = None
+        self.evicted = dict.fromkeys(tiers, 0)
+
+    def step(self, plan: Foresight) -> None:
+        """Makes room for what comes next, where that pays."""
+        begun = self._clock()
+        if not self.evicted or begun < self._next_look_s:
+            return
+        if self._uses is None:
+            self._uses = plan.uses()
+        if self._uses is None or not self._uses.done():
+            return
+        uses, self._uses = self._uses.result(), None
+        for number in self.evicted:
+            self._look_at(number, plan, *uses)
+        took = self._clock() - begun
+        self._next_look_s = begun + max(LOOK_S, took / SHARE)
+
+    def _look_at(self, number: int, plan: Foresight, first: Uses, second: Uses) -> None:
+        tier = self._copies.tiers[number]
+        if tier is None or not tier.usable:
+            return
+        catalog, homes = self._copies.shared.catalog, plan.homes
+        words = catalog.words[: len(homes)]
+        absent = (state_of(words) == State.ABSENT) & (copy_of(words) == 0)
+        promised = absent & (homes == number)
+        room = tier.room()
+        sizes = catalog.entries["size"][: len(homes)]
+        kept_for = int(room.rounded(sizes[promised]).sum())
+        free = room.free_bytes + self._copies.leaving(number) - kept_for
+        if kept_for >= MOST_BYTES or free < 0:
+            return
+        # Of what is used in the next epoch alone it is not known when it is used after that.
+        coming = np.flatnonzero(absent & (homes == NOWHERE) & (second != NOT_SOON))
+        coming = coming[np.argsort(first[coming], kind="stable")].astype(np.uint64)
+        needs = room.rounded(sizes[coming])
+        fits = np.cumsum(needs, dtype=np.float64) <= MOST_BYTES - kept_for
+        fits[:1] |= kept_for == 0
+        coming, needs = coming[fits], needs[fits]
+        if not len(coming):
+            return
+        here = (state_of(words) == State.PRESENT) & (tier_of(words) == number)
+        held = np.flatnonzero(here & (first > second[coming].min())).astype(np.uint64)
+        held = held[plan.may_go(held)]
+        most = TIMES * len(coming)
+        if len(held) > most:
+            held = held[np.argpartition(first[held], len(held) - most)[len(held) - most :]]
+        goes, stays = exchange(first[held], room.rounded(sizes[held]), second[coming], needs, free)
+        homes[coming[stays]] = number
+        homes[held[goes]] = NOWHERE
+        self._copies.forget(held[goes], State.ABSENT)
+        self.evicted[number] += int(goes.sum())
