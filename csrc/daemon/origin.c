@@ -6,8 +6,8 @@
 #include "engine.h"
 
 /* A peer that lives may have to wait for the source itself, and says so after 0.6 s. If its source
- * gives nothing (TIMEOUT), a reader is not kept waiting for more than two answers; what nobody waits
- * for can wait for some more. */
+ * gives nothing (TIMEOUT), a reader is not kept waiting for more than two answers; what nobody
+ * waits for can wait for some more. */
 #define ASKED_TRIES 2
 #define TRIES 8
 /* As long as its source does give (COMING), whoever asked that as well would be served no sooner,
@@ -54,8 +54,10 @@ static void ask(struct monarch_engine *e, const struct fill *f, int number, int 
         int is_asked = is_awaited(e, f);
         if (is_asked && is_too_early(f, is_last))
             get->status = MONARCH_PEER_LATER;
-        int is_enough =
-            get->status == MONARCH_PEER_TIMEOUT && tries >= (is_asked ? ASKED_TRIES : TRIES);
+        /* Who asks for more than a unit has not told the peer that a reader waits (holdings.c). */
+        int is_heard =
+            get->status == MONARCH_PEER_COMING && (!is_asked || get->length <= f->unit_bytes);
+        int is_enough = !is_heard && tries >= (is_asked ? ASKED_TRIES : TRIES);
         if (get->status == MONARCH_PEER_LATER || is_enough ||
             monarch_now_ns() - began > (is_asked ? COMING_ASKED_NS : COMING_NS) ||
             __atomic_load_n(&e->stopping, __ATOMIC_RELAXED) ||
