@@ -71,8 +71,10 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
         int is_asked = is_awaited(e, f);
         if (is_asked && is_too_early(f, is_last))
             get->status = MONARCH_PEER_LATER;
-        int is_enough =
-            get->status == MONARCH_PEER_TIMEOUT && tries >= (is_asked ? ASKED_TRIES : TRIES);
+        /* Who asks for more than a unit has not told the peer that a reader waits (holdings.c). */
+        int is_heard =
+            get->status == MONARCH_PEER_COMING && (!is_asked || get->length <= f->unit_bytes);
+        int is_enough = !is_heard && tries >= (is_asked ? ASKED_TRIES : TRIES);
         if (get->status == MONARCH_PEER_LATER || is_enough ||
             monarch_now_ns() - began > (is_asked ? COMING_ASKED_NS : COMING_NS) ||
             __atomic_load_n(&e->stopping, __ATOMIC_RELAXED) ||

@@ -26,9 +26,6 @@ log = logging.getLogger("monarch.peers")
 # about what a restarted daemon needs, the last bounds how long a mended link is not used [s].
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-# One thread tries whether it is well again. Until it knows the others are told that it is not, but
-# for no longer than a connection and the first answer may take (tcp.py) [s].
-TRIAL_S = 2.0
 
 
 class Peer:
@@ -49,7 +46,6 @@ class Peer:
         self._lock = threading.Lock()
         self._failures, self._again_at = 0, 0.0
         self._last_failure = PeerStatus.OK
-        self._trial_until = 0.0
         # Why it is left alone: another thread's success does not end the pause.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
@@ -86,13 +82,10 @@ class Peer:
             self.c = self._handle = ffi.NULL
 
     def _connect(self) -> Any:
-        """A new link; Unreachable when there is none, or the peer is left alone, or is being tried
-        after that."""
+        """A new link; Unreachable when there is none, or the peer is left alone."""
         with self._lock:
-            now = self._clock()
-            if now < self._again_at or (self._failures and now < self._trial_until):
+            if self._clock() < self._again_at:
                 raise Unreachable(self._pause_status)
-            self._trial_until = now + TRIAL_S
         try:
             return self._transport.connect(self.address)
         except Unreachable as error:
@@ -108,7 +101,7 @@ class Peer:
             # Threads that failed together count once.
             if self._clock() >= self._again_at:
                 log.info("peer %s:%d: %s; asked again in %.1f s", *self.address, status.name, pause)
-                self._failures, self._trial_until = min(self._failures + 1, 10), 0.0
+                self._failures = min(self._failures + 1, 10)
                 self._again_at = self._clock() + pause
             self._last_failure = self._pause_status = status
 

@@ -16,7 +16,7 @@ from peers.offers import FRAME, REQUEST_BYTES, SECRET, Offer, fetch, peer_of, xx
 from monarch_py.native import lib
 from monarch_py.peers import FileServer, Peer, PeerStatus, Unreachable, listen, new_gets
 from monarch_py.peers.handshake import new_secret
-from monarch_py.peers.peer import FIRST_PAUSE_S, LONGEST_PAUSE_S, TRIAL_S
+from monarch_py.peers.peer import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from monarch_py.peers.ranges import FileId
 
 FILE = FileId(0, 1, 10, 1)
@@ -171,41 +171,6 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(
     ask(peer)
     script.now += FIRST_PAUSE_S
     assert peer.is_usable
-
-
-def test_one_alone_tries_whether_it_is_well_again(made: tuple[Peer, Scripted]) -> None:
-    peer, script = made
-    script.answers = [PeerStatus.CUT]
-    assert ask(peer) == PeerStatus.CUT
-    script.now += FIRST_PAUSE_S
-    others: list[PeerStatus] = []
-    script.meanwhile = lambda: others.append(ask(peer))
-    script.answers = [PeerStatus.OK, PeerStatus.OK]
-    connects = script.connects
-    assert ask(peer) == PeerStatus.OK
-    assert (others, script.connects) == ([PeerStatus.CUT], connects + 1)
-    # Once it is well, as many as want to.
-    script.meanwhile = lambda: others.append(ask(peer))
-    script.answers = [PeerStatus.OK, PeerStatus.OK]
-    assert ask(peer) == PeerStatus.OK
-    assert others[1:] == [PeerStatus.OK]
-
-
-def test_a_trial_that_ends_in_nothing_keeps_nobody_away(made: tuple[Peer, Scripted]) -> None:
-    peer, script = made
-    script.answers = [PeerStatus.CUT]
-    assert ask(peer) == PeerStatus.CUT
-    script.now += FIRST_PAUSE_S
-    others: list[PeerStatus] = []
-
-    def long_after() -> None:
-        script.now += TRIAL_S
-        others.append(ask(peer))
-
-    script.meanwhile = long_after
-    script.answers = [PeerStatus.OK, PeerStatus.OK]
-    assert ask(peer) == PeerStatus.OK
-    assert others == [PeerStatus.OK]
 
 
 def test_an_idle_link_that_was_closed_is_no_failure(made: tuple[Peer, Scripted]) -> None:
