@@ -68,8 +68,13 @@ static void put_path(struct monarch_catalog *c, const struct monarch_entry *e, u
  * but what was set last stays. */
 static void set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                      uint64_t word) {
-    int was_guessed = MONARCH_WORD_STATE(e->word) == MONARCH_PRESENT;
+    uint64_t old = e->word;
+    int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
+    /* A staged copy that is gone is known by its stamp. Its inode's number would come into the
+     * index of a larger catalog, for the first tier. */
+    if (MONARCH_WORD_TIER(old) + 1 == c->stamped && !MONARCH_WORD_COPY(word))
+        __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
         return;
     uint64_t i = monarch_first_slot(e->hash, c->slots), place;

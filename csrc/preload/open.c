@@ -56,7 +56,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         monarch_end_look_up(s, &aim, dir, path, flags, &o);
         int is_right = o.served && (o.word ^ guess) >> 8 == 0;
         if (fd >= 0 && !is_right)
-            sys_close(fd);
+            REAL(close)(fd); /* who is behind us has seen it opened */
         if (o.served && !is_right)
             fd = REAL(open)(o.copy, flags);
         if (fd >= 0 && o.served) {
