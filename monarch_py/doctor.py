@@ -147,9 +147,11 @@ def _many_nodes() -> Iterator[Finding]:
         yield Finding("ok", "many nodes", f"{text} (pip install mpi4py mpich)")
         return
     mend = "mpi4py needs the cluster's MPI (module load), or: pip install mpi4py mpich"
-    command = [sys.executable, "-I", "-c", MPI_VERSION]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MPI_S)
+    command = [sys.executable, "-c", MPI_VERSION]
+    try:  # a module of the working directory is not meant
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=MPI_S, cwd="/"
+        )
     except subprocess.TimeoutExpired:
         yield Finding("warning", "many nodes", f"MPI was not loaded in {MPI_S} s", mend)
         return

@@ -35,8 +35,8 @@ NAME_BYTES, ROW_BYTES = 64, 448
 # Left free on the file system beside the quota, for the manifest and the directories [bytes].
 MARGIN_BYTES = 1 << 20
 # The kernel takes a millisecond to say how much memory is left, and some calls to say what the
-# directory of copies takes. It is not asked again within this time, unless so much was filled:
-# small files are placed in a thousand portions a second.
+# directory of copies takes. Neither is asked again within this time, but for memory when so much
+# was filled: small files are placed in a thousand portions a second.
 LOOK_S, LOOK_BYTES = 0.05, 64 << 20
 
 

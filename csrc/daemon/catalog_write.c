@@ -11,7 +11,8 @@
 #include "path.h"
 #include "sys.h"
 
-/* Of an index, at most two thirds are in use: a probe then ends in one cache line, mostly. */
+/* Of an index, two thirds are in use, or little more: a probe then ends in one cache line, mostly.
+ */
 #define FULL(slots) ((slots) / 3 * 2)
 
 uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes) {
@@ -71,9 +72,9 @@ static void set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_
     uint64_t old = e->word;
     int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
-    /* A staged copy that is gone is known by its stamp. Its inode's number would come into the
-     * index of a larger catalog, for the first tier. */
-    if (MONARCH_WORD_TIER(old) + 1 == c->stamped && !MONARCH_WORD_COPY(word))
+    /* A copy that is gone is known by its slot or its stamp. Its inode's number would come into the
+     * index of a larger catalog once more, and for the first tier. */
+    if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
         __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
         return;
@@ -148,7 +149,8 @@ int monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
                            const struct monarch_entry *fresh) {
     struct monarch_entry *e = (struct monarch_entry *)((char *)c + c->entries_at) + id;
     uint64_t old_ino = e->ino;
-    if (fresh->ino != old_ino && c->inodes_used >= c->slots / 8 * 7)
+    /* What can still be added has its slots. */
+    if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
         return -1;
     uint32_t version = e->version;
     __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
@@ -191,7 +193,8 @@ int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_cata
     for (uint64_t id = 0; id < from->count; id++) {
         const struct monarch_entry *e = &table[id];
         index_entry(to, id);
-        if (e->kind == MONARCH_FILE && e->copy_ino && MONARCH_WORD_TIER(e->word) + 1 != to->stamped)
+        if (e->kind == MONARCH_FILE && e->copy_ino && MONARCH_WORD_COPY(e->word) &&
+            MONARCH_WORD_TIER(e->word) + 1 != to->stamped)
             put_copy(to, e->copy_ino, MONARCH_WORD_TIER(e->word), id);
     }
     to->count = from->count;

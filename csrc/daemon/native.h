@@ -21,7 +21,7 @@ uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_ent
  * catalog) first; nothing is changed then. */
 int monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
                            const struct monarch_entry *fresh);
-/* Everything of `from` into the larger `to`; 0, or -1 if it does not fit. */
+/* Everything of `from` into `to`, which is no smaller; 0, or -1 if it does not fit. */
 int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_catalog *to);
 
 /* Asks the kernel to put a segment that will not grow soon on huge pages: a look-up among a million
@@ -197,6 +197,10 @@ uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
  * place each, and when for the first time; who is served, `turns` times, goes to served. */
 void monarch_take_turns(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                         const uint64_t *since, uint64_t n, uint64_t turns, uint32_t *served);
+/* The same readers, of whom none can be served and each is taken by whoever meets him: the order in
+ * which they are met goes to (n,) met. Returns how many. */
+uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
+                          uint64_t n, uint32_t *met);
 uint64_t monarch_xxh3_of(const char *data, uint64_t len);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 

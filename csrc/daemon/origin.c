@@ -67,14 +67,15 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
     uint64_t began = monarch_now_ns();
     get->status = MONARCH_PEER_TIMEOUT;
-    for (int tries = 0; peer; tries++) {
+    for (int tries = 0, silent = 0; peer; tries++) {
         int is_asked = is_awaited(e, f);
         if (is_asked && is_too_early(f, is_last))
             get->status = MONARCH_PEER_LATER;
         /* Who asks for more than a unit has not told the peer that a reader waits (holdings.c). */
         int is_heard =
             get->status == MONARCH_PEER_COMING && (!is_asked || get->length <= f->unit_bytes);
-        int is_enough = !is_heard && tries >= (is_asked ? ASKED_TRIES : TRIES);
+        silent = is_heard || !tries ? 0 : silent + 1;
+        int is_enough = silent >= (is_asked ? ASKED_TRIES : TRIES);
         if (get->status == MONARCH_PEER_LATER || is_enough ||
             monarch_now_ns() - began > (is_asked ? COMING_ASKED_NS : COMING_NS) ||
             __atomic_load_n(&e->stopping, __ATOMIC_RELAXED) ||

@@ -15,6 +15,22 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece) 
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id) { return monarch_stamp(salt, id); }
 
+uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
+                          uint64_t n, uint32_t *met) {
+    struct turns t = {.share = shares};
+    uint64_t demand[MONARCH_DEMANDS] = {0}, taken[MONARCH_DEMANDS] = {0}, count = 0;
+    struct line line;
+    struct waiting w;
+    for (uint64_t i = 0; i < n; i++)
+        demand[places[i]] = monarch_demand(i, 0, 0, ranks[i]);
+    monarch_line_up(&line, &t, demand, taken, 0);
+    while (monarch_next_waiting(&line, &w)) {
+        taken[w.place] = w.demand;
+        met[count++] = (uint32_t)monarch_demand_entry(w.demand);
+    }
+    return count;
+}
+
 void monarch_take_turns(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                         const uint64_t *since, uint64_t n, uint64_t turns, uint32_t *served) {
     static const uint64_t nothing[MONARCH_DEMANDS];

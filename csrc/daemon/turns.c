@@ -77,6 +77,11 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
+    /* Who was met by his place's turn may have been taken or answered since, in another's place. */
+    if (l->length) {
+        *w = take_first(l);
+        return 1;
+    }
     return 0;
 }
 

@@ -99,6 +99,8 @@ static void give_way(int companion, int fd) {
         monarch_close_unseen(companion, high);
     else if (high >= 0)
         monarch_close_unseen(high, companion);
+    else
+        monarch_companion_close_slow(fd); /* no number is left, and with it go the locks */
 }
 
 /* Closing any descriptor of a file drops the process's POSIX locks on it, also those that were
@@ -256,9 +258,8 @@ static int open_behind(int fd, const char *path, const struct session *s,
     int flags = sys_fcntl(fd, F_GETFL, 0) & (O_NONBLOCK | O_LARGEFILE | O_NOATIME);
     int fresh = sys_openat(AT_FDCWD, path, flags | O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     int is_it = fresh >= 0 && monarch_is_still(fresh, s, e);
-    if (is_it)
-        sys6(SYS_dup3, fresh, high, cloexec ? O_CLOEXEC : 0, 0, 0, 0);
-    else
+    is_it = is_it && sys6(SYS_dup3, fresh, high, cloexec ? O_CLOEXEC : 0, 0, 0, 0) == high;
+    if (!is_it)
         sys_close(high);
     if (fresh >= 0)
         monarch_close_unseen(fresh, is_it ? high : -1);

@@ -11,7 +11,7 @@
 extern uint32_t monarch_companions __attribute__((visibility("hidden")));
 
 /* The companion of a copy's descriptor, opened if need be: at the same offset. -1 if the descriptor
- * is none of a copy, or its file has no name any more; -2 with errno if it cannot be opened. */
+ * is none of a copy, or its file has no name any more; -2 if it cannot be opened. */
 int monarch_companion(int fd);
 
 /* After a lock was granted: a writer may have been there before. If the file is no longer what the

@@ -120,6 +120,10 @@ PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *hand
     MAYBE_NULL(path);
     if (__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) && path) {
         int behind = monarch_means_descriptor(path, flags) ? monarch_companion(dir) : -1;
+        if (behind == -2) {
+            errno = EOPNOTSUPP;
+            return -1;
+        }
         if (behind >= 0)
             dir = behind;
         else if ((flags & AT_SYMLINK_FOLLOW) && monarch_names_copy(path, real) && real[0])

@@ -38,8 +38,6 @@ struct own {
 
 extern struct slot monarch_slots[SLOTS];
 
-/* What mmap returned is no error. */
-
 #define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 

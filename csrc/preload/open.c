@@ -33,7 +33,7 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
     }
     /* A copy's descriptor opened again by its name in /proc: who writes, writes to the source. */
     if (fd >= 0 && monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real)) {
-        sys_close(fd);
+        REAL(close)(fd);
         return REAL(open)(real, flags & ~O_CREAT);
     }
     if (fd < 0 && errno == EACCES && monarch_path_to_change(dir, path, follow, real) == real) {
@@ -59,11 +59,12 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
             REAL(close)(fd); /* who is behind us has seen it opened */
         if (o.served && !is_right)
             fd = REAL(open)(o.copy, flags);
+        errno = old_errno;
         if (fd >= 0 && o.served) {
             monarch_opened_copy(s, &o);
             return fd;
         }
-        errno = old_errno; /* no such copy any more, no O_DIRECT on the tier, ...: the source */
+        /* No such copy any more, no O_DIRECT on the tier, ...: the source. */
     }
     int fd = plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
     if (fd >= 0 && o.id != MONARCH_OUTSIDE)

@@ -199,10 +199,10 @@ void monarch_end_look_up(struct session *s, const struct monarch_aim *a, int dir
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino) &&
         is_as_known(s, e, dir, path, flags)) {
-        /* The number of a copy is never given again: if it is dropped before the open, the open
-         * fails and the source answers. */
-        /* Guessed right, mostly: then the path is written already. */
-        if ((word ^ o->word) >> 8)
+        /* Guessed right, mostly: then the path is written already, and the copy open. Its number is
+         * never given again: where it is dropped before the open, that fails and the source
+         * answers. */
+        if (!o->word || (word ^ o->word) >> 8)
             monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
                               o->copy);
         o->word = word;

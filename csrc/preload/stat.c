@@ -220,7 +220,8 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-/* Newer kernels leave it out unless it is asked for, and a staged copy is known by it. */
+/* Newer kernels leave it out unless it is asked for, and copies that come and go are known by it.
+ */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;

@@ -83,7 +83,7 @@ class Course:
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
         self._early: list[Ids] = []
-        self._over: Future[Ids] | None = None
+        self._over: list[Future[Ids]] = []
         self._is_from_its_beginning = True  # that the run is followed
 
     @property
@@ -155,7 +155,7 @@ class Course:
     def _go_on(self) -> None:
         """With the next run. What anybody has used in the last one is where it is kept by now."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
-            self._over = self._executor.submit(self._used_in, self.number)
+            self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1
         self._is_from_its_beginning = True
 
@@ -169,13 +169,12 @@ class Course:
     def take_used(self) -> Ids:
         """(n,) entries that some node has used in a run that all of them have gone through, each
         time once: as far as this one is in the next, no other is in the last."""
-        follower, over = self.follower, self._over
-        if follower is None or over is None or follower.front <= follower.run.window:
+        follower = self.follower
+        if not self._over or follower is None or follower.front <= follower.run.window:
             return np.zeros(0, dtype=np.uint64)
-        if not over.done():
+        if not self._over[0].done():
             return np.zeros(0, dtype=np.uint64)
-        self._over = None
-        return over.result()
+        return self._over.pop(0).result()
 
     def _find_place(self, evidence: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
         """For the thread: the run in which the evidence lies together best, and where."""
@@ -194,7 +193,7 @@ class Course:
         found, self._search = self._search.result(), None
         if found is not None:
             self.number, run, place = found
-            self._over, self._is_from_its_beginning = None, False
+            self._over, self._is_from_its_beginning = [], False
             evidence = follower.evidence
             follower.enter(run, place)
             follower.observe(np.unique(evidence))

@@ -29,8 +29,12 @@ __all__ = ["Evictions", "Foresight"]
 LOOK_S, SHARE = 0.1, 0.05
 # What has got room by eviction and is not begun yet is no more than this, or a file [bytes].
 MOST_BYTES = 64 << 20
-# Of each tier so many times as many of the farthest are looked at as may come.
-TIMES = 4
+# Files that may come by one look, and of each tier so many times as many of the farthest.
+MOST_FILES, TIMES = 2048, 4
+# Room that is missing for so long was taken by files of no plan, or by somebody else [s].
+SHORT_S = 10.0
+# Uses that were worked out for longer ago than this are of another time [s].
+OLD_S = 5.0
 
 Uses = npt.NDArray[np.int64]
 
@@ -69,18 +73,27 @@ class Evictions:
         self._next_look_s = 0.0
         # Of a million files that takes longer than the loop may.
         self._uses: Future[Distances] | None = None
+        self._asked_s = 0.0
+        self._short_since_s: dict[int, float] = {}
+        self._is_over = False
         self.evicted = dict.fromkeys(tiers, 0)
+
+    def end(self) -> None:
+        """From here on nothing goes."""
+        self._is_over = True
 
     def step(self, plan: Foresight) -> None:
         """Makes room for what comes next, where that pays."""
         begun = self._clock()
-        if not self.evicted or begun < self._next_look_s:
+        if not self.evicted or self._is_over or begun < self._next_look_s:
             return
         if self._uses is None:
-            self._uses = plan.uses()
+            self._uses, self._asked_s = plan.uses(), begun
         if self._uses is None or not self._uses.done():
             return
         uses, self._uses = self._uses.result(), None
+        if begun - self._asked_s > OLD_S:
+            return
         for number in self.evicted:
             self._look_at(number, plan, *uses)
         took = self._clock() - begun
@@ -97,11 +110,19 @@ class Evictions:
         room = tier.room()
         sizes = catalog.entries["size"][: len(homes)]
         kept_for = int(room.rounded(sizes[promised]).sum())
-        free = room.free_bytes + self._copies.leaving(number) - kept_for
-        if kept_for >= MOST_BYTES or free < 0:
+        there = room.free_bytes + self._copies.leaving(number)
+        if kept_for <= there:
+            self._short_since_s.pop(number, None)
+        elif self._clock() - self._short_since_s.setdefault(number, self._clock()) > SHORT_S:
+            ids = np.flatnonzero(promised)
+            ids = ids[np.argsort(first[ids], kind="stable")]
+            homes[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
+        if kept_for > there or kept_for >= MOST_BYTES:
             return
         # Of what is used in the next epoch alone it is not known when it is used after that.
         coming = np.flatnonzero(absent & (homes == NOWHERE) & (second != NOT_SOON))
+        if len(coming) > MOST_FILES:
+            coming = coming[np.argpartition(first[coming], MOST_FILES)[:MOST_FILES]]
         coming = coming[np.argsort(first[coming], kind="stable")].astype(np.uint64)
         needs = room.rounded(sizes[coming])
         fits = np.cumsum(needs, dtype=np.float64) <= MOST_BYTES - kept_for
@@ -115,7 +136,9 @@ class Evictions:
         most = TIMES * len(coming)
         if len(held) > most:
             held = held[np.argpartition(first[held], len(held) - most)[len(held) - most :]]
-        goes, stays = exchange(first[held], room.rounded(sizes[held]), second[coming], needs, free)
+        goes, stays = exchange(
+            first[held], room.rounded(sizes[held]), second[coming], needs, there - kept_for
+        )
         homes[coming[stays]] = number
         homes[held[goes]] = NOWHERE
         self._copies.forget(held[goes], State.ABSENT)

@@ -374,7 +374,12 @@ class Filler:
             catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
             return
         catalog.set_state(one(entry), State.ABSENT)
-        catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
+        try:
+            catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
+        except OSError as full:  # of shared memory: the source goes on with it
+            log.warning("%s: %s", catalog.path(entry), full)
+            catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
+            return
         self.wanted.again(one(entry), in_use=in_use)
 
     # --- on request --------------------------------------------------------------------------

@@ -179,8 +179,7 @@ class Nodes:
         have room for cannot be asked."""
         first = len(self._holders)
         hashes = self.shared.catalog.entries["hash"][first:count]
-        quotas = np.array([sum(m.quotas) for m in self.cluster.members], dtype=np.float64)
-        owner = first_nodes(hashes, quotas)
+        owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
         self._set(first, owner, owner == self.cluster.rank)
 
     def _set(self, first: int, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:

@@ -137,8 +137,15 @@ class Planned:
         if not self.is_active:
             self._give_up()
         elif not self.shared.control.off:
-            self.evictions.step(self)
+            self._evict()
             self._fetch()
+
+    def _evict(self) -> None:
+        try:
+            self.evictions.step(self)
+        except Exception:  # of the thread: the copies stay where they are
+            log.exception("nothing goes from the tiers any more")
+            self.evictions.end()
 
     def _know_used(self, course: Course) -> None:
         """A file that was used has a copy at its owner."""

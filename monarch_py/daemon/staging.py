@@ -1,4 +1,4 @@
-"""The staging area: a small tier whose copies come and go, the one place with eviction.
+"""The staging area: a small tier whose copies come and go.
 
 What a node reads and does not keep lies there from its fetch to its use (NoPFS, 2: the staging
 buffer). It is the last of the tiers by number, no policy chooses it, and no manifest knows it.

@@ -75,7 +75,7 @@ class Wanted:
         if len(fresh):
             known = len(self.shared.catalog)
             entries = {(demand >> 32 & ENTRY_OF_DEMAND) - 1 for demand in fresh.tolist()}
-            ids = np.array([e for e in entries if e < known], dtype=np.uint64)
+            ids = np.array([e for e in entries if 0 <= e < known], dtype=np.uint64)
             ids = ids[state_of(self._words_of_files(ids)) == WANTED]
             if len(ids):
                 self._awaited.append(ids)

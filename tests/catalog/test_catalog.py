@@ -172,18 +172,38 @@ def test_copies_published_again_and_again_outgrow_no_index(catalog: Catalog) -> 
     assert [catalog.find_copy(0, inode) for inode in inodes] == ids
 
 
+def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int) -> None:
+    """Every file becomes one with another inode: its own, and `more`."""
+    entries, _ = batch([(source, path, ino + more) for source, path, ino in rows])
+    for entry in range(len(rows)):
+        fresh = ffi.cast("struct monarch_entry *", ffi.from_buffer(entries[entry : entry + 1]))
+        catalog.update(entry, fresh)
+        assert catalog.find_inode(0, int(entries["ino"][entry])) == entry
+
+
 def test_files_replaced_again_and_again_outgrow_no_index(catalog: Catalog) -> None:
-    rows = many(100)
+    rows = many(1000)
     catalog.add(*batch(rows))
-    for round_number in range(1, 11):
-        entries, _ = batch(
-            [(source, path, 10**6 * round_number + ino) for source, path, ino in rows]
-        )
-        for entry in range(100):
-            fresh = ffi.cast("struct monarch_entry *", ffi.from_buffer(entries[entry : entry + 1]))
-            catalog.update(entry, fresh)
-            assert catalog.find_inode(0, int(entries["ino"][entry])) == entry
-    assert [catalog.find_inode(0, ino) for _, _, ino in rows] == [-1] * 100
+    catalog.fit()
+    generation = catalog.c.generation
+    for round_number in range(1, 6):
+        replace_all(catalog, rows, 10**6 * round_number)
+        # What comes meanwhile has its place, in this catalog or a larger one.
+        new = many(50, 10**5 + 50 * round_number)
+        ids, _ = catalog.add(*batch(new))
+        assert [catalog.find_inode(0, ino) for _, _, ino in new] == ids.tolist()
+    assert catalog.c.generation > generation
+    assert [catalog.find_inode(0, ino) for _, _, ino in rows] == [-1] * 1000
+
+
+def test_what_a_dropped_copy_leaves_hides_no_other(catalog: Catalog) -> None:
+    """Two file systems give the same number, and the catalog grows."""
+    catalog.add(*batch(many(10)))
+    publish(catalog, [0], 1, [1], [4711])
+    catalog.set_state(np.array([0], dtype=np.uint64), State.ABSENT)
+    publish(catalog, [5], 0, [2], [4711])
+    catalog.add(*batch(many(20_000, 10)))
+    assert catalog.find_copy(0, 4711) == 5
 
 
 def test_links_keep_their_targets_over_growth(catalog: Catalog) -> None:

@@ -132,6 +132,27 @@ def test_one_rank_alone_is_served_as_none(
     assert alone == [order[turn % len(order)] for turn in range(200)]
 
 
+@settings(max_examples=200, deadline=None)
+@given(waiting())
+def test_everybody_is_met_where_nobody_can_be_served(
+    case: tuple[Shares, list[int], list[int], list[int]],
+) -> None:
+    """A thread that finds no work sleeps: it must have looked at all who wait."""
+    shares, ranks, places, _ = case
+    share = np.zeros(RANKS, dtype=np.uint32)
+    share[list(shares)] = list(shares.values())
+    of, at = np.array(ranks, dtype=np.uint8), np.array(places, dtype=np.uint8)
+    met = np.zeros(len(ranks), dtype=np.uint32)
+    count = lib.monarch_meet_all(
+        pointer(share, "uint32_t *"),
+        pointer(of, "uint8_t *"),
+        pointer(at, "uint8_t *"),
+        len(of),
+        pointer(met, "uint32_t *"),
+    )
+    assert (count, sorted(met.tolist())) == (len(ranks), list(range(len(ranks))))
+
+
 def test_a_rank_that_comes_late_has_saved_up_nothing() -> None:
     served = serve({1: 1, 2: 1}, [1, 2], [0, 1], [0, 500], turns=600)
     assert served[:500] == [0] * 500

@@ -109,8 +109,9 @@ def make(
         source.reset()
         training = Training(epoch_reader, session, source, orders)
         training.start()
-        source.rate(100e6)
-        source.latency(open=0.0005, read=0.0005)
+        # Slow enough for many looks in an epoch, on a busy machine too.
+        source.rate(20e6)
+        source.latency(open=0.001, read=0.001)
         return training
 
     return made
