@@ -18,6 +18,7 @@ from monarch_py.daemon import nodes as module
 from monarch_py.daemon.nodes import NOBODY, START_LIMIT_S, UNIT, Membership, Nodes
 from monarch_py.errors import SessionError
 from monarch_py.native import ENTRY, Kind, Reason, State, make_word
+from monarch_py.tiers import slack_of
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = st.one_of(st.integers(0, 64 * KIB), st.integers(0, 4 * MIB), st.just(1 << 60))
@@ -123,7 +124,7 @@ def test_all_nodes_say_the_same_within_their_quotas(
     all_nodes = decided(files, quotas, shuffled)
     said = [owner_of(made, catalog) for made, catalog in all_nodes]
     assert all(one == said[0] for one in said)
-    left = np.array(quotas, dtype=np.int64)
+    left = np.array([quota - slack_of(quota) for quota in quotas], dtype=np.int64)
     for rank, (made, catalog) in enumerate(all_nodes):
         sizes, keeps = rounded(catalog), made.keeps_here(catalog.ids())
         holdings: Any = made.holdings

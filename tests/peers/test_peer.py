@@ -26,7 +26,7 @@ class Scripted:
     """A transport whose links give what `answers` says next: a status, or an Unreachable.
 
     Each link is C's own, over a pair of sockets; at the other end a thread answers each pair of
-    requests. meanwhile, connecting : called once, in the middle of the next answer or connection.
+    requests. meanwhile : called once, in the middle of the next answer.
     """
 
     def __init__(self) -> None:
@@ -34,14 +34,10 @@ class Scripted:
         self.connects = 0
         self.now = 1000.0
         self.meanwhile: Callable[[], object] | None = None
-        self.connecting: Callable[[], object] | None = None
         self._threads: list[threading.Thread] = []
 
     def connect(self, address: tuple[str, int]) -> Any:
         self.connects += 1
-        if connecting := self.connecting:
-            self.connecting = None
-            connecting()
         if self.answers and isinstance(self.answers[0], Unreachable):
             raise self.answers.pop(0)  # type: ignore[misc]
         ours, theirs = socket.socketpair()
@@ -120,27 +116,6 @@ def test_a_link_is_kept_for_the_next_fetch(made: tuple[Peer, Scripted]) -> None:
     assert script.connects == 1
     peer.close()
     assert script.all_closed()
-
-
-def test_one_asks_whether_a_peer_is_back_and_the_others_do_not_wait(
-    made: tuple[Peer, Scripted],
-) -> None:
-    peer, script = made
-    script.answers = [Unreachable(PeerStatus.TIMEOUT)]
-    assert ask(peer) == PeerStatus.TIMEOUT
-    script.now += FIRST_PAUSE_S
-    others: list[PeerStatus] = []
-    script.answers = [Unreachable(PeerStatus.CUT)]
-    script.connecting = lambda: others.append(ask(peer))
-    assert (ask(peer), others) == (PeerStatus.CUT, [PeerStatus.TIMEOUT])
-    assert script.connects == 2
-    # The next one may ask again, and a peer that works is asked by all at a time.
-    script.now += 2 * FIRST_PAUSE_S
-    script.answers = [PeerStatus.OK, PeerStatus.OK]
-    assert ask(peer) == PeerStatus.OK
-    script.meanwhile = lambda: others.append(ask(peer))
-    script.answers = [PeerStatus.OK, PeerStatus.OK]
-    assert (ask(peer), others[1:]) == (PeerStatus.OK, [PeerStatus.OK])
 
 
 @pytest.mark.parametrize(
