@@ -129,5 +129,5 @@ def status(
         **told,
         "sources": [_source(scanner, shared, i) for i in range(len(scanner.sources))],
         "totals": totals,
-        **({"nodes": _nodes(filler.nodes, filler.places)} if filler.nodes else {}),
+        "nodes": _nodes(filler.nodes, filler.places) if filler.nodes else None,
     }

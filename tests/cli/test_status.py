@@ -62,6 +62,7 @@ def test_the_report_has_the_documented_fields(served: Session) -> None:
     assert set(report["totals"]) == fields("`totals`")
     assert report["plans"] == []
     assert report["staging"] is None  # without one; test_staging.py has one
+    assert report["nodes"] is None  # without others; test_fastest_place.py has some
     assert report["schema"] == SCHEMA_VERSION
     assert f"This is schema {SCHEMA_VERSION}." in PAGE.read_text()
 
