@@ -57,7 +57,7 @@ static struct monarch_slot *slot_in(struct monarch_catalog *c, uint64_t i) {
 }
 
 static void put_path(struct monarch_catalog *c, const struct monarch_entry *e, uint64_t id) {
-    uint64_t i = monarch_first_slot(e->hash, c->slots);
+    uint64_t i = monarch_first_path_slot(e->hash, c->slots);
     while (slot_in(c, i)->place)
         i = next(c, i);
     __atomic_store_n(&slot_in(c, i)->copy, monarch_guess_of(e->hash, e->word), __ATOMIC_SEQ_CST);
@@ -78,7 +78,7 @@ static void set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_
         __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
         return;
-    uint64_t i = monarch_first_slot(e->hash, c->slots), place;
+    uint64_t i = monarch_first_path_slot(e->hash, c->slots), place;
     while ((place = slot_in(c, i)->place) && monarch_slot_id(place) != id)
         i = next(c, i);
     if (place)

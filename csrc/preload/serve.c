@@ -162,7 +162,8 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
         monarch_is_far(dir, path) || !monarch_aim(s, dir, path, a))
         return 0;
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
-        uint64_t word = monarch_guess(a->catalog, a->hash);
+        uint64_t word;
+        a->likely = monarch_guess(a->catalog, a->hash, &word);
         unsigned tier = MONARCH_WORD_TIER(word);
         if (word && tier < s->control->tiers) {
             monarch_copy_path(&s->control->tier[tier], MONARCH_WORD_COPY(word), o->copy);

@@ -99,6 +99,7 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s,
 
 int monarch_aim(struct session *s, int dir, const char *path, struct monarch_aim *a) {
     a->source = -1;
+    a->likely = -1;
     if (path[0] == '/') {
         a->source = monarch_prefix(s->control, path, &a->rel);
         if (a->source < 0 && !monarch_is_odd(path, strlen(path)))
@@ -128,8 +129,8 @@ int monarch_aim(struct session *s, int dir, const char *path, struct monarch_aim
 int64_t monarch_locate_aimed(struct session *s, const struct monarch_aim *a, int dir,
                              const char *path, int follow, int tell) {
     if (a->source >= 0) {
-        int64_t id =
-            monarch_find_prepared(a->catalog, (unsigned)a->source, a->rel, a->len, a->hash);
+        int64_t id = monarch_find_prepared(a->catalog, (unsigned)a->source, a->rel, a->len, a->hash,
+                                           a->likely);
         if (id >= 0 && monarch_entries(a->catalog)[id].kind != MONARCH_LINK)
             return id;
     }

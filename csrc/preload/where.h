@@ -35,7 +35,8 @@ struct monarch_aim {
     const char *rel; /* the path in the source */
     size_t len;
     uint64_t hash;
-    int source; /* -1: an odd path, which takes the slower, exact way */
+    int64_t likely; /* what monarch_guess says, if it is asked; else -1 */
+    int source;     /* -1: an odd path, which takes the slower, exact way */
 };
 /* 0: the path leads to nothing of ours, as far as can be seen from it. */
 int monarch_aim(struct session *s, int dir, const char *path, struct monarch_aim *a);

@@ -24,23 +24,24 @@ static const struct monarch_slot *index_of(const struct monarch_catalog *c) {
 uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len) {
     uint64_t hash = monarch_path_hash(source, path, len);
-    __builtin_prefetch(&index_of(c)[monarch_first_slot(hash, c->slots)]);
+    __builtin_prefetch(&index_of(c)[monarch_first_path_slot(hash, c->slots)]);
     return hash;
 }
 
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len) {
-    return monarch_find_prepared(c, source, path, len, monarch_path_hash(source, path, len));
+    return monarch_find_prepared(c, source, path, len, monarch_path_hash(source, path, len), -1);
 }
 
-uint64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash) {
+int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word) {
     const struct monarch_slot *index = index_of(c);
-    uint64_t slots = c->slots;
-    for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
+    uint64_t slots = c->slots, i = monarch_first_path_slot(hash, slots);
+    *word = 0;
+    for (uint64_t n = 0; n < slots; i = next(i, slots), n++) {
         uint64_t slot = __atomic_load_n(&index[i].place, __ATOMIC_ACQUIRE);
         uint64_t copy = __atomic_load_n(&index[i].copy, __ATOMIC_ACQUIRE);
         if (!slot)
-            return 0;
+            return -1;
         if (slot >> 56 != (hash & 255) || (copy && (copy & 255) != (hash >> 8 & 255)))
             continue;
         uint64_t id = monarch_slot_id(slot), at = monarch_slot_text(slot);
@@ -48,31 +49,38 @@ uint64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash) {
             continue;
         __builtin_prefetch(&monarch_entries(c)[id]);
         __builtin_prefetch(monarch_pool(c, at));
-        return copy;
+        *word = copy;
+        return (int64_t)id;
     }
-    return 0;
+    return -1;
+}
+
+static int is_path_of(const struct monarch_catalog *c, const struct monarch_entry *e,
+                      unsigned source, const char *path, size_t len, uint64_t hash) {
+    return e->hash == hash && e->source == source && e->path_len == len &&
+           e->path + len < c->pool_bytes /* else damaged */ &&
+           memcmp(monarch_pool(c, e->path), path, len) == 0;
 }
 
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
-                              size_t len, uint64_t hash) {
+                              size_t len, uint64_t hash, int64_t likely) {
     const struct monarch_entry *entries = monarch_entries(c);
     const struct monarch_slot *index = index_of(c);
-    uint64_t slots = c->slots;
-    for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
+    if (likely >= 0 && is_path_of(c, &entries[likely], source, path, len, hash))
+        return likely;
+    uint64_t slots = c->slots, i = monarch_first_path_slot(hash, slots);
+    for (uint64_t n = 0; n < slots; i = next(i, slots), n++) {
         uint64_t slot = __atomic_load_n(&index[i].place, __ATOMIC_ACQUIRE);
         if (!slot)
             return -1;
         if (slot >> 56 != (hash & 255))
             continue;
         uint64_t id = monarch_slot_id(slot), at = monarch_slot_text(slot);
-        if (id >= c->capacity || at + len >= c->pool_bytes) /* damaged */
+        if (id >= c->capacity || at >= c->pool_bytes) /* damaged */
             continue;
-        const char *text = monarch_pool(c, at);
-        const struct monarch_entry *e = &entries[id];
-        __builtin_prefetch(text);
-        if (e->hash == hash && e->source == source && e->path_len == len &&
-            memcmp(text, path, len) == 0)
-            return e - entries;
+        __builtin_prefetch(monarch_pool(c, at));
+        if (is_path_of(c, &entries[id], source, path, len, hash))
+            return (int64_t)id;
     }
     return -1;
 }
@@ -80,8 +88,8 @@ int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, 
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash) {
     const struct monarch_entry *entries = monarch_entries(c);
     const struct monarch_slot *index = index_of(c);
-    uint64_t slots = c->slots;
-    for (uint64_t i = monarch_first_slot(hash, slots), n = 0; n < slots; i = next(i, slots), n++) {
+    uint64_t slots = c->slots, i = monarch_first_path_slot(hash, slots);
+    for (uint64_t n = 0; n < slots; i = next(i, slots), n++) {
         uint64_t slot = __atomic_load_n(&index[i].place, __ATOMIC_ACQUIRE);
         if (!slot)
             return -1;

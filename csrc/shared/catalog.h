@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 13
+#define MONARCH_VERSION 14
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
@@ -323,6 +323,12 @@ static inline uint64_t monarch_first_slot(uint64_t hash, uint64_t slots) {
     return (uint64_t)(((unsigned __int128)hash * slots) >> 64);
 }
 
+/* The same in the index by path: the first slot of a cache line, so that most searches end in the
+ * line that they began in. */
+static inline uint64_t monarch_first_path_slot(uint64_t hash, uint64_t slots) {
+    return monarch_first_slot(hash, slots) & ~3ULL;
+}
+
 /* A slot's place: the hash's last 8 bits | place of the path in the pool, in units of 16 bytes, 31
  * bits | number of the entry + 1, 25 bits. It names both places that a look-up reads next, so that
  * the two cache misses are one wait. */
@@ -407,10 +413,11 @@ int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const cha
 uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len);
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
-                              size_t len, uint64_t hash);
-/* In between: the word of a copy that is likely the file's, of which only tier and copy count; 0
- * if there is none. It asks for the memory that monarch_find_prepared reads. */
-uint64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash);
+                              size_t len, uint64_t hash, int64_t likely);
+/* In between, for `likely`, which is -1 without it: the entry that has likely this path, or -1, and
+ * in *word its copy's, of which only tier and copy count; 0 if it has none. It asks for the memory
+ * that monarch_find_prepared reads. */
+int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* A file by its hash alone, for who has no path of it. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
