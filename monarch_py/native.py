@@ -73,6 +73,7 @@ class JobKind(IntEnum):
     CHECK = lib.MONARCH_CHECK
     COMPARE = lib.MONARCH_COMPARE
     DROP = lib.MONARCH_DROP
+    PAGE_IN = lib.MONARCH_PAGE_IN
 
 
 class JobStatus(IntEnum):

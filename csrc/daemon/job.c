@@ -1,5 +1,5 @@
-/* One order that is no fill: check a copy, compare one with its source, drop one; and what they
- * have in common with fills. */
+/* One order that is no fill: check a copy, compare one with its source, drop one, bring one into
+ * memory; and what they have in common with fills. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -278,11 +278,38 @@ static void drop(struct monarch_engine *e, struct job *job) {
         job->result.status = MONARCH_DONE;
 }
 
+/* It is read, not only asked for: the kernel shortens what it is asked for as it likes, and then no
+ * more is on its way than there are threads. */
+static void page_in(struct monarch_engine *e, struct job *job, char *buffer) {
+    char name[MONARCH_COPY_NAME + 4];
+    uint64_t size = job->entry.size, at = 0;
+    ssize_t got = 0;
+    monarch_copy_name(job, name);
+    int fd = openat(job->copies, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        monarch_fail(job, MONARCH_TIER_ERROR, errno);
+        return;
+    }
+    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE); /* the use is still to come (Linux 6.3) */
+    while (at < size && !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) &&
+           (got = monarch_read_fully(fd, buffer, MONARCH_CHUNK, (off_t)at)) > 0)
+        at += (uint64_t)got;
+    close(fd);
+    job->result.bytes = at;
+    if (got < 0)
+        monarch_fail(job, MONARCH_TIER_ERROR, (int)-got);
+    else if (at >= size)
+        job->result.status = MONARCH_DONE;
+}
+
 void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer) {
     if (job->result.kind == MONARCH_CHECK)
         check(e, job, buffer);
     else if (job->result.kind == MONARCH_COMPARE)
         compare(e, job, buffer);
+    else if (job->result.kind == MONARCH_PAGE_IN)
+        page_in(e, job, buffer);
     else
         drop(e, job);
 }

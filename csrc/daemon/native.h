@@ -105,7 +105,13 @@ int monarch_stat_entry(int root, unsigned source, const char *path, struct monar
 
 /* --- copying: engine.c ----------------------------------------------------------------------- */
 
-enum monarch_job_kind { MONARCH_FILL, MONARCH_CHECK, MONARCH_COMPARE, MONARCH_DROP };
+enum monarch_job_kind {
+    MONARCH_FILL,
+    MONARCH_CHECK,
+    MONARCH_COMPARE,
+    MONARCH_DROP,
+    MONARCH_PAGE_IN, /* a copy, into the page cache */
+};
 enum monarch_job_status {
     MONARCH_DONE,
     MONARCH_SOURCE_CHANGED, /* it is not the file that the catalog describes */

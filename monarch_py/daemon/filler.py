@@ -13,6 +13,7 @@ from monarch_py.daemon.copies import Copies, Ids, one
 from monarch_py.daemon.engine import Engine
 from monarch_py.daemon.nodes import Membership, Nodes
 from monarch_py.daemon.places import PEER_THREADS, Places
+from monarch_py.daemon.readahead import ReadAhead
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.staging import Staging
 from monarch_py.daemon.wanted import Wanted
@@ -77,6 +78,7 @@ class Filler:
         self.prefers: Callable[[Ids], npt.NDArray[np.int32]] | None = None
         self.copies = Copies(scanner, self.engine)
         self.staging = Staging(len(config.tiers), self.tiers[len(config.tiers)], self.copies)
+        self.readahead = ReadAhead(self.shared, self.engine, self.tiers[: len(config.tiers)])
         self.wanted = Wanted(self.shared, eager=config.prefetch == "eager")
         self._begun_ahead: Ids = np.zeros(0, dtype=np.uint64)
         self._to_check: deque[Ids] = deque()
@@ -294,6 +296,8 @@ class Filler:
                     self.copies.compared(result)
                 elif result["kind"] == JobKind.CHECK:
                     self._check_failed(result)
+                elif result["kind"] == JobKind.PAGE_IN:
+                    self.readahead.ended(result)
                 else:
                     self._fill_failed(result)
         self.engine.settle()

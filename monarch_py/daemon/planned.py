@@ -120,6 +120,7 @@ class Planned:
         if len(opened):
             self._opened_at = time.monotonic()
             self._pace.note(len(opened), self._opened_at)
+            self.filler.readahead.opened(opened)
         self._observe(opened)
         if not self._placed:
             self._place()
@@ -367,26 +368,35 @@ class Planned:
         self._ahead = ordered, places
         ids = ids[np.sort(first)]
         catalog, staging = self.shared.catalog, self.filler.staging
-        words = catalog.words[ids]
-        absent = (state_of(words) == State.ABSENT) & (copy_of(words) == 0)
         staged = ~self.keeps_here(ids)
         takes = np.zeros(len(ids), dtype=np.int64)
         if staging.tier is not None:
             takes = staging.tier.rounded_all(catalog.entries["size"][ids])
         capacity = staging.capacity_bytes()
-        taken = np.cumsum(np.where(staged, takes, 0))
-        inside = taken <= capacity - capacity // WINDOW_LEAVES
+        window = capacity - capacity // WINDOW_LEAVES
+        inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
-        self._queue = ids[absent & inside & (~staged | (takes <= capacity))]
+        # The page cache may hold as much beside it, of all that lies in slow tiers.
+        paged = self.filler.readahead.is_for(ids)
+        cached = np.cumsum(np.where(paged, takes, 0)) <= window
+        fetched = self._is_absent(ids) & inside & (~staged | (takes <= capacity))
+        self._queue = ids[fetched | (self.filler.readahead.wants(ids) & cached)]
+
+    def _is_absent(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of (n,) files a fill can be ordered of."""
+        words = self.shared.catalog.words[ids]
+        absent: npt.NDArray[np.bool_] = (state_of(words) == State.ABSENT) & (copy_of(words) == 0)
+        return absent
 
     def _fetch(self) -> None:
         """Orders as much as is well under way at a time: first what is used next, then what is kept
         and used later."""
         self._look_ahead()
-        catalog = self.shared.catalog
+        catalog, readahead = self.shared.catalog, self.filler.readahead
         sizes = catalog.entries["size"]
         states = state_of(catalog.words[self._begun])
-        begun = self._begun[(states == State.WANTED) | (states == State.FILLING)]
+        filling = (states == State.WANTED) | (states == State.FILLING)
+        begun = self._begun[filling | readahead.is_under_way(self._begun)]
         files = MOST_FILES - len(begun)
         bytes_ = MOST_BYTES - int(sizes[begun].sum(dtype=np.float64))
         least = LEAST_FILES - len(begun)
@@ -403,9 +413,11 @@ class Planned:
                 self._queue = self._queue[len(taken) :]
             else:
                 self._kept_order = self._kept_order[len(taken) :]
-            words = catalog.words[taken]
-            taken = taken[(state_of(words) == State.ABSENT) & (copy_of(words) == 0)]
-            self._order(taken)
+            absent = self._is_absent(taken)
+            here = readahead.wants(taken) & near
+            self._order(taken[absent])
+            readahead.order(taken[here])
+            taken = taken[absent | here]
             begun = np.concatenate([begun, taken])
             files, least = files - len(taken), least - len(taken)
             bytes_ -= int(sizes[taken].sum(dtype=np.float64))

@@ -9,6 +9,7 @@ from monarch_py import __version__
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.nodes import Nodes
 from monarch_py.daemon.places import Places
+from monarch_py.daemon.readahead import ReadAhead
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
 from monarch_py.daemon.staging import Staging
@@ -45,7 +46,7 @@ def _tier(tier: Tier | None, mount_point: str, quota: int, why: str) -> dict[str
     }
 
 
-def _staging(staging: Staging) -> dict[str, Any] | None:
+def _staging(staging: Staging, readahead: ReadAhead) -> dict[str, Any] | None:
     tier = staging.tier
     if tier is None:
         return None
@@ -54,6 +55,7 @@ def _staging(staging: Staging) -> dict[str, Any] | None:
         **_tier(tier, str(config.mount_point), config.quota_bytes, ""),
         "staged": staging.staged,
         "dropped": staging.dropped,
+        "read_ahead": readahead.files,
     }
 
 
@@ -125,7 +127,7 @@ def status(
             {**_tier(tier, m, q, why), **({"evicted": evicted.get(number, 0)} if tier else {})}
             for number, (m, q, tier, why) in enumerate(tiers)
         ],
-        "staging": _staging(filler.staging),
+        "staging": _staging(filler.staging, filler.readahead),
         **told,
         "sources": [_source(scanner, shared, i) for i in range(len(scanner.sources))],
         "totals": totals,

@@ -1,0 +1,81 @@
+"""Copies in slow tiers of the node, brought into memory before a plan's programs open them.
+
+The page cache is where they wait: it is memory that nobody has to give back, no byte lies in it
+twice, and a file keeps its one copy.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config.schema import MAX_TIERS
+from monarch_py.daemon.copies import Ids
+from monarch_py.daemon.engine import Engine
+from monarch_py.daemon.shared import Shared
+from monarch_py.native import JobKind, JobStatus, State, copy_of, state_of, tier_of
+from monarch_py.tiers import Tier
+
+__all__ = ["ReadAhead"]
+
+Bools = npt.NDArray[np.bool_]
+
+
+class ReadAhead:
+    """Works in turns of the daemon's loop; nothing in it waits.
+
+    tiers : by number, those of the configuration; copies in memory are left as they are
+    files, bytes_ : that were brought
+    """
+
+    def __init__(self, shared: Shared, engine: Engine, tiers: Sequence[Tier | None]) -> None:
+        self.shared, self.engine = shared, engine
+        self._is_slow = np.zeros(MAX_TIERS, dtype=bool)
+        self._is_slow[: len(tiers)] = [
+            tier is not None and tier.config.kind != "ram" for tier in tiers
+        ]
+        self._brought = np.zeros(0, dtype=bool)  # by entry: since it was opened last
+        self._under_way: set[int] = set()
+        self.files = self.bytes_ = 0
+
+    def is_for(self, ids: Ids) -> Bools:
+        """Which of (n,) files have their copies in slow tiers."""
+        words = self.shared.catalog.words[ids]
+        there: Bools = (state_of(words) == State.PRESENT) & self._is_slow[tier_of(words)]
+        return there
+
+    def wants(self, ids: Ids) -> Bools:
+        """Which of (n,) files are to be brought before their next use."""
+        wanted = self.is_for(ids)
+        known = ids < len(self._brought)
+        wanted[known] &= ~self._brought[ids[known]]
+        return wanted
+
+    def is_under_way(self, ids: Ids) -> Bools:
+        """Which of (n,) files are being brought."""
+        return np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))
+
+    def order(self, ids: Ids) -> None:
+        """(n,) files that `wants` has named, in this order, behind all that programs wait for."""
+        if not len(ids):
+            return
+        catalog = self.shared.catalog
+        if len(self._brought) < len(catalog):
+            more = np.zeros(len(catalog) - len(self._brought), dtype=bool)
+            self._brought = np.concatenate([self._brought, more])
+        self._brought[ids] = True
+        self._under_way.update(ids.tolist())
+        words = catalog.words[ids]
+        self.engine.submit(catalog, JobKind.PAGE_IN, ids, tier_of(words), copy_of(words))
+
+    def ended(self, result: Any) -> None:
+        """The engine's result. What could not be read is for whoever opens it to find out."""
+        self._under_way.discard(int(result["id"]))
+        if result["status"] == JobStatus.DONE:
+            self.files += 1
+            self.bytes_ += int(result["bytes"])
+
+    def opened(self, ids: Ids) -> None:
+        """(n,) files that programs have opened: they are brought again before their next use."""
+        self._brought[ids[ids < len(self._brought)]] = False

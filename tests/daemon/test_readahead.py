@@ -1,0 +1,150 @@
+"""What lies in a slow tier is in the page cache before a plan's programs open it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from support.epoch import Reader, make_files
+from support.manifests import wait_recorded
+from support.session import MIB, Session, wait_until
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.plan import Plan, PlanPart
+from monarch_py.plan.index import Index
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import Listed
+
+FILES, SIZE, EPOCHS = 200, 50_000, 2
+PART = 50  # files that are read at a time
+AREA = 2 * MIB
+# What seven eighths of the area hold of copies that take 13 pages each, at most; and with some of
+# it taken by its directory and lost to its slack.
+WINDOW = AREA // 8 * 7 // (13 * 4096)
+LEAST = WINDOW - 4
+
+
+class Training:
+    """A plan of two epochs over a source, and sessions that follow it."""
+
+    def __init__(self, source: SlowSource, factory: Callable[..., Session], tmp_path: Path) -> None:
+        self.source, self._factory, self._place = source, factory, tmp_path
+        make_files(source.backing, FILES, SIZE)
+        names = sorted(path.name for path in source.backing.iterdir())
+        rng = np.random.default_rng(5)
+        epochs = [rng.permutation(FILES) for _ in range(EPOCHS)]
+        index = Index.of("files", source.mountpoint, names, [SIZE] * FILES)
+        loader = Loader(Listed(FILES, np.array(epochs)), 1, 4, workers=1)
+        self.plan = tmp_path / "plan.npz"
+        Plan((index,), (PlanPart("training", 0, loader),), EPOCHS, 1).save(self.plan)
+        self.orders = [[int(names[i]) for i in epoch] for epoch in epochs]
+
+    def session(self, tier: Path) -> Session:
+        """Not started; all files fit into the tier."""
+        area = self._place / "area"
+        for place in (tier, area):
+            place.mkdir(exist_ok=True)
+        quota = FILES * (SIZE + 8192) + MIB
+        return self._factory(
+            self.source.mountpoint,
+            tiers=[{"mount_point": tier, "max_storage_quota": quota, "persistent": True}],
+            staging={"mount_point": str(area), "max_storage_quota": AREA},
+            plan=str(self.plan),
+        )
+
+    def read(self, program: Path, session: Session, files: list[int]) -> None:
+        with Reader(program, session, "read", MIB, 1, self.source.mountpoint, files) as reader:
+            reader.end()
+
+
+@pytest.fixture
+def training(
+    session_factory: Callable[..., Session],
+    slow_factory: Callable[..., SlowSource],
+    tmp_path: Path,
+) -> Training:
+    return Training(slow_factory(), session_factory, tmp_path)
+
+
+def follow(session: Session) -> None:
+    session.start()
+    session.wait_scanned()
+    wait_until(lambda: session.status()["plans"][0]["state"] == "following", what="the plan")
+
+
+def fill(session: Session) -> dict[int, Path]:
+    """Has all files copied; the copies by the files' numbers, the daemon stopped."""
+    follow(session)
+    copies = wait_recorded(session, FILES)
+    session.stop()
+    return {int(name): path for name, path in copies.items()}
+
+
+def forget_pages(copies: dict[int, Path], files: list[int]) -> None:
+    for number in files:
+        fd = os.open(copies[number], os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def is_cached(copy: Path) -> bool:
+    """Whether all its pages are in memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as seen:
+        pages = (ctypes.c_ubyte * -(-len(seen) // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(seen)
+        done = libc.mincore(ctypes.byref(start), ctypes.c_size_t(len(seen)), pages)
+        del start  # or the mapping cannot be closed
+        assert done == 0, os.strerror(ctypes.get_errno())
+        return all(page & 1 for page in pages)
+
+
+def are_cached(copies: list[Path]) -> bool:
+    return all(map(is_cached, copies))
+
+
+def read_ahead(session: Session) -> int:
+    return int(session.status()["staging"]["read_ahead"])
+
+
+def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
+    training: Training, epoch_reader: Path, tmp_path: Path
+) -> None:
+    session = training.session(tmp_path / "tier")
+    copies = fill(session)
+    forget_pages(copies, list(copies))
+    assert not any(map(is_cached, copies.values()))
+    training.source.reset()
+    follow(session)
+    wait_until(lambda: read_ahead(session) >= LEAST, what="the first files")
+    session.wait_idle()
+    cached = {number for number, copy in copies.items() if is_cached(copy)}
+    assert LEAST <= len(cached) <= WINDOW
+    assert cached == set(training.orders[0][: len(cached)])
+    order = [number for epoch in training.orders for number in epoch]
+    for at in range(0, FILES, PART):
+        # What was read is not there for its next use either, unless it is brought again.
+        forget_pages(copies, order[:at])
+        training.read(epoch_reader, session, order[at : at + PART])
+        soon = [copies[number] for number in order[at + PART :][: LEAST // 2]]
+        wait_until(partial(are_cached, soon), what=f"what follows {at + PART}")
+    assert training.source.counts()["bytes_read"] == 0
+
+
+def test_what_lies_in_memory_stays_as_it_is(training: Training, epoch_reader: Path) -> None:
+    with TemporaryDirectory(dir="/dev/shm") as place:
+        session = training.session(Path(place) / "tier")
+        fill(session)
+        follow(session)
+        training.read(epoch_reader, session, training.orders[0])
+        wait_until(lambda: session.status()["plans"][0]["position"] >= FILES // 2, what="the epoch")
+        assert read_ahead(session) == 0
+        session.stop()
