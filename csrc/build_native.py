@@ -38,6 +38,7 @@ SOURCES = [
     "plan/holder.c",
     "plan/digest.c",
     "simulator/filling.c",
+    "simulator/links.c",
     "simulator/machine.c",
     "simulator/pfs.c",
     "simulator/ranks.c",

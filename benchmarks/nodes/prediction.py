@@ -156,6 +156,7 @@ class Run:
                 NodeOverride((node,), capacity_bytes={"tier": room})
                 for node, room in enumerate(tiers)
             ),
+            links="fair",  # what TCP comes near to
         )
 
     def _job(self, scenario: Scenario, orders: Sequence[Orders]) -> Job:

@@ -19,9 +19,7 @@ static void copied(struct monarch_sim *s, uint32_t number, double now) {
     heap_push(&s->heap, end, s->job.nodes * s->threads + number);
 }
 
-void sim_filled_from_pfs(struct monarch_sim *s, uint32_t number, double now) {
-    copied(s, number, now);
-}
+void sim_filled(struct monarch_sim *s, uint32_t number, double now) { copied(s, number, now); }
 
 void sim_class_thread(struct monarch_sim *s, uint32_t number, double now) {
     struct class_thread *t = &s->class_thread[number];
@@ -35,10 +33,14 @@ void sim_class_thread(struct monarch_sim *s, uint32_t number, double now) {
     double bytes = size_of(s, file);
     int64_t reached = s->job.copy_due ? s->job.copy_due[t->copy] : 0;
     struct way w = sim_best_way(s, now, t->node, file, reached);
-    if (w.from == MONARCH_SIM_PFS)
-        sim_read(s, now, PFS_LAST, s->job.nodes * s->threads + number, bytes);
-    else
-        copied(s, number, sim_take_way(s, now, t->node, &w, bytes));
+    uint32_t who = s->job.nodes * s->threads + number;
+    if (w.from == MONARCH_SIM_PFS) {
+        sim_read(s, now, PFS_LAST, who, bytes);
+        return;
+    }
+    double end = sim_take_way(s, now, t->node, &w, who, bytes);
+    if (end >= 0)
+        copied(s, number, end);
 }
 
 static void add_threads(struct monarch_sim *s) {

@@ -2,19 +2,20 @@
 
 #include <stdlib.h>
 
-int machine_open(struct machine *m, const struct monarch_sim_job *job) {
+int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t askers) {
     uint32_t nodes = job->nodes;
     m->job = job;
     m->class_free = calloc((size_t)nodes * job->classes, sizeof(double));
     m->in_free = calloc(nodes, sizeof(double));
     m->out_free = calloc(nodes, sizeof(double));
-    return m->class_free && m->in_free && m->out_free;
+    return links_open(&m->links, job, askers) && m->class_free && m->in_free && m->out_free;
 }
 
 void machine_close(struct machine *m) {
     free(m->class_free);
     free(m->in_free);
     free(m->out_free);
+    links_close(&m->links);
 }
 
 static inline double later(double a, double b) { return a > b ? a : b; }
@@ -42,9 +43,15 @@ double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls,
 
 static double over_links(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
                          int take) {
+    if (m->job->fair_links)
+        return links_guess(&m->links, now, from, to, bytes);
     double out = serve(&m->out_free[from], now, bytes / m->job->network[from], take);
     double in = serve(&m->in_free[to], now, bytes / m->job->network[to], take);
     return later(out, in);
+}
+
+double machine_class(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes) {
+    return from_class(m, now, node, cls, bytes, 1);
 }
 
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,

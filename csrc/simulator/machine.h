@@ -1,25 +1,29 @@
-/* Storage classes and links. Whoever comes first is served
- * first, and nothing gives more than its rate. */
+/* Storage classes and links. Whoever comes first is served first, and nothing gives more than its
+ * rate; or, over links, all who have come are served at the same time. */
 #ifndef MONARCH_SIM_MACHINE_H
 #define MONARCH_SIM_MACHINE_H
 
-#include "simulator.h"
+#include "links.h"
 
 struct machine {
     const struct monarch_sim_job *job;
     double *class_free;         /* nodes x classes: when what was asked for so far is served [s] */
     double *in_free, *out_free; /* nodes: links */
+    struct links links;         /* with fair_links */
 };
 
-int machine_open(struct machine *m, const struct monarch_sim_job *job);
+/* askers : how many can have a transfer over fair links */
+int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t askers);
 void machine_close(struct machine *m);
 
 /* When `bytes` asked for at `now` are there. With `take` the way there is taken by them. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
+/* The class of it alone. */
+double machine_class(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take);
-/* When they have come over the links, which they take. */
+/* When they have come over the links, which they take; not for fair ones. */
 double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes);
 /* A class takes what is written to it beside what it gives. */
 void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);

@@ -14,21 +14,30 @@ static void take_from_pfs(struct monarch_sim *s, double now) {
         sim_has_come(s, &r, end);
 }
 
+static void take_from_links(struct monarch_sim *s, double now) {
+    struct transfer t = links_take(&s->machine.links, now);
+    sim_arrived(s, t.who, now > t.earliest ? now : t.earliest);
+}
+
 int monarch_sim_run(struct monarch_sim *s) {
     uint32_t first_class_thread = s->job.nodes * s->threads;
     double now = 0;
     while (s->step < (uint64_t)s->job.epochs * s->job.steps) {
-        double served = pfs_next(&s->pfs);
-        int is_idle = !s->heap.n && isinf(served);
+        double served = pfs_next(&s->pfs), sent = links_next(&s->machine.links);
+        double next = served < sent ? served : sent;
+        int is_idle = !s->heap.n && isinf(next);
         if (!s->is_started && (!s->job.fills_first || is_idle)) {
             sim_start_ranks(s, now);
             continue;
         }
         if (is_idle)
             return -1;
-        if (!s->heap.n || served < s->heap.event[0].at) {
-            s->now = now = served;
-            take_from_pfs(s, now);
+        if (!s->heap.n || next < s->heap.event[0].at) {
+            s->now = now = next;
+            if (served <= sent)
+                take_from_pfs(s, now);
+            else
+                take_from_links(s, now);
             continue;
         }
         struct event e = heap_pop(&s->heap);
@@ -95,7 +104,7 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
         s->class_threads += job->nodes * job->threads[c];
     s->checkpoint = job->nodes * s->threads + s->class_threads;
     size_t lists = (size_t)job->nodes * job->classes;
-    int has_machine = machine_open(&s->machine, job);
+    int has_machine = machine_open(&s->machine, job, s->checkpoint);
     has_machine &= pfs_open(&s->pfs, job, s->checkpoint + job->nodes);
     s->heap.event = calloc((size_t)s->checkpoint + 1, sizeof *s->heap.event);
     s->rank = calloc(end_of_ranks(s), sizeof *s->rank);

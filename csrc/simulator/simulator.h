@@ -53,6 +53,7 @@ struct monarch_sim_job {
     uint8_t reads_remote; /* other nodes' copies are read */
     uint8_t weighs_pfs;   /* the file system is read if that is faster, though there is a copy */
     uint8_t is_free;      /* reading takes no time */
+    uint8_t fair_links; /* transfers share links, instead of one going over them after the other */
     uint32_t checkpoint_steps; /* 0: none are written */
     double checkpoint_bytes;   /* of each rank */
 };

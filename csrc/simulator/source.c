@@ -91,13 +91,21 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
         double at = end;
         next = s->joined[who];
         /* As it arrives, not when it is whole: the links are asked now. */
+        if (node != r->node && s->job.fair_links) {
+            sim_send(s, s->now, r->node, node, who, size_of(s, file), end);
+            continue;
+        }
         if (node != r->node) {
             double link = machine_forward(&s->machine, s->now, r->node, node, size_of(s, file));
             at = link > end ? link : end;
         }
-        if (is_staging(s, who))
-            sim_staged_from_pfs(s, who, at);
-        else
-            sim_filled_from_pfs(s, who - s->job.nodes * s->threads, at);
+        sim_arrived(s, who, at);
     }
+}
+
+void sim_arrived(struct monarch_sim *s, uint32_t who, double at) {
+    if (is_staging(s, who))
+        sim_staged(s, who, at);
+    else
+        sim_filled(s, who - s->job.nodes * s->threads, at);
 }

@@ -182,15 +182,16 @@ static void fetch(struct monarch_sim *s, uint32_t thread, double now) {
         w.from = sim_read(s, now, t->access, thread, bytes + more);
         w.epoch = (int32_t)(t->access / per_epoch(s));
     } else {
-        double end = sim_take_way(s, now, node, &w, bytes);
-        if (w.from == MONARCH_SIM_REMOTE || k->told.holder)
+        double end = sim_take_way(s, now, node, &w, thread, bytes);
+        if (end >= 0 && (w.from == MONARCH_SIM_REMOTE || k->told.holder))
             keep(s, thread, end);
-        staged(s, thread, end);
+        if (end >= 0)
+            staged(s, thread, end);
     }
     count(s, node, t->access, &w, file);
 }
 
-void sim_staged_from_pfs(struct monarch_sim *s, uint32_t thread, double now) {
+void sim_staged(struct monarch_sim *s, uint32_t thread, double now) {
     keep(s, thread, now);
     staged(s, thread, now);
 }

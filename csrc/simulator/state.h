@@ -155,9 +155,13 @@ struct way {
  * see copy_due. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
-/* Takes the way: when the bytes are there. Not for the file system, which is asked. */
+/* Takes the way: when the bytes are there. Not for the file system, which is asked. Negative when
+ * the thread is told (sim_arrived), because others on the links decide when. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
-                    double bytes);
+                    uint32_t who, double bytes);
+/* Over fair links; not there before `earliest`. */
+void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uint32_t who,
+              double bytes, double earliest);
 /* A file that has come from elsewhere goes where it has its place. */
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
 
@@ -171,12 +175,15 @@ enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn,
                                double bytes);
 /* A request is over, and its node has the bytes at `end`. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
+/* A thread's file has come from somewhere else. */
+void sim_arrived(struct monarch_sim *s, uint32_t who, double at);
 
 /* --- staging.c --- */
 
 /* 0 when the next epoch is needed first. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
-void sim_staged_from_pfs(struct monarch_sim *s, uint32_t thread, double now);
+/* The thread's sample has come from elsewhere. */
+void sim_staged(struct monarch_sim *s, uint32_t thread, double now);
 /* The rank has used something at `now`: there is room. */
 void sim_wake(struct monarch_sim *s, uint32_t rank, double now);
 
@@ -184,6 +191,6 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now);
 
 void sim_add_copies(struct monarch_sim *s);
 void sim_class_thread(struct monarch_sim *s, uint32_t number, double now);
-void sim_filled_from_pfs(struct monarch_sim *s, uint32_t number, double now);
+void sim_filled(struct monarch_sim *s, uint32_t number, double now);
 
 #endif

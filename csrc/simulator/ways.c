@@ -39,8 +39,19 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
     return best;
 }
 
+void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uint32_t who,
+              double bytes, double earliest) {
+    struct transfer t = {who, from, to, bytes, 0, earliest};
+    links_ask(&s->machine.links, now, t);
+}
+
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
-                    double bytes) {
+                    uint32_t who, double bytes) {
+    if (s->job.fair_links && w->from == MONARCH_SIM_REMOTE) {
+        double end = machine_class(&s->machine, now, w->holder, w->cls, bytes);
+        sim_send(s, now, w->holder, node, who, bytes, end > w->whole ? end : w->whole);
+        return -1;
+    }
     return end_of(s, now, node, w, bytes, 1);
 }
 

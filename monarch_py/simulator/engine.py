@@ -119,6 +119,7 @@ def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: 
         "classes": cluster.classes,
         "files": job.files,
         "epochs": scenario.epochs,
+        "fair_links": scenario.links == "fair",
     }
     if scenario.checkpoint:
         numbers["checkpoint_steps"] = scenario.checkpoint.every

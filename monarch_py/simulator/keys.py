@@ -31,6 +31,7 @@ from monarch_py.document import (
 from monarch_py.errors import ConfigError
 from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.scenario import (
+    LINKS,
     Checkpoint,
     Dataset,
     NodeOverride,
@@ -193,6 +194,13 @@ SCENARIO = Table(
         ),
         "dataset": Key(_mapping(DATASET), "mapping", "the files", required=True),
         "rates": Key(_mapping(RATES), "mapping", "of ranks and links", required=True),
+        "links": Key(
+            values.choice({mode: mode for mode in LINKS}),
+            " or ".join(f"`{mode}`" for mode in LINKS),
+            "whether a link serves one transfer after the other, or all at the same time",
+            LINKS[0],
+            default_text=f"`{LINKS[0]}`",
+        ),
         "pfs": Key(curve, "rates by clients", "of all clients together", required=True),
         "classes": Key(
             list_of(_mapping(CLASS), "write '- {name: staging, capacity: 5GiB, ...}' below it"),
@@ -249,6 +257,7 @@ def load_scenario(
         checkpoint=_checkpoint(section["checkpoint"]),
         policies=_policies(section, policies),
         assumptions=tuple(section["assumptions"]),
+        links=section["links"],
     )
     _check_overrides(section, scenario)
     return _with_batch(section, scenario)

@@ -17,6 +17,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.simulator.rates import Curve
 
 __all__ = [
+    "LINKS",
     "Checkpoint",
     "Dataset",
     "NodeOverride",
@@ -29,6 +30,10 @@ __all__ = [
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+# How the transfers of a link share it: one is served after the other, or all at the same time,
+# max-min fairly.
+LINKS = ("in_order", "fair")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +187,7 @@ class Scenario:
 
     policies : names to compare, () for the simulator's choice
     assumptions : a sentence for each number that the scenario's source does not give
+    links : one of LINKS, how transfers between nodes share their links
     """
 
     name: str
@@ -199,6 +205,7 @@ class Scenario:
     checkpoint: Checkpoint | None = None
     policies: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
+    links: str = LINKS[0]
 
     @property
     def staging(self) -> StorageClass:

@@ -12,7 +12,7 @@ from monarch_py.policies.view import Decision, Job
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import cluster_of
 from monarch_py.simulator.rates import Curve
-from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.simulator.scenario import LINKS, Dataset, Rates, Scenario, SizeLaw, StorageClass
 
 __all__ = ["FAST", "Machine", "job", "scenario"]
 
@@ -33,6 +33,7 @@ class Machine:
     cache_rate: float = FAST
     cache_threads: int = 1
     network: float = FAST
+    links: str = LINKS[0]
 
 
 def scenario(
@@ -57,6 +58,7 @@ def scenario(
             storage("staging", machine.staging, machine.staging_threads, FAST),
             storage("cache", machine.cache, machine.cache_threads, machine.cache_rate),
         ),
+        links=machine.links,
     )
 
 

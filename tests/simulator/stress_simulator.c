@@ -88,6 +88,7 @@ static uint64_t run_one(void) {
         .reads_remote = below(2),
         .weighs_pfs = below(2),
         .is_free = below(8) == 0,
+        .fair_links = below(2),
         .checkpoint_steps = below(3),
         .checkpoint_bytes = below(500),
     };

@@ -19,7 +19,7 @@ from monarch_py.simulator.engine import measure, simulate
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import PLACES
-from monarch_py.simulator.scenario import Checkpoint, NodeOverride, Scenario, StorageClass
+from monarch_py.simulator.scenario import LINKS, Checkpoint, NodeOverride, Scenario, StorageClass
 
 DEMAND = Decision(staging=False)
 STAGED = Decision()
@@ -102,7 +102,10 @@ def test_each_sample_comes_from_the_fastest_place(pfs: bool, from_where: int, en
 @pytest.mark.parametrize("here", [0, 1, 2])
 @pytest.mark.parametrize("there", [0, 1, 2])
 @pytest.mark.parametrize("pfs", [30.0, 60.0, 90.0])
-def test_an_idle_machine_is_the_performance_model(here: int, there: int, pfs: float) -> None:
+@pytest.mark.parametrize("links", LINKS)
+def test_an_idle_machine_is_the_performance_model(
+    here: int, there: int, pfs: float, links: str
+) -> None:
     """A copy in one of two classes, or in none, of either node, and one client of the file system:
     the machine takes as long as the least of the model's times (NoPFS 4), from that place."""
 
@@ -110,7 +113,7 @@ def test_an_idle_machine_is_the_performance_model(here: int, there: int, pfs: fl
         curve = Curve.of({threads: rate})
         return StorageClass(name, 1000, threads, curve, curve)
 
-    of = scenario(Machine({1: pfs}, network=80), nodes=2, epochs=1, batch=1, files=2)
+    of = scenario(Machine({1: pfs}, network=80, links=links), nodes=2, epochs=1, batch=1, files=2)
     of = replace(of, classes=(of.staging, storage("ram", 4, 400), storage("ssd", 2, 100)))
     work = job(of, [60, 0], [[[[0]], [[1]]]])
     rows = [(node, cls, np.array([0])) for node, cls in ((0, here), (1, there)) if cls]
@@ -121,6 +124,45 @@ def test_an_idle_machine_is_the_performance_model(here: int, there: int, pfs: fl
     assert measured.epoch_end[0] - measured.first_step == pytest.approx(seconds.min())
     chosen = (LOCAL, REMOTE, FROM_PFS)[int(seconds.argmin())]
     assert measured.node_bytes[0].nonzero()[0].tolist() == [chosen]
+
+
+@pytest.mark.parametrize(("links", "stalls"), [("in_order", [6, 9]), ("fair", [9, 6])])
+def test_transfers_share_a_link_or_take_turns(links: str, stalls: list[float]) -> None:
+    """Node 0 sends 6 bytes to node 1 and 3 to node 2, at 1 byte/s. One after the other they are
+    there after 6 and 9 s. Together each gets half of the link until the 3 bytes are there, after
+    6 s; of the others 3 are left then, and come in 3 s."""
+    decision = Decision(
+        staging=False,
+        copies=Copies.of([(0, 1, np.array([0, 1]))]),
+        when=When.BEFORE,
+        remote=True,
+        pfs=False,
+    )
+    machine = Machine({1: FAST}, network=1, links=links)
+    measured = run(machine, [6, 3, 0], [[[[2]], [[0]], [[1]]]], decision)
+    assert measured.stall.tolist() == pytest.approx([0, *stalls])
+
+
+def test_what_others_leave_of_a_link_is_used() -> None:
+    """Max-min: three transfers of 1 byte from node 0 get a third of its link each, for 3 s. One of
+    them comes to node 1, whose link leaves two thirds for 3 bytes from node 4: 2 of them in these
+    3 s, and the last one in 1 s more."""
+    copies = [(0, 1, np.array([0, 1, 2, 4, 5])), (4, 1, np.array([3, 6, 7]))]
+    decision = Decision(copies=Copies.of(copies), when=When.BEFORE, remote=True, pfs=False)
+    machine = Machine({1: FAST}, network=1, links="fair", staging_threads=2)
+    order = [[[[4, 5]], [[0, 3]], [[1, 4]], [[2, 5]], [[6, 7]]]]
+    measured = run(machine, [1, 1, 1, 3, 0, 0, 0, 0], order, decision)
+    assert measured.epoch_end[0] - measured.first_step == pytest.approx(4)
+
+
+def test_an_owner_sends_on_over_shared_links() -> None:
+    """Node 0 reads 4 bytes at 4 bytes/s, which are on their way to both others when they are there,
+    after 1 s. Each gets half of the link of 1 byte/s."""
+    owner = np.zeros(2, np.int32)
+    decision = Decision(staging=False, owner=owner, remote=True)
+    machine = Machine({1: 4}, network=1, links="fair")
+    measured = run(machine, [4, 0], [[[[1]], [[0]], [[0]]]], decision)
+    assert measured.epoch_end[0] == pytest.approx(9)
 
 
 @pytest.mark.parametrize(("due", "from_where"), [(0, REMOTE), (1, FROM_PFS)])
@@ -437,6 +479,7 @@ machines = st.builds(
     cache_rate=rates,
     cache_threads=st.integers(1, 3),
     network=rates,
+    links=st.sampled_from(LINKS),
 )
 
 
