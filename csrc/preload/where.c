@@ -102,7 +102,8 @@ int monarch_aim(struct session *s, int dir, const char *path, struct monarch_aim
     a->likely = -1;
     if (path[0] == '/') {
         a->source = monarch_prefix(s->control, path, &a->rel);
-        if (a->source < 0 && !monarch_is_odd(path, strlen(path)))
+        if (a->source < 0 &&
+            (!monarch_is_odd(path, strlen(path)) || monarch_is_outside(s->control, path)))
             return 0;
     } else if (!path[0]) {
         return 0;

@@ -84,7 +84,7 @@ struct walk {
     const struct monarch_catalog *catalog;
     const struct monarch_clients *clients;
     size_t len, canonical;
-    int needs_directory;
+    int needs_directory, by_letters; /* by_letters: `..` undoes what is before it, link or not */
     char *text;
 };
 
@@ -107,7 +107,7 @@ static int is_real_directory(struct walk *w) {
 }
 
 static int go_up(struct walk *w) {
-    if (w->len > w->canonical && !is_real_directory(w))
+    if (!w->by_letters && w->len > w->canonical && !is_real_directory(w))
         return 0;
     while (w->len && w->text[w->len - 1] != '/')
         w->len--;
@@ -188,6 +188,13 @@ static int substitute(struct walk *w, const char *rel, int64_t link, size_t end,
     return 1;
 }
 
+int monarch_is_outside(const struct monarch_control *k, const char *path) {
+    char text[MONARCH_PATH_MAX] = "";
+    const char *rel;
+    struct walk w = {.control = k, .by_letters = 1, .text = text};
+    return walk_components(&w, path) && monarch_prefix(k, text, &rel) < 0;
+}
+
 static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, char *next) {
     const char *rel;
     size_t end;
@@ -195,7 +202,9 @@ static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, ch
     if (out->source < 0)
         return MONARCH_OUTSIDE;
     int64_t id = monarch_find(w->catalog, (unsigned)out->source, rel, strlen(rel));
-    if (id < 0 && !*rel)
+    const struct monarch_source *source = &w->control->source[out->source];
+    int may_be_link = !*rel && source->alias_len && strcmp(w->text, source->alias) == 0;
+    if ((id < 0 && !*rel) || (may_be_link && !follow && !w->needs_directory))
         return MONARCH_OUTSIDE;
     int last_is_link = id >= 0 && monarch_entries(w->catalog)[id].kind == MONARCH_LINK;
     if (last_is_link && !follow && !w->needs_directory)
@@ -216,7 +225,7 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
                      const struct monarch_clients *m, const char *base, const char *path,
                      int follow, struct monarch_place *out) {
     char next[MONARCH_PATH_MAX];
-    struct walk w = {k, c, m, 0, 0, 0, out->path};
+    struct walk w = {.control = k, .catalog = c, .clients = m, .text = out->path};
     out->entry = MONARCH_OUTSIDE;
     out->source = -1;
     /* Too long for the kernel, however short it becomes here; or no path at all. */

@@ -25,6 +25,11 @@ int monarch_prefix(const struct monarch_control *k, const char *path, const char
 /* Whether the path, of `n` bytes, holds `//`, `.` or `..` as a component, or ends in a slash. */
 int monarch_is_odd(const char *path, size_t n);
 
+/* Whether an absolute path leads to no source by its letters alone, which costs no system call. If
+ * a link before a `..` makes it lead to one all the same, only the kernel finds it, as for any link
+ * that lies outside. */
+int monarch_is_outside(const struct monarch_control *k, const char *path);
+
 /* Whether the path may hold `..`: two dots side by side. */
 int monarch_may_go_up(const char *path);
 

@@ -83,6 +83,9 @@ class Known:
         text = ffi.string(out.path) if out.entry != OUTSIDE else b""
         return Place(int(out.entry), int(out.source), text)
 
+    def is_outside(self, path: bytes) -> bool:
+        return bool(lib.monarch_is_outside(self.control, path))
+
     def mark_changed(self, path: Path) -> None:
         found = path.lstat()
         lib.monarch_mark_changed(self.clients, found.st_dev, found.st_ino)

@@ -110,6 +110,8 @@ class Tree:
         if answer.entry == UNKNOWN:
             # A path that goes to the daemon: it must be a plain one inside the source.
             assert answer.path and b"//" not in answer.path and not answer.path.startswith(b"/")
+        if path.startswith(b"/") and self.known.is_outside(path):
+            assert answer.entry == OUTSIDE, path
         return answer.entry
 
 
@@ -239,6 +241,29 @@ def test_a_last_link_is_itself_when_not_followed(tree: Tree) -> None:
         assert tree.check(root + b"/" + raw, b"", False) == tree.known.find(raw)
     assert tree.check(root + b"/to_directory/", b"", False) == tree.known.find(b"a/b")
     assert tree.check(root + b"/to_directory/f", b"", False) == tree.known.find(b"a/b/f")
+
+
+@pytest.mark.parametrize(
+    ("path", "is_outside"),
+    [
+        ("/usr/lib/gcc/../../include/stdio.h", True),
+        ("{top}/source/../outside/o", True),
+        ("{root}/to_directory/../../..", True),
+        ("{root}er/../other", True),
+        ("/..", True),
+        ("{top}/outside/../source/a/f", False),
+        ("{root}/a/../../source", False),
+        ("/../{root}//a/.", False),
+        ("{alias}/../alias/f", False),
+    ],
+)
+def test_the_letters_of_a_path_say_whether_it_may_lead_here(
+    tree: Tree, path: str, is_outside: bool
+) -> None:
+    spelled = path.format(root=tree.root, top=tree.root.parent, alias=tree.alias)
+    spelled = spelled.replace("/source", f"/{tree.root.name}")
+    spelled = spelled.replace("../alias", f"../{Path(tree.alias).name}")
+    assert tree.known.is_outside(os.fsencode(spelled)) == is_outside
 
 
 @pytest.mark.parametrize("filler", ["/", "/.", "/a/.."])
