@@ -60,6 +60,11 @@ class Node(Session):
         """The files of its tier."""
         return [path for path in self.tiers[0].glob("monarch-*/c/*") if path.is_file()]
 
+    def plan(self) -> dict[str, Any]:
+        """What it says of the one plan that it follows."""
+        (plan,) = self.status()["plans"]
+        return dict(plan)
+
     def nodes(self) -> dict[str, Any]:
         said: dict[str, Any] = self.status()["nodes"]
         return said
@@ -86,8 +91,8 @@ class Nodes:
     """Nodes that end with the context.
 
     sources : where each node sees the one dataset;  quotas : of each node's tier [bytes];
-    hosts : their networks, all this machine's own if there are none;  settings : of every
-    configuration
+    hosts : their networks, all this machine's own if there are none;  tier : more about each
+    node's tier;  settings : of every configuration
     """
 
     def __init__(
@@ -96,6 +101,8 @@ class Nodes:
         sources: Sequence[Path],
         quotas: Sequence[int],
         hosts: Sequence[Host] = (),
+        *,
+        tier: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         secret, self._stack = new_secret(), ExitStack()
@@ -110,7 +117,8 @@ class Nodes:
         for rank, (listener, source, quota) in enumerate(ends):
             place = directory / f"node{rank}"
             (place / "tier").mkdir(parents=True)
-            tiers = [{"mount_point": str(place / "tier"), "max_storage_quota": quota}]
+            own = {"mount_point": str(place / "tier"), "max_storage_quota": quota}
+            tiers = [{**own, **(tier or {})}]
             node = Node(place, source, tiers=tiers, **settings)
             node.cluster, node.listener = Cluster(rank, members, secret), listener
             node.host = hosts[rank]
