@@ -105,24 +105,45 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     return w->at - begin;
 }
 
+/* Another file is on the number, by another thread. */
+#define OTHER_FILE (-2)
+
+/* What the copy has not given, from the source. Bytes of another file must not be joined to those
+ * that are there, or be given for those of an offset that was the first one's. Where the number was
+ * promoted meanwhile the copy is complete. */
+static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
+    ssize_t r = REAL(pread)(fd, buf, n, at);
+    if (r <= 0 || monarch_is_still(fd, w->session, w->entry))
+        return r;
+    uint64_t word = monarch_word_of(w), got = 0;
+    if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
+        got = read_from(w->session, word, buf, w->n, w->at);
+    return got ? (ssize_t)got : OTHER_FILE;
+}
+
 /* --- reads with an offset of their own -----------------------------------------------------------
  */
 
 /* More than there are addresses: the kernel refuses it before it looks at the file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
-static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at) {
+/* joined: to what has been read before; then the answer may be OTHER_FILE. */
+static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
+                       int joined) {
     uint64_t size = w->entry->size;
-    if (at < 0 || (uint64_t)at >= size || !n || is_absurd(n))
-        return REAL(pread)(fd, buf, n, at);
-    n = n < MOST ? n : MOST;
     w->at = (uint64_t)at;
+    w->n = 0;
+    if (at < 0 || w->at >= size || !n || is_absurd(n))
+        return joined ? read_rest(fd, w, buf, n, at) : REAL(pread)(fd, buf, n, at);
+    n = n < MOST ? n : MOST;
     w->n = n < size - w->at ? n : size - w->at;
     size_t wanted = w->n, done = read_copy(w, buf);
     if (done == wanted)
         return (ssize_t)done;
+    if (!done && !joined)
+        return REAL(pread)(fd, buf, n, at);
     int old_errno = errno;
-    ssize_t r = REAL(pread)(fd, (char *)buf + done, n - done, at + (off_t)done);
+    ssize_t r = read_rest(fd, w, (char *)buf + done, n - done, at + (off_t)done);
     if (r >= 0 || !done)
         return r < 0 ? r : r + (ssize_t)done;
     errno = old_errno; /* what was read before an error counts */
@@ -144,7 +165,7 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
 __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
     struct monarch_wanted w;
     if (served(fd, monarch_tracked(fd), 0, &w))
-        return read_at(fd, &w, buf, n, at);
+        return read_at(fd, &w, buf, n, at, 0);
     return REAL(pread)(fd, buf, n, at);
 }
 
@@ -180,7 +201,9 @@ static ssize_t read_next(int fd, struct monarch_wanted *w, void *buf, size_t n) 
     if (done == wanted)
         return (ssize_t)done;
     int old_errno = errno;
-    ssize_t r = REAL(pread)(fd, (char *)buf + done, wanted - done, at + (off_t)done);
+    ssize_t r = read_rest(fd, w, (char *)buf + done, wanted - done, at + (off_t)done);
+    if (r == OTHER_FILE) /* whose offset is its own */
+        return done ? (ssize_t)done : REAL(read)(fd, buf, n);
     size_t got = done + (r > 0 ? (size_t)r : 0);
     if (got < wanted)
         sys_lseek(fd, (long)got - (long)wanted, SEEK_CUR);
@@ -219,7 +242,8 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
     return *total > 0;
 }
 
-/* One after the other, each in full: a short one is the end, or an error after what was read. */
+/* One after the other, each in full: a short one is the end, or an error after what was read.
+ * OTHER_FILE: nothing was. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           off_t at) {
     ssize_t done = 0;
@@ -227,7 +251,7 @@ static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *
     for (int i = 0; i < count; i++) {
         if (!parts[i].iov_len)
             continue;
-        ssize_t r = read_at(fd, w, parts[i].iov_base, parts[i].iov_len, at + (off_t)done);
+        ssize_t r = read_at(fd, w, parts[i].iov_base, parts[i].iov_len, at + (off_t)done, 1);
         if (r < 0 && !done)
             return r;
         if (r < 0)
@@ -250,6 +274,8 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     if (end < 0)
         return REAL(readv)(fd, parts, count);
     ssize_t r = fill_parts(fd, &w, parts, count, end - (long)n);
+    if (r == OTHER_FILE)
+        return REAL(readv)(fd, parts, count);
     if (r < (ssize_t)n)
         sys_lseek(fd, (r > 0 ? r : 0) - (long)n, SEEK_CUR);
     return r;
@@ -262,7 +288,8 @@ PUBLIC ssize_t preadv(int fd, const struct iovec *parts, int count, off_t at) {
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) || at < 0 ||
         !served(fd, tracked, 0, &w))
         return REAL(preadv)(fd, parts, count, at);
-    return fill_parts(fd, &w, parts, count, at);
+    ssize_t r = fill_parts(fd, &w, parts, count, at);
+    return r == OTHER_FILE ? REAL(preadv)(fd, parts, count, at) : r;
 }
 
 static ssize_t real_preadv2(int fd, const struct iovec *parts, int count, off_t at, int flags) {

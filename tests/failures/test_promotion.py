@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -425,6 +426,65 @@ def test_what_happens_to_a_descriptor_in_the_middle_of_its_promotion(
         assert program.wait() == [True]
         source.latency(getattr=0)
         program.end()
+
+
+# --- in the middle of a read ---------------------------------------------------------------------
+
+READS = {
+    "pread": "os.pread(fd, SIZE, 0)",
+    "preadv": "into(lambda parts: os.preadv(fd, parts, 0))",
+    "read": "os.read(fd, SIZE)",
+    "readv": "into(lambda parts: os.readv(fd, parts))",
+}
+SWAPPED = """
+SIZE, DATA, OTHER = int(sys.argv[2]), open(sys.argv[3], "rb").read(), sys.argv[4]
+def into(call):
+    parts = [bytearray(1000), bytearray(SIZE - 1000)]
+    count = call(parts)
+    return b"".join(parts)[:count]
+fd = os.open(sys.argv[1], 0)
+os.pread(fd, 100, 0)
+other = os.open(OTHER, 0)
+step()
+def read():
+    global got
+    got = {call}
+thread = threading.Thread(target=read)
+thread.start()
+step()
+os.dup2(other, fd)
+thread.join()
+data = open(OTHER, "rb").read()
+step(len(got), got == DATA[:len(got)], got == data[:len(got)], os.lseek(fd, 0, 1))
+"""
+
+
+@pytest.mark.parametrize("call", READS)
+def test_a_read_is_of_one_file_whatever_comes_to_its_number(
+    session_factory: Callable[..., Session], source: SlowSource, tmp_path: Path, call: str
+) -> None:
+    """The copy has the beginning, and the daemon stands still: the rest would come from the
+    source, but another file is on the number by then."""
+    behind = Files(source.backing)
+    behind.add("a", SIZE)
+    (tmp_path / "other").write_bytes(os.urandom(SIZE))
+    source.latency(read=0.3)
+    session = session_factory(source.mountpoint).start()
+    session.wait_scanned()
+    assert session.daemon is not None
+    words = [source.mountpoint / "a", str(SIZE), behind.path("a"), tmp_path / "other"]
+    with Steps(session, SWAPPED.format(call=READS[call]), *words) as program:
+        program.wait()
+        session.daemon.send_signal(signal.SIGSTOP)
+        program.go()
+        program.wait()
+        program.go()
+        length, is_first, is_other, offset = program.wait()
+        program.end()
+    assert length > 0
+    assert is_first or is_other
+    # A read of the first file has its own offset.
+    assert offset == (length if is_other and "pread" not in call else 0)
 
 
 # --- stress --------------------------------------------------------------------------------------
