@@ -22,6 +22,13 @@ struct checked {
     uint64_t word, block, at_ns;
 };
 
+/* Copies that were found rotten and that the daemon has not heard of. More are found again. */
+#define ROTTEN 64
+
+struct rotten {
+    uint64_t id, word;
+};
+
 /* Demands that peers' requests have standing: the others are this node's own readers'. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
 /* A source that has given nothing for this long is stuck, and an asker's own way to it may not be:
@@ -41,8 +48,10 @@ struct monarch_holdings {
     int is_ready;      /* atomic: the bits say what is kept */
     uint32_t next_tag; /* atomic: of a demand */
     struct monarch_sums *sums;
-    pthread_mutex_t checking;
+    pthread_mutex_t checking; /* of the next three */
     struct checked checked[CHECKS];
+    struct rotten rotten[ROTTEN];
+    uint64_t rotten_count;
     pthread_mutex_t waking; /* so that the server is not stopped meanwhile */
     struct monarch_peer_server *server;
 };
@@ -253,17 +262,42 @@ static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
     return monarch_sums_find(h->sums, MONARCH_WORD_COPY(held->word), block, sum);
 }
 
-static int agrees(const holdings *h, const struct held *held, uint64_t block, uint64_t sum) {
+/* Whether the entry has this copy still. */
+static int is_current(holdings *h, const struct held *held) {
+    pthread_rwlock_rdlock(&h->lock);
+    int is_it = h->catalog && __atomic_load_n(&monarch_entries(h->catalog)[held->id].word,
+                                              __ATOMIC_ACQUIRE) == held->word;
+    pthread_rwlock_unlock(&h->lock);
+    return is_it;
+}
+
+static int agrees(holdings *h, const struct held *held, uint64_t block, uint64_t sum) {
     uint64_t recorded;
     if (monarch_sums_find(h->sums, MONARCH_WORD_COPY(held->word), block, &recorded))
         return sum == recorded;
     /* Of a copy of one block the catalog's sum tells as much. */
-    return held->slot >= 0 || held->blocks != 1 ||
-           monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
+    if (held->blocks == 1)
+        return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
+    /* The sums of one that was dropped, maybe because it has rotted, go after it. */
+    return is_current(h, held);
 }
 
 static struct checked *last_check(holdings *h, const struct held *held, uint64_t block) {
     return &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
+}
+
+/* This node's own programs read it too. */
+static void note_rotten(holdings *h, const struct held *held) {
+    uint64_t i = 0;
+    pthread_mutex_lock(&h->checking);
+    while (i < h->rotten_count && h->rotten[i].word != held->word)
+        i++;
+    int is_new = i == h->rotten_count && i < ROTTEN;
+    if (is_new)
+        h->rotten[h->rotten_count++] = (struct rotten){held->id, held->word};
+    pthread_mutex_unlock(&h->checking);
+    if (is_new)
+        monarch_doorbell_ring(&h->clients->doorbell);
 }
 
 /* Readers that wait ask for a block in many parts: it is looked through once for all of them. */
@@ -274,12 +308,13 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     int is_good;
     if (held->slot >= 0) /* as it comes from the source */
         return 1;
-    if (sum && !agrees(h, held, block, *sum))
-        return 0;
+    int agreed = sum && agrees(h, held, block, *sum);
+    if (sum && !agreed)
+        note_rotten(h, held);
     pthread_mutex_lock(&h->checking);
     struct checked *last = last_check(h, held, block);
-    if (sum)
-        *last = (struct checked){held->word, block, now};
+    if (sum) /* what was good before is so no more */
+        *last = (struct checked){agreed ? held->word : 0, block, now};
     is_good = last->word == held->word && last->block == block && now - last->at_ns < CHECKED_NS;
     pthread_mutex_unlock(&h->checking);
     return is_good;
@@ -390,6 +425,18 @@ void monarch_holdings_answer(holdings *h) {
     if (h->server)
         monarch_peer_wake_if(h->server, is_settled, h);
     pthread_mutex_unlock(&h->waking);
+}
+
+uint64_t monarch_holdings_rotten(holdings *h, uint64_t *ids, uint64_t *words, uint64_t most) {
+    uint64_t n = 0;
+    pthread_mutex_lock(&h->checking);
+    for (; n < most && h->rotten_count; n++) {
+        const struct rotten *r = &h->rotten[--h->rotten_count];
+        ids[n] = r->id;
+        words[n] = r->word;
+    }
+    pthread_mutex_unlock(&h->checking);
+    return n;
 }
 
 void monarch_holdings_stop(holdings *h, struct monarch_peer_server *s) {

@@ -45,6 +45,10 @@ void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint
                            uint64_t blocks);
 /* What was waited for and is settled without a copy: whoever waits for it is told. */
 void monarch_holdings_answer(struct monarch_holdings *h);
+/* Takes copies that are not what their fills have written: up to `most` entries, and the words of
+ * the copies, which may be others by now. Returns how many. */
+uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words,
+                                 uint64_t most);
 /* Closes all and joins the threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
 void monarch_holdings_free(struct monarch_holdings *h);

@@ -94,6 +94,27 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     return MONARCH_PEER_CUT;
 }
 
+/* To send a part of a block its holder has to look through all of it, and finds out whether it has
+ * rotted since its sum was recorded. Over a link of its own: what would follow on the other cannot
+ * be understood. */
+static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t status;
+        char byte;
+        if (gets[i].status != MONARCH_PEER_WRONG_BYTES)
+            continue;
+        struct monarch_peer_link *l = p->connect(p->arg, &status);
+        struct monarch_peer_get part = gets[i];
+        part.first += part.received;
+        part.length = 1;
+        part.memory = (uint64_t)(uintptr_t)&byte;
+        if (l) {
+            monarch_peer_fetch(l, &part, 1, &byte, NULL, NULL);
+            monarch_peer_link_close(l);
+        }
+    }
+}
+
 static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     for (uint64_t i = 0; i < n; i++) {
         gets[i].status = status;
@@ -119,6 +140,7 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
             monarch_peer_link_frames(l) == frames && reason(gets, n) == MONARCH_PEER_CUT;
         monarch_peer_link_close(l);
         if (!was_closed) {
+            have_looked_at(p, gets, n);
             fails(p, reason(gets, n));
             return -1;
         }
@@ -134,6 +156,7 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
         return 0;
     }
     monarch_peer_link_close(l);
+    have_looked_at(p, gets, n);
     fails(p, reason(gets, n));
     return -1;
 }

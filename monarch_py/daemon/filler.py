@@ -125,6 +125,7 @@ class Filler:
                     self._leave_to_source()
                 return False
             self._take_from_source()
+            self._drop_rotten(self.nodes)
         while len(ids := self.wanted.next_awaited()):
             self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=True)
@@ -149,6 +150,12 @@ class Filler:
         for ids in self._early:
             self.wanted.want(self._let_in_again(ids, Reason.NO_ROOM))
         self._early = []
+
+    def _drop_rotten(self, nodes: Nodes) -> None:
+        """What peers were refused this node's own programs must not be given either."""
+        ids, words = nodes.holdings.rotten()
+        for entry in ids[self.shared.catalog.words[ids] == words].tolist():
+            self._damaged(entry)
 
     def _order_ahead(self, room: int) -> bool:
         """Of what is to be filled ahead a portion. Returns whether there is room left because no
@@ -337,6 +344,9 @@ class Filler:
         if result["status"] == JobStatus.ABANDONED:
             self.keepers[int(result["tier"])].distrust()
             return
+        self._damaged(entry)
+
+    def _damaged(self, entry: int) -> None:
         path = self.shared.catalog.path(entry)
         log.warning("a copy of %s is damaged; it is made anew", path)
         self.copies.forget(one(entry), State.ABSENT)

@@ -22,6 +22,8 @@ from monarch_py.tiers import Tier
 
 __all__ = ["Holdings", "Membership"]
 
+ROTTEN = 64  # that are taken at a time
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -86,6 +88,15 @@ class Holdings(PeerServer):
     def answer(self) -> None:
         """Peers that wait for what will have no copy wait no longer."""
         lib.monarch_holdings_answer(self._c)
+
+    def rotten(self) -> tuple[Ids, npt.NDArray[np.uint64]]:
+        """(n,) entries whose copies are not what their fills have written, as peers' requests have
+        shown since the last call, and (n,) the words that name these copies."""
+        ids, words = np.zeros((2, ROTTEN), dtype=np.uint64)
+        count = lib.monarch_holdings_rotten(
+            self._c, pointer(ids, "uint64_t *"), pointer(words, "uint64_t *"), ROTTEN
+        )
+        return ids[:count], words[:count]
 
     def _begin(self, bounds: Any) -> Any:
         return lib.monarch_holdings_serve(self._c, bounds)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from support.epoch import Reader, make_files
 from support.nodes import MIB, Nodes
+from support.session import wait_until
 
 from monarch_py.demo.slowsource import SlowSource
 
@@ -39,3 +40,29 @@ def test_what_has_rotted_in_a_copy_reaches_no_other_node(
     # Blocks that had come before are not asked for again.
     again = nodes[1].totals()["source_bytes_read_by_fills"] - 3 * SIZE
     assert 3 * MIB <= again <= 3 * SIZE
+
+
+def test_what_has_rotted_goes_where_it_has_rotted(
+    nodes_factory: Callable[..., Nodes],
+    mounts: Callable[[int], list[SlowSource]],
+    epoch_reader: Path,
+) -> None:
+    """The owner does not look at what it sends in whole blocks; who gets them has it look."""
+    sources = mounts(2)
+    files = make_files(sources[0].backing, 1, SIZE)
+    nodes = nodes_factory(sources, [SIZE + MIB] * 2).start()
+    owner, other = sorted((0, 1), key=lambda rank: -int(nodes[rank].nodes()["own_files"]))
+    nodes[owner].want_all()
+    nodes.wait_idle()
+    (copy,) = nodes[owner].copies()
+    copy.chmod(0o600)
+    with copy.open("r+b") as file:
+        file.seek(5 * MIB)
+        file.write(b"rotten")
+    for rank in (other, owner):
+        with Reader(
+            epoch_reader, nodes[rank], "read", 4 * MIB, 1, sources[rank].mountpoint, files
+        ) as reader:
+            reader.end()
+        wait_until(lambda: not copy.exists(), what="the end of the copy")
+    assert "is damaged; it is made anew" in nodes[owner].log.read_text()
