@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,10 +21,11 @@
 /* A peer that sends less than this is as good as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* Bytes that one wake shall find, 8 ms of a link of 1 Gbit/s; on a slower one it comes after the
- * time [ns]. */
-#define AT_A_WAKE (1024 * 1024)
-#define WAKE_NS 20000000ULL
+/* Bytes that one wake shall find, a block as copies are made of: what is done in one go costs less
+ * than in several, with a sleep between them. It comes after the time where they are slower [ns].
+ * A reader waits for a whole answer, and so no longer for either. */
+#define AT_A_WAKE (4 * 1024 * 1024)
+#define WAKE_NS 200000000ULL
 
 typedef struct monarch_peer_get get;
 typedef struct monarch_peer_link link_t;
@@ -63,9 +65,16 @@ static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     return MONARCH_PEER_OK;
 }
 
-/* All of `n` bytes within l->bound_ms: bytes that drip in gain no time. */
-static enum monarch_peer_status take(link_t *l, void *to, size_t n) {
-    uint64_t deadline = 0;
+static uint64_t bound_from(const link_t *l, uint64_t now) { return now + l->bound_ms * 1000000ULL; }
+
+/* Bytes that can be read without a wait. */
+static uint64_t readable(const link_t *l) {
+    int n = 0;
+    return ioctl(l->fd, FIONREAD, &n) == 0 && n > 0 ? (uint64_t)n : 0;
+}
+
+/* All of `n` bytes before the deadline: bytes that drip in gain no time. */
+static enum monarch_peer_status take(link_t *l, void *to, size_t n, uint64_t deadline) {
     for (size_t got = 0; got < n;) {
         ssize_t r = recv(l->fd, (char *)to + got, n - got, MSG_DONTWAIT);
         if (r == 0 || (r < 0 && errno != EINTR && errno != EAGAIN))
@@ -73,8 +82,6 @@ static enum monarch_peer_status take(link_t *l, void *to, size_t n) {
         got += r > 0 ? (size_t)r : 0;
         if (got == n)
             break;
-        if (!deadline)
-            deadline = monarch_peer_now_ns() + l->bound_ms * 1000000ULL;
         enum monarch_peer_status status = await(l, n - got, deadline);
         if (status != MONARCH_PEER_OK)
             return status;
@@ -128,10 +135,11 @@ static int store(get *g, const char *from, uint64_t n, uint64_t at) {
 }
 
 /* One part, which is still in the processor's cache when it is hashed and written. */
-static enum monarch_peer_status take_part(link_t *l, struct answer *a, size_t n) {
+static enum monarch_peer_status take_part(link_t *l, struct answer *a, size_t n,
+                                          uint64_t deadline) {
     get *g = a->g;
     char *to = g->memory ? (char *)(uintptr_t)g->memory + a->came : l->buffer;
-    enum monarch_peer_status status = take(l, to, n);
+    enum monarch_peer_status status = take(l, to, n, deadline);
     if (status != MONARCH_PEER_OK)
         return status;
     monarch_xxh3_add(&a->stream, to, n);
@@ -145,18 +153,19 @@ static enum monarch_peer_status take_data(link_t *l, struct answer *a, uint64_t 
     enum monarch_peer_status status = MONARCH_PEER_OK;
     if (n == 0 || n > a->g->length - a->came)
         return MONARCH_PEER_CUT;
-    for (uint64_t awaited = 0; n && status == MONARCH_PEER_OK;) {
+    for (uint64_t there = 0; n && status == MONARCH_PEER_OK;) {
         size_t part = n < MONARCH_PEER_CHUNK ? n : MONARCH_PEER_CHUNK;
-        uint64_t now = monarch_peer_now_ns();
+        uint64_t now = monarch_peer_now_ns(), deadline = bound_from(l, now);
         if (now > a->deadline_ns)
             return MONARCH_PEER_TIMEOUT;
-        if (awaited < part) {
-            awaited = n < AT_A_WAKE ? n : AT_A_WAKE;
-            status = await(l, awaited, now + WAKE_NS);
+        if (there < part) {
+            uint64_t until = now + WAKE_NS < deadline ? now + WAKE_NS : deadline;
+            status = await(l, n < AT_A_WAKE ? n : AT_A_WAKE, until);
+            there = readable(l);
         }
         if (status == MONARCH_PEER_OK)
-            status = take_part(l, a, part);
-        awaited -= part;
+            status = take_part(l, a, part, deadline);
+        there -= there < part ? there : part;
         n -= part;
     }
     return status;
@@ -172,7 +181,8 @@ static enum monarch_peer_status judge(struct answer *a, uint64_t value) {
 }
 
 static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame *f, uint64_t tag) {
-    enum monarch_peer_status status = take(l, f, sizeof *f);
+    uint64_t deadline = bound_from(l, monarch_peer_now_ns());
+    enum monarch_peer_status status = take(l, f, sizeof *f, deadline);
     if (status == MONARCH_PEER_OK && (f->magic != MONARCH_PEER_FRAME || f->tag != tag))
         return MONARCH_PEER_CUT;
     l->frames += status == MONARCH_PEER_OK;
@@ -221,7 +231,7 @@ static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
  */
 
 link_t *monarch_peer_link_new(int fd, uint32_t first_byte_ms, uint32_t between_ms) {
-    int on = 1;
+    int on = 1, room = 2 * AT_A_WAKE;
     link_t *l = malloc(sizeof *l);
     if (!l)
         return NULL;
@@ -235,6 +245,9 @@ link_t *monarch_peer_link_new(int fd, uint32_t first_byte_ms, uint32_t between_m
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    /* The kernel makes the window as large as the low-water mark, and leaves it so: the peer goes
+     * on sending while what one wake has found is stored. */
+    setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     return l;
 }
 

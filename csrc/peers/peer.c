@@ -4,11 +4,20 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <time.h>
 
-#include "peers.h"
+#include "connection.h"
 
 /* More links than threads that ask at a time are of no use. */
 #define IDLE_LINKS 16
+/* Answers of this size share the way to the peer and come no sooner for being many, but each of
+ * them wakes both sides for less of it. So many at a time are asked for: a server's threads can
+ * stay with them, and one is left for everybody else (can_stay in server.c). */
+#define LARGE_BYTES (1024 * 1024)
+#define LARGE_AT_ONCE 3
+/* Whoever has waited for a turn for this long goes on without one: the peer may have others wait
+ * for its source. With the bound of a first byte less than the 2 s that a reader may wait [ns]. */
+#define TURN_NS 500000000ULL
 
 typedef struct monarch_peer peer;
 
@@ -17,6 +26,8 @@ struct monarch_peer {
     monarch_peer_report report;
     void *arg;
     pthread_mutex_t lock;
+    pthread_cond_t turn;
+    unsigned large; /* answers that are under way; the lock's */
     unsigned idle;
     int has_failed; /* since it last worked; the lock's */
     struct monarch_peer_link *link[IDLE_LINKS];
@@ -30,6 +41,11 @@ peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
     p->report = report;
     p->arg = arg;
     pthread_mutex_init(&p->lock, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&p->turn, &attributes);
+    pthread_condattr_destroy(&attributes);
     return p;
 }
 
@@ -47,6 +63,7 @@ void monarch_peer_forget_idle(peer *p) {
 
 void monarch_peer_free(peer *p) {
     monarch_peer_forget_idle(p);
+    pthread_cond_destroy(&p->turn);
     pthread_mutex_destroy(&p->lock);
     free(p);
 }
@@ -124,8 +141,26 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     return -1;
 }
 
-int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *buffer,
-                     monarch_peer_arrived arrived, void *arg) {
+static void take_turn(peer *p) {
+    uint64_t end = monarch_peer_now_ns() + TURN_NS;
+    struct timespec until = {(time_t)(end / 1000000000), (long)(end % 1000000000)};
+    int r = 0;
+    pthread_mutex_lock(&p->lock);
+    while (r == 0 && p->large >= LARGE_AT_ONCE)
+        r = pthread_cond_timedwait(&p->turn, &p->lock, &until);
+    p->large++;
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void end_turn(peer *p) {
+    pthread_mutex_lock(&p->lock);
+    p->large--;
+    pthread_cond_signal(&p->turn);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *buffer,
+               monarch_peer_arrived arrived, void *arg) {
     uint32_t status = MONARCH_PEER_CUT;
     struct monarch_peer_link *l = take_idle(p);
     if (l) {
@@ -159,4 +194,17 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
     have_looked_at(p, gets, n);
     fails(p, reason(gets, n));
     return -1;
+}
+
+int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *buffer,
+                     monarch_peer_arrived arrived, void *arg) {
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < n && bytes < LARGE_BYTES; i++)
+        bytes += gets[i].length;
+    if (bytes < LARGE_BYTES)
+        return ask(p, gets, n, buffer, arrived, arg);
+    take_turn(p);
+    int r = ask(p, gets, n, buffer, arrived, arg);
+    end_turn(p);
+    return r;
 }
