@@ -112,13 +112,21 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
  * that are there, or be given for those of an offset that was the first one's. Where the number was
  * promoted meanwhile the copy is complete. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
+    int old_errno = errno;
     ssize_t r = REAL(pread)(fd, buf, n, at);
-    if (r <= 0 || monarch_is_still(fd, w->session, w->entry))
+    if (monarch_is_still(fd, w->session, w->entry))
         return r;
+    errno = old_errno;
     uint64_t word = monarch_word_of(w), got = 0;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
         got = read_from(w->session, word, buf, w->n, w->at);
     return got ? (ssize_t)got : OTHER_FILE;
+}
+
+/* What was claimed of the offset and not read: of another file it was not claimed. */
+static void give_back(int fd, const struct monarch_wanted *w, size_t n) {
+    if (n && monarch_is_still(fd, w->session, w->entry))
+        sys_lseek(fd, -(long)n, SEEK_CUR);
 }
 
 /* --- reads with an offset of their own -----------------------------------------------------------
@@ -202,13 +210,12 @@ static ssize_t read_next(int fd, struct monarch_wanted *w, void *buf, size_t n) 
         return (ssize_t)done;
     int old_errno = errno;
     ssize_t r = read_rest(fd, w, (char *)buf + done, wanted - done, at + (off_t)done);
+    if (r < 0 && done)
+        errno = old_errno;
     if (r == OTHER_FILE) /* whose offset is its own */
         return done ? (ssize_t)done : REAL(read)(fd, buf, n);
     size_t got = done + (r > 0 ? (size_t)r : 0);
-    if (got < wanted)
-        sys_lseek(fd, (long)got - (long)wanted, SEEK_CUR);
-    if (r < 0 && done)
-        errno = old_errno;
+    give_back(fd, w, wanted - got);
     return r < 0 && !done ? r : (ssize_t)got;
 }
 
@@ -276,8 +283,7 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     ssize_t r = fill_parts(fd, &w, parts, count, end - (long)n);
     if (r == OTHER_FILE)
         return REAL(readv)(fd, parts, count);
-    if (r < (ssize_t)n)
-        sys_lseek(fd, (r > 0 ? r : 0) - (long)n, SEEK_CUR);
+    give_back(fd, &w, n - (r > 0 ? (size_t)r : 0));
     return r;
 }
 

@@ -124,11 +124,14 @@ int monarch_aim(struct session *s, int dir, const char *path, struct monarch_aim
     }
     const struct monarch_source *root = &s->control->source[a->source];
     int by_alias = root->alias_len && strncmp(path, root->path, root->path_len) != 0;
+    a->is_alias = by_alias && !a->len;
     return monarch_root_is_ours(s, (unsigned)a->source, by_alias);
 }
 
 int64_t monarch_locate_aimed(struct session *s, const struct monarch_aim *a, int dir,
                              const char *path, int follow, int tell) {
+    if (a->source >= 0 && a->is_alias && !follow)
+        return MONARCH_OUTSIDE;
     if (a->source >= 0) {
         int64_t id = monarch_find_prepared(a->catalog, (unsigned)a->source, a->rel, a->len, a->hash,
                                            a->likely);

@@ -35,6 +35,7 @@ struct monarch_aim {
     const char *rel; /* the path in the source */
     size_t len;
     uint64_t hash;
+    int is_alias;   /* the path is a source's other name, whose end may be a link */
     int64_t likely; /* what monarch_guess says, if it is asked; else -1 */
     int source;     /* -1: an odd path, which takes the slower, exact way */
 };

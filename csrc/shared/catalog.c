@@ -58,7 +58,7 @@ int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *
 static int is_path_of(const struct monarch_catalog *c, const struct monarch_entry *e,
                       unsigned source, const char *path, size_t len, uint64_t hash) {
     return e->hash == hash && e->source == source && e->path_len == len &&
-           e->path + len < c->pool_bytes /* else damaged */ &&
+           e->path < c->pool_bytes && len < c->pool_bytes - e->path /* else damaged */ &&
            memcmp(monarch_pool(c, e->path), path, len) == 0;
 }
 
