@@ -26,9 +26,11 @@
 static void finish(struct pool *p, struct job *job) {
     pthread_mutex_lock(&p->lock);
     monarch_push(&p->done, job);
+    uint64_t left = p->normal[MONARCH_FROM_SOURCE].length;
     int can_wait = job->result.kind == MONARCH_FILL && !job->result.in_use &&
                    job->result.status == MONARCH_DONE && p->done.length < RESULTS_AT_ONCE &&
-                   p->normal[MONARCH_FROM_SOURCE].length >= RESULTS_AT_ONCE;
+                   left >= RESULTS_AT_ONCE;
+    can_wait |= job->result.kind == MONARCH_PAGE_IN && left;
     int rings = !can_wait && !p->rung;
     p->rung |= rings;
     pthread_mutex_unlock(&p->lock);
@@ -69,6 +71,15 @@ static void ring(struct pool *p, enum monarch_way way, uint32_t who) {
 
 static void ring_all(struct pool *p, enum monarch_way way) {
     monarch_bell_ring(&p->shared.clients->engine[way], INT_MAX, MONARCH_ANYBODY);
+}
+
+/* An order of which a part is done, before all others of its queue. */
+static void put_back(struct pool *p, struct job *job) {
+    pthread_mutex_lock(&p->lock);
+    monarch_push_first(&p->normal[MONARCH_FROM_SOURCE], job);
+    uint32_t who = monarch_whom_it_needs(p, MONARCH_FROM_SOURCE);
+    pthread_mutex_unlock(&p->lock);
+    ring(p, MONARCH_FROM_SOURCE, who);
 }
 
 /* What the caller does next, if there is anything. */
@@ -150,7 +161,10 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
         finish(p, job);
     } else if (job->result.kind != MONARCH_FILL) {
         monarch_do_job(&p->shared, job, buffer);
-        finish(p, job);
+        if (job->result.kind != MONARCH_PAGE_IN || job->result.status != MONARCH_ABANDONED)
+            finish(p, job);
+        else
+            put_back(p, job);
     } else {
         struct fill *f = monarch_fill_begin(&p->shared, job);
         if (!f) {

@@ -79,7 +79,8 @@ void monarch_leave_unseen(const struct visit *v);
 /* --- job.c ----------------------------------------------------------------------------------- */
 
 /* Does an order that is no fill and leaves its answer in job->result; `buffer` has MONARCH_CHUNK
- * bytes. */
+ * bytes. One that brings a copy into memory does a part, and is ABANDONED as long as more is left.
+ */
 void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer);
 
 int monarch_fail(struct job *job, int status, int error); /* always -1 */

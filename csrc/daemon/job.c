@@ -14,9 +14,15 @@
 #include "engine.h"
 #include "sys.h"
 
+#ifndef RWF_NOWAIT
+#define RWF_NOWAIT 0x08 /* Linux 4.14 */
+#endif
 #ifndef RWF_DONTCACHE
 #define RWF_DONTCACHE 0x80 /* Linux 6.14 */
 #endif
+
+/* What of a copy is brought into memory in one go. */
+#define PART_BYTES (4 * MONARCH_CHUNK)
 
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
     size_t done = 0;
@@ -278,12 +284,19 @@ static void drop(struct monarch_engine *e, struct job *job) {
         job->result.status = MONARCH_DONE;
 }
 
-/* It is read, not only asked for: the kernel shortens what it is asked for as it likes, and then no
- * more is on its way than there are threads. */
-static void page_in(struct monarch_engine *e, struct job *job, char *buffer) {
+/* Whether the page with this byte is in memory. */
+static int is_cached(int fd, uint64_t at) {
+    char byte;
+    struct iovec part = {&byte, 1};
+    return sys6(SYS_preadv2, fd, (long)&part, 1, (long)at, 0, RWF_NOWAIT) == 1;
+}
+
+/* The next part of it: between parts its thread does what is more urgent. It is read, not only
+ * asked for: the kernel shortens what it is asked for as it likes, and then no more is on its way
+ * than there are threads. */
+static void page_in(struct job *job, char *buffer) {
     char name[MONARCH_COPY_NAME + 4];
-    uint64_t size = job->entry.size, at = 0;
-    ssize_t got = 0;
+    uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
     monarch_copy_name(job, name);
     int fd = openat(job->copies, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
@@ -292,14 +305,20 @@ static void page_in(struct monarch_engine *e, struct job *job, char *buffer) {
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE); /* the use is still to come (Linux 6.3) */
-    while (at < size && !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) &&
-           (got = monarch_read_fully(fd, buffer, MONARCH_CHUNK, (off_t)at)) > 0)
-        at += (uint64_t)got;
+    end = end < size ? end : size;
+    while (job->result.bytes < end && job->result.error == 0) {
+        uint64_t at = job->result.bytes, left = end - at;
+        uint64_t n = left < MONARCH_CHUNK ? left : MONARCH_CHUNK;
+        ssize_t got = (ssize_t)n;
+        if (!is_cached(fd, at) || !is_cached(fd, at + n - 1))
+            got = monarch_read_fully(fd, buffer, n, (off_t)at);
+        if (got <= 0)
+            monarch_fail(job, MONARCH_TIER_ERROR, got < 0 ? (int)-got : EIO);
+        else
+            job->result.bytes += (uint64_t)got;
+    }
     close(fd);
-    job->result.bytes = at;
-    if (got < 0)
-        monarch_fail(job, MONARCH_TIER_ERROR, (int)-got);
-    else if (at >= size)
+    if (job->result.bytes == size)
         job->result.status = MONARCH_DONE;
 }
 
@@ -309,7 +328,7 @@ void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer) {
     else if (job->result.kind == MONARCH_COMPARE)
         compare(e, job, buffer);
     else if (job->result.kind == MONARCH_PAGE_IN)
-        page_in(e, job, buffer);
+        page_in(job, buffer);
     else
         drop(e, job);
 }

@@ -17,6 +17,15 @@ void monarch_push(struct queue *q, struct job *job) {
     q->length++;
 }
 
+void monarch_push_first(struct queue *q, struct job *job) {
+    job->next = q->first;
+    job->before = NULL;
+    job->queue = q;
+    *(q->first ? &q->first->before : &q->last) = job;
+    q->first = job;
+    q->length++;
+}
+
 static void take_out(struct job *job) {
     struct queue *q = job->queue;
     *(job->before ? &job->before->next : &q->first) = job->next;

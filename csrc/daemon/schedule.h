@@ -56,6 +56,7 @@ struct pool {
 /* --- queues --- */
 
 void monarch_push(struct queue *q, struct job *job);
+void monarch_push_first(struct queue *q, struct job *job);
 struct job *monarch_pop(struct queue *q);
 /* Whether a reader may wait for the order: those that have not begun can be found by entry. */
 int monarch_is_awaited(const struct job *job);

@@ -292,6 +292,7 @@ class Filler:
                 self.copies.publish(results[fine])
                 staged = fine & (results["tier"] == self.staging.number)
                 self.staging.arrived(results["id"][staged])
+                self.readahead.filled(results["id"][fine & (kinds == JobKind.FILL)])
                 if self.places is not None:
                     filled = fine & (kinds == JobKind.FILL)
                     self.places.know(results["id"][filled], results["giver"][filled])

@@ -91,6 +91,7 @@ class Planned:
         self._known = np.zeros(0, dtype=bool)
         self._kept_order: Ids = np.zeros(0, dtype=np.uint64)  # what of it has not had its turn
         self._queue: Ids = np.zeros(0, dtype=np.uint64)
+        self._paged: Ids = self._queue  # what of slow tiers is used next
         self._horizon = 0  # how far the window goes, in files from now
         self._ahead: tuple[Ids, npt.NDArray[np.int64]] = self._queue, np.zeros(0, dtype=np.int64)
         self._begun: Ids = self._queue
@@ -182,7 +183,7 @@ class Planned:
         """All plans are dropped: what was before goes on."""
         self.filler.keeps, self.filler.staging.uses = self._before
         self.filler.prefers = None
-        self._queue = self._kept_order = np.zeros(0, dtype=np.uint64)
+        self._queue = self._kept_order = self._paged = np.zeros(0, dtype=np.uint64)
 
     # --- who keeps what -------------------------------------------------------------------------
 
@@ -376,11 +377,11 @@ class Planned:
         window = capacity - capacity // WINDOW_LEAVES
         inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
+        self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
         # The page cache may hold as much beside it, of all that lies in slow tiers.
-        paged = self.filler.readahead.is_for(ids)
-        cached = np.cumsum(np.where(paged, takes, 0)) <= window
-        fetched = self._is_absent(ids) & inside & (~staged | (takes <= capacity))
-        self._queue = ids[fetched | (self.filler.readahead.wants(ids) & cached)]
+        paged = ids[self.filler.readahead.is_for(ids)]
+        sizes = catalog.entries["size"][paged]
+        self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
 
     def _is_absent(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of (n,) files a fill can be ordered of."""
@@ -392,11 +393,11 @@ class Planned:
         """Orders as much as is well under way at a time: first what is used next, then what is kept
         and used later."""
         self._look_ahead()
-        catalog, readahead = self.shared.catalog, self.filler.readahead
+        self.filler.readahead.order(self._paged)
+        catalog = self.shared.catalog
         sizes = catalog.entries["size"]
         states = state_of(catalog.words[self._begun])
-        filling = (states == State.WANTED) | (states == State.FILLING)
-        begun = self._begun[filling | readahead.is_under_way(self._begun)]
+        begun = self._begun[(states == State.WANTED) | (states == State.FILLING)]
         files = MOST_FILES - len(begun)
         bytes_ = MOST_BYTES - int(sizes[begun].sum(dtype=np.float64))
         least = LEAST_FILES - len(begun)
@@ -413,11 +414,8 @@ class Planned:
                 self._queue = self._queue[len(taken) :]
             else:
                 self._kept_order = self._kept_order[len(taken) :]
-            absent = self._is_absent(taken)
-            here = readahead.wants(taken) & near
-            self._order(taken[absent])
-            readahead.order(taken[here])
-            taken = taken[absent | here]
+            taken = taken[self._is_absent(taken)]
+            self._order(taken)
             begun = np.concatenate([begun, taken])
             files, least = files - len(taken), least - len(taken)
             bytes_ -= int(sizes[taken].sum(dtype=np.float64))

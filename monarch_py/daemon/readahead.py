@@ -21,12 +21,15 @@ __all__ = ["ReadAhead"]
 
 Bools = npt.NDArray[np.bool_]
 
+# Brought at a time: what is nearer may be known a moment later [files, bytes].
+MOST_FILES, MOST_BYTES = 64, 32 << 20
+
 
 class ReadAhead:
     """Works in turns of the daemon's loop; nothing in it waits.
 
     tiers : by number, those of the configuration; copies in memory are left as they are
-    files, bytes_ : that were brought
+    files : that were brought
     """
 
     def __init__(self, shared: Shared, engine: Engine, tiers: Sequence[Tier | None]) -> None:
@@ -36,8 +39,8 @@ class ReadAhead:
             tier is not None and tier.config.kind != "ram" for tier in tiers
         ]
         self._brought = np.zeros(0, dtype=bool)  # by entry: since it was opened last
-        self._under_way: set[int] = set()
-        self.files = self.bytes_ = 0
+        self._under_way: dict[int, int] = {}  # sizes by entry
+        self.files = 0
 
     def is_for(self, ids: Ids) -> Bools:
         """Which of (n,) files have their copies in slow tiers."""
@@ -52,30 +55,38 @@ class ReadAhead:
         wanted[known] &= ~self._brought[ids[known]]
         return wanted
 
-    def is_under_way(self, ids: Ids) -> Bools:
-        """Which of (n,) files are being brought."""
-        return np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))
-
     def order(self, ids: Ids) -> None:
-        """(n,) files that `wants` has named, in this order, behind all that programs wait for."""
+        """(n,) files in the order of their use; of those that `wants` names as many as are well
+        under way at a time, behind all that programs wait for."""
+        ids = ids[self.wants(ids)][: MOST_FILES - len(self._under_way)]
         if not len(ids):
             return
         catalog = self.shared.catalog
-        if len(self._brought) < len(catalog):
-            more = np.zeros(len(catalog) - len(self._brought), dtype=bool)
-            self._brought = np.concatenate([self._brought, more])
-        self._brought[ids] = True
-        self._under_way.update(ids.tolist())
+        sizes = catalog.entries["size"][ids]
+        room = MOST_BYTES - sum(self._under_way.values())
+        ids = ids[np.cumsum(sizes, dtype=np.float64) - sizes < room]
+        ids = ids[~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
+        self._set_brought(ids, brought=True)
+        self._under_way.update(zip(ids.tolist(), sizes.tolist(), strict=False))
         words = catalog.words[ids]
         self.engine.submit(catalog, JobKind.PAGE_IN, ids, tier_of(words), copy_of(words))
 
     def ended(self, result: Any) -> None:
         """The engine's result. What could not be read is for whoever opens it to find out."""
-        self._under_way.discard(int(result["id"]))
+        self._under_way.pop(int(result["id"]), None)
         if result["status"] == JobStatus.DONE:
             self.files += 1
-            self.bytes_ += int(result["bytes"])
+
+    def filled(self, ids: Ids) -> None:
+        """(n,) files whose copies were made just now: the pages are there."""
+        self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:
         """(n,) files that programs have opened: they are brought again before their next use."""
-        self._brought[ids[ids < len(self._brought)]] = False
+        self._set_brought(ids, brought=False)
+
+    def _set_brought(self, ids: Ids, *, brought: bool) -> None:
+        if len(self._brought) < len(self.shared.catalog):
+            more = np.zeros(len(self.shared.catalog) - len(self._brought), dtype=bool)
+            self._brought = np.concatenate([self._brought, more])
+        self._brought[ids] = brought

@@ -25,9 +25,9 @@ from monarch_py.plan.samplers import Listed
 FILES, SIZE, EPOCHS = 200, 50_000, 2
 PART = 50  # files that are read at a time
 AREA = 2 * MIB
-# What seven eighths of the area hold of copies that take 13 pages each, at most; and with some of
-# it taken by its directory and lost to its slack.
-WINDOW = AREA // 8 * 7 // (13 * 4096)
+# What seven eighths of the area hold, at most; and with some of it taken by its directory and lost
+# to its slack.
+WINDOW = AREA // 8 * 7 // SIZE
 LEAST = WINDOW - 4
 
 

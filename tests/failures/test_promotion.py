@@ -257,7 +257,7 @@ found = [sha(os.pread(reader, 5_000, 300)) for _ in range(3)]
 step(found, os.readlink("/proc/self/fd/%d" % reader))
 """
 # A second process's answer to "could you write-lock it?" by kind; 1: no, somebody holds it.
-OTHERS = {
+OTHERS: dict[str, tuple[str, int, str]] = {
     "flock": "fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
     "posix": "fcntl.fcntl(fd, fcntl.F_SETLK, LOCK)",
     "posix_wait": "fcntl.fcntl(fd, fcntl.F_SETLK, LOCK)",
