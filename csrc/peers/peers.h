@@ -78,9 +78,10 @@ struct monarch_peer_get {
     uint64_t at;     /* from here on */
     uint32_t source;
     int32_t to;
-    uint64_t received; /* bytes whose sum was right, from the range's beginning */
-    uint32_t status;   /* enum monarch_peer_status */
-    int32_t error;     /* errno, where the status is NO_ROOM */
+    uint32_t is_awaited; /* somebody waits for these very bytes */
+    uint64_t received;   /* bytes whose sum was right, from the range's beginning */
+    uint32_t status;     /* enum monarch_peer_status */
+    int32_t error;       /* errno, where the status is NO_ROOM */
 };
 
 struct monarch_peer_link;
