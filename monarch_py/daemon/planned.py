@@ -427,10 +427,14 @@ class Planned:
         if not len(ids):
             return
         self.filler.order_planned(ids, self._horizon)
+        left = ids[state_of(self.shared.catalog.words[ids]) == State.ABSENT]
+        kept = self.keeps_here(left)
         # A tier may be fuller than was thought: then it is staged when its time comes.
-        words = self.shared.catalog.words[ids]
-        homeless = ids[(state_of(words) == State.ABSENT) & self.keeps_here(ids)]
+        homeless = left[kept]
         self._tier[homeless[homeless < len(self._tier)]] = NOWHERE
+        if not kept.all():
+            # The area has no room for them yet: nor for what is used later.
+            self._queue = self._queue[self.keeps_here(self._queue)]
 
     # --- the ranks ------------------------------------------------------------------------------
 

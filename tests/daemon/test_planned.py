@@ -19,12 +19,15 @@ from support.files import Files, check_all
 from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
 
+from monarch_py.catalog import CatalogReader
 from monarch_py.config import load_config
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import copy_of
+from monarch_py.plan.samplers import DistributedSampler
 
 Factory = Callable[..., Session]
-MANY, SIZE = 600, 50_000
+MANY, SIZE, SEED = 600, 50_000, 11
 
 
 class Site:
@@ -157,6 +160,41 @@ def test_with_room_for_everything_it_is_fetched_in_the_order_of_use(site: Site) 
         train(session, site.root, epochs=1)
     assert counted[-1]["misses"] == counted[-1]["waits"] == 0
     assert session.status()["staging"]["staged"] == 0
+
+
+def test_a_large_file_is_not_overtaken_by_smaller_ones_that_are_used_later(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
+) -> None:
+    """The third one in the plan has room when the first, which is opened but not there yet, has
+    gone; the fourth would have at once."""
+    mounted, kib, sizes = slow_factory(), 1024, (400, 290, 390, 180)
+    order = DistributedSampler(len(sizes), 1, SEED).epoch(0).tolist()
+    files = Files(mounted.backing)
+    for number, size in zip(order, sizes, strict=True):
+        files.add(f"{number}.bin", size * kib)
+    mounted.rate(350 * kib)
+    for name in ("tier", "area"):
+        (tmp_path / name).mkdir()
+    session = session_factory(
+        mounted.mountpoint,
+        tiers=[{"mount_point": tmp_path / "tier", "max_storage_quota": 128 * kib}],
+        staging={"mount_point": str(tmp_path / "area"), "max_storage_quota": MIB},
+        plan=str(plan_of(files, mounted.mountpoint, tmp_path / "plan.npz", seed=SEED, epochs=1)),
+    ).start()
+
+    def copies() -> list[int]:
+        """Of each file in the plan's order the number of its copy, 0 for none: the later it was
+        begun, the higher."""
+        catalog = CatalogReader.open(session.paths, session.client.ask("where")["generation"])
+        entries = [catalog.find(0, f"{number}.bin") for number in order]
+        return [int(copy_of(catalog.words[entry])) for entry in entries]
+
+    wait_until(lambda: all(copies()[:2]), what="the first two")
+    assert not any(copies()[2:])
+    script = "import os, sys; os.close(os.open(sys.argv[1], os.O_RDONLY))"
+    session.python(script, mounted.mountpoint / f"{order[0]}.bin")
+    wait_until(lambda: all(copies()[1:]), what="the others")
+    assert copies()[2] < copies()[3]
 
 
 def test_readers_come_before_what_is_fetched_ahead(site: Site) -> None:
