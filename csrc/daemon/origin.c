@@ -1,6 +1,7 @@
 /* Where the bytes of a fill come from: a peer that holds the file, and when there is none or it
  * fails, the source. */
 #define _GNU_SOURCE
+#include <time.h>
 #include <unistd.h>
 
 #include "engine.h"
@@ -18,6 +19,8 @@
 /* A peer that fills the file gives its last block when it is whole. A reader waits for that only if
  * no more than this is missing here [blocks]. */
 #define NEAR_END 4
+/* A look at a peer that has not answered yet [ns]. */
+#define STARTING_NS 100000000L
 /* After this a reader that waits gets its bytes from the source [ns]. */
 #define SILENCE_NS 500000000ULL
 
@@ -63,6 +66,19 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
+/* The first of those that are brought up together would read for the others all that it fetches
+ * ahead. What nobody waits for can wait until they are there. */
+static int is_starting(const struct monarch_engine *e, const struct fill *f,
+                       const struct monarch_peer *peer, struct monarch_peer_get *get) {
+    struct timespec pause = {0, STARTING_NS};
+    int is_silent = get->status == MONARCH_PEER_CUT || get->status == MONARCH_PEER_TIMEOUT;
+    if (!is_silent || is_awaited(e, f, get->first, get->length) || !monarch_peer_is_starting(peer))
+        return 0;
+    nanosleep(&pause, NULL);
+    get->status = MONARCH_PEER_COMING;
+    return 1;
+}
+
 /* get->status says what came of it; MONARCH_PEER_LATER: the source is to be asked at once, and
  * MONARCH_PEER_COMING: by now, without any fault of the peer's. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
@@ -87,9 +103,12 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
         /* So that it comes before what nobody waits for there as well. */
         get->is_awaited = (uint32_t)is_asked;
         /* A connection that broke is no reason to ask this peer once more. */
-        if (ask_once(e, f, which, peer, get, buffer, sum) != 0 ||
-            (get->status != MONARCH_PEER_TIMEOUT && get->status != MONARCH_PEER_COMING))
+        if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {
+            if (!is_starting(e, f, peer, get))
+                return;
+        } else if (get->status != MONARCH_PEER_TIMEOUT && get->status != MONARCH_PEER_COMING) {
             return;
+        }
     }
 }
 

@@ -5,10 +5,12 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
-#include "peers.h"
+#include "connection.h"
 
 /* More links than threads that ask at a time are of no use. */
 #define IDLE_LINKS 16
+/* Who was brought up together serves within this time of each other [ns]. */
+#define START_NS 10000000000ULL
 
 typedef struct monarch_peer peer;
 
@@ -19,6 +21,8 @@ struct monarch_peer {
     pthread_mutex_t lock;
     unsigned idle;
     int has_failed; /* since it last worked; the lock's */
+    int has_worked; /* ever; atomic */
+    uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
 };
 
@@ -29,8 +33,14 @@ peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
     p->connect = connect;
     p->report = report;
     p->arg = arg;
+    p->made_ns = monarch_peer_now_ns();
     pthread_mutex_init(&p->lock, NULL);
     return p;
+}
+
+int monarch_peer_is_starting(const peer *p) {
+    return !__atomic_load_n(&p->has_worked, __ATOMIC_RELAXED) &&
+           monarch_peer_now_ns() - p->made_ns < START_NS;
 }
 
 void monarch_peer_forget_idle(peer *p) {
@@ -64,6 +74,7 @@ static void give_back(peer *p, struct monarch_peer_link *l) {
     if (is_kept)
         p->link[p->idle++] = l;
     p->has_failed = 0;
+    __atomic_store_n(&p->has_worked, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&p->lock);
     if (!is_kept)
         monarch_peer_link_close(l);
