@@ -99,10 +99,13 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
         monarch_ring_for_demand(h->clients);
 }
 
-/* Whoever asks for a whole block of many units has time. */
+/* Whoever asks for a whole block of many units has time, unless he says otherwise. A unit alone is
+ * demanded in any case: two nodes that have as many orders as they may, all for each other's small
+ * files, would wait for each other, and what is demanded is ordered all the same. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
-    return wanted->length <= unit && wanted->size / unit < MONARCH_FILL_UNITS;
+    return (wanted->is_awaited || wanted->length <= unit) &&
+           wanted->size / unit < MONARCH_FILL_UNITS;
 }
 
 static void demand_first(holdings *h, uint64_t id, const struct monarch_peer_request *wanted) {
@@ -226,16 +229,16 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     if (held->slot < 0)
         return held->size;
     const struct monarch_fill *f = &h->fills->fill[held->slot];
-    uint64_t unit_bytes = __atomic_load_n(&f->unit_bytes, __ATOMIC_ACQUIRE), end = at;
+    uint64_t unit_bytes = __atomic_load_n(&f->unit_bytes, __ATOMIC_ACQUIRE), done = at;
     uint64_t failed = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE);
     uint64_t whole = __atomic_load_n(&f->whole, __ATOMIC_ACQUIRE);
     uint64_t stop = (held->blocks - 1) * held->block_bytes;
     /* A file of more units than the map has bits is not read before it is whole. */
-    for (uint64_t u = unit_bytes ? at / unit_bytes : 0; unit_bytes && end < stop; u++) {
+    for (uint64_t u = unit_bytes ? at / unit_bytes : 0; unit_bytes && done < held->size; u++) {
         if (u >= MONARCH_FILL_UNITS ||
             !(__atomic_load_n(&f->done[u / 64], __ATOMIC_ACQUIRE) >> (u % 64) & 1))
             break;
-        end = (u + 1) * unit_bytes;
+        done = (u + 1) * unit_bytes;
     }
     if (__atomic_load_n(&h->fills->word[held->slot], __ATOMIC_ACQUIRE) != held->word)
         return available_when_over(h, held);
@@ -243,9 +246,9 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
         return MONARCH_PEER_NEVER;
     if (whole)
         return held->size;
-    end = end < stop ? end : stop > at ? stop : at;
-    if (end == at && held->is_hasty && unit_bytes)
-        demand(h, held->id, at / unit_bytes);
+    uint64_t end = done < stop ? done : stop > at ? stop : at;
+    if (end == at && held->is_hasty && unit_bytes && done < held->size)
+        demand(h, held->id, done / unit_bytes);
     return end;
 }
 

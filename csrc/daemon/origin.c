@@ -1,6 +1,7 @@
 /* Where the bytes of a fill come from: a peer that holds the file, and when there is none or it
  * fails, the source. */
 #define _GNU_SOURCE
+#include <time.h>
 #include <unistd.h>
 
 #include "engine.h"
@@ -18,6 +19,8 @@
 /* A peer that fills the file gives its last block when it is whole. A reader waits for that only if
  * no more than this is missing here [blocks]. */
 #define NEAR_END 4
+/* A look at a peer that has not answered yet [ns]. */
+#define STARTING_NS 100000000L
 /* After this a reader that waits gets its bytes from the source [ns]. */
 #define SILENCE_NS 500000000ULL
 
@@ -28,11 +31,14 @@ static void note_sum(void *sum, uint64_t which, uint64_t first, uint64_t bytes, 
     *(uint64_t *)sum = value;
 }
 
-/* Whether a reader waits for any of the file now. */
-static int is_awaited(const struct monarch_engine *e, const struct fill *f) {
+/* Whether a reader waits for any of these bytes now. */
+static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint64_t at,
+                      uint64_t n) {
+    uint64_t first = at / f->unit_bytes, count = (n + f->unit_bytes - 1) / f->unit_bytes;
     for (int i = 0; i < MONARCH_DEMANDS; i++) {
         uint64_t d = __atomic_load_n(&e->clients->demand[i], __ATOMIC_ACQUIRE);
-        if (d && monarch_demand_entry(d) == f->job->result.id)
+        if (d && monarch_demand_entry(d) == f->job->result.id &&
+            monarch_demand_unit(d) - first < count)
             return 1;
     }
     return 0;
@@ -60,33 +66,49 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
+/* The first of those that are brought up together would read for the others all that it fetches
+ * ahead. What nobody waits for can wait until they are there. */
+static int is_starting(const struct monarch_engine *e, const struct fill *f,
+                       const struct monarch_peer *peer, struct monarch_peer_get *get) {
+    struct timespec pause = {0, STARTING_NS};
+    int is_silent = get->status == MONARCH_PEER_CUT || get->status == MONARCH_PEER_TIMEOUT;
+    if (!is_silent || is_awaited(e, f, get->first, get->length) || !monarch_peer_is_starting(peer))
+        return 0;
+    nanosleep(&pause, NULL);
+    get->status = MONARCH_PEER_COMING;
+    return 1;
+}
+
 /* get->status says what came of it; MONARCH_PEER_LATER: the source is to be asked at once, and
  * MONARCH_PEER_COMING: by now, without any fault of the peer's. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, uint64_t *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
-    uint64_t began = monarch_now_ns();
+    uint64_t began = monarch_now_ns(), unasked = began; /* nobody waited then */
     get->status = MONARCH_PEER_TIMEOUT;
     for (int tries = 0, silent = 0; peer; tries++) {
-        int is_asked = is_awaited(e, f);
+        uint64_t now = monarch_now_ns();
+        int is_asked = is_awaited(e, f, get->first, get->length);
+        unasked = is_asked ? unasked : now;
         if (is_asked && is_too_early(f, is_last))
             get->status = MONARCH_PEER_LATER;
-        /* Who asks for more than a unit has not told the peer that a reader waits (holdings.c). */
-        int is_heard =
-            get->status == MONARCH_PEER_COMING && (!is_asked || get->length <= f->unit_bytes);
-        silent = is_heard || !tries ? 0 : silent + 1;
+        silent = get->status == MONARCH_PEER_COMING || !tries ? 0 : silent + 1;
         int is_enough = silent >= (is_asked ? ASKED_TRIES : TRIES);
-        if (get->status == MONARCH_PEER_LATER || is_enough ||
-            monarch_now_ns() - began > (is_asked ? COMING_ASKED_NS : COMING_NS) ||
-            __atomic_load_n(&e->stopping, __ATOMIC_RELAXED) ||
+        if (get->status == MONARCH_PEER_LATER || is_enough || now - unasked > COMING_ASKED_NS ||
+            now - began > COMING_NS || __atomic_load_n(&e->stopping, __ATOMIC_RELAXED) ||
             __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
             return;
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
+        /* So that it comes before what nobody waits for there as well. */
+        get->is_awaited = (uint32_t)is_asked;
         /* A connection that broke is no reason to ask this peer once more. */
-        if (ask_once(e, f, which, peer, get, buffer, sum) != 0 ||
-            (get->status != MONARCH_PEER_TIMEOUT && get->status != MONARCH_PEER_COMING))
+        if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {
+            if (!is_starting(e, f, peer, get))
+                return;
+        } else if (get->status != MONARCH_PEER_TIMEOUT && get->status != MONARCH_PEER_COMING) {
             return;
+        }
     }
 }
 
@@ -120,7 +142,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
         __atomic_compare_exchange_n(&f->peers_left, &left, left - 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED);
         /* One silence is what a reader can wait for. */
-        if (monarch_now_ns() - began > SILENCE_NS && is_awaited(e, f))
+        if (monarch_now_ns() - began > SILENCE_NS && is_awaited(e, f, at, n))
             return 0;
     }
     return 0;

@@ -111,7 +111,8 @@ static enum monarch_peer_status ask(link_t *l, const get *gets, uint64_t n) {
                                              .size = gets[i].size,
                                              .mtime_ns = gets[i].mtime_ns,
                                              .first = gets[i].first,
-                                             .length = gets[i].length};
+                                             .length = gets[i].length,
+                                             .is_awaited = gets[i].is_awaited};
     return put(l, q, n * sizeof *q);
 }
 

@@ -18,6 +18,8 @@
 /* Whoever has waited for a turn for this long goes on without one: the peer may have others wait
  * for its source. With the bound of a first byte less than the 2 s that a reader may wait [ns]. */
 #define TURN_NS 500000000ULL
+/* Who was brought up together serves within this time of each other [ns]. */
+#define START_NS 10000000000ULL
 
 typedef struct monarch_peer peer;
 
@@ -30,6 +32,8 @@ struct monarch_peer {
     unsigned large; /* answers that are under way; the lock's */
     unsigned idle;
     int has_failed; /* since it last worked; the lock's */
+    int has_worked; /* ever; atomic */
+    uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
 };
 
@@ -40,6 +44,7 @@ peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
     p->connect = connect;
     p->report = report;
     p->arg = arg;
+    p->made_ns = monarch_peer_now_ns();
     pthread_mutex_init(&p->lock, NULL);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -47,6 +52,11 @@ peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
     pthread_cond_init(&p->turn, &attributes);
     pthread_condattr_destroy(&attributes);
     return p;
+}
+
+int monarch_peer_is_starting(const peer *p) {
+    return !__atomic_load_n(&p->has_worked, __ATOMIC_RELAXED) &&
+           monarch_peer_now_ns() - p->made_ns < START_NS;
 }
 
 void monarch_peer_forget_idle(peer *p) {
@@ -81,6 +91,7 @@ static void give_back(peer *p, struct monarch_peer_link *l) {
     if (is_kept)
         p->link[p->idle++] = l;
     p->has_failed = 0;
+    __atomic_store_n(&p->has_worked, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&p->lock);
     if (!is_kept)
         monarch_peer_link_close(l);

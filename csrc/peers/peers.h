@@ -78,9 +78,10 @@ struct monarch_peer_get {
     uint64_t at;     /* from here on */
     uint32_t source;
     int32_t to;
-    uint64_t received; /* bytes whose sum was right, from the range's beginning */
-    uint32_t status;   /* enum monarch_peer_status */
-    int32_t error;     /* errno, where the status is NO_ROOM */
+    uint32_t is_awaited; /* somebody waits for these very bytes */
+    uint64_t received;   /* bytes whose sum was right, from the range's beginning */
+    uint32_t status;     /* enum monarch_peer_status */
+    int32_t error;       /* errno, where the status is NO_ROOM */
 };
 
 struct monarch_peer_link;
@@ -119,6 +120,8 @@ struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer
  * failed, or is left alone; each range has its status all the same. */
 int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint64_t n,
                      char *buffer, monarch_peer_arrived arrived, void *arg);
+/* Whether it has not answered yet, and may be about to. */
+int monarch_peer_is_starting(const struct monarch_peer *p);
 /* Closes the links that nobody uses. */
 void monarch_peer_forget_idle(struct monarch_peer *p);
 /* When nobody asks it any more. */

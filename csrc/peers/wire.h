@@ -19,7 +19,7 @@
 #endif
 
 enum {
-    MONARCH_PEER_REQUEST = 0x3251504d, /* "MPQ2" */
+    MONARCH_PEER_REQUEST = 0x3351504d, /* "MPQ3" */
     MONARCH_PEER_FRAME = 0x3246504d,   /* "MPF2" */
 };
 
@@ -32,6 +32,7 @@ struct monarch_peer_request {
     uint64_t size;
     int64_t mtime_ns;       /* of modification, or what stands for it in both catalogs */
     uint64_t first, length; /* the bytes asked for; none is a question whether it is there */
+    uint64_t is_awaited;    /* somebody waits for these very bytes */
 };
 
 enum monarch_peer_kind { MONARCH_PEER_DATA = 1, MONARCH_PEER_SUM, MONARCH_PEER_END };
@@ -58,7 +59,7 @@ enum monarch_peer_status {
 
 #ifndef MONARCH_CDEF
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are sent as they lie in memory");
-static_assert(sizeof(struct monarch_peer_request) == 56, "another wire: another magic");
+static_assert(sizeof(struct monarch_peer_request) == 64, "another wire: another magic");
 static_assert(sizeof(struct monarch_peer_frame) == 24, "another wire: another magic");
 #endif
 

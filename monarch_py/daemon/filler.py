@@ -185,7 +185,8 @@ class Filler:
 
     def order_planned(self, ids: Ids, horizon: int) -> None:
         """Fills what a plan needs next, in this order; what is staged for it may push out what is
-        used in `horizon` files from now, or later. What has no room stays ABSENT."""
+        used in `horizon` files from now, or later. What has no room stays ABSENT, and of what would
+        be staged so does all that is behind it."""
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
 
@@ -226,6 +227,9 @@ class Filler:
         catalog.set_state(ids[~possible], State.BYPASS, Reason.NO_ROOM)
         ids, sizes = ids[possible], sizes[possible]
         now = self.staging.admits(sizes)
+        if horizon is not None:
+            # Else a large file would see smaller ones take its room until it is opened.
+            now = np.logical_and.accumulate(now)
         if not now.all():
             least_use = -1 if horizon is None else horizon
             coming = self.staging.make_room(int(sizes.sum(dtype=np.float64)), least_use)

@@ -114,15 +114,24 @@ class Planned:
 
     # --- in the loop ----------------------------------------------------------------------------
 
-    def step(self, opened: Ids) -> None:
-        """One turn.  opened : (n,) entries that programs have opened since the last one"""
+    def observe(self, opened: Ids) -> None:
+        """Before anything is dropped in a turn: (n,) entries that programs have opened since the
+        last one. They are what can go now; by what was known before they would be needed next, and
+        what comes after them would go."""
+        if not self.is_active or not len(opened):
+            return
+        self._opened_at = time.monotonic()
+        self._pace.note(len(opened), self._opened_at)
+        self.filler.readahead.opened(opened)
+        self._observe(opened)
+        ordered, places = self._ahead
+        left = ~np.isin(ordered, opened)
+        self._ahead = ordered[left], places[left]
+
+    def step(self) -> None:
+        """One turn."""
         if not self.is_active:
             return
-        if len(opened):
-            self._opened_at = time.monotonic()
-            self._pace.note(len(opened), self._opened_at)
-            self.filler.readahead.opened(opened)
-        self._observe(opened)
         if not self._placed:
             self._place()
             return
@@ -161,8 +170,6 @@ class Planned:
 
     def _observe(self, opened: Ids) -> None:
         """Each access is explained by one plan at most, first by the one that has fitted best."""
-        if not len(opened):
-            return
         active = [course for course in self.courses if course.state != "dropped"]
         active.sort(key=lambda c: -c.follower.fits if c.follower else 0)
         left = np.ones(len(opened), dtype=bool)
@@ -425,10 +432,14 @@ class Planned:
         if not len(ids):
             return
         self.filler.order_planned(ids, self._horizon)
+        left = ids[state_of(self.shared.catalog.words[ids]) == State.ABSENT]
+        kept = self.keeps_here(left)
         # A tier may be fuller than was thought: then it is staged when its time comes.
-        words = self.shared.catalog.words[ids]
-        homeless = ids[(state_of(words) == State.ABSENT) & self.keeps_here(ids)]
+        homeless = left[kept]
         self._tier[homeless[homeless < len(self._tier)]] = NOWHERE
+        if not kept.all():
+            # The area has no room for them yet: nor for what is used later.
+            self._queue = self._queue[self.keeps_here(self._queue)]
 
     # --- the ranks ------------------------------------------------------------------------------
 

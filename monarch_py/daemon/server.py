@@ -156,6 +156,7 @@ class Daemon:
             self.filler.wanted.want(wanted)
         opened = self.shared.take_opened()
         self.filler.staging.opened(opened)
+        self.planned.observe(opened)
         self.filler.wanted.take_wants()
         self.filler.wanted.take_demands()
         # A plan has an order of its own.
@@ -165,7 +166,7 @@ class Daemon:
         self.filler.collect()
         if not self.shared.control.off:
             more |= self.filler.feed()
-        self.planned.step(opened)
+        self.planned.step()
         self.ranks.step(self.planned.due_bytes)
         self.filler.copies.feed_drops()  # at once: readers may wait for the room
         self.metadata.step()

@@ -257,7 +257,7 @@ found = [sha(os.pread(reader, 5_000, 300)) for _ in range(3)]
 step(found, os.readlink("/proc/self/fd/%d" % reader))
 """
 # A second process's answer to "could you write-lock it?" by kind; 1: no, somebody holds it.
-OTHERS: dict[str, tuple[str, int, str]] = {
+OTHERS = {
     "flock": "fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
     "posix": "fcntl.fcntl(fd, fcntl.F_SETLK, LOCK)",
     "posix_wait": "fcntl.fcntl(fd, fcntl.F_SETLK, LOCK)",
@@ -467,14 +467,14 @@ step(
 )
 """
 # How the other file is opened, where it stands, and what a read of it may say besides its bytes.
-OTHERS = {
+PUT_THERE = {
     "at_its_start": ("os.O_RDONLY", 0, "[]"),
     "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),
     "to_write": ("os.O_WRONLY", 2 * SIZE, "[errno.EBADF]"),
 }
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other", PUT_THERE)
 @pytest.mark.parametrize("call", READS)
 def test_a_read_is_of_one_file_whatever_comes_to_its_number(
     session_factory: Callable[..., Session],
@@ -493,7 +493,7 @@ def test_a_read_is_of_one_file_whatever_comes_to_its_number(
     session.wait_scanned()
     assert session.daemon is not None
     words = [source.mountpoint / "a", str(SIZE), behind.path("a"), tmp_path / "other"]
-    flags, at, answers = OTHERS[other]
+    flags, at, answers = PUT_THERE[other]
     script = SWAPPED.format(call=READS[call], flags=flags, at=at, answers=answers)
     with Steps(session, script, *words) as program:
         program.wait()

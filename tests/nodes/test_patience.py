@@ -27,6 +27,26 @@ def test_a_slow_source_is_not_asked_by_others_as_well(
     assert sum(node.totals()["fallbacks"] for node in cluster.nodes) == 0
 
 
+def test_a_reader_of_what_is_on_its_way_already_is_told_of(
+    cluster_factory: Callable[..., Cluster],
+) -> None:
+    """Whole blocks of several units were asked for before he came, and he wants those first that
+    the owner would read last."""
+    files, size = 24, 384 * KIB
+    cluster = cluster_factory(2, files, size, shared_tpool_size=2, min_reads=1)
+    asker = cluster.nodes[1]
+    # In its own order the owner reads for four seconds.
+    cluster.rate(2 * files / 2 * size / 4)
+    asker.want_all()
+    wait_until(lambda: cluster.served() > 0, what="fills that nobody waits for")
+    with cluster.reader(1, reversed(cluster.files), threads=4) as reader:
+        end = reader.end()
+    assert end["longest_s"] < 3.2
+    asker.wait_idle()
+    assert cluster.served() <= 1.02 * files * size
+    assert asker.totals()["fallbacks"] == 0
+
+
 def test_nobody_waits_long_for_a_node_whose_source_gives_nothing(
     cluster_factory: Callable[..., Cluster],
 ) -> None:

@@ -25,6 +25,16 @@ def follows(node: Node) -> bool:
     return bool(node.status()["plans"][0]["state"] == "following")
 
 
+def planned(source: SlowSource, ranks: int, to: Path) -> tuple[list[str], Path]:
+    """Files, by name, and the plan of a training on them with a rank on each node."""
+    make_files(source.backing, FILES, SIZE)
+    names = sorted(path.name for path in source.backing.iterdir())
+    index = Index.of("files", source.mountpoint, names, [SIZE] * FILES)
+    loader = Loader(Planned(FILES, ranks, SEED), ranks, 2)
+    Plan((index,), (PlanPart("training", 0, loader),), EPOCHS, ranks).save(to)
+    return names, to
+
+
 def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     nodes_factory: Callable[..., Nodes],
     mounts: Callable[[int], list[SlowSource]],
@@ -35,12 +45,7 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     holder, which has no copy before the owner has. What is read again in later epochs would come
     from the source where that is faster."""
     (source,) = mounts(1)
-    make_files(source.backing, FILES, SIZE)
-    names = sorted(path.name for path in source.backing.iterdir())
-    index = Index.of("files", source.mountpoint, names, [SIZE] * FILES)
-    loader = Loader(Planned(FILES, RANKS, SEED), RANKS, 2)
-    plan = tmp_path / "plan.npz"
-    Plan((index,), (PlanPart("training", 0, loader),), EPOCHS, RANKS).save(plan)
+    names, plan = planned(source, RANKS, tmp_path / "plan.npz")
     quota = FILES * (SIZE + 8192) // 2 + MIB
     staging = {"mount_point": str(tmp_path / "area"), "max_storage_quota": 4 * MIB}
     (tmp_path / "area").mkdir()
@@ -78,3 +83,26 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     # The plan keeps more at home than the half that anybody would who knew nothing.
     assert sum(each["bytes_from_peers"] for each in totals) > 0
     assert all(node.nodes()["kept_files"] > FILES // RANKS for node in nodes.all)
+
+
+def test_who_is_there_first_reads_nothing_for_the_others(
+    nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]], tmp_path: Path
+) -> None:
+    """It fetches ahead, and the other node's daemon does not serve yet."""
+    (source,) = mounts(1)
+    _, plan = planned(source, 2, tmp_path / "plan.npz")
+    staging = {"mount_point": str(tmp_path / "area"), "max_storage_quota": 2 * MIB}
+    (tmp_path / "area").mkdir()
+    quota = FILES * (SIZE + 8192) // 2 + MIB
+    nodes = nodes_factory([source] * 2, [quota] * 2, plan=str(plan), staging=staging)
+    first, late = nodes.all
+    with first.start(), late:
+        first.wait_scanned()
+        wait_until(lambda: late.seen_by(first)["last_failure"] != "ok", what="an attempt")
+        late.start()
+        late.wait_scanned()
+        wait_until(partial(follows, late), what="a plan")
+        nodes.wait_idle()
+        assert first.totals()["bytes_from_peers"] > 0
+        read = sum(node.totals()["source_bytes_read_by_fills"] for node in nodes.all)
+        assert read == FILES * SIZE

@@ -202,8 +202,8 @@ static void *say_anything(void *arg) {
             continue;
         for (int i = 0; i < 4; i++) {
             uint64_t f = next(&state) % FILES;
-            q[i] = (struct monarch_peer_request){MONARCH_PEER_REQUEST, 1,          0, f,
-                                                 size_of[f],           (int64_t)f, 0, size_of[f]};
+            q[i] = (struct monarch_peer_request){
+                MONARCH_PEER_REQUEST, 1, 0, f, size_of[f], (int64_t)f, 0, size_of[f], i % 2};
             char *bytes = (char *)&q[i];
             if (next(&state) % 3 == 0)
                 bytes[next(&state) % sizeof q[i]] ^= (char)next(&state);

@@ -300,6 +300,7 @@ FIELDS = st.fixed_dictionaries(
         "mtime_ns": st.integers(-(2**63), 2**63 - 1),
         "first": st.integers(0, 2**64 - 1) | st.integers(0, 4 * BLOCK),
         "length": st.integers(0, 2**64 - 1) | st.integers(0, 4 * BLOCK),
+        "is_awaited": st.integers(0, 2**64 - 1),
     },
 )
 
