@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <sys/utsname.h>
 #include <time.h>
@@ -14,9 +15,6 @@
 #include "engine.h"
 #include "sys.h"
 
-#ifndef RWF_NOWAIT
-#define RWF_NOWAIT 0x08 /* Linux 4.14 */
-#endif
 #ifndef RWF_DONTCACHE
 #define RWF_DONTCACHE 0x80 /* Linux 6.14 */
 #endif
@@ -284,11 +282,18 @@ static void drop(struct monarch_engine *e, struct job *job) {
         job->result.status = MONARCH_DONE;
 }
 
-/* Whether the page with this byte is in memory. */
-static int is_cached(int fd, uint64_t at) {
-    char byte;
-    struct iovec part = {&byte, 1};
-    return sys6(SYS_preadv2, fd, (long)&part, 1, (long)at, 0, RWF_NOWAIT) == 1;
+/* Whether all pages of a chunk are in memory. Nothing of the mapping is touched. */
+static int is_cached(int fd, uint64_t at, uint64_t n) {
+    unsigned char pages[MONARCH_CHUNK / 4096] = {0};
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), count = (n + page - 1) / page;
+    void *map = mmap(NULL, n, PROT_READ, MAP_SHARED, fd, (off_t)at);
+    if (map == MAP_FAILED)
+        return 0;
+    int known = mincore(map, n, pages) == 0;
+    munmap(map, n);
+    for (uint64_t i = 0; known && i < count; i++)
+        known = pages[i] & 1;
+    return known;
 }
 
 /* The next part of it: between parts its thread does what is more urgent. It is read, not only
@@ -310,7 +315,7 @@ static void page_in(struct job *job, char *buffer) {
         uint64_t at = job->result.bytes, left = end - at;
         uint64_t n = left < MONARCH_CHUNK ? left : MONARCH_CHUNK;
         ssize_t got = (ssize_t)n;
-        if (!is_cached(fd, at) || !is_cached(fd, at + n - 1))
+        if (!is_cached(fd, at, n))
             got = monarch_read_fully(fd, buffer, n, (off_t)at);
         if (got <= 0)
             monarch_fail(job, MONARCH_TIER_ERROR, got < 0 ? (int)-got : EIO);

@@ -124,6 +124,8 @@ class Planned:
         self._pace.note(len(opened), self._opened_at)
         self.filler.readahead.opened(opened)
         self._observe(opened)
+        # What is used now is not what is brought for its next use.
+        self._paged = self._paged[~np.isin(self._paged, opened)]
         ordered, places = self._ahead
         left = ~np.isin(ordered, opened)
         self._ahead = ordered[left], places[left]

@@ -48,7 +48,7 @@ class Scripted:
     def _answer(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(ConnectionError):
             while requests := connection.recv(REQUEST_BYTES, socket.MSG_WAITALL):
-                if struct.unpack_from("<Q", requests, REQUEST_BYTES - 8)[0] == 1:
+                if struct.unpack_from("<Q", requests, 48)[0] == 1:
                     return  # one has to look at what was wrong
                 requests += connection.recv(REQUEST_BYTES, socket.MSG_WAITALL)
                 if meanwhile := self.meanwhile:
