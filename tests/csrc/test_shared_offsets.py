@@ -228,9 +228,19 @@ def test_those_programs_met_copies_in_the_making(
     """Else the test before this one would have compared the source with itself."""
     session.forget()
     before = session.totals()
-    # Behind the ballast the file cannot be whole before the program comes to read it.
-    program: Program = [("o", BALLAST_SLOT, BALLAST, 0), ("o", 0, LARGE, 0), *EVERYTHING]
-    pair[0].run(program, session.wait_idle)
+    # Behind the ballast the file cannot be whole before the program comes to read it. Wanted in one
+    # turn of the daemon's it might be filled before.
+    settled: list[object] = []
+
+    def settle() -> None:
+        settled.append(
+            session.wait_idle()
+            if settled
+            else wait_until(lambda: session.status()["pending"], what="the ballast's fill")
+        )
+
+    ballast: Program = [("o", BALLAST_SLOT, BALLAST, 0), ("s",)]
+    pair[0].run([*ballast, ("o", 0, LARGE, 0), *EVERYTHING], settle)
     after = session.totals()
     assert after["waits"] > before["waits"]
     assert after["bytes_while_filling"] > before["bytes_while_filling"]
