@@ -211,7 +211,7 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
                      monarch_peer_arrived arrived, void *arg) {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < n && bytes < LARGE_BYTES; i++)
-        bytes += gets[i].length;
+        bytes += gets[i].is_awaited ? 0 : gets[i].length; /* a reader waits for no turn */
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, buffer, arrived, arg);
     take_turn(p);
