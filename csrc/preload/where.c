@@ -130,9 +130,9 @@ int monarch_aim(struct session *s, int dir, const char *path, struct monarch_aim
 
 int64_t monarch_locate_aimed(struct session *s, const struct monarch_aim *a, int dir,
                              const char *path, int follow, int tell) {
-    if (a->source >= 0 && a->is_alias && !follow)
-        return MONARCH_OUTSIDE;
     if (a->source >= 0) {
+        if (a->is_alias && !follow)
+            return MONARCH_OUTSIDE;
         int64_t id = monarch_find_prepared(a->catalog, (unsigned)a->source, a->rel, a->len, a->hash,
                                            a->likely);
         if (id >= 0 && monarch_entries(a->catalog)[id].kind != MONARCH_LINK)

@@ -58,16 +58,18 @@ class ReadAhead:
     def order(self, ids: Ids) -> None:
         """(n,) files in the order of their use; of those that `wants` names as many as are well
         under way at a time, behind all that programs wait for."""
-        ids = ids[self.wants(ids)][: MOST_FILES - len(self._under_way)]
+        ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
+        ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
             return
         catalog = self.shared.catalog
         sizes = catalog.entries["size"][ids]
-        room = MOST_BYTES - sum(self._under_way.values())
-        ids = ids[np.cumsum(sizes, dtype=np.float64) - sizes < room]
-        ids = ids[~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
+        fits = np.cumsum(sizes, dtype=np.float64) - sizes < MOST_BYTES - sum(
+            self._under_way.values()
+        )
+        ids, sizes = ids[fits], sizes[fits]
         self._set_brought(ids, brought=True)
-        self._under_way.update(zip(ids.tolist(), sizes.tolist(), strict=False))
+        self._under_way.update(zip(ids.tolist(), sizes.tolist(), strict=True))
         words = catalog.words[ids]
         self.engine.submit(catalog, JobKind.PAGE_IN, ids, tier_of(words), copy_of(words))
 
