@@ -25,6 +25,7 @@ PRELOAD = [
     "preload/track.c",
     "preload/demand.c",
     "preload/promote.c",
+    "preload/offset.c",
     "preload/proc.c",
     "preload/posix_locks.c",
     "preload/companion.c",

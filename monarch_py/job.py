@@ -125,7 +125,10 @@ class _Share:
         """A daemon serves, and does so until `end`; MonarchError when none can be started."""
         fcntl.flock(self._turn, fcntl.LOCK_EX)
         try:
-            if not self.client.runs():
+            if self.client.runs():
+                with contextlib.suppress(SessionError):
+                    self.client.ask("job")
+            else:
                 self._child = spawn(self.config_file, detach=False)
                 os.ftruncate(self._users, 0)
                 os.pwrite(self._users, str(self._child.pid).encode(), 0)

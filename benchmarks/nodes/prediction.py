@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.nodes.testbed import Dataset, Layout
+from monarch_py.daemon.fetching import WINDOW_LEAVES
 from monarch_py.daemon.nodes import UNIT
 from monarch_py.daemon.places import PEER_THREADS
-from monarch_py.daemon.planned import WINDOW_LEAVES
 from monarch_py.policies.caches import Hash
 from monarch_py.policies.nopfs import Planned
 from monarch_py.policies.rendezvous import Keys

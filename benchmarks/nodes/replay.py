@@ -39,7 +39,7 @@ def measure_rates(
         Nodes(2, f"{link_bits:.0f}bit") as links,
         PlainSendfile(links, place, content) as plain,
     ):
-        link = statistics.median(size / plain.seconds(size) for _ in range(LINK_ROUNDS))
+        link = statistics.median(size / plain.times(size)[0] for _ in range(LINK_ROUNDS))
     content.unlink()
     names = [str(dataset.backing / Dataset.name(n)) for n in range(len(dataset.sizes))]
     with Child([reader, 1, BLOCK], plain_environment()) as child:

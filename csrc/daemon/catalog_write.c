@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "doorbell.h"
 #include "native.h"
 #include "path.h"
 #include "sys.h"
@@ -262,7 +263,16 @@ int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
     return 0;
 }
 
-void monarch_find_all(const struct monarch_catalog *c, unsigned source, const char *prefix,
+static int64_t find_behind_links(const struct monarch_control *k, const struct monarch_clients *m,
+                                 const struct monarch_catalog *c, unsigned source,
+                                 const char *path) {
+    struct monarch_place place;
+    monarch_resolve(k, c, m, k->source[source].path, path, 1, &place);
+    return place.entry < 0 ? -1 : place.entry;
+}
+
+void monarch_find_all(const struct monarch_control *k, const struct monarch_clients *m,
+                      const struct monarch_catalog *c, unsigned source, const char *prefix,
                       uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
                       int64_t *ids) {
     char path[MONARCH_PATH_MAX];
@@ -275,6 +285,8 @@ void monarch_find_all(const struct monarch_catalog *c, unsigned source, const ch
         memcpy(path + prefix_len, pool + starts[i], len);
         path[prefix_len + len] = 0;
         ids[i] = monarch_find(c, source, path, prefix_len + len);
+        if (ids[i] < 0 || monarch_entries(c)[ids[i]].kind == MONARCH_LINK)
+            ids[i] = find_behind_links(k, m, c, source, path);
     }
 }
 
@@ -322,3 +334,5 @@ uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int tim
     __atomic_store_n(&m->sleeping, 0, __ATOMIC_SEQ_CST);
     return __atomic_load_n(&m->doorbell, __ATOMIC_SEQ_CST);
 }
+
+void monarch_ring_doorbell(struct monarch_clients *m) { monarch_doorbell_ring(&m->doorbell); }

@@ -1,241 +1,15 @@
-/* The threads that copy, and what Python asks of them. */
+/* The copy engine as Python drives it: it is started and set, gets orders, and gives results. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "doorbell.h"
 #include "schedule.h"
-
-/* Results of copies that nobody waits for, in the daemon's hands at a time: a quarter of the slots,
- * which they hold until then. */
-#define RESULTS_AT_ONCE (MONARCH_FILL_SLOTS / 4)
-/* A reader has waited for a unit of the file within this time: it is moved in units [ns]. */
-#define ASKED_NS 500000000ULL
-
-/* --- doing it -----------------------------------------------------------------------------------
- */
-
-/* A daemon that has been rung for one result takes all. A copy that nobody waits for can wait for
- * others, so that a turn of the daemon's loop is not spent on every small file: until they hold a
- * part of the slots, or there is little left to do. */
-static void finish(struct pool *p, struct job *job) {
-    pthread_mutex_lock(&p->lock);
-    monarch_push(&p->done, job);
-    uint64_t left = p->normal[MONARCH_FROM_SOURCE].length;
-    int can_wait = job->result.kind == MONARCH_FILL && !job->result.in_use &&
-                   job->result.status == MONARCH_DONE && p->done.length < RESULTS_AT_ONCE &&
-                   left >= RESULTS_AT_ONCE;
-    can_wait |= job->result.kind == MONARCH_PAGE_IN && left;
-    int rings = !can_wait && !p->rung;
-    p->rung |= rings;
-    pthread_mutex_unlock(&p->lock);
-    if (rings)
-        monarch_doorbell_ring(&p->shared.clients->doorbell);
-}
-
-/* Whoever leaves a fill last ends it. */
-static void leave(struct pool *p, struct fill *f) {
-    pthread_mutex_lock(&p->lock);
-    int last = --f->users == 0 && monarch_fill_is_over(f);
-    if (last)
-        monarch_remove_fill(p, f);
-    pthread_mutex_unlock(&p->lock);
-    if (last) {
-        struct job *job = f->job;
-        monarch_fill_end(&p->shared, f);
-        finish(p, job);
-    }
-}
-
-/* --- who does it --------------------------------------------------------------------------------
- *
- * A thread is woken for work, not for every ring, and no work waits for a thread that sleeps:
- *
- * - Work is made under the lock; then the bell of its way is rung, which changes the word and wakes
- *   one thread that could do it. A thread reads the word before it looks for work and sleeps only
- *   while it is the same: one that looked too early does not fall asleep.
- * - Whoever looks, and leaves work to those that sleep, wakes one of them. It need not ring: the
- *   work was rung for, so that only who sleeps already does not know of it. Or that ring is still
- *   to come, and wakes one more.
- * - Whoever may do everything and finds nothing wakes nobody: there is nothing for anybody. */
-
-static void ring(struct pool *p, enum monarch_way way, uint32_t who) {
-    if (who)
-        monarch_bell_ring(&p->shared.clients->engine[way], 1, who);
-}
-
-static void ring_all(struct pool *p, enum monarch_way way) {
-    monarch_bell_ring(&p->shared.clients->engine[way], INT_MAX, MONARCH_ANYBODY);
-}
-
-/* An order of which a part is done, before all others of its queue. */
-static void put_back(struct pool *p, struct job *job) {
-    pthread_mutex_lock(&p->lock);
-    monarch_push_first(&p->normal[MONARCH_FROM_SOURCE], job);
-    uint32_t who = monarch_whom_it_needs(p, MONARCH_FROM_SOURCE);
-    pthread_mutex_unlock(&p->lock);
-    ring(p, MONARCH_FROM_SOURCE, who);
-}
-
-/* What the caller does next, if there is anything. */
-static int look(struct pool *p, enum monarch_way way, enum monarch_role role, struct work *w) {
-    struct monarch_bell *bell = &p->shared.clients->engine[way];
-    uint32_t who = 0;
-    pthread_mutex_lock(&p->lock);
-    int found = monarch_find_work(p, way, role, w);
-    if ((found || role != MONARCH_DOES_ALL) && __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST))
-        who = monarch_whom_it_needs(p, way);
-    pthread_mutex_unlock(&p->lock);
-    if (who)
-        monarch_bell_wake(bell, 1, who);
-    return found;
-}
-
-static void begin(struct pool *p, struct job *job, char *buffer, int depth);
-
-/* Between two parts of something else. A file that is begun here begins no other in its middle. */
-static void serve_demands(struct pool *p, enum monarch_way way, char *buffer, int depth) {
-    struct work w;
-    while (depth < 2 && look(p, way, MONARCH_DOES_DEMANDS, &w)) {
-        if (w.job) {
-            begin(p, w.job, buffer, depth + 1);
-        } else {
-            monarch_fill_move(&p->shared, w.fill, w.unit, 1, buffer, NULL);
-            leave(p, w.fill);
-        }
-    }
-}
-
-/* Not within what is done here itself: a thread waits for two things at most. */
-static void serve_readers(struct monarch_engine *e, char *buffer) {
-    static __thread int is_inside;
-    if (is_inside)
-        return;
-    is_inside = 1;
-    serve_demands((struct pool *)e, MONARCH_FROM_PEER, buffer, 1);
-    is_inside = 0;
-}
-
-/* The next units of a block that nobody has taken up, as one run from *unit on; whole is set to 0
- * when others have come before. */
-static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
-                          int *whole) {
-    uint64_t n = 0, most = 1;
-    /* A peer sends a whole block with the sum that it has recorded. */
-    uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
-    pthread_mutex_lock(&p->lock);
-    if (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS)
-        most = run / f->unit_bytes ? run / f->unit_bytes : 1;
-    for (; *unit < end && monarch_is_claimed(f, *unit); ++*unit)
-        *whole = 0;
-    for (; n < most && *unit + n < end && !monarch_is_claimed(f, *unit + n); n++)
-        monarch_claim(f, *unit + n);
-    pthread_mutex_unlock(&p->lock);
-    return n;
-}
-
-static void move_block(struct pool *p, struct fill *f, uint64_t block, char *buffer, int depth) {
-    uint64_t per_block = f->block_bytes / f->unit_bytes, unit = block * per_block;
-    uint64_t end = unit + per_block < f->units ? unit + per_block : f->units;
-    struct xxh3_stream stream;
-    int whole = 1;
-    monarch_xxh3_begin(&stream);
-    for (uint64_t n; (n = claim_run(p, f, &unit, end, &whole)) > 0; unit += n) {
-        monarch_fill_move(&p->shared, f, unit, n, buffer, whole ? &stream : NULL);
-        if (unit + n < end)
-            serve_demands(p, monarch_way_of(f->job), buffer, depth);
-    }
-}
-
-static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    job->result.started_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
-    job->result.status = MONARCH_ABANDONED;
-    if (__atomic_load_n(&p->shared.stopping, __ATOMIC_RELAXED)) {
-        finish(p, job);
-    } else if (job->result.kind != MONARCH_FILL) {
-        monarch_do_job(&p->shared, job, buffer);
-        if (job->result.kind != MONARCH_PAGE_IN || job->result.status != MONARCH_ABANDONED)
-            finish(p, job);
-        else
-            put_back(p, job);
-    } else {
-        struct fill *f = monarch_fill_begin(&p->shared, job);
-        if (!f) {
-            monarch_answer(p->shared.clients, job->result.id, 0, MONARCH_FILL_UNITS);
-            finish(p, job);
-            return;
-        }
-        /* One unit is moved at once. More than that is for those who have nothing better to do:
-         * this thread may be here only because a reader waits. */
-        int is_small = f->units == 1;
-        enum monarch_way way = monarch_way_of(job);
-        pthread_mutex_lock(&p->lock);
-        f->users = 1;
-        f->next_block = is_small;
-        monarch_add_fill(p, f);
-        uint32_t who = is_small ? 0 : monarch_whom_it_needs(p, way);
-        pthread_mutex_unlock(&p->lock);
-        ring(p, way, who);
-        if (is_small)
-            move_block(p, f, 0, buffer, depth);
-        leave(p, f);
-    }
-}
-
-static void do_work(struct pool *p, const struct work *w, char *buffer) {
-    if (w->job) {
-        begin(p, w->job, buffer, 0);
-        return;
-    }
-    if (w->is_unit)
-        monarch_fill_move(&p->shared, w->fill, w->unit, 1, buffer, NULL);
-    else
-        move_block(p, w->fill, w->block, buffer, 0);
-    leave(p, w->fill);
-}
-
-/* The bell is the clients' as well: a wrong ring only wakes. */
-static void *work(void *arg) {
-    struct worker *me = arg;
-    struct pool *p = me->pool;
-    struct monarch_bell *bell = &p->shared.clients->engine[me->way];
-    char *buffer = malloc(MONARCH_CHUNK);
-    while (buffer && !__atomic_load_n(&p->shared.stopping, __ATOMIC_ACQUIRE)) {
-        struct work w;
-        uint32_t seen = __atomic_load_n(&bell->rings, __ATOMIC_SEQ_CST);
-        enum monarch_role role = monarch_role_of(p, me); /* who changes it rings */
-        if (look(p, me->way, role, &w)) {
-            do_work(p, &w, buffer);
-            continue;
-        }
-        __atomic_fetch_add(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
-        if (!__atomic_load_n(&p->shared.stopping, __ATOMIC_SEQ_CST))
-            monarch_bell_sleep(bell, seen, role);
-        __atomic_fetch_sub(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
-    }
-    free(buffer);
-    return NULL;
-}
-
-/* --- from Python ---------------------------------------------------------------------------------
- */
-
-static int start_threads(struct pool *p, struct worker *workers, enum monarch_way way,
-                         int threads) {
-    for (int i = 0; i < threads; i++) {
-        workers[i] = (struct worker){.pool = p, .number = (uint32_t)i, .way = way};
-        if (pthread_create(&workers[i].thread, NULL, work, &workers[i]) != 0)
-            return i;
-    }
-    return threads;
-}
+#include "waking.h"
+#include "work.h"
 
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
@@ -252,7 +26,7 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
     p->shared.block_bytes = block_bytes;
     p->shared.clients = clients;
     p->shared.fills = fills;
-    p->shared.serve_readers = serve_readers;
+    p->shared.serve_readers = monarch_serve_readers;
     p->shared.kept_sources = monarch_can_drop_behind() ? 0 : UINT32_MAX;
     p->width = (uint32_t)width;
     for (int way = 0; way < MONARCH_WAYS; way++)
@@ -260,9 +34,10 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
     for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
         p->slot[p->free_slots++] = MONARCH_FILL_SLOTS - 1 - i;
     pthread_mutex_init(&p->lock, NULL);
-    p->threads = start_threads(p, p->worker, MONARCH_FROM_SOURCE, threads);
+    p->threads = monarch_start_threads(p, p->worker, MONARCH_FROM_SOURCE, threads);
     if (p->threads)
-        p->peer_threads = start_threads(p, p->worker + p->threads, MONARCH_FROM_PEER, peer_threads);
+        p->peer_threads =
+            monarch_start_threads(p, p->worker + p->threads, MONARCH_FROM_PEER, peer_threads);
     if (p->threads)
         return &p->shared;
     free(places);
@@ -299,7 +74,7 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
 void monarch_engine_width(struct monarch_engine *e, int width) {
     struct pool *p = (struct pool *)e;
     __atomic_store_n(&p->width, (uint32_t)width, __ATOMIC_SEQ_CST);
-    ring_all(p, MONARCH_FROM_SOURCE);
+    monarch_ring_all(p, MONARCH_FROM_SOURCE);
 }
 
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares) {
@@ -339,14 +114,11 @@ static struct job *new_job(struct pool *p, const struct monarch_catalog *c, int 
     return job;
 }
 
-/* After a change that may have made work of any kind. */
-static void unlock_and_ring(struct pool *p) {
-    uint32_t who[MONARCH_WAYS];
-    for (int way = 0; way < MONARCH_WAYS; way++)
-        who[way] = monarch_whom_it_needs(p, way);
-    pthread_mutex_unlock(&p->lock);
-    for (int way = 0; way < MONARCH_WAYS; way++)
-        ring(p, way, who[way]);
+/* What is read ahead nobody waits for: whether there is anything of it says nothing of the fills.
+ */
+static void count(struct pool *p, const struct job *job, int64_t more) {
+    if (job->result.kind != MONARCH_PAGE_IN)
+        p->pending[job->result.in_use][monarch_way_of(job)] += (uint64_t)more;
 }
 
 /* Takes orders that nobody else sees yet into a queue. */
@@ -355,14 +127,14 @@ static int enqueue(struct pool *p, struct queue to[], int in_use, struct queue *
     pthread_mutex_lock(&p->lock);
     for (struct job *job; (job = monarch_pop(fresh));) {
         job->result.in_use = in_use != 0;
-        p->pending[job->result.in_use]++;
+        count(p, job, 1);
         if (job->peer[0] >= 0)
             p->asked[job->peer[0]]++;
         monarch_push(&to[monarch_way_of(job)], job);
         if (monarch_is_awaited(job))
             monarch_remember(p, job);
     }
-    unlock_and_ring(p);
+    monarch_unlock_and_ring(p);
     return made;
 }
 
@@ -378,7 +150,8 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
             break;
         monarch_push(&fresh, job);
     }
-    return enqueue(p, in_use ? p->in_use : p->normal, in_use, &fresh);
+    struct queue *queue = in_use ? p->in_use : p->normal;
+    return enqueue(p, kind == MONARCH_PAGE_IN ? &p->to_page_in : queue, in_use, &fresh);
 }
 
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
@@ -407,7 +180,7 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
     uint64_t n = 0;
     pthread_mutex_lock(&p->lock);
     for (struct job *job; n < max && (job = monarch_pop(&p->done));) {
-        p->pending[job->result.in_use]--;
+        count(p, job, -1);
         if (job->peer[0] >= 0)
             p->asked[job->peer[0]]--;
         out[n++] = job->result;
@@ -429,15 +202,17 @@ void monarch_engine_settle(struct monarch_engine *e) {
             p->slot[p->free_slots++] = job->slot;
         }
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
-        unlock_and_ring(p); /* orders may have waited for a slot */
+        monarch_unlock_and_ring(p); /* orders may have waited for a slot */
     else
         pthread_mutex_unlock(&p->lock);
 }
 
-uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use) {
+uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int way) {
     struct pool *p = (struct pool *)e;
     pthread_mutex_lock(&p->lock);
-    uint64_t n = p->pending[in_use != 0];
+    uint64_t n = 0;
+    for (int i = 0; i < MONARCH_WAYS; i++)
+        n += way == i || way == MONARCH_WAYS ? p->pending[in_use != 0][i] : 0;
     pthread_mutex_unlock(&p->lock);
     return n;
 }
@@ -468,21 +243,31 @@ static void abandon_fills(struct pool *p) {
     }
 }
 
+static void free_orders(struct queue *q) {
+    for (struct job *job; (job = monarch_pop(q)); free(job))
+        ;
+}
+
 void monarch_engine_stop(struct monarch_engine *e) {
     struct pool *p = (struct pool *)e;
     __atomic_store_n(&e->stopping, 1, __ATOMIC_SEQ_CST);
     for (int way = 0; way < MONARCH_WAYS; way++)
-        ring_all(p, way);
+        monarch_ring_all(p, way);
+    for (int i = 0; i < MONARCH_MAX_PEERS; i++)
+        if (e->peers[i]) /* one that drips would keep a thread for as long as it may take */
+            monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->threads + p->peer_threads; i++)
         pthread_join(p->worker[i].thread, NULL);
     abandon_fills(p);
     for (struct job *job; (job = monarch_pop(&p->done)); free(job))
         free(job->result.block_sums);
-    struct queue *rest[] = {&p->urgent,    &p->told,      &p->in_use[0],
-                            &p->in_use[1], &p->normal[0], &p->normal[1]};
-    for (int i = 0; i < 6; i++)
-        for (struct job *job; (job = monarch_pop(rest[i])); free(job))
-            ;
+    struct queue *rest[] = {&p->urgent,    &p->told,      &p->in_use[0], &p->in_use[1],
+                            &p->normal[0], &p->normal[1], &p->to_page_in};
+    for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
+        free_orders(rest[i]);
+    for (int i = 0; i < MONARCH_MAX_PEERS; i++)
+        for (int in_use = 0; in_use < 2; in_use++)
+            free_orders(&p->late[in_use].of[i]);
     pthread_mutex_destroy(&p->lock);
     free(e->place);
     free(p);

@@ -1,4 +1,4 @@
-/* Between the copying threads (engine.c), the fill of one file (fill.c) and the other orders
+/* Between the copying threads (work.c), the fill of one file (fill.c) and the other orders
  * (job.c). */
 #ifndef MONARCH_ENGINE_H
 #define MONARCH_ENGINE_H

@@ -11,6 +11,9 @@
  * has no copy of yet: that it wants from then on, as if a program of its own had opened it. */
 struct monarch_holdings;
 
+/* So many are remembered until they are taken; what comes to more is found again. */
+enum { MONARCH_ROTTEN = 64 };
+
 #ifndef MONARCH_CDEF
 /* What stands for a file's version between nodes. With the time of its inode: a file whose time of
  * modification was set back is another one. */
@@ -32,9 +35,14 @@ void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_c
  * gets for somebody else: a request is not passed on. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint8_t *is_kept);
-/* From now on it is known which files this node keeps. Until then whoever asks for what is not
- * there waits, instead of being told that it never will be. */
-void monarch_holdings_ready(struct monarch_holdings *h);
+/* As long as it is not known which files this node keeps: who waits for what is not there, instead
+ * of being told that it never will be. At first everybody. */
+enum monarch_patience {
+    MONARCH_EVERYBODY_WAITS,
+    MONARCH_WHO_HAS_TIME_WAITS, /* whose bytes nobody waits for */
+    MONARCH_NOBODY_WAITS,
+};
+void monarch_holdings_patience(struct monarch_holdings *h, int patience);
 struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
 /* Something of this file has come, or will not come any more; NULL: nobody can ask. */
@@ -45,10 +53,9 @@ void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint
                            uint64_t blocks);
 /* What was waited for and is settled without a copy: whoever waits for it is told. */
 void monarch_holdings_answer(struct monarch_holdings *h);
-/* Takes copies that are not what their fills have written: up to `most` entries, and the words of
- * the copies, which may be others by now. Returns how many. */
-uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words,
-                                 uint64_t most);
+/* Takes copies that are not what their fills have written: (MONARCH_ROTTEN,) entries, and the words
+ * of the copies, which may be others by now. Returns how many. */
+uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all and joins the threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
 void monarch_holdings_free(struct monarch_holdings *h);

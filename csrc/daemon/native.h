@@ -38,8 +38,9 @@ int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
 
 /* The entries of `n` files by their names, one after the other in `pool`, where name i begins at
  * starts[i] and ends at starts[i + 1]; `prefix`, which ends with a slash or is empty, goes before
- * each. -1 for one that is not known. */
-void monarch_find_all(const struct monarch_catalog *c, unsigned source, const char *prefix,
+ * each. Links that the catalog knows are followed. -1 for one that is not known. */
+void monarch_find_all(const struct monarch_control *k, const struct monarch_clients *m,
+                      const struct monarch_catalog *c, unsigned source, const char *prefix,
                       uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
                       int64_t *ids);
 
@@ -54,6 +55,7 @@ void monarch_find_changed(const struct monarch_clients *m, const struct monarch_
                           uint8_t *flags);
 /* Waits until the doorbell no longer says `seen`; at most `timeout_ms`. Returns what it says. */
 uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int timeout_ms);
+void monarch_ring_doorbell(struct monarch_clients *m);
 
 /* --- listings: listing.c ---------------------------------------------------------------------- */
 
@@ -110,7 +112,8 @@ enum monarch_job_kind {
     MONARCH_CHECK,
     MONARCH_COMPARE,
     MONARCH_DROP,
-    MONARCH_PAGE_IN, /* a copy, into the page cache */
+    MONARCH_PAGE_IN, /* a copy, into the page cache; done by half of the threads, not by one alone
+                      */
 };
 enum monarch_job_status {
     MONARCH_DONE,
@@ -176,8 +179,9 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
 /* The catalog says by now what the results so far have told: readers no longer need the maps of
  * these fills. */
 void monarch_engine_settle(struct monarch_engine *e);
-/* Orders without a result yet: for files in use, or for all others. */
-uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use);
+/* Orders without a result yet, but for PAGE_IN: for files in use, or for all others, of one way, or
+ * of both (MONARCH_WAYS). */
+uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int way);
 /* Of all of them those that ask each of `n` peers first. */
 void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n);
 /* Of the sources, then of each peer by its number; `n` in all. */

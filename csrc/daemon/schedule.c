@@ -1,5 +1,5 @@
 /* What each thread does next: first what a reader waits for, then removals, then files in use, then
- * all others. */
+ * what is read ahead, then all others. */
 #include "schedule.h"
 
 /* No unit is left to be taken up. */
@@ -112,6 +112,26 @@ enum monarch_way monarch_way_of(const struct job *job) {
     return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
+/* One overloaded peer takes no more than its share of the threads, and leaves some for others, each
+ * of which again leaves some: twice as many as are free then (dynamic thresholds: Choudhury and
+ * Hahne, 1998). Alone it has two thirds of all. Who is at it anyway takes no more by this. */
+static int can_ask(const struct pool *p, int at, const struct job *job) {
+    int peer = job->peer[0];
+    return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
+}
+
+static void go_to(struct pool *p, struct worker *me, int peer) {
+    if (me->peer >= 0) {
+        p->at[me->peer]--;
+        p->away--;
+    }
+    me->peer = peer;
+    if (peer >= 0) {
+        p->at[peer]++;
+        p->away++;
+    }
+}
+
 static int has_slot(const struct pool *p, enum monarch_way way) {
     return p->free_slots > (way == MONARCH_FROM_PEER ? MONARCH_SLOTS_OF_SOURCE : 0);
 }
@@ -124,29 +144,34 @@ static struct job *queued(const struct pool *p, enum monarch_way way, uint64_t i
     return job && monarch_way_of(job) == way ? job : NULL;
 }
 
-static int find_queued(struct pool *p, enum monarch_way way, uint64_t id, struct work *w) {
-    struct job *job = queued(p, way, id);
-    if (!job)
+static int find_queued(struct pool *p, const struct worker *me, uint64_t id, struct work *w) {
+    struct job *job = queued(p, me->way, id);
+    if (!job || !can_ask(p, me->peer, job))
         return 0;
-    p->pending[job->result.in_use]--;
-    p->pending[job->result.in_use = 1]++;
+    p->pending[job->result.in_use][me->way]--;
+    p->pending[job->result.in_use = 1][me->way]++;
     begins(p, job, w);
     return 1;
 }
 
-static int find_unit(struct pool *p, struct fill *f, uint64_t demand, struct work *w) {
-    uint64_t unit = monarch_demand_unit(demand);
+static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
+                     const struct waiting *reader, struct work *w) {
+    uint64_t demand = reader->demand, unit = monarch_demand_unit(demand);
     __atomic_store_n(&f->asked_ns, monarch_now_ns(), __ATOMIC_RELAXED);
     f->next_unit = unit + 1;
     f->asked_by = monarch_demand_rank(demand);
     /* A client may write anything; a file without a map is read by nobody before it is complete. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
+        if (!can_ask(p, me->peer, f->job))
+            return 0;
+        p->taken[reader->place] = demand;
         monarch_claim(f, unit);
         f->users++;
         *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
         return 1;
     }
+    p->taken[reader->place] = demand;
     /* Whoever moves it answers, unless that was before the demand. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
@@ -154,25 +179,24 @@ static int find_unit(struct pool *p, struct fill *f, uint64_t demand, struct wor
     return 0;
 }
 
-static int find_for(struct pool *p, enum monarch_way way, const struct waiting *reader,
+static int find_for(struct pool *p, const struct worker *me, const struct waiting *reader,
                     struct work *w) {
     struct fill *f = fill_of(p, monarch_demand_entry(reader->demand));
-    if (f && monarch_way_of(f->job) != way)
+    if (f && monarch_way_of(f->job) != me->way)
         return 0;
-    if (f)
-        p->taken[reader->place] = reader->demand;
-    return f ? find_unit(p, f, reader->demand, w)
-             : find_queued(p, way, monarch_demand_entry(reader->demand), w);
+    return f ? find_unit(p, me, f, reader, w)
+             : find_queued(p, me, monarch_demand_entry(reader->demand), w);
 }
 
 /* Readers take turns: the search goes on behind the place whose turn it was last. Whose turn it is
  * among the ranks, their shares say. */
-static int find_demand(struct pool *p, enum monarch_way way, struct work *w) {
+static int find_demand(struct pool *p, const struct worker *me, struct work *w) {
+    struct turns *turns = &p->turns[me->way];
     struct line line;
-    monarch_line_up(&line, &p->turns[way], p->shared.clients->demand, p->taken, p->next_demand);
+    monarch_line_up(&line, turns, p->shared.clients->demand, p->taken, p->next_demand);
     for (struct waiting reader; monarch_next_waiting(&line, &reader);)
-        if (find_for(p, way, &reader, w)) {
-            p->next_demand = monarch_served_reader(&line, &p->turns[way], &reader);
+        if (find_for(p, me, &reader, w)) {
+            p->next_demand = monarch_served_reader(&line, turns, &reader);
             return 1;
         }
     return 0;
@@ -195,7 +219,7 @@ static struct fill *whose_turn(const struct pool *p, enum monarch_way way, struc
     uint64_t due = 0;
     for (struct fill *f = p->fills; f; f = f->next) {
         if (monarch_way_of(f->job) != way || !f->asked_ns || monarch_fill_is_over(f) ||
-            f->next_unit == DONE)
+            f->next_unit == DONE || !can_ask(p, -1, f->job))
             continue;
         unsigned rank = monarch_rank_in(turns, f->asked_by);
         if (chosen && (!rank || monarch_due(turns, rank) >= due))
@@ -245,7 +269,8 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
 static int find_block(struct pool *p, enum monarch_way way, int in_use, struct work *w) {
     struct fill *f = p->fills;
     while (f && (f->next_block >= f->blocks || f->asked_ns || monarch_fill_is_over(f) ||
-                 monarch_way_of(f->job) != way || (int)f->job->result.in_use != in_use))
+                 monarch_way_of(f->job) != way || (int)f->job->result.in_use != in_use ||
+                 !can_ask(p, -1, f->job)))
         f = f->next;
     if (!f)
         return 0;
@@ -265,23 +290,77 @@ static int find_job(struct pool *p, enum monarch_way way, struct queue *q, struc
     return 1;
 }
 
-enum monarch_role monarch_role_of(const struct pool *p, const struct worker *me) {
-    return me->way == MONARCH_FROM_PEER || me->number < __atomic_load_n(&p->width, __ATOMIC_SEQ_CST)
-               ? MONARCH_DOES_ALL
-               : MONARCH_DOES_AWAITED;
+static void put_aside(struct late *late, struct job *job) {
+    uint16_t peer = (uint16_t)job->peer[0];
+    unsigned i = 0;
+    while (i < late->peers && late->peer[i] != peer)
+        i++;
+    if (i == late->peers)
+        late->peer[late->peers++] = peer;
+    take_out(job);
+    monarch_push(&late->of[peer], job);
 }
 
-int monarch_find_work(struct pool *p, enum monarch_way way, enum monarch_role role,
-                      struct work *w) {
-    if (find_demand(p, way, w))
+/* The first one of a peer that may be asked. Few are passed over: those that threads are at. */
+static struct job *first_late(struct pool *p, int in_use) {
+    struct late *late = &p->late[in_use];
+    for (unsigned i = 0; i < late->peers;) {
+        struct job *job = late->of[late->peer[i]].first;
+        if (job && can_ask(p, -1, job))
+            return job;
+        if (job)
+            i++;
+        else
+            late->peer[i] = late->peer[--late->peers];
+    }
+    return NULL;
+}
+
+/* In their order, but that those whose peer has its share of the threads are passed over. */
+static int find_order(struct pool *p, enum monarch_way way, int in_use, struct work *w) {
+    struct queue *q = in_use ? &p->in_use[way] : &p->normal[way];
+    if (way == MONARCH_FROM_PEER && has_slot(p, way)) { /* all of them are fills */
+        struct job *job = first_late(p, in_use);
+        if (job) {
+            begins(p, job, w);
+            return 1;
+        }
+        while (q->first && !can_ask(p, -1, q->first))
+            put_aside(&p->late[in_use], q->first);
+    }
+    return find_job(p, way, q, w);
+}
+
+uint32_t monarch_roles_of(const struct pool *p, const struct worker *me) {
+    if (me->way == MONARCH_FROM_PEER)
+        return MONARCH_DOES_ALL;
+    return (me->number < __atomic_load_n(&p->width, __ATOMIC_SEQ_CST) ? MONARCH_DOES_ALL
+                                                                      : MONARCH_DOES_AWAITED) |
+           (me->number % 2 ? MONARCH_READS_AHEAD : 0);
+}
+
+static int find_any(struct pool *p, const struct worker *me, uint32_t roles, struct work *w) {
+    enum monarch_way way = me->way;
+    int does_all = roles & MONARCH_DOES_ALL;
+    if (find_demand(p, me, w))
         return 1;
-    if (role != MONARCH_DOES_DEMANDS && way == MONARCH_FROM_SOURCE &&
-        find_job(p, way, &p->urgent, w))
+    if (roles & MONARCH_ANYBODY && way == MONARCH_FROM_SOURCE && find_job(p, way, &p->urgent, w))
         return 1;
-    return role == MONARCH_DOES_ALL &&
-           (find_ahead(p, way, w) || find_block(p, way, 1, w) ||
-            find_job(p, way, &p->in_use[way], w) || find_block(p, way, 0, w) ||
-            find_job(p, way, &p->normal[way], w));
+    if (does_all && (find_ahead(p, way, w) || find_block(p, way, 1, w) || find_order(p, way, 1, w)))
+        return 1;
+    if (roles & MONARCH_READS_AHEAD && find_job(p, way, &p->to_page_in, w))
+        return 1;
+    return does_all && (find_block(p, way, 0, w) || find_order(p, way, 0, w));
+}
+
+int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w) {
+    if (roles == MONARCH_DOES_DEMANDS)
+        return find_demand(p, me, w);
+    go_to(p, me, -1);
+    int found = find_any(p, me, roles, w);
+    if (found)
+        go_to(p, me, (w->job ? w->job : w->fill->job)->peer[0]);
+    return found;
 }
 
 /* --- who is needed ------------------------------------------------------------------------------
@@ -293,7 +372,8 @@ static int has_demand(const struct pool *p, enum monarch_way way) {
         if (!d || d == p->taken[i])
             continue;
         const struct fill *f = fill_of(p, monarch_demand_entry(d));
-        if (f ? monarch_way_of(f->job) == way : !!queued(p, way, monarch_demand_entry(d)))
+        const struct job *job = f ? f->job : queued(p, way, monarch_demand_entry(d));
+        if (job && monarch_way_of(job) == way && can_ask(p, -1, job))
             return 1;
     }
     return 0;
@@ -301,17 +381,22 @@ static int has_demand(const struct pool *p, enum monarch_way way) {
 
 static int has_parts(const struct pool *p, enum monarch_way way) {
     for (const struct fill *f = p->fills; f; f = f->next)
-        if (monarch_way_of(f->job) == way && !monarch_fill_is_over(f) &&
+        if (monarch_way_of(f->job) == way && !monarch_fill_is_over(f) && can_ask(p, -1, f->job) &&
             (f->asked_ns ? f->next_unit != DONE : f->next_block < f->blocks))
             return 1;
     return 0;
 }
 
-uint32_t monarch_whom_it_needs(const struct pool *p, enum monarch_way way) {
+static int has_late(struct pool *p, enum monarch_way way) {
+    return way == MONARCH_FROM_PEER && has_slot(p, way) && (first_late(p, 0) || first_late(p, 1));
+}
+
+uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way) {
     if (has_demand(p, way) || (way == MONARCH_FROM_SOURCE && can_begin(p, way, &p->urgent)))
         return MONARCH_ANYBODY;
-    return can_begin(p, way, &p->in_use[way]) || can_begin(p, way, &p->normal[way]) ||
-                   has_parts(p, way)
-               ? MONARCH_DOES_ALL
-               : 0;
+    uint32_t who = way == MONARCH_FROM_SOURCE && p->to_page_in.first ? MONARCH_READS_AHEAD : 0;
+    if (can_begin(p, way, &p->in_use[way]) || can_begin(p, way, &p->normal[way]) ||
+        has_parts(p, way) || has_late(p, way))
+        who |= MONARCH_DOES_ALL;
+    return who;
 }

@@ -18,21 +18,33 @@ struct queue {
 };
 
 /* What a thread may do of its way: everything; what readers wait for, and removals; or, in the
- * middle of something else, what readers wait for. The first two are bits by which it is woken. */
+ * middle of something else, what readers wait for. Every other thread of the sources' may read
+ * copies into memory beside it, and no other does: a tier that hangs keeps whoever reads there, and
+ * never all. All but DEMANDS are bits by which a thread is woken. */
 enum monarch_role {
     MONARCH_DOES_ALL = 1,
     MONARCH_DOES_AWAITED = 2,
     MONARCH_ANYBODY = MONARCH_DOES_ALL | MONARCH_DOES_AWAITED,
     MONARCH_DOES_DEMANDS = 4,
+    MONARCH_READS_AHEAD = 8,
+};
+
+/* Orders whose turn came when their peer had its share of the threads. */
+struct late {
+    struct queue of[MONARCH_MAX_PEERS];
+    uint16_t peer[MONARCH_MAX_PEERS]; /* the first `peers` may have some */
+    unsigned peers;
 };
 
 struct pool {
     struct monarch_engine shared; /* first: fill.c and job.c see only this */
     pthread_mutex_t lock;
-    struct queue urgent, in_use[MONARCH_WAYS], normal[MONARCH_WAYS], done, told;
+    struct queue urgent, in_use[MONARCH_WAYS], to_page_in, normal[MONARCH_WAYS], done, told;
     struct job *bucket[MONARCH_BUCKETS];
     struct fill *fills;  /* begun and not over, in the order in which they go on */
-    uint64_t pending[2]; /* queued, running, or done and not yet told: normal, in use */
+    struct late late[2]; /* normal, in use */
+    /* Queued, running, or done and not yet told: normal, in use; no PAGE_IN. */
+    uint64_t pending[2][MONARCH_WAYS];
     uint32_t asked[MONARCH_MAX_PEERS]; /* of the pending ones, those that ask this peer first */
     uint64_t taken[MONARCH_DEMANDS];   /* demands that a thread works on */
     unsigned next_demand, free_slots;
@@ -45,10 +57,13 @@ struct pool {
     uint32_t stamped; /* a bit for each tier */
     uint64_t salt;
     int threads, peer_threads; /* the latter are the last ones */
+    int at[MONARCH_MAX_PEERS]; /* so many of them are at this peer, */
+    int away;                  /* and at any */
     struct worker {
         struct pool *pool;
         uint32_t number; /* among those of its way */
         enum monarch_way way;
+        int peer; /* that it is at; -1: none */
         pthread_t thread;
     } worker[];
 };
@@ -79,12 +94,14 @@ struct work {
 };
 
 enum monarch_way monarch_way_of(const struct job *job);
-/* What it may do now: what nobody waits for is done by as many threads as the width says. */
-enum monarch_role monarch_role_of(const struct pool *p, const struct worker *me);
-/* Whether there is any of that, and then what is first. */
-int monarch_find_work(struct pool *p, enum monarch_way way, enum monarch_role role, struct work *w);
+/* What it may do now, as bits: what nobody waits for is done by as many threads as the width says.
+ */
+uint32_t monarch_roles_of(const struct pool *p, const struct worker *me);
+/* Whether there is any of that, and then what is first. Who does more than demands has ended what
+ * it did before. */
+int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
 /* Who could do some of what there is, as bits of roles; 0: there is nothing. Of what lies ahead of
  * readers it may say too much. */
-uint32_t monarch_whom_it_needs(const struct pool *p, enum monarch_way way);
+uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way);
 
 #endif

@@ -7,19 +7,22 @@
 /* Chains; numbers of copies count up, so that they are all equally long. */
 #define CHAINS 16384
 
-struct kept {
-    struct kept *next;
-    uint64_t copy, blocks, sums[];
+struct monarch_sums_held {
+    struct monarch_sums_held *next;
+    uint64_t copy, blocks, holders; /* the chain is one of them */
+    uint64_t sums[];
 };
+
+typedef struct monarch_sums_held kept;
 
 struct monarch_sums {
     pthread_mutex_t lock;
-    struct kept *chain[CHAINS];
+    kept *chain[CHAINS];
 };
 
 /* Where the copy's are, or would be. */
-static struct kept **find(struct monarch_sums *s, uint64_t copy) {
-    struct kept **k = &s->chain[copy % CHAINS];
+static kept **find(struct monarch_sums *s, uint64_t copy) {
+    kept **k = &s->chain[copy % CHAINS];
     while (*k && (*k)->copy != copy)
         k = &(*k)->next;
     return k;
@@ -34,10 +37,10 @@ struct monarch_sums *monarch_sums_new(void) {
 
 void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
                        uint64_t blocks) {
-    struct kept *k = blocks > 1 ? malloc(sizeof *k + blocks * sizeof *sums) : NULL;
+    kept *k = blocks > 1 ? malloc(sizeof *k + blocks * sizeof *sums) : NULL;
     if (!k)
         return;
-    *k = (struct kept){.copy = copy, .blocks = blocks};
+    *k = (kept){.copy = copy, .blocks = blocks, .holders = 1};
     memcpy(k->sums, sums, blocks * sizeof *sums);
     pthread_mutex_lock(&s->lock);
     k->next = s->chain[copy % CHAINS];
@@ -45,28 +48,40 @@ void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *su
     pthread_mutex_unlock(&s->lock);
 }
 
-int monarch_sums_find(struct monarch_sums *s, uint64_t copy, uint64_t block, uint64_t *sum) {
-    pthread_mutex_lock(&s->lock);
-    const struct kept *k = *find(s, copy);
-    int is_known = k && block < k->blocks;
-    if (is_known)
-        *sum = k->sums[block];
-    pthread_mutex_unlock(&s->lock);
-    return is_known;
-}
-
 void monarch_sums_drop(struct monarch_sums *s, uint64_t copy) {
     pthread_mutex_lock(&s->lock);
-    struct kept **at = find(s, copy), *k = *at;
+    kept **at = find(s, copy), *k = *at;
     if (k)
         *at = k->next;
     pthread_mutex_unlock(&s->lock);
-    free(k);
+    monarch_sums_release(s, k);
+}
+
+kept *monarch_sums_hold(struct monarch_sums *s, uint64_t copy, uint64_t blocks) {
+    pthread_mutex_lock(&s->lock);
+    kept *k = *find(s, copy);
+    k = k && k->blocks == blocks ? k : NULL;
+    if (k)
+        k->holders++;
+    pthread_mutex_unlock(&s->lock);
+    return k;
+}
+
+uint64_t monarch_sums_of(const kept *k, uint64_t block) { return k->sums[block]; }
+
+void monarch_sums_release(struct monarch_sums *s, kept *k) {
+    if (!k)
+        return;
+    pthread_mutex_lock(&s->lock);
+    int is_last = --k->holders == 0;
+    pthread_mutex_unlock(&s->lock);
+    if (is_last)
+        free(k);
 }
 
 void monarch_sums_free(struct monarch_sums *s) {
     for (unsigned i = 0; s && i < CHAINS; i++)
-        for (struct kept *k = s->chain[i], *next; k; k = next) {
+        for (kept *k = s->chain[i], *next; k; k = next) {
             next = k->next;
             free(k);
         }

@@ -7,14 +7,19 @@
 #include <stdint.h>
 
 struct monarch_sums;
+struct monarch_sums_held;
 
 struct monarch_sums *monarch_sums_new(void); /* NULL without memory */
 /* Of copies of one block they are not kept: a million of them would take more memory than they
  * save time. Without memory they are not kept either. */
 void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
                        uint64_t blocks);
-int monarch_sums_find(struct monarch_sums *s, uint64_t copy, uint64_t block, uint64_t *sum);
 void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);
+/* A copy's of so many blocks, NULL if they are not known: they stay until they are released, after
+ * a drop too. */
+struct monarch_sums_held *monarch_sums_hold(struct monarch_sums *s, uint64_t copy, uint64_t blocks);
+uint64_t monarch_sums_of(const struct monarch_sums_held *k, uint64_t block);
+void monarch_sums_release(struct monarch_sums *s, struct monarch_sums_held *k); /* NULL: nothing */
 void monarch_sums_free(struct monarch_sums *s);
 
 #endif

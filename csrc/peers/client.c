@@ -112,7 +112,8 @@ static enum monarch_peer_status ask(link_t *l, const get *gets, uint64_t n) {
                                              .mtime_ns = gets[i].mtime_ns,
                                              .first = gets[i].first,
                                              .length = gets[i].length,
-                                             .is_awaited = gets[i].is_awaited};
+                                             .is_awaited = gets[i].is_awaited,
+                                             .is_doubted = gets[i].is_doubted};
     return put(l, q, n * sizeof *q);
 }
 
@@ -288,6 +289,8 @@ int monarch_peer_fetch(link_t *l, get *gets, uint64_t n, char *buffer, monarch_p
 }
 
 uint64_t monarch_peer_link_frames(const link_t *l) { return l->frames; }
+
+void monarch_peer_link_cut(const link_t *l) { shutdown(l->fd, SHUT_RDWR); }
 
 void monarch_peer_link_close(link_t *l) {
     close(l->fd);

@@ -172,7 +172,8 @@ static int is_whole_block(const connection *c) {
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;
-    return is_whole_block(c) || stage->files->check(arg, c->file.file, block, NULL) ||
+    return (is_whole_block(c) && !c->in.request.is_doubted) ||
+           stage->files->check(arg, c->file.file, block, NULL) ||
            (hash_range(c, stage->buffer, block * c->file.block_bytes, end_of_block(c, block),
                        &sum) == 0 &&
             stage->files->check(arg, c->file.file, block, &sum));

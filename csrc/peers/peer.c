@@ -23,6 +23,12 @@
 
 typedef struct monarch_peer peer;
 
+/* A link that a thread waits at. */
+struct use {
+    struct use *next;
+    struct monarch_peer_link *link;
+};
+
 struct monarch_peer {
     monarch_peer_connect connect;
     monarch_peer_report report;
@@ -31,8 +37,10 @@ struct monarch_peer {
     pthread_cond_t turn;
     unsigned large; /* answers that are under way; the lock's */
     unsigned idle;
-    int has_failed; /* since it last worked; the lock's */
-    int has_worked; /* ever; atomic */
+    int has_failed;   /* since it last worked; the lock's */
+    int has_worked;   /* ever; atomic */
+    int has_ended;    /* it is asked nothing any more; the lock's */
+    struct use *uses; /* the lock's */
     uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
 };
@@ -71,6 +79,21 @@ void monarch_peer_forget_idle(peer *p) {
         monarch_peer_link_close(links[--n]);
 }
 
+void monarch_peer_hang_up(peer *p) {
+    pthread_mutex_lock(&p->lock);
+    p->has_ended = 1;
+    for (const struct use *u = p->uses; u; u = u->next)
+        monarch_peer_link_cut(u->link);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static int has_ended(peer *p) {
+    pthread_mutex_lock(&p->lock);
+    int it_has = p->has_ended;
+    pthread_mutex_unlock(&p->lock);
+    return it_has;
+}
+
 void monarch_peer_free(peer *p) {
     monarch_peer_forget_idle(p);
     pthread_cond_destroy(&p->turn);
@@ -107,10 +130,30 @@ static void note_failure(peer *p) {
 
 /* What says that the peer or the way to it is not well. NO_ROOM is our own fault. */
 static void fails(peer *p, uint32_t status) {
-    note_failure(p);
-    if (status != MONARCH_PEER_NO_ROOM)
+    if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
         p->report(p->arg, status);
+    /* Afterwards, so that every failure that was told of is followed by the next success. */
+    note_failure(p);
     monarch_peer_forget_idle(p);
+}
+
+/* As monarch_peer_fetch; hanging up ends it. */
+static int fetch(peer *p, struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
+                 char *buffer, monarch_peer_arrived arrived, void *arg) {
+    struct use me = {.link = l}, **at = &p->uses;
+    pthread_mutex_lock(&p->lock);
+    me.next = p->uses;
+    p->uses = &me;
+    if (p->has_ended)
+        monarch_peer_link_cut(l);
+    pthread_mutex_unlock(&p->lock);
+    int r = monarch_peer_fetch(l, gets, n, buffer, arrived, arg);
+    pthread_mutex_lock(&p->lock);
+    while (*at != &me)
+        at = &(*at)->next;
+    *at = me.next;
+    pthread_mutex_unlock(&p->lock);
+    return r;
 }
 
 /* Why a link broke: what the answer before the first CUT says, or that. */
@@ -129,15 +172,16 @@ static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_
     for (uint64_t i = 0; i < n; i++) {
         uint32_t status;
         char byte;
-        if (gets[i].status != MONARCH_PEER_WRONG_BYTES)
+        if (gets[i].status != MONARCH_PEER_WRONG_BYTES || has_ended(p))
             continue;
         struct monarch_peer_link *l = p->connect(p->arg, &status);
         struct monarch_peer_get part = gets[i];
         part.first += part.received;
         part.length = 1;
+        part.is_doubted = 1;
         part.memory = (uint64_t)(uintptr_t)&byte;
         if (l) {
-            monarch_peer_fetch(l, &part, 1, &byte, NULL, NULL);
+            fetch(p, l, &part, 1, &byte, NULL, NULL);
             monarch_peer_link_close(l);
         }
     }
@@ -176,7 +220,7 @@ static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *buffer,
     struct monarch_peer_link *l = take_idle(p);
     if (l) {
         uint64_t frames = monarch_peer_link_frames(l);
-        if (monarch_peer_fetch(l, gets, n, buffer, arrived, arg) == 0) {
+        if (fetch(p, l, gets, n, buffer, arrived, arg) == 0) {
             give_back(p, l);
             return 0;
         }
@@ -192,12 +236,12 @@ static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *buffer,
         }
         monarch_peer_forget_idle(p);
     }
-    l = p->connect(p->arg, &status);
+    l = has_ended(p) ? NULL : p->connect(p->arg, &status);
     if (!l) {
         note_failure(p);
         return none(gets, n, status);
     }
-    if (monarch_peer_fetch(l, gets, n, buffer, arrived, arg) == 0) {
+    if (fetch(p, l, gets, n, buffer, arrived, arg) == 0) {
         give_back(p, l);
         return 0;
     }

@@ -79,9 +79,11 @@ struct monarch_peer_get {
     uint32_t source;
     int32_t to;
     uint32_t is_awaited; /* somebody waits for these very bytes */
-    uint64_t received;   /* bytes whose sum was right, from the range's beginning */
+    uint32_t is_doubted; /* their block came wrong: the holder is to look at it */
     uint32_t status;     /* enum monarch_peer_status */
+    uint64_t received;   /* bytes whose sum was right, from the range's beginning */
     int32_t error;       /* errno, where the status is NO_ROOM */
+    uint32_t unused;
 };
 
 struct monarch_peer_link;
@@ -102,6 +104,8 @@ int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *get
                        char *buffer, monarch_peer_arrived arrived, void *arg);
 /* Frames of answers that came over it, ever: 0 is a link that never worked. */
 uint64_t monarch_peer_link_frames(const struct monarch_peer_link *l);
+/* From another thread: the fetch that is under way ends. */
+void monarch_peer_link_cut(const struct monarch_peer_link *l);
 void monarch_peer_link_close(struct monarch_peer_link *l);
 
 /* --- one peer: peer.c ---------------------------------------------------------------------------
@@ -124,6 +128,8 @@ int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint
 int monarch_peer_is_starting(const struct monarch_peer *p);
 /* Closes the links that nobody uses. */
 void monarch_peer_forget_idle(struct monarch_peer *p);
+/* Ends all that is asked of it, and asks it nothing any more: whoever waits for it has CUT. */
+void monarch_peer_hang_up(struct monarch_peer *p);
 /* When nobody asks it any more. */
 void monarch_peer_free(struct monarch_peer *p);
 

@@ -19,7 +19,7 @@
 #endif
 
 enum {
-    MONARCH_PEER_REQUEST = 0x3351504d, /* "MPQ3" */
+    MONARCH_PEER_REQUEST = 0x3451504d, /* "MPQ4" */
     MONARCH_PEER_FRAME = 0x3246504d,   /* "MPF2" */
 };
 
@@ -32,7 +32,8 @@ struct monarch_peer_request {
     uint64_t size;
     int64_t mtime_ns;       /* of modification, or what stands for it in both catalogs */
     uint64_t first, length; /* the bytes asked for; none is a question whether it is there */
-    uint64_t is_awaited;    /* somebody waits for these very bytes */
+    uint32_t is_awaited;    /* somebody waits for these very bytes */
+    uint32_t is_doubted;    /* their block came wrong: the holder is to look at it */
 };
 
 enum monarch_peer_kind { MONARCH_PEER_DATA = 1, MONARCH_PEER_SUM, MONARCH_PEER_END };

@@ -9,6 +9,7 @@
 
 #include "calls.h"
 #include "companion.h"
+#include "posix_locks.h"
 #include "promote.h"
 
 /* In `on`, the descriptor that a lock of `fd` is to be taken on; 0 with errno if there can be none.
@@ -39,12 +40,17 @@ PUBLIC int flock(int fd, int operation) {
 }
 
 PUBLIC int lockf(int fd, int command, off_t length) {
-    int on;
+    uint32_t closings;
+    int on, r;
     if (!find_descriptor(fd, &on))
         return -1;
     if (on != fd)
         monarch_companion_has_posix_locks();
-    return granted(REAL(lockf)(on, command, length), fd, on);
+    do {
+        closings = monarch_closings();
+        r = REAL(lockf)(on, command, length);
+    } while (r == 0 && monarch_has_closed_since(closings));
+    return granted(r, fd, on);
 }
 
 int monarch_is_lock(int command) {
@@ -54,12 +60,17 @@ int monarch_is_lock(int command) {
 }
 
 int monarch_lock(int fd, int command, void *arg) {
-    int on;
+    int on, r, is_posix = command == F_SETLK || command == F_SETLKW;
+    uint32_t closings;
     if (!find_descriptor(fd, &on))
         return -1;
-    if (on != fd && (command == F_SETLK || command == F_SETLKW))
+    if (on != fd && is_posix)
         monarch_companion_has_posix_locks();
-    return granted(REAL(fcntl)(on, command, arg), fd, on);
+    do {
+        closings = monarch_closings();
+        r = REAL(fcntl)(on, command, arg);
+    } while (r == 0 && is_posix && monarch_has_closed_since(closings));
+    return granted(r, fd, on);
 }
 
 TWINS_OF_LOCKS(TWIN)

@@ -12,6 +12,11 @@
 #define MOST 128
 #define WORD 24
 
+static uint32_t under_way, so_far; /* closings */
+/* They take microseconds, unless the source hangs. One may never end here: in the child of a fork,
+ * or where a signal's handler stands above it. */
+#define PATIENCE_NS 1000000000
+
 struct held {
     struct stat file;
     int but; /* the descriptor that is closed */
@@ -117,7 +122,37 @@ static void take_again(const struct held *h, int kept) {
     }
 }
 
-void monarch_close_unseen(int fd, int kept) {
+/* In this order: who has seen the second sees the first. */
+static void begin_closing(void) {
+    __atomic_fetch_add(&under_way, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&so_far, 1, __ATOMIC_SEQ_CST);
+}
+
+static void end_closing(void) {
+    uint32_t seen = __atomic_load_n(&under_way, __ATOMIC_SEQ_CST);
+    while (seen && !__atomic_compare_exchange_n(&under_way, &seen, seen - 1, 0, __ATOMIC_SEQ_CST,
+                                                __ATOMIC_SEQ_CST))
+        ;
+}
+
+uint32_t monarch_closings(void) {
+    uint32_t seen = __atomic_load_n(&so_far, __ATOMIC_SEQ_CST);
+    uint64_t since_ns = 0;
+    while (__atomic_load_n(&under_way, __ATOMIC_SEQ_CST)) {
+        since_ns = since_ns ? since_ns : sys_now_ns();
+        if (sys_now_ns() - since_ns > PATIENCE_NS)
+            __atomic_store_n(&under_way, 0, __ATOMIC_SEQ_CST);
+        else
+            sys6(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+    }
+    return seen;
+}
+
+int monarch_has_closed_since(uint32_t closings) {
+    return __atomic_load_n(&so_far, __ATOMIC_SEQ_CST) != closings;
+}
+
+static void close_and_keep_locks(int fd, int kept) {
     struct stat st;
     struct held *h = NULL;
     long page = -1, room = -1; /* errors */
@@ -139,4 +174,10 @@ void monarch_close_unseen(int fd, int kept) {
         sys_unmap((void *)page, 4096);
     if (h)
         sys_unmap(h, sizeof *h);
+}
+
+void monarch_close_unseen(int fd, int kept) {
+    begin_closing();
+    close_and_keep_locks(fd, kept);
+    end_closing();
 }

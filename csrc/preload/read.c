@@ -11,6 +11,7 @@
 #include "demand.h"
 #include "log.h"
 #include "mappings.h"
+#include "offset.h"
 #include "promote.h"
 #include "serve.h"
 #include "sys.h"
@@ -123,12 +124,6 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
     return got ? (ssize_t)got : OTHER_FILE;
 }
 
-/* What was claimed of the offset and not read: of another file it was not claimed. */
-static void give_back(int fd, const struct monarch_wanted *w, size_t n) {
-    if (n && monarch_is_still(fd, w->session, w->entry))
-        sys_lseek(fd, -(long)n, SEEK_CUR);
-}
-
 /* --- reads with an offset of their own -----------------------------------------------------------
  */
 
@@ -188,22 +183,9 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
  * ------------------------------------------------------------- */
 
 static ssize_t read_next(int fd, struct monarch_wanted *w, void *buf, size_t n) {
-    uint64_t size = w->entry->size;
-    if (!n || is_absurd(n))
+    if (!n || is_absurd(n) || !monarch_claim_offset(fd, w, n < MOST ? n : MOST))
         return REAL(read)(fd, buf, n);
-    n = n < MOST ? n : MOST;
-    long end = sys_lseek(fd, (long)n, SEEK_CUR);
-    if (end < 0) /* beyond the largest offset, or none can be set */
-        return REAL(read)(fd, buf, n);
-    w->at = (uint64_t)end - n;
-    if (w->at >= size) {
-        sys_lseek(fd, -(long)n, SEEK_CUR);
-        return REAL(read)(fd, buf, n); /* the end; or it has grown */
-    }
-    w->n = n < size - w->at ? n : size - w->at;
     size_t wanted = w->n;
-    if (wanted < n)
-        sys_lseek(fd, (long)wanted - (long)n, SEEK_CUR);
     off_t at = (off_t)w->at;
     size_t done = read_copy(w, buf);
     if (done == wanted)
@@ -215,7 +197,7 @@ static ssize_t read_next(int fd, struct monarch_wanted *w, void *buf, size_t n) 
     if (r == OTHER_FILE) /* whose offset is its own */
         return done ? (ssize_t)done : REAL(read)(fd, buf, n);
     size_t got = done + (r > 0 ? (size_t)r : 0);
-    give_back(fd, w, wanted - got);
+    monarch_give_back_offset(fd, w, (long)(wanted - got));
     return r < 0 && !done ? r : (ssize_t)got;
 }
 
@@ -275,15 +257,13 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     struct monarch_wanted w;
     size_t n;
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
-        !served(fd, tracked, TRACK_OFFSET, &w))
+        !served(fd, tracked, TRACK_OFFSET, &w) || !monarch_claim_offset(fd, &w, n))
         return REAL(readv)(fd, parts, count);
-    long end = sys_lseek(fd, (long)n, SEEK_CUR);
-    if (end < 0)
-        return REAL(readv)(fd, parts, count);
-    ssize_t r = fill_parts(fd, &w, parts, count, end - (long)n);
+    long wanted = (long)w.n;
+    ssize_t r = fill_parts(fd, &w, parts, count, (off_t)w.at);
     if (r == OTHER_FILE)
         return REAL(readv)(fd, parts, count);
-    give_back(fd, &w, n - (r > 0 ? (size_t)r : 0));
+    monarch_give_back_offset(fd, &w, wanted - (r > 0 ? r : 0));
     return r;
 }
 

@@ -103,11 +103,20 @@ int monarch_is_copy(int fd, char *real) {
            describes_copy(&st, real);
 }
 
+/* Letter by letter, for the first ones tell nearly all paths apart. */
+static inline int may_lead_to_descriptor(const char *p) {
+    if (p[0] != '/')
+        return 0;
+    if (p[1] == 'p')
+        return p[2] == 'r' && p[3] == 'o' && p[4] == 'c' && p[5] == '/';
+    return p[1] == 'd' && p[2] == 'e' && p[3] == 'v' && p[4] == '/' &&
+           ((p[5] == 'f' && p[6] == 'd' && p[7] == '/') ||
+            (p[5] == 's' && p[6] == 't' && p[7] == 'd'));
+}
+
 int monarch_names_copy(const char *path, char *real) {
     struct stat st;
-    if (!path || path[0] != '/' || (path[1] != 'p' && path[1] != 'd') ||
-        (strncmp(path, "/proc/", 6) != 0 && strncmp(path, "/dev/fd/", 8) != 0 &&
-         strncmp(path, "/dev/std", 8) != 0))
+    if (!path || !may_lead_to_descriptor(path))
         return 0;
     return __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) &&
            sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);

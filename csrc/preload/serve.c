@@ -4,29 +4,23 @@
 #include <string.h>
 
 #include "attributes.h"
+#include "bytes.h"
 #include "demand.h"
 #include "log.h"
 #include "rank.h"
 #include "sys.h"
 #include "track.h"
 
-/* Eight hexadecimal digits at once, the first one in the lowest byte: every open writes a name. */
-static uint64_t eight_digits(uint64_t v) {
-    const uint64_t ones = 0x0101010101010101ULL;
-    v = (v | v << 16) & 0x0000FFFF0000FFFFULL;
-    v = (v | v << 8) & 0x00FF00FF00FF00FFULL;
-    v = (v | v << 4) & 0x0F0F0F0F0F0F0F0FULL;
-    uint64_t letters = (v + 6 * ones) >> 4 & ones; /* those above 9 */
-    return __builtin_bswap64(v + '0' * ones + letters * ('a' - '0' - 10));
-}
-
+/* Every open writes a name: 16 hexadecimal digits at once, of which the number's are the first. */
 void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *out) {
-    uint64_t high = eight_digits(number >> 32), low = eight_digits(number & 0xFFFFFFFF);
-    const size_t rest = MONARCH_COPY_NAME - 8;
+    const unsigned unused = 4 * (16 - MONARCH_COPY_NAME);
+    two_words bytes = {__builtin_bswap64(number << unused), 0};
+    sixteen_bytes high = (sixteen_bytes)bytes >> 4, low = (sixteen_bytes)bytes & 15;
+    sixteen_bytes digits = __builtin_shuffle(
+        high, low, (sixteen_bytes){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
     char *name = out + tier->path_len;
     memcpy(out, tier->path, tier->path_len);
-    memcpy(name, (const char *)&high + 8 - rest, rest);
-    memcpy(name + rest, &low, 8);
+    *(sixteen_bytes *)name = digits + '0' + ((sixteen_bytes)(digits > 9) & ('a' - '0' - 10));
     name[MONARCH_COPY_NAME] = 0;
 }
 
@@ -161,6 +155,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
     if (!path || flags & (O_PATH | O_DIRECTORY) /* these open no file */ ||
         monarch_is_far(dir, path) || !monarch_aim(s, dir, path, a))
         return 0;
+    monarch_tick(s); /* while the memory that was asked for comes */
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
         a->likely = monarch_guess(a->catalog, a->hash, &word);
@@ -190,7 +185,6 @@ void monarch_end_look_up(struct session *s, const struct monarch_aim *a, int dir
     const struct monarch_entry *e = &monarch_entries(a->catalog)[id];
     if (e->kind != MONARCH_FILE)
         return;
-    monarch_tick(s);
     o->id = id;
     o->entry = e;
     /* Who does not own the file may not ask for it; every copy is our own. */

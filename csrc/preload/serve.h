@@ -5,7 +5,7 @@
 #include "where.h"
 
 /* Room for the path of a copy. */
-#define MONARCH_COPY_PATH (MONARCH_TIER_PATH + MONARCH_COPY_NAME)
+#define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16) /* a name is written as 16 digits */
 
 /* What an open for reading leads to. */
 struct monarch_opening {

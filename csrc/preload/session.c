@@ -214,10 +214,10 @@ static int is_sound(const struct monarch_catalog *c, uint64_t size) {
            c->names_at == right.names_at && c->pool_at == right.pool_at;
 }
 
-static const struct monarch_catalog *map_catalog(struct session *s, uint64_t generation,
-                                                 const struct monarch_catalog *old) {
+const struct monarch_catalog *monarch_catalog_slow(struct session *s,
+                                                   const struct monarch_catalog *old) {
     char name[40];
-    uint64_t size = 0;
+    uint64_t size = 0, generation = __atomic_load_n(&s->control->generation, __ATOMIC_ACQUIRE);
     put_number(put(name, "catalog."), generation, 10, 1);
     const struct monarch_catalog *c = map_segment(name, 0, &size);
     if (!c)
@@ -230,14 +230,6 @@ static const struct monarch_catalog *map_catalog(struct session *s, uint64_t gen
     }
     sys_unmap(c, size);
     return old; /* also what another thread has put there meanwhile */
-}
-
-const struct monarch_catalog *monarch_catalog_of(struct session *s) {
-    const struct monarch_catalog *c = __atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE);
-    uint64_t generation = __atomic_load_n(&s->control->generation, __ATOMIC_ACQUIRE);
-    if (__builtin_expect((c && c->generation == generation) || !generation, 1))
-        return c;
-    return map_catalog(s, generation, c);
 }
 
 /* --- what belongs to whom --------------------------------------------------------------------- */

@@ -59,8 +59,17 @@ static inline struct session *session_for_change(void) {
 unsigned monarch_session_number(const struct session *s);
 struct session *monarch_session_at(unsigned number);
 
+/* Puts another in the place of `old`, if it can be had; returns what is there then. */
+const struct monarch_catalog *monarch_catalog_slow(struct session *s,
+                                                   const struct monarch_catalog *old);
 /* The newest catalog that can be had; NULL before there is one. */
-const struct monarch_catalog *monarch_catalog_of(struct session *s);
+static inline const struct monarch_catalog *monarch_catalog_of(struct session *s) {
+    const struct monarch_catalog *c = __atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE);
+    uint64_t generation = __atomic_load_n(&s->control->generation, __ATOMIC_ACQUIRE);
+    if (__builtin_expect((c && c->generation == generation) || !generation, 1))
+        return c;
+    return monarch_catalog_slow(s, c);
+}
 
 /* The maps of unfinished copies, which most processes never need; NULL: these are not read. */
 const struct monarch_fills *monarch_fills_of(struct session *s);

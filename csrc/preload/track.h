@@ -11,7 +11,7 @@
 /* One word each: flags | session << 4 | low bits of the opener's process << 9 | entry + 1 << 32. */
 #define TRACK_OFFSET 1ULL /* used with its own offset: never replaced */
 #define TRACK_SHARED 2ULL /* duplicated, or locks may hang on it: never replaced */
-#define TRACK_HELD 4ULL   /* a thread is replacing it: whoever uses the number otherwise waits */
+#define TRACK_HELD 4ULL   /* a thread relies on what it is: whoever changes that waits */
 
 extern uint64_t monarch_track_table[MONARCH_TRACKED] __attribute__((visibility("hidden")));
 

@@ -100,12 +100,12 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s,
 int monarch_aim(struct session *s, int dir, const char *path, struct monarch_aim *a) {
     a->source = -1;
     a->likely = -1;
+    size_t n = strlen(path);
     if (path[0] == '/') {
-        a->source = monarch_prefix(s->control, path, &a->rel);
-        if (a->source < 0 &&
-            (!monarch_is_odd(path, strlen(path)) || monarch_is_outside(s->control, path)))
+        a->source = monarch_prefix(s->control, path, n, &a->rel);
+        if (a->source < 0 && (!monarch_is_odd(path, n) || monarch_is_outside(s->control, path)))
             return 0;
-    } else if (!path[0]) {
+    } else if (!n) {
         return 0;
     } else if (dir == AT_FDCWD) {
         find_cwd(s);
@@ -116,9 +116,11 @@ int monarch_aim(struct session *s, int dir, const char *path, struct monarch_aim
         return 0;
     if (a->source < 0)
         return 1;
-    a->len = strlen(a->rel);
+    a->len = n - (size_t)(a->rel - path);
     a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
-    if (monarch_is_odd(path, (size_t)(a->rel - path) + a->len)) {
+    /* What is before `rel` was compared with the source's name. 16 bytes are looked at at once. */
+    size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
+    if (monarch_is_odd(path + from, n - from)) {
         a->source = -1;
         return 1;
     }

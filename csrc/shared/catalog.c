@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "bytes.h"
 #include "xxh3.h"
 
 /* Slots hold a part of the hash beside the entry's number, so that a probe that misses reads no
@@ -24,7 +25,9 @@ static const struct monarch_slot *index_of(const struct monarch_catalog *c) {
 uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len) {
     uint64_t hash = monarch_path_hash(source, path, len);
-    __builtin_prefetch(&index_of(c)[monarch_first_path_slot(hash, c->slots)]);
+    const struct monarch_slot *first = &index_of(c)[monarch_first_path_slot(hash, c->slots)];
+    __builtin_prefetch(first);
+    __builtin_prefetch(first + 4); /* one search in eleven goes on in the next line */
     return hash;
 }
 
@@ -59,7 +62,7 @@ static int is_path_of(const struct monarch_catalog *c, const struct monarch_entr
                       unsigned source, const char *path, size_t len, uint64_t hash) {
     return e->hash == hash && e->source == source && e->path_len == len &&
            e->path < c->pool_bytes && len < c->pool_bytes - e->path /* else damaged */ &&
-           memcmp(monarch_pool(c, e->path), path, len) == 0;
+           same_bytes(monarch_pool(c, e->path), path, len);
 }
 
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
@@ -113,7 +116,8 @@ int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uin
         if (id >= c->capacity) /* damaged */
             continue;
         const struct monarch_entry *e = &entries[id];
-        if (slot == monarch_inode_slot(hash, id) && e->ino == ino && e->source == source)
+        if (slot == monarch_inode_slot(hash, id) &&
+            __atomic_load_n(&e->ino, __ATOMIC_RELAXED) == ino && e->source == source)
             return e - entries;
     }
     return -1;
@@ -187,7 +191,10 @@ void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino)
     __atomic_fetch_add(&m->changes, 1, __ATOMIC_SEQ_CST);
 }
 
+/* Who finds no mark counted has come before any, too. Most jobs never make one. */
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino) {
+    if (!__atomic_load_n(&m->changes, __ATOMIC_SEQ_CST))
+        return 0;
     uint64_t bit = monarch_filter_bit(dev, ino);
     return is_set(m->changed_coarse, bit / MONARCH_FILTER_COARSE) && is_set(m->changed, bit) &&
            is_set(m->changed, monarch_filter_second(dev, ino));

@@ -3,26 +3,23 @@
 
 #include <string.h>
 
+#include "bytes.h"
 #include "sys.h"
 
 /* Half of the kernel's: links on the way to the source count there too, and are unseen here. */
 #define MAX_LINKS 20
 
-/* First some bytes, then strncmp: nearly all paths of a process are foreign and differ in these. */
-static int has_prefix(const char *path, const char *root, uint32_t len) {
-    uint32_t i = 0;
-    while (i < len && i < 4 && path[i] == root[i])
-        i++;
-    return (i == len || (i == 4 && strncmp(path + i, root + i, len - i) == 0)) && len &&
-           (path[len] == '/' || !path[len]);
+/* First where the root would end: nearly all paths of a process are foreign and go on there. */
+static inline int has_prefix(const char *path, size_t n, const char *root, uint32_t len) {
+    return len && n >= len && (path[len] == '/' || n == len) && same_bytes(path, root, len);
 }
 
-int monarch_prefix(const struct monarch_control *k, const char *path, const char **rel) {
+int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, const char **rel) {
     for (uint32_t i = 0; i < k->sources; i++) {
         const struct monarch_source *s = &k->source[i];
-        uint32_t len = has_prefix(path, s->path, s->path_len)     ? s->path_len
-                       : has_prefix(path, s->alias, s->alias_len) ? s->alias_len
-                                                                  : 0;
+        uint32_t len = has_prefix(path, n, s->path, s->path_len)     ? s->path_len
+                       : has_prefix(path, n, s->alias, s->alias_len) ? s->alias_len
+                                                                     : 0;
         if (len) {
             *rel = path + len + (path[len] == '/');
             return (int)i;
@@ -42,16 +39,14 @@ static int odd_component(const char *after) {
 /* Whether a byte and the next one are of a kind, 16 at a time: what every path is asked and few
  * have. Two dots; or a slash with a `.`, another slash or nothing behind it. At least 16 bytes. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
-    typedef unsigned char bytes __attribute__((vector_size(16), aligned(1), may_alias));
-    typedef uint64_t words __attribute__((vector_size(16), may_alias));
-    words found = {0, 0};
+    two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
-        i = i + 16 <= n ? i : n - 16; /* the last ones overlap */
-        bytes here = *(const bytes *)(path + i), next = *(const bytes *)(path + i + 1);
+        const char *at = path + sixteen_at(i, n);
+        sixteen_bytes here = *(const sixteen_bytes *)at, next = *(const sixteen_bytes *)(at + 1);
         if (of_dots)
-            found |= (words)((here == '.') & (next == '.'));
+            found |= (two_words)((here == '.') & (next == '.'));
         else
-            found |= (words)((here == '/') & ((next == '/') | (next == '.') | (next == 0)));
+            found |= (two_words)((here == '/') & ((next == '/') | (next == '.') | (next == 0)));
     }
     return (found[0] | found[1]) != 0;
 }
@@ -90,14 +85,15 @@ struct walk {
 
 static int is_current(const struct walk *w, int64_t id) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[id];
-    return !monarch_is_changed(w->clients, w->control->source[e->source].dev, e->ino);
+    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* it may be met again just now */
+    return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
 /* Whether the path so far is a directory and no link: only then does `..` lead to its parent. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;
-    int source = monarch_prefix(w->control, w->text, &rel);
+    int source = monarch_prefix(w->control, w->text, w->len, &rel);
     if (source >= 0 && *rel) {
         int64_t id = monarch_find(w->catalog, (unsigned)source, rel, strlen(rel));
         if (id >= 0 && is_current(w, id))
@@ -192,13 +188,13 @@ int monarch_is_outside(const struct monarch_control *k, const char *path) {
     char text[MONARCH_PATH_MAX] = "";
     const char *rel;
     struct walk w = {.control = k, .by_letters = 1, .text = text};
-    return walk_components(&w, path) && monarch_prefix(k, text, &rel) < 0;
+    return walk_components(&w, path) && monarch_prefix(k, text, w.len, &rel) < 0;
 }
 
 static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, char *next) {
     const char *rel;
     size_t end;
-    out->source = monarch_prefix(w->control, w->text, &rel);
+    out->source = monarch_prefix(w->control, w->text, w->len, &rel);
     if (out->source < 0)
         return MONARCH_OUTSIDE;
     int64_t id = monarch_find(w->catalog, (unsigned)out->source, rel, strlen(rel));
@@ -248,7 +244,7 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
         path = next;
     }
     const char *rel = out->path;
-    if (monarch_prefix(k, out->path, &rel) >= 0) {
+    if (monarch_prefix(k, out->path, strlen(out->path), &rel) >= 0) {
         out->path_len = (uint32_t)strlen(rel);
         memmove(out->path, rel, out->path_len + 1);
     }

@@ -18,9 +18,9 @@ struct monarch_place {
     char path[MONARCH_PATH_MAX]; /* relative to the source */
 };
 
-/* Which source is a prefix of the absolute path: its number, with what follows the slash in *rel;
- * -1 for none. The root itself gives an empty *rel. */
-int monarch_prefix(const struct monarch_control *k, const char *path, const char **rel);
+/* Which source is a prefix of the absolute path, of `n` bytes: its number, with what follows the
+ * slash in *rel; -1 for none. The root itself gives an empty *rel. */
+int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, const char **rel);
 
 /* Whether the path, of `n` bytes, holds `//`, `.` or `..` as a component, or ends in a slash. */
 int monarch_is_odd(const char *path, size_t n);

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from monarch_py.catalog import CatalogReader
 from monarch_py.config import SourceConfig
 from monarch_py.daemon.copies import Ids
+from monarch_py.daemon.renewal import Version, version_of
+from monarch_py.daemon.shared import Shared
 from monarch_py.errors import ConfigError
 from monarch_py.native import Kind, lib, pointer
 from monarch_py.plan import Plan
@@ -23,18 +25,22 @@ from monarch_py.plan.follow import Follower, Run, locate
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import NONE
 
-__all__ = ["Course", "Found", "load_plan"]
+__all__ = ["Course", "Found", "Loaded", "load_plan"]
+
+# A plan, and the version of the file that it is from.
+Loaded = tuple[Version, Plan]
 
 # What is seen before the files are known is kept up to so many accesses.
 EARLY = 1 << 20
 
 
-def load_plan(file: Path, nodes: int) -> Plan:
+def load_plan(file: Path, nodes: int) -> Loaded:
     """The plan of a training on so many nodes, in whole files: a daemon copies nothing else. One
     node alone (1) follows node 0 of any plan.
 
     ConfigError, naming the file, if it cannot be followed.
     """
+    version = version_of(file)
     plan = replace(Plan.load(file), grain="files", holders=None)
     if any(not len(index.pool) for index in plan.datasets):
         raise ConfigError(
@@ -47,7 +53,7 @@ def load_plan(file: Path, nodes: int) -> Plan:
             f" with 'nodes: {nodes}'"
         )
     plan.timeline()
-    return plan
+    return version, plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +72,18 @@ class Found:
 class Course:
     """How far a node is in one plan.
 
+    version : of the file that it was loaded from
     state : 'waiting' until the files are known, 'following', 'searching' a place that fits, or
-    'dropped';  why : it was dropped, "" otherwise
+    'dropped';  why : it was dropped, "" otherwise;  misled : by a job that did not do what it says
     """
 
-    def __init__(self, file: Path, plan: Plan, node: int, executor: Executor) -> None:
-        self.file, self.plan, self.node = file, plan, node
+    def __init__(
+        self, file: Path, version: Version, plan: Plan, node: int, executor: Executor
+    ) -> None:
+        self.file, self.version, self.plan, self.node = file, version, plan, node
         self.timeline = plan.timeline()
         self.layout = self.timeline.layout()
-        self.state, self.why = "waiting", ""
+        self.state, self.why, self.misled = "waiting", "", False
         self.entries: Ids = np.zeros(0, dtype=np.uint64)
         self.number = 0  # of the run, in the layout
         self.follower: Follower | None = None
@@ -92,11 +101,13 @@ class Course:
 
     # --- its files ------------------------------------------------------------------------------
 
-    def find(self, catalog: CatalogReader, sources: tuple[SourceConfig, ...]) -> Found:
-        """For the thread: which entries the files are, and the first two runs."""
+    def find(
+        self, shared: Shared, catalog: CatalogReader, sources: tuple[SourceConfig, ...]
+    ) -> Found:
+        """For the thread: which entries of `catalog` the files are, and the first two runs."""
         entries, problem = [], ""
         for index in self.plan.datasets:
-            found, why = _find_files(catalog, sources, index)
+            found, why = _find_files(shared, catalog, sources, index)
             entries.append(found)
             problem = problem or why
         runs = tuple(self.draw(number) for number in range(min(2, len(self.layout))))
@@ -116,6 +127,7 @@ class Course:
             self.judge(ids, self.observe(ids))
 
     def drop(self, why: str) -> None:
+        self.misled = self.follower is not None
         self.state, self.why = "dropped", why
         self.follower, self._early = None, []
         self._of_entry = np.zeros(0, dtype=np.int32)
@@ -270,7 +282,7 @@ class Course:
 
 
 def _find_files(
-    catalog: CatalogReader, sources: tuple[SourceConfig, ...], index: Index
+    shared: Shared, catalog: CatalogReader, sources: tuple[SourceConfig, ...], index: Index
 ) -> tuple[Ids, str]:
     """(files,) entries, and why the plan does not hold, "" if it does."""
     root = Path(os.path.realpath(index.root))
@@ -280,6 +292,8 @@ def _find_files(
             below = os.fsencode(root.relative_to(source.real_path))
             prefix = b"" if below == b"." else below + b"/"
             lib.monarch_find_all(
+                shared.control,
+                shared.clients,
                 catalog.c,
                 number,
                 prefix,

@@ -30,7 +30,10 @@ def block_sums(result: Any) -> bytes:
 
 
 class Engine:
-    """MemoryError when not one thread can be started."""
+    """MemoryError when not one thread can be started.
+
+    reads_ahead : whether a PAGE_IN is done: a tier that hangs may keep every other thread
+    """
 
     def __init__(
         self,
@@ -61,15 +64,19 @@ class Engine:
         for number in (*config.evicting, len(config.tiers)):
             lib.monarch_engine_stamp(self._engine, number, shared.catalog.c.salt)
         self.block_bytes = config.block_size_bytes
+        self.reads_ahead = config.copy_threads > 1
         self._bytes_seen = 0
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
 
-    def pending(self, *, in_use: bool) -> int:
-        """Orders queued or running: those for files in use, or all others."""
-        return int(lib.monarch_engine_pending(self._engine, in_use))
+    def pending(self, *, in_use: bool, from_peers: bool | None = None) -> int:
+        """Orders queued or running but for PAGE_IN: those for files in use, or all others; those
+        that ask peers, or those that do not, or both."""
+        ways = {None: lib.MONARCH_WAYS, False: lib.MONARCH_FROM_SOURCE, True: lib.MONARCH_FROM_PEER}
+        return int(lib.monarch_engine_pending(self._engine, in_use, ways[from_peers]))
 
     @property
     def idle(self) -> bool:
+        """Nothing is filled; what is read ahead does not count."""
         return not (self.pending(in_use=True) or self.pending(in_use=False))
 
     @property

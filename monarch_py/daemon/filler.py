@@ -12,7 +12,7 @@ import numpy.typing as npt
 from monarch_py.daemon.copies import Copies, Ids, one
 from monarch_py.daemon.engine import Engine
 from monarch_py.daemon.nodes import Membership, Nodes
-from monarch_py.daemon.places import PEER_THREADS, Places
+from monarch_py.daemon.places import NOBODY, PEER_THREADS, Places
 from monarch_py.daemon.readahead import ReadAhead
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.staging import Staging
@@ -47,8 +47,8 @@ __all__ = ["Filler"]
 
 log = logging.getLogger("monarch.filler")
 
-# Orders in the engine at a time: enough that its threads never wait for Python, few enough that a
-# million wanted files take no memory (an order is some 500 bytes).
+# Orders of each way in the engine at a time: enough that its threads never wait for Python, few
+# enough that a million wanted files take no memory (an order is some 500 bytes).
 ORDERS = 2048
 # Of what is filled ahead the engine has no more than this [bytes], but always some files, so that
 # its threads have work while one ends: what it has cannot be taken back, and its room is taken.
@@ -128,9 +128,13 @@ class Filler:
             self._drop_rotten(self.nodes)
         while len(ids := self.wanted.next_awaited()):
             self._order_fills(ids, in_use=True)
-        room = ORDERS - self.engine.pending(in_use=True)
-        while room > 0 and len(ids := self.wanted.next_in_use(room)):
-            room -= self._order_fills(ids, in_use=True)
+        self.wanted.part_ways(self._is_fetched)
+        for fetched in (False, True):
+            room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
+            # Some go the other way in the end: a peer may be lost, or the source faster.
+            room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
+            while room > 0 and len(ids := self.wanted.next_in_use(room, from_peers=fetched)):
+                room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         while room > 0 and self._to_check:
             room -= self._order_checks(room)
@@ -138,9 +142,21 @@ class Filler:
         may_more = room > 0 and not self.wanted.has_put_off and len(self.wanted.ahead) > 0
         return may_more and self._order_ahead(room)
 
+    def _is_fetched(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether other nodes are asked for these files, as far as is known."""
+        if self.nodes is None or not self.nodes.is_ready:
+            return np.zeros(len(ids), dtype=bool)
+        asked: npt.NDArray[np.bool_] = self.nodes.asked(ids)[:, 0] != NOBODY
+        return asked
+
     def _leave_to_source(self) -> None:
         """Nobody knows yet which node keeps what, and readers do not wait for it."""
-        while len(ids := self.wanted.next_awaited()) or len(ids := self.wanted.next_in_use(ORDERS)):
+        self.wanted.part_ways(self._is_fetched)
+        while (
+            len(ids := self.wanted.next_awaited())
+            or len(ids := self.wanted.next_in_use(ORDERS, from_peers=False))
+            or len(ids := self.wanted.next_in_use(ORDERS, from_peers=True))
+        ):
             ids = ids[state_of(self.shared.catalog.words[ids]) == State.WANTED]
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
             self._early.append(ids)

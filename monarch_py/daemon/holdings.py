@@ -22,8 +22,6 @@ from monarch_py.tiers import Tier
 
 __all__ = ["Holdings", "Membership"]
 
-ROTTEN = 64  # that are taken at a time
-
 
 @dataclass(frozen=True)
 class Membership:
@@ -81,9 +79,10 @@ class Holdings(PeerServer):
             self._c, len(entries), pointer(entries, "uint64_t *"), pointer(flags, "uint8_t *")
         )
 
-    def ready(self) -> None:
-        """It is known by now what this node keeps."""
-        lib.monarch_holdings_ready(self._c)
+    def be_patient(self, patience: int) -> None:
+        """MONARCH_NOBODY_WAITS: it is known by now what this node keeps, or nobody waits for that
+        any more."""
+        lib.monarch_holdings_patience(self._c, patience)
 
     def answer(self) -> None:
         """Peers that wait for what will have no copy wait no longer."""
@@ -92,9 +91,9 @@ class Holdings(PeerServer):
     def rotten(self) -> tuple[Ids, npt.NDArray[np.uint64]]:
         """(n,) entries whose copies are not what their fills have written, as peers' requests have
         shown since the last call, and (n,) the words that name these copies."""
-        ids, words = np.zeros((2, ROTTEN), dtype=np.uint64)
+        ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
         count = lib.monarch_holdings_rotten(
-            self._c, pointer(ids, "uint64_t *"), pointer(words, "uint64_t *"), ROTTEN
+            self._c, pointer(ids, "uint64_t *"), pointer(words, "uint64_t *")
         )
         return ids[:count], words[:count]
 

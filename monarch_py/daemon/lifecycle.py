@@ -106,7 +106,7 @@ def _daemon(config: Config, session: SessionDir, told: Told | None) -> Daemon:
 
 def _hear(lifeline: int, daemon: Daemon) -> None:
     if os.read(lifeline, len(STAY)) != STAY:
-        daemon.stop_soon()
+        daemon.stop_now()
 
 
 def _command(config_file: Path, words: list[str]) -> list[str]:

@@ -37,6 +37,9 @@ Holders = npt.NDArray[np.int16]
 # All nodes know who keeps what within this time of each other, unless one of them scans by itself
 # [s].
 START_LIMIT_S = 1.0
+# What nobody waits for is not read from the source by others before the scan of one that scans by
+# itself has taken this long [s]; nor while a plan is placed, however long that takes.
+SCAN_LIMIT_S = 10.0
 # What every node takes a file for, whatever its own tiers' file systems make of it: whole blocks of
 # the usual size, and something for a name and a row of the manifest [bytes].
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
@@ -93,6 +96,19 @@ class Nodes:
         """Whether it may be known so soon that readers, here and on other nodes, wait for it."""
         return not self.is_ready and self._clock() - self._began < START_LIMIT_S
 
+    @property
+    def _patience(self) -> int:
+        """Who waits on other nodes until it is known what this one keeps. Whoever is there first
+        fetches ahead, and would read for the others what they are to read themselves."""
+        if self.is_ready:
+            return int(lib.MONARCH_NOBODY_WAITS)
+        if self.may_wait:
+            return int(lib.MONARCH_EVERYBODY_WAITS)
+        is_placing = self.is_decided and self.awaits_plan
+        if is_placing or self._clock() - self._began < SCAN_LIMIT_S:
+            return int(lib.MONARCH_WHO_HAS_TIME_WAITS)
+        return int(lib.MONARCH_NOBODY_WAITS)
+
     def step(self, *, scanned: bool) -> None:
         """Decides on what the catalog has got. scanned : the catalog has all files by now."""
         self.holdings.follow_catalog()
@@ -102,8 +118,7 @@ class Nodes:
             self.is_decided = True
         elif self.is_decided and count > len(self._holders):
             self._decide_late(count)
-        if not self.may_wait:
-            self.holdings.ready()
+        self.holdings.be_patient(self._patience)
 
     def assign(self, ids: Ids, holders: Holders, keeps: npt.NDArray[np.bool_]) -> None:
         """What a plan says of (n,) entries, on every node the same: the nodes that keep each, owner

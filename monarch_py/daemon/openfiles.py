@@ -12,21 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.daemon.processes import own_processes
 from monarch_py.daemon.shared import Shared
 from monarch_py.native import State, ffi, state_of, tier_of
 
 __all__ = ["open_files", "writers"]
-
-
-def _processes() -> Iterator[Path]:
-    me, uid = os.getpid(), os.geteuid()
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and int(process.name) != me:
-            try:
-                if process.stat().st_uid == uid:
-                    yield process
-            except OSError:
-                continue
 
 
 def _numbers(process: Path) -> list[int]:
@@ -119,7 +109,7 @@ def open_files(shared: Shared, staging: int) -> list[dict[str, Any]]:
     """
     finder = _Finder(shared, staging)
     rows = []
-    for process in _processes():
+    for process in own_processes():
         try:
             command = (process / "comm").read_text().strip()
         except OSError:
@@ -142,7 +132,7 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
 
     What is written through a descriptor older than the session is seen by nobody else.
     """
-    for process in _processes():
+    for process in own_processes():
         for fd in _numbers(process):
             # Asked first, because it asks no file system: one of a hung server would keep us here.
             if _may_write(process, fd):

@@ -24,8 +24,10 @@ from monarch_py.policies.nopfs.fetching import is_source_better, queued_seconds
 __all__ = ["NOBODY", "PEER_THREADS", "Places"]
 
 NOBODY = -1
-# Threads that wait for peers: enough to ask all nodes of a small job at a time.
-PEER_THREADS = 16
+# Threads that wait for peers: enough to ask all nodes of a small job at a time. One peer alone gets
+# so many of them: the others are for who comes next (can_ask in csrc/daemon/schedule.c).
+PEER_THREADS = 24
+THREADS_OF_ONE = PEER_THREADS * 2 // 3
 # A place that is not chosen is tried again after this long: it may have become faster [s].
 TRY_AGAIN_S = 2.0
 
@@ -127,7 +129,7 @@ class _Turn:
 
     def is_source_better(self, node: int, size: int, due_s: float, now: float) -> bool:
         """Counts the file where it goes."""
-        holder_s = self._seconds(node + 1, size, int(self._queues[node]), PEER_THREADS)
+        holder_s = self._seconds(node + 1, size, int(self._queues[node]), THREADS_OF_ONE)
         source_s = self._seconds(SOURCES, size, self._at_source, self._width)
         better = holder_s is not None
         if better and source_s is None:

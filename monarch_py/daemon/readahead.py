@@ -36,7 +36,7 @@ class ReadAhead:
         self.shared, self.engine = shared, engine
         self._is_slow = np.zeros(MAX_TIERS, dtype=bool)
         self._is_slow[: len(tiers)] = [
-            tier is not None and tier.config.kind != "ram" for tier in tiers
+            tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
         ]
         self._brought = np.zeros(0, dtype=bool)  # by entry: since it was opened last
         self._under_way: dict[int, int] = {}  # sizes by entry

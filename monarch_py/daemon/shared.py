@@ -115,6 +115,14 @@ class Shared:
     def beat(self) -> None:
         self.control.heartbeat += 1
 
+    def wait(self, rung: int, wait_ms: int) -> int:
+        """Until somebody has rung since the doorbell said `rung`, at most so long; what it says."""
+        return int(lib.monarch_wait_doorbell(self.clients, rung, wait_ms))
+
+    def ring(self) -> None:
+        """Ends a wait; from any thread."""
+        lib.monarch_ring_doorbell(self.clients)
+
     def close(self) -> None:
         self.control.state = SessionState.CLOSED
         for path in (self.session.control, self.session.clients, self.session.fills):
@@ -123,8 +131,12 @@ class Shared:
             path.unlink(missing_ok=True)
 
     def follow_opens(self) -> None:
-        """From now on clients tell what they open."""
+        """From now on clients tell what they open, and do not ring for it."""
         self.control.follow_opens = 1
+
+    @property
+    def follows_opens(self) -> bool:
+        return bool(self.control.follow_opens)
 
     def take_opened(self) -> npt.NDArray[np.uint64]:
         """(n,) entries that clients have opened for reading since the last call, by number: neither

@@ -1,6 +1,7 @@
 """What is to be filled, and in which order: what programs use, then what is filled ahead."""
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,9 @@ class Wanted:
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
         self.ahead = Ahead(eager=eager)
+        # What programs use, as it came; then what of it is read from sources, and from peers.
         self._in_use: deque[Ids] = deque()
+        self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
         self._awaited: deque[Ids] = deque()
         # What waits until copies are removed: (files, whether programs use them).
         self._no_room_yet: list[tuple[Ids, bool]] = []
@@ -56,7 +59,13 @@ class Wanted:
         return sum(map(len, self._others())) + len(self.ahead)
 
     def _others(self) -> list[Ids]:
-        return [*self._awaited, *self._in_use, *(ids for ids, _ in self._no_room_yet)]
+        return [
+            *self._awaited,
+            *self._in_use,
+            *self._by_way[0],
+            *self._by_way[1],
+            *(ids for ids, _ in self._no_room_yet),
+        ]
 
     # --- by programs -------------------------------------------------------------------------
 
@@ -96,13 +105,25 @@ class Wanted:
             self.shared.catalog.want(ids)
             self._in_use.append(ids)
 
-    def next_in_use(self, most: int) -> Ids:
-        """The (n,) files whose turn it is; none when nothing waits."""
-        if not self._in_use:
+    def part_ways(self, from_peers: Callable[[Ids], npt.NDArray[np.bool_]]) -> None:
+        """What programs use waits in a queue for each way from now on: two nodes that fill from
+        each other, and have as many orders as they may, would wait for each other.  from_peers :
+        tells of (n,) files which are fetched from other nodes"""
+        while self._in_use:
+            ids = self._in_use.popleft()
+            fetched = from_peers(ids)
+            for queue, mine in zip(self._by_way, (ids[~fetched], ids[fetched]), strict=True):
+                if len(mine):
+                    queue.append(mine)
+
+    def next_in_use(self, most: int, *, from_peers: bool) -> Ids:
+        """The (n,) files of this way whose turn it is; none when nothing waits."""
+        queue = self._by_way[from_peers]
+        if not queue:
             return np.zeros(0, dtype=np.uint64)
-        ids = self._in_use.popleft()
+        ids = queue.popleft()
         if len(ids) > most:
-            self._in_use.appendleft(ids[most:])
+            queue.appendleft(ids[most:])
         return ids[:most]
 
     # --- ahead -------------------------------------------------------------------------------

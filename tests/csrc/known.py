@@ -93,5 +93,5 @@ class Known:
     def prefix(self, path: bytes) -> tuple[int, bytes | None]:
         rel = ffi.new("const char **")
         memory = ffi.new("char[]", path)
-        source = int(lib.monarch_prefix(self.control, memory, rel))
+        source = int(lib.monarch_prefix(self.control, memory, len(path), rel))
         return source, ffi.string(rel[0]) if source >= 0 else None

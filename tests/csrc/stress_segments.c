@@ -148,7 +148,7 @@ static uint64_t paths(void) {
         any_path(text, sizeof text);
         char *path = strdup(text);
         CHECK(place && path);
-        if (monarch_prefix(&control_of_root, path, &rel) >= 0)
+        if (monarch_prefix(&control_of_root, path, strlen(path), &rel) >= 0)
             CHECK(rel >= path && rel <= path + strlen(path));
         monarch_is_odd(path, strlen(path));
         monarch_resolve(&control_of_root, catalog, clients, "/", path, follow, place);
@@ -239,8 +239,8 @@ static uint64_t headers(void) {
         if (control_is_usable(k, any(10) ? sizeof *k : any(sizeof *k))) {
             const char *rel;
             sound++;
-            monarch_prefix(k, root_path, &rel);
-            monarch_prefix(k, "/another/place", &rel);
+            monarch_prefix(k, root_path, strlen(root_path), &rel);
+            monarch_prefix(k, "/another/place", 14, &rel);
         }
         free(k);
     }

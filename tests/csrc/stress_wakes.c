@@ -17,7 +17,8 @@
 #define ROUNDS 400
 #define PINGS 8000
 #define THREADS 5
-#define PEER_THREADS 4
+#define PEERS 4 /* and as many threads for them, of which one peer alone gets SHARE */
+#define SHARE 3
 /* More than what nobody waits for waits for a peer that was brought up with us (START_NS in
  * peer.c). */
 #define LIMIT_MS 30000
@@ -28,22 +29,23 @@ static struct monarch_catalog *catalog;
 static struct monarch_clients *clients;
 static struct monarch_fills *fills;
 static struct monarch_engine *engine;
-static uint64_t ids[FILES], next_copy = 1, last_sum, rng, demanded;
+static uint64_t ids[FILES], next_copy = 1, last_sum, rng, demanded, read_ahead;
+static unsigned paging; /* orders to read ahead without a result */
 
-/* A peer that cannot be reached, and who tries waits until `all_may_go`. */
+/* Peers that cannot be reached, and who tries waits until all may go: so many at each. */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t opens = PTHREAD_COND_INITIALIZER, comes = PTHREAD_COND_INITIALIZER;
-static int is_open = 1, waiting;
+static int is_open = 1, waiting[PEERS];
 
 static struct monarch_peer_link *reach(void *arg, uint32_t *status) {
-    (void)arg;
+    int *here = arg;
     *status = MONARCH_PEER_CUT;
     pthread_mutex_lock(&gate);
-    waiting++;
+    ++*here;
     pthread_cond_signal(&comes);
     while (!is_open)
         pthread_cond_wait(&opens, &gate);
-    waiting--;
+    --*here;
     pthread_mutex_unlock(&gate);
     return NULL;
 }
@@ -90,6 +92,12 @@ static void take(const struct monarch_result *r) {
     int is_there = r->kind != MONARCH_DROP;
     uint64_t id = r->id, word = is_there ? monarch_word(MONARCH_PRESENT, 0, 0, r->copy) : 0;
     CHECK(r->status == MONARCH_DONE);
+    if (r->kind == MONARCH_PAGE_IN) {
+        CHECK(paging && r->bytes == monarch_entries(catalog)[id].size);
+        paging--;
+        read_ahead++;
+        return;
+    }
     last_sum = r->sum;
     for (unsigned k = 0; k < FILES; k++)
         if (ids[k] == id)
@@ -98,19 +106,22 @@ static void take(const struct monarch_result *r) {
     monarch_free(r->block_sums);
 }
 
+static uint64_t pending(void) {
+    return monarch_engine_pending(engine, 0, MONARCH_WAYS) +
+           monarch_engine_pending(engine, 1, MONARCH_WAYS) + paging;
+}
+
 static void finish(void) {
     struct monarch_result out[64];
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
     uint64_t limit = deadline();
-    while (monarch_engine_pending(engine, 0) || monarch_engine_pending(engine, 1)) {
+    while (pending()) {
         uint64_t n = monarch_engine_results(engine, out, 64);
         for (uint64_t i = 0; i < n; i++)
             take(&out[i]);
         monarch_engine_settle(engine);
         if (monarch_now_ns() > limit)
-            die("%llu orders wait for a thread that sleeps",
-                (unsigned long long)(monarch_engine_pending(engine, 0) +
-                                     monarch_engine_pending(engine, 1)));
+            die("%llu orders wait for a thread that sleeps", (unsigned long long)pending());
         if (!n)
             seen = monarch_wait_doorbell(clients, seen, 50);
     }
@@ -119,12 +130,26 @@ static void finish(void) {
 
 static void order_fill(unsigned k, int by_peer) {
     uint64_t id = ids[k], word = monarch_word(MONARCH_FILLING, 0, 0, next_copy), number;
-    int32_t nobody[MONARCH_ASKED] = {-1, -1}, somebody[MONARCH_ASKED] = {0, -1};
+    int32_t nobody[MONARCH_ASKED] = {-1, -1},
+            somebody[MONARCH_ASKED] = {(int32_t)below(&rng, PEERS), -1};
     uint32_t tier = 0;
     number = next_copy++;
     monarch_set_words(catalog, 1, &id, &word);
     CHECK(monarch_engine_submit(engine, catalog, MONARCH_FILL, (int)below(&rng, 2), 1, &id, &tier,
                                 &number, NULL, by_peer ? somebody : nobody) == 1);
+}
+
+/* Some of what is there, while others are filled. */
+static void page_in(unsigned first) {
+    for (unsigned k = first; k < FILES && paging < 8; k++) {
+        uint64_t word = monarch_entries(catalog)[ids[k]].word, copy = MONARCH_WORD_COPY(word);
+        uint32_t tier = 0;
+        if (MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
+            continue;
+        CHECK(monarch_engine_submit(engine, catalog, MONARCH_PAGE_IN, 0, 1, &ids[k], &tier, &copy,
+                                    NULL, NULL) == 1);
+        paging++;
+    }
 }
 
 static void drop_all(void) {
@@ -168,37 +193,82 @@ static void work_round(int number) {
         }
     }
     finish();
+    page_in(first);
+    unsigned other = first ? first - 1 : FILES - 1;
+    if (MONARCH_WORD_STATE(monarch_entries(catalog)[ids[other]].word) == MONARCH_ABSENT)
+        order_fill(other, 0);
+    finish();
     drop_all();
 }
 
-/* One call, one ring; none of the threads that it is enough for sleeps while others are held up. */
-static void all_at_once(void) {
-    uint64_t some[PEER_THREADS], numbers[PEER_THREADS];
-    uint32_t tiers[PEER_THREADS] = {0};
-    int32_t peers[PEER_THREADS][MONARCH_ASKED];
-    struct timespec limit;
-    clock_gettime(CLOCK_REALTIME, &limit);
-    limit.tv_sec += LIMIT_MS / 1000;
-    for (unsigned i = 0; i < PEER_THREADS; i++) {
-        some[i] = ids[8 + i];
+/* One call, one ring: the first asks this peer, each other the `step`th after the one before. */
+static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t step) {
+    uint64_t some[2 * PEERS], numbers[2 * PEERS];
+    uint32_t tiers[2 * PEERS] = {0};
+    int32_t asked[2 * PEERS][MONARCH_ASKED];
+    for (unsigned i = 0; i < count; i++, peer += step) {
+        some[i] = ids[first + i];
         numbers[i] = next_copy++;
-        peers[i][0] = 0;
-        peers[i][1] = -1;
+        asked[i][0] = peer;
+        asked[i][1] = -1;
         uint64_t word = monarch_word(MONARCH_FILLING, 0, 0, numbers[i]);
         monarch_set_words(catalog, 1, &some[i], &word);
     }
+    CHECK(monarch_engine_submit(engine, catalog, MONARCH_FILL, 0, count, some, tiers, numbers, NULL,
+                                asked[0]) == (int)count);
+}
+
+static void shut(void) {
     pthread_mutex_lock(&gate);
     is_open = 0;
     pthread_mutex_unlock(&gate);
-    CHECK(monarch_engine_submit(engine, catalog, MONARCH_FILL, 0, PEER_THREADS, some, tiers,
-                                numbers, NULL, peers[0]) == PEER_THREADS);
+}
+
+/* Until so many threads are held up at the peers from `first` on. */
+static void await(int first, int peers, int threads) {
+    struct timespec limit;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += LIMIT_MS / 1000;
     pthread_mutex_lock(&gate);
-    while (waiting < PEER_THREADS)
+    for (;;) {
+        int there = 0;
+        for (int i = first; i < first + peers; i++)
+            there += waiting[i];
+        CHECK(there <= threads);
+        if (there == threads)
+            break;
         if (pthread_cond_timedwait(&comes, &gate, &limit) != 0)
-            die("of %d threads %d were woken", PEER_THREADS, waiting);
+            die("of %d threads %d were woken", threads, there);
+    }
+    pthread_mutex_unlock(&gate);
+}
+
+static void let_go(void) {
+    pthread_mutex_lock(&gate);
     is_open = 1;
     pthread_cond_broadcast(&opens);
     pthread_mutex_unlock(&gate);
+}
+
+/* None of the threads that there is enough for sleeps while others are held up. */
+static void all_at_once(void) {
+    shut();
+    order_at_once(8, PEERS, 0, 1);
+    await(0, PEERS, PEERS);
+    let_go();
+    finish();
+    drop_all();
+}
+
+/* One peer has no more than its share of the threads, and the next one finds some. */
+static void crowd(void) {
+    shut();
+    order_at_once(8, 2 * PEERS, 0, 0);
+    await(0, 1, SHARE);
+    order_at_once(8 + 2 * PEERS, 1, 1, 0);
+    await(1, 1, 1);
+    await(0, 1, SHARE);
+    let_go();
     finish();
     drop_all();
 }
@@ -242,21 +312,30 @@ int main(int argc, char **argv) {
     fills = calloc(1, sizeof *fills);
     CHECK(root >= 0 && copies >= 0 && clients && fills);
     add_files();
-    struct monarch_peer *peer = monarch_peer_new(reach, hear, NULL);
-    CHECK(peer);
-    start(THREADS, PEER_THREADS);
-    monarch_engine_peer(engine, 0, peer);
+    struct monarch_peer *peers[PEERS];
+    start(THREADS, PEERS);
+    for (unsigned i = 0; i < PEERS; i++) {
+        CHECK(peers[i] = monarch_peer_new(reach, hear, &waiting[i]));
+        monarch_engine_peer(engine, i, peers[i]);
+    }
     for (int i = 0; i < ROUNDS; i++) {
         work_round(i);
         if (i % 10 == 0)
             all_at_once();
+        if (i % 10 == 5)
+            crowd();
     }
-    monarch_engine_stop(engine);
-    monarch_peer_free(peer);
+    shut();
+    order_at_once(100, 2 * PEERS, 0, 0);
+    await(0, 1, SHARE);
+    let_go();
+    monarch_engine_stop(engine); /* with orders that wait for their peer's turn */
+    for (unsigned i = 0; i < PEERS; i++)
+        monarch_peer_free(peers[i]);
     start(1, 0);
     ping_pong();
     monarch_engine_stop(engine);
-    printf("%llu\n", (unsigned long long)demanded);
+    printf("%llu %llu\n", (unsigned long long)demanded, (unsigned long long)read_ahead);
     free(catalog);
     free(fills);
     free(clients);

@@ -30,9 +30,11 @@ def plan_of(
     workers: int = 2,
     prefetch_factor: int = 2,
     nodes: int = 1,
+    names: list[str] | None = None,
 ) -> Path:
-    """Writes the plan of a training on all files, sorted by name, seen below `root`."""
-    names = sorted(files.digests)
+    """Writes the plan of a training on all files, sorted by name, seen below `root`, or on those
+    with these names."""
+    names = names or sorted(files.digests)
     sizes = [files.path(name).stat().st_size for name in names]
     index = Index.of("files", root, names, sizes)
     loader = Loader(

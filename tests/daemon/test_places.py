@@ -251,7 +251,7 @@ def test_all_nodes_are_beyond_what_anybody_used_in_the_last_run(tmp_path: Path) 
     plan = Plan((index,), (PlanPart("training", 0, loader),), 3, nodes)
     entries = np.arange(files, dtype=np.uint64) + 7
     with ThreadPoolExecutor(1) as executor:
-        course = Course(tmp_path / "plan.npz", plan, 0, executor)
+        course = Course(tmp_path / "plan.npz", None, plan, 0, executor)
         runs = tuple(course.draw(number) for number in range(2))
         course.begin(Found(entries, "", runs), files + 7)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli.test_status import documented
 from daemon.following import plan_of, train
@@ -24,6 +25,7 @@ from monarch_py.config import load_config
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.native import copy_of
+from monarch_py.plan import Plan
 from monarch_py.plan.samplers import DistributedSampler
 
 Factory = Callable[..., Session]
@@ -237,6 +239,46 @@ def test_readers_come_before_what_is_fetched_ahead(site: Site) -> None:
     assert session.totals()["fallbacks"] == 0
 
 
+def test_links_stand_for_their_files(session_factory: Factory, tmp_path: Path) -> None:
+    """A link to a file, one in another directory, a file behind a link to its directory, and links
+    to links."""
+    files = Files(tmp_path / "source").add_many(80, 2000)
+    root, plain = files.root, sorted(files.digests)
+    (root / "links").mkdir()
+    (root / "behind").symlink_to("links")
+    names = plain[:20]
+    for number, name in enumerate(plain[20:]):
+        link = root / "links" / f"{number}"
+        link.symlink_to(root / name if number % 2 else os.path.join("..", name))
+        names.append(f"links/{number}" if number < 20 else f"behind/{number}")
+    (root / "twice").symlink_to("behind/59")
+    names[-1] = "twice"
+    plan = plan_of(files, root, tmp_path / "plan.npz", epochs=2, names=names)
+    session = session_factory(root, plan=str(plan)).start()
+    session.wait_scanned()
+    wait_followed(session)
+    wait_until(lambda: session.status()["tiers"][0]["files"] == len(plain), what="all copies")
+    order = [str(root / names[unit]) for unit in Plan.load(plan).timeline().section(0).node(0)]
+    read = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
+    session.python(read, *order)
+    wait_until(lambda: plans(session)[0]["position"] >= len(plain) * 0.9, what="the epoch's end")
+    assert plans(session)[0]["others"] == 0
+    assert session.totals()["misses"] == 0
+
+
+def test_a_link_that_leads_out_of_the_sources_is_a_file_that_is_missing(
+    session_factory: Factory, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source").add_many(50, 2000)
+    (tmp_path / "outside").write_bytes(b"x" * 2000)
+    (files.root / "out").symlink_to(tmp_path / "outside")
+    names = [*sorted(files.digests), "out"]
+    plan = plan_of(files, files.root, tmp_path / "plan.npz", names=names)
+    session = session_factory(files.root, plan=str(plan)).start()
+    wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the drop")
+    assert plans(session)[0]["why"].startswith("1 of 51 files")
+
+
 def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path
 ) -> None:
@@ -248,13 +290,14 @@ def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
     session.paths.make()
     daemon = Daemon(load_config(session.config), session.paths)
     try:
+        before = daemon.filler.keeps
         wait_until(lambda: [daemon._turn()] and daemon.planned._placed, what="the plan's files")
-        assert daemon.filler.keeps is daemon.planned
+        assert daemon.filler.keeps is not before
         (course,) = daemon.planned.courses
         monkeypatch.setattr(course, "step", lambda: 1 / 0)
         daemon._turn()
         assert course.state == "dropped"
-        assert daemon.filler.keeps is not daemon.planned
+        assert daemon.filler.keeps is before
         daemon._turn()
     finally:
         daemon._close()
@@ -333,13 +376,27 @@ def test_two_jobs_with_a_plan_each(site: Site) -> None:
 # --- a wrong plan is dropped --------------------------------------------------------------------
 
 
-def assert_dropped(session: Session, why: str) -> None:
+# Opens files at a pace at which it is seen in which order.
+OPEN = """
+import os, sys, time
+for path in sys.argv[1:]:
+    os.close(os.open(path, os.O_RDONLY))
+    time.sleep(0.003)
+"""
+
+
+def wait_dropped(session: Session) -> None:
+    wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the drop")
+
+
+def assert_dropped(session: Session, why: str, jobs: int = 1) -> None:
+    """With one warning for each job at most, and for one at least."""
     (plan,) = plans(session)
     assert plan["state"] == "dropped"
     assert re.search(why, plan["why"])
     warnings = re.findall(r".* is not followed any more: .*", session.log.read_text())
-    assert len(warnings) == 1
-    assert re.search(why, warnings[0])
+    assert 1 <= len(warnings) <= jobs
+    assert all(re.search(why, warning) for warning in warnings)
 
 
 def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> None:
@@ -353,9 +410,46 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
     check_all(session, site.files, site.root)
     session.wait_idle()
     train(session, site.root, seed=11, epochs=2)
-    assert_dropped(session, "were others")
+    wait_dropped(session)
+    assert_dropped(session, "were others", jobs=3)
     assert session.status()["tiers"][0]["files"] >= 0.45 * MANY
     assert_quiet(session)
+
+
+def test_a_plan_that_was_dropped_is_tried_again(site: Site) -> None:
+    """With the next job, whether it says so or opens files, and when there is another plan."""
+    plan = site.plan(seed=12)
+    order, names = Plan.load(plan).timeline().section(0).node(0), sorted(site.files.digests)
+    right = [str(site.root / names[unit]) for unit in order]
+    wrong = list(np.random.default_rng(1).permutation(right)[: MANY // 2])
+    session = site.session(plan)
+    wait_followed(session)
+    session.python(OPEN, *wrong)
+    wait_dropped(session)
+    session.python(OPEN, *right)
+    wait_followed(session)
+    assert plans(session)[0]["position"] > MANY // 2
+    session.python(OPEN, *wrong)
+    wait_dropped(session)
+    assert session.monarch("run", "--", "true").returncode == 0
+    wait_followed(session)
+    with subprocess.Popen(
+        [sys.executable, "-c", OPEN + "sys.stdin.read()", *wrong],
+        env=session.env(),
+        stdin=subprocess.PIPE,
+    ) as job:
+        wait_dropped(session)
+        site.plan(seed=13)
+        wait_followed(session)  # while that job is there
+        job.communicate()
+    site.plan(seed=14)
+    session.monarch("run", "--", "true")
+    order = Plan.load(plan).timeline().section(0).node(0)
+    session.python(OPEN, *(str(site.root / names[unit]) for unit in order))
+    wait_followed(session)
+    assert plans(session)[0]["position"] > MANY // 2
+    # What the last of those jobs still had to open does not fit the plan that came meanwhile.
+    assert session.log.read_text().count("is not followed any more") in (3, 4)
 
 
 def test_a_plan_for_a_dataset_that_has_changed_is_dropped(site: Site) -> None:

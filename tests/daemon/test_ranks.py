@@ -198,7 +198,7 @@ def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
     parts = (PlanPart("training", 0, Loader(sampler, ranks, 4, workers=2)),)
     plan = Plan((index,), parts, epochs, 2)
     with ThreadPoolExecutor(1) as executor:
-        course = Course(tmp_path / "plan.npz", plan, node, executor)
+        course = Course(tmp_path / "plan.npz", None, plan, node, executor)
         # Entries are not numbered as files are.
         entries = np.arange(files, dtype=np.uint64)[::-1] + np.uint64(7)
         course.begin(Found(entries, "", (course.draw(0), course.draw(1))), files + 7)

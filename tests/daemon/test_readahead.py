@@ -124,8 +124,11 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     assert not any(map(is_cached, copies.values()))
     training.source.reset()
     follow(session)
-    wait_until(lambda: read_ahead(session) >= LEAST, what="the first files")
-    session.wait_idle()
+    # All that are ordered at a time: none is in the making.
+    wait_until(
+        lambda: LEAST <= read_ahead(session) == sum(map(is_cached, copies.values())),
+        what="the first files",
+    )
     cached = {number for number, copy in copies.items() if is_cached(copy)}
     assert LEAST <= len(cached) <= WINDOW
     assert cached == set(training.orders[0][: len(cached)])

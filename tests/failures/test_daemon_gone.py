@@ -17,6 +17,7 @@ import psutil
 import pytest
 from support.files import Files, Loop, check_all
 from support.session import MIB, Session, wait_until
+from support.steps import Steps
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.tiers import tier_root
@@ -219,3 +220,30 @@ def test_a_descriptor_stays_its_file_when_daemons_come_and_go(
         assert holder.stdin is not None
         holder.stdin.close()
         assert holder.wait(timeout=30) == 0
+
+
+CHANGED_SINCE = """
+fd = os.open(sys.argv[1], os.O_RDONLY)
+step(os.fstat(fd).st_mode & 0o777)
+os.fchmod(fd, 0o600)
+step(os.fstat(fd).st_mode & 0o777, os.stat(sys.argv[1]).st_mode & 0o777)
+"""
+
+
+def test_a_change_through_a_descriptor_of_an_older_daemons_copy_shows_in_it(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    """The new daemon knows another copy of the file; the old one is told of nothing any more."""
+    path = Files(tmp_path / "source").add("a", 1000)
+    path.chmod(0o644)
+    session = session_factory(path.parent).start()
+    session.wait_all_present()
+    with Steps(session, CHANGED_SINCE, path) as program:
+        assert program.wait() == [0o644]
+        session.stop()
+        path.chmod(0o640)
+        session.start()
+        session.wait_all_present()
+        program.go()
+        assert program.wait() == [0o600, 0o600]
+        program.end()

@@ -1,32 +1,21 @@
-"""A complete copy takes the place of its source file on an open descriptor, and never that of
-another file, of a position or of a lock.
-
-MONARCH_STRESS_SECONDS: how long the stress at the end runs, 4 by default. Before a release:
-
-    MONARCH_STRESS_SECONDS=60 pytest tests/failures/test_promotion.py -k stress -s
-"""
+"""A complete copy takes the place of its source file on an open descriptor, and never that of a
+position in use or of a lock."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from csrc.building import build_program
 from support.files import Files, digest, random_bytes
 from support.session import MIB, Session, wait_until
 from support.steps import Steps
 
-from monarch_py.demo.slowsource import SlowSource
 from monarch_py.tiers import tier_root
 
 SIZE = 3 * MIB + 17
-STRESS_SECONDS = float(os.environ.get("MONARCH_STRESS_SECONDS", "4"))
 
 
 def content(name: str) -> bytes:
@@ -248,8 +237,7 @@ signal.signal(signal.SIGIO, signal.SIG_IGN)  # a lease is broken by a signal
 path, where = sys.argv[1:]
 fd = os.open(path, 0)
 reader = os.open(path, 0) if where == "another" else fd
-os.pread(reader, 100, 0)
-step()
+step()  # nothing was read: the copy may be there by now, and a read would promote what it reads
 if where == "of_the_copy":
     fd = os.open(path, 0)
 {lock}
@@ -323,236 +311,3 @@ step(before, {ask})
         assert after == before
         assert session.totals()["promotions"] == 0
         program.end()
-
-
-# --- in the middle of a promotion ----------------------------------------------------------------
-
-
-@pytest.fixture
-def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
-    mountpoint.mkdir()
-    backing.mkdir()
-    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
-        yield mounted
-
-
-# What another thread does to the descriptor while a pread is about to replace it, and what must
-# hold when both are done.
-MEANWHILE = {
-    "lseek": ("os.lseek(fd, 5000, 0)", "os.lseek(fd, 0, 1) == 5000"),
-    "read": ("first = os.read(fd, 1000)", "first + os.read(fd, 1000) == DATA[:2000]"),
-    "readv": (
-        "first = bytearray(1000); os.readv(fd, [first])",
-        "bytes(first) + os.read(fd, 1000) == DATA[:2000]",
-    ),
-    "dup": ("other = os.dup(fd); os.lseek(other, 5000, 0)", "os.lseek(fd, 0, 1) == 5000"),
-    "dup2": ("os.dup2(fd, 200); os.lseek(200, 5000, 0)", "os.lseek(fd, 0, 1) == 5000"),
-    "F_DUPFD": (
-        "other = fcntl.fcntl(fd, fcntl.F_DUPFD, 100); os.lseek(other, 5000, 0)",
-        "os.lseek(fd, 0, 1) == 5000",
-    ),
-    "fork": (
-        "child = os.fork()\nif not child: os.lseek(fd, 5000, 0); os._exit(0)\nos.waitpid(child, 0)",
-        "os.lseek(fd, 0, 1) == 5000",
-    ),
-    "F_SETFL": (
-        "fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)",
-        "fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK",
-    ),
-    "F_SETFD": ("os.set_inheritable(fd, True)", "os.get_inheritable(fd)"),
-    "close_and_reopen": (
-        "os.close(fd); again = os.open(other_path, os.O_RDWR)",
-        "again == fd and os.pread(fd, 10, 0) == b'other'",
-    ),
-    "dup2_over_it": (
-        "again = os.open(other_path, os.O_RDWR); os.dup2(again, fd)",
-        "os.pread(fd, 10, 0) == b'other'",
-    ),
-    "close_range": (
-        "libc.close_range(fd, fd, 0); again = os.open(other_path, os.O_RDWR)",
-        "again == fd and os.pread(fd, 10, 0) == b'other'",
-    ),
-    "vfork": (
-        "subprocess.run(['true']); os.close(fd); again = os.open(other_path, os.O_RDWR)",
-        "again == fd and os.pread(fd, 10, 0) == b'other'",
-    ),
-}
-DURING = """
-DATA = open(sys.argv[2], "rb").read()
-other_path = sys.argv[3]
-fd = os.open(sys.argv[1], 0)
-os.pread(fd, 100, 0)
-step(fd)
-def promote():
-    try: os.pread(fd, 100, 0)
-    except OSError: pass  # it may be closed by now
-thread = threading.Thread(target=promote)
-thread.start()
-step()
-{meanwhile}
-thread.join()
-step(bool({holds}))
-"""
-
-
-@pytest.mark.parametrize("case", MEANWHILE)
-def test_what_happens_to_a_descriptor_in_the_middle_of_its_promotion(
-    session_factory: Callable[..., Session], source: SlowSource, tmp_path: Path, case: str
-) -> None:
-    """A slow answer of the source's holds the promotion up between its last look at the descriptor
-    and the replacement."""
-    behind = Files(source.backing)
-    behind.add("a", SIZE)
-    (tmp_path / "other").write_bytes(b"other")
-    session = session_factory(source.mountpoint).start()
-    session.wait_scanned()
-    meanwhile, holds = MEANWHILE[case]
-    script = DURING.format(meanwhile=meanwhile, holds=holds)
-    words = [source.mountpoint / "a", behind.path("a"), tmp_path / "other"]
-    with Steps(session, script, *words) as program:
-        (fd,) = program.wait()
-        wait_present(session)
-        source.latency(getattr=0.4)
-        source.reset()
-        link = Path(f"/proc/{program.process.pid}/fd/{fd}")
-        program.go()
-        program.wait()
-        wait_until(
-            lambda: source.counts()["getattr"] or os.readlink(link) != str(words[0]),
-            what="the middle of the promotion, or its end",
-        )
-        program.go()
-        assert program.wait() == [True]
-        source.latency(getattr=0)
-        program.end()
-
-
-# --- in the middle of a read ---------------------------------------------------------------------
-
-READS = {
-    "pread": "os.pread(fd, SIZE, 0)",
-    "preadv": "into(lambda parts: os.preadv(fd, parts, 0))",
-    "read": "os.read(fd, SIZE)",
-    "readv": "into(lambda parts: os.readv(fd, parts))",
-}
-SWAPPED = """
-import errno
-SIZE, DATA, OTHER = int(sys.argv[2]), open(sys.argv[3], "rb").read(), sys.argv[4]
-def into(call):
-    parts = [bytearray(1000), bytearray(SIZE - 1000)]
-    count = call(parts)
-    return b"".join(parts)[:count]
-fd = os.open(sys.argv[1], 0)
-os.pread(fd, 100, 0)
-other = os.open(OTHER, {flags})
-os.lseek(other, {at}, 0)
-step()
-def read():
-    global got
-    try: got = {call}
-    except OSError as error: got = error.errno
-thread = threading.Thread(target=read)
-thread.start()
-step()
-os.dup2(other, fd)
-thread.join()
-data = open(OTHER, "rb").read()
-is_read = isinstance(got, bytes)
-step(
-    len(got) if is_read else 0,
-    is_read and len(got) > 0 and got == DATA[:len(got)],
-    got in {answers} or (is_read and len(got) > 0 and got == data[:len(got)]),
-    os.lseek(fd, 0, 1),
-)
-"""
-# How the other file is opened, where it stands, and what a read of it may say besides its bytes.
-PUT_THERE = {
-    "at_its_start": ("os.O_RDONLY", 0, "[]"),
-    "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),
-    "to_write": ("os.O_WRONLY", 2 * SIZE, "[errno.EBADF]"),
-}
-
-
-@pytest.mark.parametrize("other", PUT_THERE)
-@pytest.mark.parametrize("call", READS)
-def test_a_read_is_of_one_file_whatever_comes_to_its_number(
-    session_factory: Callable[..., Session],
-    source: SlowSource,
-    tmp_path: Path,
-    call: str,
-    other: str,
-) -> None:
-    """The copy has the beginning, and the daemon stands still: the rest would come from the
-    source, but another file is on the number by then."""
-    behind = Files(source.backing)
-    behind.add("a", SIZE)
-    (tmp_path / "other").write_bytes(os.urandom(SIZE))
-    source.latency(read=0.3)
-    session = session_factory(source.mountpoint).start()
-    session.wait_scanned()
-    assert session.daemon is not None
-    words = [source.mountpoint / "a", str(SIZE), behind.path("a"), tmp_path / "other"]
-    flags, at, answers = PUT_THERE[other]
-    script = SWAPPED.format(call=READS[call], flags=flags, at=at, answers=answers)
-    with Steps(session, script, *words) as program:
-        program.wait()
-        session.daemon.send_signal(signal.SIGSTOP)
-        program.go()
-        program.wait()
-        program.go()
-        length, is_first, is_other, offset = program.wait()
-        program.end()
-    assert is_first or is_other
-    # A read of the first file leaves the other one's offset alone.
-    assert offset == at + (length if is_other and not is_first and "pread" not in call else 0)
-
-
-# --- stress --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def stress_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = Path(__file__).with_name("promotion_stress.c")
-    return build_program(tmp_path_factory.mktemp("stress") / "stress", source, flags=["-pthread"])
-
-
-def test_stress_of_numbers_that_come_and_go(
-    session_factory: Callable[..., Session], tmp_path: Path, stress_program: Path
-) -> None:
-    """See promotion_stress.c. Copies are dropped again and again, so that there is always another
-    to promote."""
-    for name in ("source", "scratch"):
-        (tmp_path / name).mkdir()
-    subprocess.run([stress_program, "make", tmp_path / "source"], check=True)
-    session = session_factory(tmp_path / "source").start()
-    session.wait_scanned()
-    words = [str(stress_program), "run", *(str(tmp_path / name) for name in ("source", "scratch"))]
-    words.append(str(STRESS_SECONDS))
-    clears = 0
-    with subprocess.Popen(
-        words, env=session.env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-
-            def turn() -> bool:
-                nonlocal clears
-                session.forget()
-                clears += 1
-                return process.poll() is not None
-
-            wait_until(turn, timeout=STRESS_SECONDS + 60, what="the end", every=0.05)
-        finally:
-            if process.poll() is None:
-                process.kill()
-        assert process.stdout is not None
-        assert process.stderr is not None
-        said, complaints = process.stdout.read(), process.stderr.read()
-    totals = session.totals()
-    counts = {name: totals[name] for name in ("promotions", "fallbacks", "waits")}
-    print(said.strip(), counts, f"{clears} times cleared")
-    assert (process.returncode, complaints) == (0, "")
-    found = json.loads(said)
-    assert found.pop("wrong") == 0
-    assert totals["promotions"] > 20 * STRESS_SECONDS
-    assert min(found.values()) > 0, "something was never done"

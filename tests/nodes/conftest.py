@@ -11,10 +11,12 @@ from peers.test_nodes import enter
 from support.epoch import make_files
 from support.epochs import Cluster
 from support.nodes import Host, Nodes
+from support.planned import PlannedNodes, save_plan
 
 from benchmarks.peers.nodes import Nodes as Namespaces
 from benchmarks.peers.nodes import why_no_nodes
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.plan.loader import Loader
 
 
 @pytest.fixture
@@ -67,6 +69,35 @@ def cluster_factory(
         cluster = Cluster(epoch_reader, nodes.all, sources, made)
         cluster.reset()
         return cluster
+
+    return make
+
+
+@pytest.fixture
+def planned_factory(
+    nodes_factory: Callable[..., Nodes],
+    mounts: Callable[[int], list[SlowSource]],
+    epoch_reader: Path,
+    tmp_path: Path,
+) -> Callable[..., PlannedNodes]:
+    """Makes nodes, not started, with the plan of a training that has a rank on each:
+    planned_factory(loader, epochs, files, size, quota, area, **settings); quota, area : of each
+    node's tier and staging area [bytes]."""
+
+    def make(
+        loader: Loader, epochs: int, files: int, size: int, quota: int, area: int, **settings: Any
+    ) -> PlannedNodes:
+        (source,) = mounts(1)
+        make_files(source.backing, files, size)
+        sizes = {path.name: size for path in sorted(source.backing.iterdir())}
+        plan = save_plan(loader, epochs, source.mountpoint, sizes, tmp_path / "plan.npz")
+        (tmp_path / "area").mkdir()
+        staging = {"mount_point": str(tmp_path / "area"), "max_storage_quota": area}
+        ranks = loader.world_size
+        nodes = nodes_factory(
+            [source] * ranks, [quota] * ranks, plan=str(plan), staging=staging, **settings
+        )
+        return PlannedNodes(epoch_reader, source, nodes, list(sizes))
 
     return make
 

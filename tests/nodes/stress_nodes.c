@@ -210,7 +210,7 @@ static void keep(struct node *n) {
         uint8_t own = entry(n, id)->kind == MONARCH_FILE && is_own(n, id);
         monarch_holdings_keep(n->holdings, 1, &id, &own);
     }
-    monarch_holdings_ready(n->holdings);
+    monarch_holdings_patience(n->holdings, MONARCH_NOBODY_WAITS);
 }
 
 static void order(struct node *n, uint64_t id) {

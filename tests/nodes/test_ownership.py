@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from monarch_py.cluster import Cluster, Member
 from monarch_py.daemon import nodes as module
-from monarch_py.daemon.nodes import NOBODY, START_LIMIT_S, UNIT, Membership, Nodes
+from monarch_py.daemon.nodes import NOBODY, SCAN_LIMIT_S, START_LIMIT_S, UNIT, Membership, Nodes
 from monarch_py.errors import SessionError
 from monarch_py.native import ENTRY, Kind, Reason, State, make_word
 from monarch_py.tiers import slack_of
@@ -34,7 +34,7 @@ class Holdings:
 
     def __init__(self, *_: Any) -> None:
         self.kept: set[int] = set()
-        self.is_ready = False
+        self.patience = -1
 
     def follow_catalog(self) -> None: ...
 
@@ -42,8 +42,8 @@ class Holdings:
         self.kept |= set(ids[is_kept].tolist())
         self.kept -= set(ids[~is_kept].tolist())
 
-    def ready(self) -> None:
-        self.is_ready = True
+    def be_patient(self, patience: int) -> None:
+        self.patience = patience
 
 
 class Catalog:
@@ -65,6 +65,7 @@ class Catalog:
 
 class Native:
     MONARCH_MAX_PEERS = 8
+    MONARCH_EVERYBODY_WAITS, MONARCH_WHO_HAS_TIME_WAITS, MONARCH_NOBODY_WAITS = range(3)
 
     @staticmethod
     def monarch_engine_peer(*_: Any) -> None: ...
@@ -188,13 +189,32 @@ def test_nothing_is_decided_before_all_is_scanned_and_nobody_waits_for_long() ->
     made = node(0, [MIB, MIB], catalog, clock=lambda: now[0])
     holdings: Any = made.holdings
     made.step(scanned=False)
-    assert (made.is_ready, made.may_wait, holdings.is_ready) == (False, True, False)
+    assert (made.is_ready, made.may_wait) == (False, True)
+    assert holdings.patience == Native.MONARCH_EVERYBODY_WAITS
     now[0] += START_LIMIT_S
     made.step(scanned=False)
-    assert (made.is_ready, made.may_wait, holdings.is_ready) == (False, False, True)
+    assert (made.is_ready, made.may_wait) == (False, False)
+    assert holdings.patience == Native.MONARCH_WHO_HAS_TIME_WAITS
+    now[0] += SCAN_LIMIT_S - START_LIMIT_S
+    made.step(scanned=False)
+    assert holdings.patience == Native.MONARCH_NOBODY_WAITS
     assert not holdings.kept
     made.step(scanned=True)
     assert (made.is_ready, made.may_wait) == (True, False)
+
+
+def test_what_nobody_waits_for_waits_as_long_as_a_plan_is_placed() -> None:
+    catalog = Catalog([(1, KIB)], [0])
+    now = [100.0]
+    made = node(0, [MIB, MIB], catalog, clock=lambda: now[0])
+    holdings: Any = made.holdings
+    made.awaits_plan = True
+    now[0] += 2 * SCAN_LIMIT_S
+    made.step(scanned=True)
+    assert holdings.patience == Native.MONARCH_WHO_HAS_TIME_WAITS
+    made.awaits_plan = False
+    made.step(scanned=True)
+    assert holdings.patience == Native.MONARCH_NOBODY_WAITS
 
 
 def test_more_nodes_than_there_are_numbers_for() -> None:

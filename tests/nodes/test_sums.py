@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from support.epoch import Reader, make_files
-from support.nodes import MIB, Nodes
+from support.nodes import MIB, Node, Nodes
 from support.session import wait_until
 
+from monarch_py.catalog import CatalogReader
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import ffi, lib
+from monarch_py.peers import FileId, Peer, PeerStatus, TcpTransport, new_gets
+from monarch_py.peers.handshake import Purpose
+from monarch_py.peers.tcp import connected
 
 SIZE = 9 * MIB
 
@@ -66,3 +76,105 @@ def test_what_has_rotted_goes_where_it_has_rotted(
             reader.end()
         wait_until(lambda: not copy.exists(), what="the end of the copy")
     assert "is damaged; it is made anew" in nodes[owner].log.read_text()
+
+
+def mixed(value: int) -> int:
+    """monarch_mix of csrc/shared/catalog.h."""
+    for _ in range(2):
+        value = (value ^ value >> 32) * 0xD6E8FEB86659FD93 % (1 << 64)
+    return value ^ value >> 32
+
+
+def named_by(node: Node, name: str) -> FileId:
+    """As nodes call the file among each other."""
+    catalog = CatalogReader.open(node.paths, node.client.ask("where")["generation"])
+    entry = catalog.entries[catalog.find(0, name)]
+    changed, modified = int(entry["ctime_ns"]), int(entry["mtime_ns"])
+    times = mixed(modified ^ mixed(changed))
+    signed = times - (1 << 64 if times >> 63 else 0)
+    return FileId(0, int(entry["hash"]), int(entry["size"]), signed)
+
+
+def frames_of(connection: socket.socket, answer: bytes) -> list[tuple[int, int]]:
+    """(kind, value) of an answer of which a part has come, to its end."""
+    frames: list[tuple[int, int]] = []
+    layout, at = struct.Struct("<IIQQ"), 0
+    while not frames or frames[-1][0] != lib.MONARCH_PEER_END:
+        while len(answer) < at + layout.size:
+            more = connection.recv(1 << 20)
+            assert more, "the connection ended"
+            answer += more
+        _, kind, _, value = layout.unpack_from(answer, at)
+        frames.append((kind, value))
+        at += layout.size + (value if kind == lib.MONARCH_PEER_DATA else 0)
+    return frames
+
+
+def test_an_answer_that_has_begun_is_finished_when_its_copy_is_dropped(
+    nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]]
+) -> None:
+    sources = mounts(2)
+    size = 64 * MIB
+    (name,) = make_files(sources[0].backing, 1, size)
+    nodes = nodes_factory(sources, [size + MIB] * 2, block_size=MIB).start()
+    owner = max(nodes.all, key=lambda node: int(node.nodes()["own_files"]))
+    owner.want_all()
+    nodes.wait_idle()
+    (copy,) = owner.copies()
+    file = named_by(owner, str(name))
+    asked = ffi.new(
+        "struct monarch_peer_request *",
+        {
+            "magic": lib.MONARCH_PEER_REQUEST,
+            "path_hash": file.path_hash,
+            "size": size,
+            "mtime_ns": file.mtime_ns,
+            "length": size,
+        },
+    )
+    with connected(owner.address, owner.cluster.secret, 2.0, Purpose.FILES) as connection:
+        connection.settimeout(10)
+        connection.sendall(bytes(ffi.buffer(asked)))
+        begun = connection.recv(MIB)
+        path = sources[owner.cluster.rank].mountpoint / str(name)
+        owner.python("import os, sys; os.close(os.open(sys.argv[1], os.O_WRONLY))", path)
+        wait_until(lambda: not copy.exists(), what="the end of the copy")
+        frames = frames_of(connection, begun)
+    assert frames[-1] == (lib.MONARCH_PEER_END, PeerStatus.OK)
+    assert sum(kind == lib.MONARCH_PEER_SUM for kind, _ in frames) == size // MIB
+
+
+def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
+    nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]]
+) -> None:
+    """It had been looked through for a part of it a moment before it rotted."""
+    sources = mounts(2)
+    (name,) = make_files(sources[0].backing, 1, SIZE)
+    nodes = nodes_factory(sources, [SIZE + MIB] * 2).start()
+    owner = max(nodes.all, key=lambda node: int(node.nodes()["own_files"]))
+    owner.want_all()
+    nodes.wait_idle()
+    (copy,) = owner.copies()
+    room = np.zeros(SIZE, dtype=np.uint8)
+    peer = Peer(TcpTransport(owner.cluster.secret), owner.address)
+
+    def fetch(first: int, length: int) -> PeerStatus:
+        gets = new_gets([named_by(owner, str(name))])
+        gets["first"], gets["length"], gets["memory"] = first, length, room.ctypes.data
+        peer.fetch(gets)
+        return PeerStatus(gets["status"][0])
+
+    try:
+        assert fetch(4 * MIB + 5, 1) == PeerStatus.OK
+        looked_at = time.monotonic()
+        copy.chmod(0o600)
+        with copy.open("r+b") as content:
+            os.pwrite(content.fileno(), b"rotten", 5 * MIB)
+        # Nobody has said anything yet.
+        assert fetch(4 * MIB + 5, 1) == PeerStatus.OK
+        wait_until(lambda: time.monotonic() - looked_at > 1, what="a second")
+        assert fetch(4 * MIB, 4 * MIB) == PeerStatus.WRONG_BYTES
+        wait_until(lambda: not copy.exists(), what="the end of the copy")
+    finally:
+        peer.close()
+    assert "is damaged; it is made anew" in owner.log.read_text()

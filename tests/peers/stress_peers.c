@@ -202,8 +202,14 @@ static void *say_anything(void *arg) {
             continue;
         for (int i = 0; i < 4; i++) {
             uint64_t f = next(&state) % FILES;
-            q[i] = (struct monarch_peer_request){
-                MONARCH_PEER_REQUEST, 1, 0, f, size_of[f], (int64_t)f, 0, size_of[f], i % 2};
+            q[i] = (struct monarch_peer_request){.magic = MONARCH_PEER_REQUEST,
+                                                 .source = 1,
+                                                 .path_hash = f,
+                                                 .size = size_of[f],
+                                                 .mtime_ns = (int64_t)f,
+                                                 .length = size_of[f],
+                                                 .is_awaited = i % 2,
+                                                 .is_doubted = i / 2};
             char *bytes = (char *)&q[i];
             if (next(&state) % 3 == 0)
                 bytes[next(&state) % sizeof q[i]] ^= (char)next(&state);

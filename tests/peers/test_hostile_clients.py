@@ -223,13 +223,16 @@ def test_who_takes_nothing_is_left_alone_and_others_are_served(
 def test_no_more_connections_than_there_may_be(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
+    """A connection that is at work makes no room for another."""
     server = server_factory(connections=3)
-    file = offer(CONTENT).share(server)
+    large, file = offer(bytes(64 << 20), 1), offer(CONTENT, 2).share(server)
+    large.share(server, block=4 << 20)
     held = [connect(server) for _ in range(3)]
     try:
-        for connection in held:  # the beginning of a request: it is at work
-            connection.sendall(request(file.id)[:8])
-        wait_until(lambda: fetch(peer_of(server), file.id)[0] == PeerStatus.REFUSED, timeout=5)
+        for connection in held:  # an answer has begun that no socket buffer holds
+            connection.sendall(request(large.id))
+            assert connection.recv(1)
+        assert fetch(peer_of(server), file.id)[0] == PeerStatus.REFUSED
     finally:
         for connection in held:
             connection.close()
@@ -300,7 +303,8 @@ FIELDS = st.fixed_dictionaries(
         "mtime_ns": st.integers(-(2**63), 2**63 - 1),
         "first": st.integers(0, 2**64 - 1) | st.integers(0, 4 * BLOCK),
         "length": st.integers(0, 2**64 - 1) | st.integers(0, 4 * BLOCK),
-        "is_awaited": st.integers(0, 2**64 - 1),
+        "is_awaited": st.integers(0, 2**32 - 1),
+        "is_doubted": st.integers(0, 2**32 - 1),
     },
 )
 

@@ -1,0 +1,59 @@
+/* Which of the copying threads are woken, and when they sleep.
+ *
+ * A thread is woken for work, not for every ring, and no work waits for a thread that sleeps:
+ *
+ * - Work is made under the lock; then the bell of its way is rung, which changes the word and wakes
+ *   one thread that could do it. A thread reads the word before it looks for work and sleeps only
+ *   while it is the same: one that looked too early does not fall asleep.
+ * - Whoever looks, and leaves work to those that sleep, wakes one of them. It need not ring: the
+ *   work was rung for, so that only who sleeps already does not know of it. Or that ring is still
+ *   to come, and wakes one more.
+ * - Whoever may do everything and finds nothing wakes nobody: there is nothing for anybody. */
+#define _GNU_SOURCE
+#include "waking.h"
+
+#include "doorbell.h"
+
+#define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
+
+void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who) {
+    if (who)
+        monarch_bell_ring(&p->shared.clients->engine[way], 1, who);
+}
+
+void monarch_ring_all(struct pool *p, enum monarch_way way) {
+    monarch_bell_ring(&p->shared.clients->engine[way], INT_MAX, MONARCH_ANYBODY);
+}
+
+void monarch_unlock_and_ring(struct pool *p) {
+    uint32_t who[MONARCH_WAYS];
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        who[way] = monarch_whom_it_needs(p, way);
+    pthread_mutex_unlock(&p->lock);
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        monarch_ring_one(p, way, who[way]);
+}
+
+int monarch_look(struct worker *me, uint32_t roles, struct work *w) {
+    struct pool *p = me->pool;
+    enum monarch_way way = me->way;
+    struct monarch_bell *bell = &p->shared.clients->engine[way];
+    uint32_t who = 0, all = way == MONARCH_FROM_PEER ? MONARCH_DOES_ALL : EVERYTHING;
+    pthread_mutex_lock(&p->lock);
+    int found = monarch_find_work(p, me, roles, w);
+    if ((found || roles != all) && __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST))
+        who = monarch_whom_it_needs(p, way);
+    pthread_mutex_unlock(&p->lock);
+    if (who)
+        monarch_bell_wake(bell, 1, who);
+    return found;
+}
+
+void monarch_sleep(const struct worker *me, uint32_t seen, uint32_t roles) {
+    struct pool *p = me->pool;
+    struct monarch_bell *bell = &p->shared.clients->engine[me->way];
+    __atomic_fetch_add(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&p->shared.stopping, __ATOMIC_SEQ_CST))
+        monarch_bell_sleep(bell, seen, roles);
+    __atomic_fetch_sub(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
+}

@@ -1,0 +1,17 @@
+/* The position of a descriptor that several may read from at once: threads, duplicates, processes.
+ * What the kernel does for them in a read is done here for a read that a copy serves. */
+#ifndef MONARCH_OFFSET_H
+#define MONARCH_OFFSET_H
+
+#include <stddef.h>
+
+#include "demand.h"
+
+/* Moves the offset over the next n bytes of the file, as far as that goes, and says which they are:
+ * [w->at, w->at + w->n). 0: nothing was moved, because there are none, or because the number may be
+ * another file's by now. */
+int monarch_claim_offset(int fd, struct monarch_wanted *w, size_t n);
+/* n bytes of what was claimed were not read; less than 0 if the file has grown, and more were. */
+void monarch_give_back_offset(int fd, const struct monarch_wanted *w, long n);
+
+#endif

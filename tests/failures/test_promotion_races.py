@@ -1,0 +1,252 @@
+"""What another thread does to a descriptor in the middle of its promotion, or of a read that a copy
+serves: it has its own file and position afterwards, and the read is of one file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from csrc.building import build_program
+from support.files import Files
+from support.session import MIB, Session, wait_until
+from support.steps import Steps
+
+from monarch_py.demo.slowsource import SlowSource
+
+SIZE = 3 * MIB + 17
+
+
+def wait_present(session: Session) -> None:
+    wait_until(lambda: session.status()["sources"][0]["present"] >= 1, what="the copy")
+
+
+@pytest.fixture
+def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
+    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
+    mountpoint.mkdir()
+    backing.mkdir()
+    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
+        yield mounted
+
+
+# What another thread does to the descriptor while a pread is about to replace it, and what must
+# hold when both are done.
+MEANWHILE = {
+    "lseek": ("os.lseek(fd, 5000, 0)", "os.lseek(fd, 0, 1) == 5000"),
+    "read": ("first = os.read(fd, 1000)", "first + os.read(fd, 1000) == DATA[:2000]"),
+    "readv": (
+        "first = bytearray(1000); os.readv(fd, [first])",
+        "bytes(first) + os.read(fd, 1000) == DATA[:2000]",
+    ),
+    "dup": ("other = os.dup(fd); os.lseek(other, 5000, 0)", "os.lseek(fd, 0, 1) == 5000"),
+    "dup2": ("os.dup2(fd, 200); os.lseek(200, 5000, 0)", "os.lseek(fd, 0, 1) == 5000"),
+    "F_DUPFD": (
+        "other = fcntl.fcntl(fd, fcntl.F_DUPFD, 100); os.lseek(other, 5000, 0)",
+        "os.lseek(fd, 0, 1) == 5000",
+    ),
+    "fork": (
+        "child = os.fork()\nif not child: os.lseek(fd, 5000, 0); os._exit(0)\nos.waitpid(child, 0)",
+        "os.lseek(fd, 0, 1) == 5000",
+    ),
+    "F_SETFL": (
+        "fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)",
+        "fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK",
+    ),
+    "F_SETFD": ("os.set_inheritable(fd, True)", "os.get_inheritable(fd)"),
+    "close_and_reopen": (
+        "os.close(fd); again = os.open(other_path, os.O_RDWR)",
+        "again == fd and os.pread(fd, 10, 0) == b'other'",
+    ),
+    "dup2_over_it": (
+        "again = os.open(other_path, os.O_RDWR); os.dup2(again, fd)",
+        "os.pread(fd, 10, 0) == b'other'",
+    ),
+    "close_range": (
+        "libc.close_range(fd, fd, 0); again = os.open(other_path, os.O_RDWR)",
+        "again == fd and os.pread(fd, 10, 0) == b'other'",
+    ),
+    "vfork": (
+        "subprocess.run(['true']); os.close(fd); again = os.open(other_path, os.O_RDWR)",
+        "again == fd and os.pread(fd, 10, 0) == b'other'",
+    ),
+}
+DURING = """
+DATA = open(sys.argv[2], "rb").read()
+other_path = sys.argv[3]
+fd = os.open(sys.argv[1], 0)
+os.pread(fd, 100, 0)
+step(fd)
+def promote():
+    try: os.pread(fd, 100, 0)
+    except OSError: pass  # it may be closed by now
+thread = threading.Thread(target=promote)
+thread.start()
+step()
+{meanwhile}
+thread.join()
+step(bool({holds}))
+"""
+
+
+@pytest.mark.parametrize("case", MEANWHILE)
+def test_what_happens_to_a_descriptor_in_the_middle_of_its_promotion(
+    session_factory: Callable[..., Session], source: SlowSource, tmp_path: Path, case: str
+) -> None:
+    """A slow answer of the source's holds the promotion up between its last look at the descriptor
+    and the replacement."""
+    behind = Files(source.backing)
+    behind.add("a", SIZE)
+    (tmp_path / "other").write_bytes(b"other")
+    session = session_factory(source.mountpoint).start()
+    session.wait_scanned()
+    meanwhile, holds = MEANWHILE[case]
+    script = DURING.format(meanwhile=meanwhile, holds=holds)
+    words = [source.mountpoint / "a", behind.path("a"), tmp_path / "other"]
+    with Steps(session, script, *words) as program:
+        (fd,) = program.wait()
+        wait_present(session)
+        source.latency(getattr=0.4)
+        source.reset()
+        link = Path(f"/proc/{program.process.pid}/fd/{fd}")
+        program.go()
+        program.wait()
+        wait_until(
+            lambda: source.counts()["getattr"] or os.readlink(link) != str(words[0]),
+            what="the middle of the promotion, or its end",
+        )
+        program.go()
+        assert program.wait() == [True]
+        source.latency(getattr=0)
+        program.end()
+
+
+# --- in the middle of a read ---------------------------------------------------------------------
+
+READS = {
+    "pread": "os.pread(fd, SIZE, 0)",
+    "preadv": "into(lambda parts: os.preadv(fd, parts, 0))",
+    "read": "os.read(fd, SIZE)",
+    "readv": "into(lambda parts: os.readv(fd, parts))",
+}
+SWAPPED = """
+import errno
+SIZE, DATA, OTHER = int(sys.argv[2]), open(sys.argv[3], "rb").read(), sys.argv[4]
+def into(call):
+    parts = [bytearray(1000), bytearray(SIZE - 1000)]
+    count = call(parts)
+    return b"".join(parts)[:count]
+fd = os.open(sys.argv[1], 0)
+os.pread(fd, 100, 0)
+other = os.open(OTHER, {flags})
+os.lseek(other, {at}, 0)
+step()
+def read():
+    global got
+    try: got = {call}
+    except OSError as error: got = error.errno
+thread = threading.Thread(target=read)
+thread.start()
+step()
+os.dup2(other, fd)
+thread.join()
+data = open(OTHER, "rb").read()
+is_read = isinstance(got, bytes)
+step(
+    len(got) if is_read else 0,
+    is_read and len(got) > 0 and got == DATA[:len(got)],
+    got in {answers} or (is_read and len(got) > 0 and got == data[:len(got)]),
+    os.lseek(fd, 0, 1),
+)
+"""
+# How the other file is opened, where it stands, and what a read of it may say besides its bytes.
+PUT_THERE = {
+    "at_its_start": ("os.O_RDONLY", 0, "[]"),
+    "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),
+    "to_write": ("os.O_WRONLY", 2 * SIZE, "[errno.EBADF]"),
+}
+
+
+@pytest.mark.parametrize("other", PUT_THERE)
+@pytest.mark.parametrize("call", READS)
+def test_a_read_is_of_one_file_whatever_comes_to_its_number(
+    session_factory: Callable[..., Session],
+    source: SlowSource,
+    tmp_path: Path,
+    call: str,
+    other: str,
+) -> None:
+    """The copy has the beginning, and the daemon stands still: the rest would come from the
+    source, but another file is on the number by then."""
+    behind = Files(source.backing)
+    behind.add("a", SIZE)
+    (tmp_path / "other").write_bytes(os.urandom(SIZE))
+    source.latency(read=0.3)
+    session = session_factory(source.mountpoint).start()
+    session.wait_scanned()
+    assert session.daemon is not None
+    words = [source.mountpoint / "a", str(SIZE), behind.path("a"), tmp_path / "other"]
+    flags, at, answers = PUT_THERE[other]
+    script = SWAPPED.format(call=READS[call], flags=flags, at=at, answers=answers)
+    with Steps(session, script, *words) as program:
+        program.wait()
+        session.daemon.send_signal(signal.SIGSTOP)
+        program.go()
+        program.wait()
+        program.go()
+        length, is_first, is_other, offset = program.wait()
+        program.end()
+    assert is_first or is_other
+    # A read of the first file leaves the other one's offset alone.
+    assert offset == at + (length if is_other and not is_first and "pread" not in call else 0)
+
+
+# --- in the middle of a move of the offset --------------------------------------------------------
+
+AT, LENGTH = 5000, 100_000
+
+
+@pytest.fixture(scope="module")
+def offset_race(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sources = [Path(__file__).with_name(name) for name in ("offset_race.c", "hold.c")]
+    return build_program(tmp_path_factory.mktemp("race") / "race", *sources, flags=["-pthread"])
+
+
+@pytest.mark.parametrize("call", ["read", "readv"])
+@pytest.mark.parametrize("preload", [True, False])
+def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
+    session_factory: Callable[..., Session],
+    tmp_path: Path,
+    offset_race: Path,
+    call: str,
+    preload: bool,
+) -> None:
+    """See offset_race.c."""
+    files = Files(tmp_path / "source")
+    files.add("a", SIZE)
+    other = tmp_path / "other"
+    other.write_bytes(os.urandom(SIZE))
+    session = session_factory(files.root).start()
+    session.wait_scanned()
+    done = subprocess.run(
+        [offset_race, call, files.path("a"), other, str(AT), str(LENGTH)],
+        env=session.env(preload),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode == 77:
+        pytest.skip(f"no seccomp filter can ask here: {done.stderr.decode()}")
+    assert (done.returncode, done.stderr) == (0, b"")
+    line, data = done.stdout.split(b"\n", 1)
+    is_held, offset, length = map(int, line.split())
+    assert bool(is_held) == preload, "the read moves no offset by itself"
+    assert length == LENGTH
+    first, second = files.path("a").read_bytes(), other.read_bytes()
+    assert (offset, data) in [
+        (AT, first[:LENGTH]),
+        (AT + LENGTH, second[AT : AT + LENGTH]),
+    ]

@@ -1,0 +1,68 @@
+"""Many orders that wait for one node keep nobody from what others have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from support.epoch import make_files
+from support.epochs import Cluster
+from support.nodes import MIB, Nodes
+from support.session import wait_until
+
+from monarch_py.demo.slowsource import SlowSource
+
+KIB = 1 << 10
+# Files that are opened and not read, in the order of their names.
+OPEN = """
+import os, sys
+for path in sys.argv[1:] or map(str.strip, sys.stdin):
+    os.close(os.open(path, os.O_RDONLY))
+"""
+
+
+def test_a_node_that_gives_nothing_leaves_threads_for_the_others(
+    cluster_factory: Callable[..., Cluster],
+) -> None:
+    files, size = 150, 100 * KIB
+    cluster = cluster_factory(3, files, size)
+    asker, stuck, well = cluster.nodes
+    cluster.mounts[1].latency(read=20.0)
+    asker.want_all()
+    coming = int(well.nodes()["own_files"]) * size
+    assert int(stuck.nodes()["own_files"]) > 24
+    wait_until(
+        lambda: asker.totals()["bytes_from_peers"] >= coming,
+        timeout=4,
+        what="what the other node has",
+    )
+    assert asker.seen_by(stuck)["usable"]
+    cluster.mounts[1].latency(read=0.0)
+
+
+def test_orders_that_wait_for_a_node_leave_room_for_what_it_asks_for(
+    nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]], tmp_path: Path
+) -> None:
+    """One node has as many orders as it may that wait for another, which asks it for whole blocks
+    of several units that nobody waits for."""
+    sources = mounts(2)
+    backing, large, size = sources[0].backing, [f"large{n}" for n in range(8)], 768 * KIB
+    small = make_files(backing, 4600, KIB)
+    for name in large:
+        (backing / name).write_bytes(bytes(size))
+    nodes = nodes_factory(sources, [64 * MIB] * 2).start()
+    slow, crowded = nodes.all
+    sources[0].latency(read=20.0)
+    listed = tmp_path / "small"
+    listed.write_text("".join(f"{sources[1].mountpoint / str(name)}\n" for name in small))
+    script = f"import sys; sys.stdin = open({str(listed)!r})\n{OPEN}"
+    crowded.run([sys.executable, "-c", script], check=True)
+    wait_until(lambda: 2048 <= crowded.status()["pending"] < 2500, what="orders that wait")
+    slow.run(
+        [sys.executable, "-c", OPEN, *(sources[0].mountpoint / name for name in large)], check=True
+    )
+    wait_until(
+        lambda: slow.totals()["bytes_from_peers"] >= size, timeout=4, what="what the other node has"
+    )
+    sources[0].latency(read=0.0)

@@ -1,0 +1,82 @@
+"""A node that is stopped while a peer sends it a byte now and then."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from peers.offers import frame, xxh3
+from support.epoch import make_files
+from support.nodes import Nodes
+from support.session import MIB
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import lib
+from monarch_py.peers.handshake import Greeter
+
+# An answer of this size may take 64 s (LEAST_BYTES_PER_S in client.c).
+SIZE, FILES, STOP_S = 8 * MIB, 6, 8.0
+
+
+class Drips:
+    """Answers whoever asks, each with right bytes that never end."""
+
+    def __init__(self, listener: socket.socket, secret: bytes) -> None:
+        self.asked = threading.Event()
+        self._over = threading.Event()
+        self._listener, self._secret = listener, secret
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            with suppress(OSError):
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+
+    def _attend(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            greeter = Greeter(self._secret)
+            connection.sendall(greeter.hello)
+            greeter.feed(connection.recv(greeter.missing, socket.MSG_WAITALL))
+            connection.sendall(greeter.proof() or b"")
+            connection.recv(4096)
+            self.asked.set()
+            byte = b"\0"
+            while not self._over.wait(0.1):
+                connection.sendall(frame(lib.MONARCH_PEER_DATA, 1) + byte)
+                connection.sendall(frame(lib.MONARCH_PEER_SUM, xxh3(byte)))
+
+    def end(self, address: tuple[str, int]) -> None:
+        self._over.set()
+        with suppress(OSError):
+            socket.create_connection(address, timeout=1).close()
+
+
+@contextmanager
+def dripping(listener: socket.socket, secret: bytes) -> Iterator[Drips]:
+    drips, address = Drips(listener, secret), listener.getsockname()
+    thread = threading.Thread(target=drips.run)
+    thread.start()
+    try:
+        yield drips
+    finally:
+        drips.end(address)
+        thread.join()
+
+
+def test_who_is_stopped_waits_for_no_peer_that_drips(
+    nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]]
+) -> None:
+    (source,) = mounts(1)
+    make_files(source.backing, FILES, SIZE)
+    quota = FILES * (SIZE + MIB)
+    nodes = nodes_factory([source] * 2, [quota] * 2, prefetch="eager")
+    first, second = nodes.all
+    with dripping(second.listener, first.cluster.secret) as drips, first.start():
+        first.wait_scanned()
+        assert drips.asked.wait(30), "nothing was asked of the peer"
+        began = time.monotonic()
+        first.stop()
+        assert time.monotonic() - began < STOP_S

@@ -1,0 +1,66 @@
+"""Several nodes that follow the plan of their training, with a rank on each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.plan import Plan, PlanPart
+from monarch_py.plan.index import Index
+from monarch_py.plan.loader import Loader
+from support.epoch import Reader
+from support.nodes import Node, Nodes
+from support.session import MIB, wait_until
+
+
+def save_plan(loader: Loader, epochs: int, root: Path, sizes: dict[str, int], to: Path) -> Path:
+    """Of a training on files in a directory, by their names, with a rank on each node."""
+    index = Index.of("files", root, list(sizes), list(sizes.values()))
+    Plan((index,), (PlanPart("training", 0, loader),), epochs, loader.world_size).save(to)
+    return to
+
+
+def follows(node: Node) -> bool:
+    return bool(node.plan()["state"] == "following")
+
+
+class PlannedNodes:
+    """Over one mount.  names : of the files, in the plan's order"""
+
+    def __init__(self, program: Path, source: SlowSource, nodes: Nodes, names: list[str]) -> None:
+        self._program, self.source, self.nodes, self.names = program, source, nodes, names
+
+    @property
+    def all(self) -> list[Node]:
+        return self.nodes.all
+
+    def start(self) -> PlannedNodes:
+        self.source.reset()
+        self.nodes.start()
+        for node in self.all:
+            self.wait_follows(node)
+        return self
+
+    @staticmethod
+    def wait_follows(node: Node) -> None:
+        wait_until(partial(follows, node), what="a plan")
+
+    def read(self, orders: Sequence[Iterable[int]]) -> None:
+        """On each node the files with these numbers, on all of them at a time; none on a node that
+        has none to read."""
+        with ExitStack() as stack:
+            readers = []
+            for node, order in zip(self.all, orders, strict=True):
+                files, root = [int(self.names[i]) for i in order], self.source.mountpoint
+                if files:
+                    reader = Reader(self._program, node, "read", MIB, 1, root, files)
+                    readers.append(stack.enter_context(reader))
+            for reader in readers:
+                reader.end()
+
+    def read_by_fills(self) -> int:
+        """What the fills of all nodes have read from the source [bytes]."""
+        return sum(node.totals()["source_bytes_read_by_fills"] for node in self.all)
