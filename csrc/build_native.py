@@ -22,6 +22,7 @@ SOURCES = [
     "daemon/holdings.c",
     "daemon/job.c",
     "daemon/origin.c",
+    "daemon/queue.c",
     "daemon/schedule.c",
     "daemon/turns.c",
     "daemon/sums.c",

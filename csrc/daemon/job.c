@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "buffer.h"
 #include "engine.h"
 #include "sys.h"
 
@@ -284,7 +285,7 @@ static void drop(struct monarch_engine *e, struct job *job) {
 
 /* Whether all pages of a chunk are in memory. Nothing of the mapping is touched. */
 static int is_cached(int fd, uint64_t at, uint64_t n) {
-    unsigned char pages[MONARCH_CHUNK / 4096] = {0};
+    unsigned char pages[MONARCH_CHUNK / MONARCH_PAGE_BYTES] = {0};
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), count = (n + page - 1) / page;
     void *map = mmap(NULL, n, PROT_READ, MAP_SHARED, fd, (off_t)at);
     if (map == MAP_FAILED)
@@ -342,7 +343,7 @@ int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint
     struct monarch_engine e = {.block_bytes = block_bytes};
     struct job job;
     struct stat st;
-    char *buffer = malloc(MONARCH_CHUNK);
+    char *buffer = monarch_new_buffer(MONARCH_CHUNK);
     memset(&job, 0, sizeof job);
     int fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     int r = fd < 0 || !buffer || fstat(fd, &st) != 0 ? -errno : 0;

@@ -5,41 +5,8 @@
 /* No unit is left to be taken up. */
 #define DONE UINT64_MAX
 
-/* --- queues ------------------------------------------------------------------------------------
+/* --- orders by entry ---------------------------------------------------------------------------
  */
-
-void monarch_push(struct queue *q, struct job *job) {
-    job->next = NULL;
-    job->before = q->last;
-    job->queue = q;
-    *(q->last ? &q->last->next : &q->first) = job;
-    q->last = job;
-    q->length++;
-}
-
-void monarch_push_first(struct queue *q, struct job *job) {
-    job->next = q->first;
-    job->before = NULL;
-    job->queue = q;
-    *(q->first ? &q->first->before : &q->last) = job;
-    q->first = job;
-    q->length++;
-}
-
-static void take_out(struct job *job) {
-    struct queue *q = job->queue;
-    *(job->before ? &job->before->next : &q->first) = job->next;
-    *(job->next ? &job->next->before : &q->last) = job->before;
-    job->queue = NULL;
-    q->length--;
-}
-
-struct job *monarch_pop(struct queue *q) {
-    struct job *job = q->first;
-    if (job)
-        take_out(job);
-    return job;
-}
 
 /* Only orders that have not begun and that a reader may wait for are in the buckets. */
 int monarch_is_awaited(const struct job *job) {
@@ -100,7 +67,7 @@ void monarch_remove_fill(struct pool *p, const struct fill *f) {
  */
 
 static void begins(struct pool *p, struct job *job, struct work *w) {
-    take_out(job);
+    monarch_take_out(job);
     if (monarch_is_awaited(job))
         forget(p, job);
     if (job->result.kind == MONARCH_FILL)
@@ -297,7 +264,7 @@ static void put_aside(struct late *late, struct job *job) {
         i++;
     if (i == late->peers)
         late->peer[late->peers++] = peer;
-    take_out(job);
+    monarch_take_out(job);
     monarch_push(&late->of[peer], job);
 }
 

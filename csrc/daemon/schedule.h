@@ -5,17 +5,13 @@
 #include <pthread.h>
 
 #include "engine.h"
+#include "queue.h"
 #include "turns.h"
 
 /* Orders of the queues are found by entry in buckets: a reader may wait for one far behind. */
 #define MONARCH_BUCKETS 1024
 /* Slots that fills from peers leave to those from the source, which other nodes wait for. */
 #define MONARCH_SLOTS_OF_SOURCE (MONARCH_FILL_SLOTS / 4)
-
-struct queue {
-    struct job *first, *last;
-    uint64_t length;
-};
 
 /* What a thread may do of its way: everything; what readers wait for, and removals; or, in the
  * middle of something else, what readers wait for. Every other thread of the sources' may read
@@ -68,11 +64,8 @@ struct pool {
     } worker[];
 };
 
-/* --- queues --- */
+/* --- orders by entry --- */
 
-void monarch_push(struct queue *q, struct job *job);
-void monarch_push_first(struct queue *q, struct job *job);
-struct job *monarch_pop(struct queue *q);
 /* Whether a reader may wait for the order: those that have not begun can be found by entry. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);

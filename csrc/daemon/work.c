@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "buffer.h"
 #include "doorbell.h"
 #include "waking.h"
 
@@ -167,7 +168,7 @@ static void *work(void *arg) {
     me = arg;
     struct pool *p = me->pool;
     const struct monarch_bell *bell = &p->shared.clients->engine[me->way];
-    char *buffer = malloc(MONARCH_CHUNK);
+    char *buffer = monarch_new_buffer(MONARCH_CHUNK);
     while (buffer && !__atomic_load_n(&p->shared.stopping, __ATOMIC_ACQUIRE)) {
         struct work w;
         uint32_t seen = __atomic_load_n(&bell->rings, __ATOMIC_SEQ_CST);

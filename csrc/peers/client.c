@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "buffer.h"
 #include "connection.h"
 #include "xxh3.h"
 
@@ -274,7 +275,7 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
 
 int monarch_peer_fetch(link_t *l, get *gets, uint64_t n, char *buffer, monarch_peer_arrived arrived,
                        void *arg) {
-    char *own = buffer ? NULL : malloc(MONARCH_PEER_CHUNK);
+    char *own = buffer ? NULL : monarch_new_buffer(MONARCH_PEER_CHUNK);
     int has_buffer = buffer || own;
     for (uint64_t i = 0; i < n; i++) {
         gets[i].status = has_buffer ? MONARCH_PEER_CUT : MONARCH_PEER_NO_ROOM;

@@ -8,12 +8,14 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdalign.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "buffer.h"
 #include "connection.h"
 
 /* How late a deadline may be noticed, while there are any that are near [ms]. */
@@ -211,7 +213,7 @@ void monarch_peer_wake_if(server *s,
 
 static void *serve(void *arg) {
     server *s = arg;
-    char buffer[MONARCH_PEER_CHUNK];
+    alignas(MONARCH_PAGE_BYTES) char buffer[MONARCH_PEER_CHUNK]; /* see buffer.h */
     struct monarch_peer_stage stage = {&s->files, &s->bounds, &s->requests, &s->bytes, buffer};
     /* sendfile has no MSG_NOSIGNAL: to a peer that is gone it raises SIGPIPE. */
     sigset_t all;
