@@ -80,6 +80,11 @@ class Engine:
         return not (self.pending(in_use=True) or self.pending(in_use=False))
 
     @property
+    def reads_sources(self) -> bool:
+        """Something is filled from a source, not from a peer."""
+        return any(self.pending(in_use=used, from_peers=False) > 0 for used in (True, False))
+
+    @property
     def c(self) -> Any:
         """struct monarch_engine *, for who gives it peers; gone with `stop`."""
         return self._engine
@@ -183,7 +188,7 @@ class Engine:
         """Follows what the sources give with the number of reads in flight."""
         before, seen = self._reads.width, self._bytes_seen
         self._bytes_seen = self.bytes_from_source
-        busy = not self.idle or self._bytes_seen != seen
+        busy = self.reads_sources or self._bytes_seen != seen
         now = self._reads.step(time.monotonic(), self._bytes_seen, busy=busy)
         if now != before:
             lib.monarch_engine_width(self._engine, now)

@@ -44,7 +44,7 @@ TURN_MS = 250
 # processor's caches: four a second were a fifth of what sending files to other nodes cost.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# The same while copies are made: the number of reads in flight follows the source [ms].
+# The same while a source is read: the number of reads in flight follows what it gives [ms].
 BUSY_TURN_MS = 50
 # The same while programs open what a plan says: it is looked at what they open [ms].
 FOLLOWING_TURN_MS = 10
@@ -148,9 +148,12 @@ class Daemon:
         """quiet : turns since somebody rang."""
         if self.planned.is_awake:
             return FOLLOWING_TURN_MS
-        if not self.filler.engine.idle:
+        engine = self.filler.engine
+        if engine.reads_sources:
             return BUSY_TURN_MS
-        return TURN_MS if quiet < QUIET_TURNS or self.shared.follows_opens else QUIET_TURN_MS
+        if quiet < QUIET_TURNS or not engine.idle or self.planned.is_active:
+            return TURN_MS
+        return QUIET_TURN_MS
 
     def _turn(self) -> bool:
         """Everything once, nothing for long. Returns whether there is more to do at once."""

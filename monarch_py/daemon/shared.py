@@ -134,10 +134,6 @@ class Shared:
         """From now on clients tell what they open, and do not ring for it."""
         self.control.follow_opens = 1
 
-    @property
-    def follows_opens(self) -> bool:
-        return bool(self.control.follow_opens)
-
     def take_opened(self) -> npt.NDArray[np.uint64]:
         """(n,) entries that clients have opened for reading since the last call, by number: neither
         how often nor in which order."""

@@ -26,6 +26,9 @@ log = logging.getLogger("monarch.peers")
 # about what a restarted daemon needs, the last bounds how long a mended link is not used [s].
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
+# After a pause one thread tries it, and the others wait for so long to hear of it: many times what
+# a peer that lives takes to greet, and a part of what one that hangs costs who tries it [s].
+HEARSAY_S = 0.2
 
 
 class Peer:
@@ -44,6 +47,8 @@ class Peer:
         self.address = address
         self._transport, self._clock = transport, clock
         self._lock = threading.Lock()
+        self._was_tried = threading.Condition(self._lock)
+        self._is_tried = False  # by a thread, for all
         self._failures, self._again_at = 0, 0.0
         self._last_failure = PeerStatus.OK
         # Why it is left alone: another thread's success does not end the pause.
@@ -84,13 +89,20 @@ class Peer:
     def _connect(self) -> Any:
         """A new link; Unreachable when there is none, or the peer is left alone."""
         with self._lock:
-            if self._clock() < self._again_at:
+            self._was_tried.wait_for(lambda: not self._is_tried, HEARSAY_S)
+            if self._is_tried or self._clock() < self._again_at:
                 raise Unreachable(self._pause_status)
+            self._is_tried = tries = self._failures > 0
         try:
             return self._transport.connect(self.address)
         except Unreachable as error:
             self._mark(error.status)
             raise
+        finally:
+            if tries:
+                with self._lock:
+                    self._is_tried = False
+                    self._was_tried.notify_all()
 
     def _mark(self, status: PeerStatus) -> None:
         with self._lock:

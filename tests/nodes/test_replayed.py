@@ -42,7 +42,9 @@ def test_bytes_come_from_where_the_simulator_says(
     dataset = Dataset.make(memory / "backing", FILES, SIZE)
     counted = int(UNIT.rounded(dataset.sizes.astype(np.uint64)).sum())
     tier = int(counted * 1.04 / NODES)
-    layout = Layout([tier] * NODES, AREA, planned=planned, keep_pages=True, threads=4)
+    # As the simulator's policies do, which do not know how fast a busy machine's peers are.
+    settings = {"peers": {"fetch": "holders"}}
+    layout = Layout([tier] * NODES, AREA, settings, planned=planned, keep_pages=True, threads=4)
     (memory / "run").mkdir()
     orders = [dataset.shares(NODES, epoch) for epoch in range(EPOCHS)]
     with testbed.Testbed(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from monarch_py.peers.tcp import BETWEEN_LIMIT_S, CONNECT_LIMIT_S, FIRST_BYTE_LI
 
 SIZE, SEED = 48 << 20, 3
 FILE = FileId(source=1, path_hash=1 << 40 | 7, size=SIZE, mtime_ns=5)
+SMALL = replace(FILE, size=64 << 10)
 # The issue's own bound of a wait; what the bounds of a link add up to [s].
 WAIT_LIMIT_S = 2.0
 
@@ -95,6 +99,50 @@ def test_a_peer_that_is_killed_and_comes_back_empty(start: Start) -> None:
     peer._again_at = 0
     assert fetch(peer, FILE) == (PeerStatus.UNKNOWN_FILE, b"")
     assert peer.is_usable
+
+
+def at_once(peer: Peer, threads: int) -> list[tuple[PeerStatus, float]]:
+    """What threads get that ask for a small file at the same time, which takes no turns, and after
+    how long [s]."""
+    together = threading.Barrier(threads)
+
+    def ask() -> tuple[PeerStatus, float]:
+        together.wait()
+        started = time.monotonic()
+        return fetch(peer, SMALL)[0], time.monotonic() - started
+
+    with ThreadPoolExecutor(threads) as pool:
+        return [each.result() for each in [pool.submit(ask) for _ in range(threads)]]
+
+
+def test_one_thread_tries_a_peer_that_hangs_for_all_others() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hanging:  # connects, and never greets
+        peer = Peer(TcpTransport(SECRET), hanging.getsockname()[:2])
+        assert fetch(peer, FILE) == (PeerStatus.TIMEOUT, b"")
+        peer._again_at = 0  # its pause is over
+        found = at_once(peer, 8)
+        assert {status for status, _ in found} == {PeerStatus.TIMEOUT}
+        waited = sorted(seconds for _, seconds in found)
+        assert waited[-1] >= 0.9 * CONNECT_LIMIT_S
+        assert waited[-2] < 0.9 * CONNECT_LIMIT_S
+        hanging.settimeout(0)
+        with ExitStack() as stack:
+            for _ in range(2):  # the first fetch, and one of the eight
+                stack.enter_context(hanging.accept()[0])
+            with pytest.raises(BlockingIOError):
+                hanging.accept()
+
+
+def test_a_peer_that_is_back_is_there_for_all_who_ask(start: Start) -> None:
+    process = start(0, SMALL.size)
+    port = port_of(process)
+    peer = Peer(TcpTransport(SECRET), ("127.0.0.1", port))
+    process.kill()
+    process.wait()
+    assert fetch(peer, SMALL)[0] == PeerStatus.CUT
+    assert port_of(start(port, SMALL.size)) == port
+    peer._again_at = 0
+    assert {status for status, _ in at_once(peer, 8)} == {PeerStatus.OK}
 
 
 def test_a_peer_that_is_stopped_is_waited_for_within_the_bound(start: Start) -> None:

@@ -1,0 +1,39 @@
+"""How often the daemon's loop turns when nobody wants anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from support.epoch import make_files
+from support.session import MIB, Session, wait_until
+
+from monarch_py.session import Segment
+
+# More than a turn's sleep where something goes on, less than one where nothing does [s].
+LONG = 0.6
+
+
+def test_a_loop_that_nobody_rings_sleeps_long(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    """Also where programs tell what they open, as they do with a staging area, but no plan waits
+    to hear it. Each turn costs what a sleeping processor's cold caches make of it."""
+    root, area = tmp_path / "source", tmp_path / "staging"
+    area.mkdir()
+    make_files(root, 3, 100)
+    staging = {"mount_point": str(area), "max_storage_quota": MIB}
+    session = session_factory(root, staging=staging).start()
+    segment = Segment.open(session.paths.control, writable=False)
+    control = segment.as_struct("struct monarch_control")
+    assert control.follow_opens
+    beat, since = int(control.heartbeat), time.monotonic()
+
+    def sleeps_long() -> bool:
+        nonlocal beat, since
+        if int(control.heartbeat) != beat:
+            beat, since = int(control.heartbeat), time.monotonic()
+        return time.monotonic() - since > LONG
+
+    wait_until(sleeps_long)
