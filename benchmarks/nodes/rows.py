@@ -186,18 +186,23 @@ class Rows:
 
     def balance(self) -> list[Result]:
         """Four ranks on one of two nodes, of which each misses another share of its files: every
-        reader has its turn, and then ranks have turns by what they miss."""
+        reader has its turn, and then ranks have turns by what they miss. Threads are few for
+        readers if all files come from the other node; with the source as well they are enough."""
         results = []
-        for name, is_on, most in (("before", False, None), ("after", True, 1.15)):
-            settings = {"balance_ranks": is_on}
+        for name, is_on, fetch, most in (
+            ("before sharing", False, "holders", None),
+            ("after sharing", True, "holders", 1.15),
+            ("after sharing, the source's threads too", True, "fastest", None),
+        ):
+            settings = {"balance_ranks": is_on, "peers": {"fetch": fetch}}
             layout = replace(self.layout(2), rank_nodes=[0] * 4, settings=settings)
             times = [self._unequal_epoch(layout, name) for _ in range(self.args.rounds)]
             ratio = statistics.median(max(t) / statistics.mean(t) for t in times)
-            what = f"slowest rank's I/O time / mean, unequal misses, {name} sharing"
-            results.append(Result(f"balance_{name}", what, "", ratio, most))
+            key = f"balance_{'after' if is_on else 'before'}_{fetch}"
+            what = f"slowest rank's I/O time / mean, unequal misses, {name}"
+            results.append(Result(key, what, "", ratio, most))
             slowest = statistics.median(max(t) for t in times)
-            what = "  slowest rank"
-            results.append(Result(f"balance_{name}_slowest", what, "s", slowest, None))
+            results.append(Result(f"{key}_slowest", "  slowest rank", "s", slowest, None))
         return results
 
     def _unequal_epoch(self, layout: Layout, name: str) -> list[float]:
