@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from monarch_py.peers import FileId, FileServer, Peer, PeerStatus, TcpTransport, listen, new_gets
@@ -77,30 +78,36 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
 # --- the end that wants them --------------------------------------------------------------------
 
 
+def pages(size: int) -> npt.NDArray[np.uint8]:
+    """(size,) from a page's beginning on, where copying costs least; see csrc/shared/buffer.h."""
+    place = np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=np.uint8)[:size]
+    place[:] = 1  # every page is there
+    return place
+
+
 class Getter:
     """Fetches the file in each of the ways that are compared. place : where its copy is made"""
 
     def __init__(self, secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
         self.plain = (host, plain)
         self.peer = Peer(TcpTransport(secret), (host, ours))
-        # At a page's beginning, as ours: see csrc/shared/buffer.h.
-        self.buffer = mmap.mmap(-1, READ_BYTES)
+        self.buffer = pages(READ_BYTES)
         self.file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        self.memory = np.zeros(0, dtype=np.uint8)
+        self.memory = pages(0)
 
     def plainly(self, size: int) -> None:
         """recv into one buffer, again and again: what the link and the kernel take at least."""
         with socket.create_connection(self.plain) as connection:
             left = size
             while left:
-                got = connection.recv_into(self.buffer, 0, socket.MSG_WAITALL)
+                got = connection.recv_into(self.buffer.data, 0, socket.MSG_WAITALL)
                 if got == 0:
                     raise RuntimeError(f"{left} bytes did not come")
                 left -= got
 
     def into_memory(self, size: int, number: int = 0) -> None:
         if len(self.memory) < size:
-            self.memory = np.ones(size, dtype=np.uint8)
+            self.memory = pages(size)
         gets = self._gets(size, number)
         gets["memory"] = self.memory.ctypes.data + gets["first"]
         self._fetch(gets)
@@ -114,7 +121,7 @@ class Getter:
         """`count` files at once, one behind the other."""
         gets = new_gets([file_id(2 + number, size) for number in range(count)])
         if len(self.memory) < size:
-            self.memory = np.ones(size, dtype=np.uint8)
+            self.memory = pages(size)
         gets["memory"] = self.memory.ctypes.data
         self._fetch(gets)
 
