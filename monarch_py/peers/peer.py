@@ -48,7 +48,7 @@ class Peer:
         self._transport, self._clock = transport, clock
         self._lock = threading.Lock()
         self._was_tried = threading.Condition(self._lock)
-        self._is_tried = False  # by a thread, for all
+        self._is_tried = self._has_greeted = False  # by a thread, for all; since it failed last
         self._failures, self._again_at = 0, 0.0
         self._last_failure = PeerStatus.OK
         # Why it is left alone: another thread's success does not end the pause.
@@ -92,23 +92,26 @@ class Peer:
             self._was_tried.wait_for(lambda: not self._is_tried, HEARSAY_S)
             if self._is_tried or self._clock() < self._again_at:
                 raise Unreachable(self._pause_status)
-            self._is_tried = tries = self._failures > 0
+            self._is_tried = tries = self._failures > 0 and not self._has_greeted
+        link = None
         try:
-            return self._transport.connect(self.address)
+            link = self._transport.connect(self.address)
         except Unreachable as error:
             self._mark(error.status)
             raise
         finally:
             if tries:
                 with self._lock:
-                    self._is_tried = False
+                    self._is_tried, self._has_greeted = False, link is not None
                     self._was_tried.notify_all()
+        return link
 
     def _mark(self, status: PeerStatus) -> None:
         with self._lock:
             if status == PeerStatus.OK:
                 self._failures, self._last_failure = 0, status
                 return
+            self._has_greeted = False
             pause = min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
             # Threads that failed together count once.
             if self._clock() >= self._again_at:
