@@ -4,6 +4,8 @@
 
 /* No unit is left to be taken up. */
 #define DONE UINT64_MAX
+/* Threads that one peer's readers leave to the others'. */
+#define KEPT_FREE 4
 
 /* --- orders by entry ---------------------------------------------------------------------------
  */
@@ -87,6 +89,11 @@ static int can_ask(const struct pool *p, int at, const struct job *job) {
     return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
 }
 
+/* What a reader waits for does not wait for a peer's share, as long as some threads are left. */
+static int can_serve(const struct pool *p, int at, const struct job *job) {
+    return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
+}
+
 static void go_to(struct pool *p, struct worker *me, int peer) {
     if (me->peer >= 0) {
         p->at[me->peer]--;
@@ -113,7 +120,7 @@ static struct job *queued(const struct pool *p, enum monarch_way way, uint64_t i
 
 static int find_queued(struct pool *p, const struct worker *me, uint64_t id, struct work *w) {
     struct job *job = queued(p, me->way, id);
-    if (!job || !can_ask(p, me->peer, job))
+    if (!job || !can_serve(p, me->peer, job))
         return 0;
     p->pending[job->result.in_use][me->way]--;
     p->pending[job->result.in_use = 1][me->way]++;
@@ -130,7 +137,7 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     /* A client may write anything; a file without a map is read by nobody before it is complete. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
-        if (!can_ask(p, me->peer, f->job))
+        if (!can_serve(p, me->peer, f->job))
             return 0;
         p->taken[reader->place] = demand;
         monarch_claim(f, unit);
@@ -340,7 +347,7 @@ static int has_demand(const struct pool *p, enum monarch_way way) {
             continue;
         const struct fill *f = fill_of(p, monarch_demand_entry(d));
         const struct job *job = f ? f->job : queued(p, way, monarch_demand_entry(d));
-        if (job && monarch_way_of(job) == way && can_ask(p, -1, job))
+        if (job && monarch_way_of(job) == way && can_serve(p, -1, job))
             return 1;
     }
     return 0;

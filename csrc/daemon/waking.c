@@ -7,7 +7,8 @@
  *   while it is the same: one that looked too early does not fall asleep.
  * - Whoever looks, and leaves work to those that sleep, wakes one of them. It need not ring: the
  *   work was rung for, so that only who sleeps already does not know of it. Or that ring is still
- *   to come, and wakes one more.
+ *   to come, and wakes one more. But who leaves a peer for another makes room there for orders
+ *   that nobody has rung for since they were passed over, and rings.
  * - Whoever may do everything and finds nothing wakes nobody: there is nothing for anybody. */
 #define _GNU_SOURCE
 #include "waking.h"
@@ -39,12 +40,15 @@ int monarch_look(struct worker *me, uint32_t roles, struct work *w) {
     enum monarch_way way = me->way;
     struct monarch_bell *bell = &p->shared.clients->engine[way];
     uint32_t who = 0, all = way == MONARCH_FROM_PEER ? MONARCH_DOES_ALL : EVERYTHING;
+    int was_at = me->peer;
     pthread_mutex_lock(&p->lock);
-    int found = monarch_find_work(p, me, roles, w);
-    if ((found || roles != all) && __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST))
+    int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
+    if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, way);
     pthread_mutex_unlock(&p->lock);
-    if (who)
+    if (who && has_left)
+        monarch_ring_one(p, way, who);
+    else if (who)
         monarch_bell_wake(bell, 1, who);
     return found;
 }

@@ -12,12 +12,17 @@
 #include "posix_locks.h"
 #include "promote.h"
 
+static int no_lock(void) {
+    errno = ENOLCK;
+    return -1;
+}
+
 /* In `on`, the descriptor that a lock of `fd` is to be taken on; 0 with errno if there can be none.
  */
 static int find_descriptor(int fd, int *on) {
     int behind = monarch_companion(fd);
     if (behind == -2) {
-        errno = ENOLCK;
+        no_lock();
         return 0;
     }
     *on = behind >= 0 ? behind : fd;
@@ -39,17 +44,25 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
+/* Whether what came of it may be a closing's work. An answer that is neither is the file's own. */
+static int is_doubtful(int r, uint32_t closings) {
+    return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
+}
+
 PUBLIC int lockf(int fd, int command, off_t length) {
+    int on, r, old_errno = errno;
     uint32_t closings;
-    int on, r;
     if (!find_descriptor(fd, &on))
         return -1;
     if (on != fd)
         monarch_companion_has_posix_locks();
     do {
-        closings = monarch_closings();
+        if (!monarch_await_closings(&closings))
+            return no_lock();
         r = REAL(lockf)(on, command, length);
-    } while (r == 0 && monarch_has_closed_since(closings));
+    } while (is_doubtful(r, closings));
+    if (r == 0)
+        errno = old_errno;
     return granted(r, fd, on);
 }
 
@@ -60,16 +73,20 @@ int monarch_is_lock(int command) {
 }
 
 int monarch_lock(int fd, int command, void *arg) {
-    int on, r, is_posix = command == F_SETLK || command == F_SETLKW;
+    int on, r, changes = command == F_SETLK || command == F_SETLKW, old_errno = errno;
     uint32_t closings;
     if (!find_descriptor(fd, &on))
         return -1;
-    if (on != fd && is_posix)
+    if (on != fd && changes)
         monarch_companion_has_posix_locks();
     do {
-        closings = monarch_closings();
+        int can_try = (!changes && command != F_GETLK) || monarch_await_closings(&closings);
+        if (!can_try && changes)
+            return no_lock();
         r = REAL(fcntl)(on, command, arg);
-    } while (r == 0 && is_posix && monarch_has_closed_since(closings));
+    } while (changes && is_doubtful(r, closings));
+    if (r == 0)
+        errno = old_errno;
     return granted(r, fd, on);
 }
 

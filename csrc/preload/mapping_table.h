@@ -46,12 +46,6 @@ extern struct slot monarch_slots[SLOTS];
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
 
-static inline uint64_t signals(int how, uint64_t set) {
-    uint64_t old = 0;
-    sys6(SYS_rt_sigprocmask, how, (long)&set, (long)&old, sizeof set, 0, 0);
-    return old;
-}
-
 /* [lock] Signals are blocked. 0: the lock is lost, and nothing is ever replaced again. */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);

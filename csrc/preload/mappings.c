@@ -177,7 +177,7 @@ static int is_busy(uint64_t begin, uint64_t end) {
 
 /* [busy] [carve] [put] [end_edit]; [lost] if there is no lock. 0: to be tried again. */
 static int say_locked(struct own *o, uint64_t begin, uint64_t end, int what) {
-    uint64_t set = signals(SIG_BLOCK, MOST_SIGNALS);
+    uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     if (monarch_slots_lock(o)) {
         int busy = is_busy(begin, end);
         begin_edit();
@@ -190,14 +190,14 @@ static int say_locked(struct own *o, uint64_t begin, uint64_t end, int what) {
         end_edit();
         monarch_slots_recount();
         monarch_slots_unlock(o);
-        signals(SIG_SETMASK, set);
+        sys_signals(SIG_SETMASK, set);
         return !busy;
     }
     /* Nobody begins a replacement any more; one that has begun must end. */
     int busy = is_busy(begin, end);
     if (!is_busy(0, UINT64_MAX))
         __atomic_store_n(&monarch_mappings_waiting, 0, __ATOMIC_RELEASE);
-    signals(SIG_SETMASK, set);
+    sys_signals(SIG_SETMASK, set);
     return !busy;
 }
 
@@ -279,7 +279,7 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
                      .flags = flags};
     if (!o || GET(given_up) || !monarch_mapped_file(s.begin, &s.file))
         return;
-    uint64_t set = signals(SIG_BLOCK, MOST_SIGNALS);
+    uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     /* The child of a vfork shares our memory, and its threads would end with it. */
     int is_ours = 0;
     if (monarch_slots_lock(o) && !(is_ours = o->pid == (uint32_t)sys_getpid()))
@@ -295,7 +295,7 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
     /* All memory may have been locked since we asked. */
     if (__atomic_load_n(&refused, __ATOMIC_SEQ_CST))
         monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
-    signals(SIG_SETMASK, set);
+    sys_signals(SIG_SETMASK, set);
 }
 
 /* A child must not keep the descriptor that the thread has open for a moment. */
@@ -322,9 +322,9 @@ void monarch_mappings_after_fork(int is_child) {
         __atomic_store_n(&given_up, 1, __ATOMIC_SEQ_CST);
     if (!o || !monarch_mappings_exist())
         return;
-    uint64_t set = signals(SIG_BLOCK, MOST_SIGNALS);
+    uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     start(o);
-    signals(SIG_SETMASK, set);
+    sys_signals(SIG_SETMASK, set);
 }
 
 void monarch_mappings_end(void) {

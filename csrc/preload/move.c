@@ -191,7 +191,7 @@ static long look(struct own *o, uint64_t *beat, uint64_t *since_ns) {
 static void *help(void *data) {
     struct own *o = data;
     uint64_t beat = 0, since_ns = 0;
-    signals(SIG_SETMASK, MOST_SIGNALS);
+    sys_signals(SIG_SETMASK, MOST_SIGNALS);
     __atomic_store_n(&o->tid, (uint32_t)sys6(SYS_gettid, 0, 0, 0, 0, 0, 0), __ATOMIC_RELEASE);
     sys6(SYS_prctl, PR_SET_NAME, (long)"monarch-maps", 0, 0, 0, 0);
     for (;;) {

@@ -1,6 +1,9 @@
 #define _GNU_SOURCE
 #include "offset.h"
 
+#include <fcntl.h>
+
+#include "posix_locks.h"
 #include "promote.h"
 #include "sys.h"
 #include "track.h"
@@ -31,9 +34,14 @@ void monarch_give_back_offset(int fd, const struct monarch_wanted *w, long n) {
     struct monarch_held held;
     if (!n)
         return;
-    int is_held = monarch_track_hold(fd, 0, &held); /* another thread may follow it no more */
-    if (monarch_is_still(fd, w->session, w->entry))
-        sys_lseek(fd, -n, SEEK_CUR);
+    /* Another thread may follow it no more, or put another file there just now: a descriptor of our
+     * own is of one file, whatever becomes of the number. */
+    int is_held = monarch_track_hold(fd, 0, &held);
+    int own = is_held ? -1 : sys_fcntl(fd, F_DUPFD_CLOEXEC, 0), at = own < 0 ? fd : own;
+    if (monarch_is_still(at, w->session, w->entry))
+        sys_lseek(at, -n, SEEK_CUR);
+    if (own >= 0)
+        monarch_close_unseen(own, fd);
     if (is_held)
         monarch_track_release(fd, &held, held.word);
 }

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "posix_locks.h"
 
+#include <signal.h>
 #include <string.h>
 
 #include "proc.h"
@@ -12,10 +13,12 @@
 #define MOST 128
 #define WORD 24
 
-static uint32_t under_way, so_far; /* closings */
-/* They take microseconds, unless the source hangs. One may never end here: in the child of a fork,
- * or where a signal's handler stands above it. */
-#define PATIENCE_NS 1000000000
+/* Closings. Those under way are counted in the lower half, behind the number of the process: in the
+ * child of a fork they never end. */
+static uint64_t under_way;
+static uint32_t so_far;
+/* They take microseconds, unless the source hangs. */
+#define PATIENCE_NS 5000000000ULL
 
 struct held {
     struct stat file;
@@ -122,30 +125,39 @@ static void take_again(const struct held *h, int kept) {
     }
 }
 
+static uint32_t count_of(uint64_t word, uint64_t self) {
+    return word >> 32 == self ? (uint32_t)word : 0;
+}
+
+static void count(int more) {
+    uint64_t seen = __atomic_load_n(&under_way, __ATOMIC_SEQ_CST), next;
+    uint64_t self = (uint32_t)sys_getpid();
+    do {
+        uint32_t n = count_of(seen, self);
+        next = self << 32 | (more ? n + 1 : n ? n - 1 : 0);
+    } while (!__atomic_compare_exchange_n(&under_way, &seen, next, 0, __ATOMIC_SEQ_CST,
+                                          __ATOMIC_SEQ_CST));
+}
+
 /* In this order: who has seen the second sees the first. */
 static void begin_closing(void) {
-    __atomic_fetch_add(&under_way, 1, __ATOMIC_SEQ_CST);
+    count(1);
     __atomic_fetch_add(&so_far, 1, __ATOMIC_SEQ_CST);
 }
 
-static void end_closing(void) {
-    uint32_t seen = __atomic_load_n(&under_way, __ATOMIC_SEQ_CST);
-    while (seen && !__atomic_compare_exchange_n(&under_way, &seen, seen - 1, 0, __ATOMIC_SEQ_CST,
-                                                __ATOMIC_SEQ_CST))
-        ;
-}
+static void end_closing(void) { count(0); }
 
-uint32_t monarch_closings(void) {
-    uint32_t seen = __atomic_load_n(&so_far, __ATOMIC_SEQ_CST);
-    uint64_t since_ns = 0;
-    while (__atomic_load_n(&under_way, __ATOMIC_SEQ_CST)) {
+int monarch_await_closings(uint32_t *closings) {
+    uint64_t since_ns = 0, seen;
+    *closings = __atomic_load_n(&so_far, __ATOMIC_SEQ_CST);
+    while ((uint32_t)(seen = __atomic_load_n(&under_way, __ATOMIC_SEQ_CST)) &&
+           count_of(seen, (uint32_t)sys_getpid())) {
         since_ns = since_ns ? since_ns : sys_now_ns();
         if (sys_now_ns() - since_ns > PATIENCE_NS)
-            __atomic_store_n(&under_way, 0, __ATOMIC_SEQ_CST);
-        else
-            sys6(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+            return 0;
+        sys6(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
     }
-    return seen;
+    return 1;
 }
 
 int monarch_has_closed_since(uint32_t closings) {
@@ -176,8 +188,11 @@ static void close_and_keep_locks(int fd, int kept) {
         sys_unmap(h, sizeof *h);
 }
 
+/* A signal's handler that locks would wait for what it stands above. */
 void monarch_close_unseen(int fd, int kept) {
+    uint64_t signals = sys_signals(SIG_BLOCK, ~0ULL);
     begin_closing();
     close_and_keep_locks(fd, kept);
     end_closing();
+    sys_signals(SIG_SETMASK, signals);
 }

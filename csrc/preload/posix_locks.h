@@ -9,14 +9,16 @@
  * descriptor of that file, -1 if none is known. */
 void monarch_close_unseen(int fd, int kept);
 
-/* A lock that another thread takes or gives back beside such a closing may be lost, or come back.
- * Who changes one waits until none is under way, and changes it again if there was one since:
+/* A lock that another thread takes or gives back beside such a closing may be lost, or come back,
+ * and one may be refused for what the closing holds. Who changes one waits until none is under way,
+ * and changes it again if there was one since:
  *
  *     do
- *         closings = monarch_closings();
- *     while (change the lock and succeed && monarch_has_closed_since(closings));
+ *         if (!monarch_await_closings(&closings))
+ *             there is no lock to be had;
+ *     while (change the lock, monarch_has_closed_since(closings));
  */
-uint32_t monarch_closings(void);
+int monarch_await_closings(uint32_t *closings); /* 0: one takes too long */
 int monarch_has_closed_since(uint32_t closings);
 
 #endif

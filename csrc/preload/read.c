@@ -231,22 +231,23 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
     return *total > 0;
 }
 
-/* One after the other, each in full: a short one is the end, or an error after what was read.
- * OTHER_FILE: nothing was. */
+/* One after the other, each in full, `most` bytes in all: a short one is the end, or an error after
+ * what was read. OTHER_FILE: nothing was. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
-                          off_t at) {
+                          size_t most, off_t at) {
     ssize_t done = 0;
     int old_errno = errno;
-    for (int i = 0; i < count; i++) {
-        if (!parts[i].iov_len)
+    for (int i = 0; i < count && (size_t)done < most; i++) {
+        size_t left = most - (size_t)done, n = parts[i].iov_len < left ? parts[i].iov_len : left;
+        if (!n)
             continue;
-        ssize_t r = read_at(fd, w, parts[i].iov_base, parts[i].iov_len, at + (off_t)done, 1);
+        ssize_t r = read_at(fd, w, parts[i].iov_base, n, at + (off_t)done, 1);
         if (r < 0 && !done)
             return r;
         if (r < 0)
             errno = old_errno;
         done += r > 0 ? r : 0;
-        if (r < (ssize_t)parts[i].iov_len)
+        if (r < (ssize_t)n)
             break;
     }
     return done;
@@ -259,8 +260,8 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
         !served(fd, tracked, TRACK_OFFSET, &w) || !monarch_claim_offset(fd, &w, n))
         return REAL(readv)(fd, parts, count);
-    long wanted = (long)w.n;
-    ssize_t r = fill_parts(fd, &w, parts, count, (off_t)w.at);
+    long wanted = (long)w.n; /* no more is read: what has grown since is for the next call */
+    ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
     if (r == OTHER_FILE)
         return REAL(readv)(fd, parts, count);
     monarch_give_back_offset(fd, &w, wanted - (r > 0 ? r : 0));
@@ -274,7 +275,7 @@ PUBLIC ssize_t preadv(int fd, const struct iovec *parts, int count, off_t at) {
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) || at < 0 ||
         !served(fd, tracked, 0, &w))
         return REAL(preadv)(fd, parts, count, at);
-    ssize_t r = fill_parts(fd, &w, parts, count, at);
+    ssize_t r = fill_parts(fd, &w, parts, count, n, at);
     return r == OTHER_FILE ? REAL(preadv)(fd, parts, count, at) : r;
 }
 

@@ -88,7 +88,7 @@ static const struct monarch_entry *correct(struct stat *st) {
         return NULL;
     fill(s, e, st);
     /* A daemon that has gone is told of no change any more. */
-    if (s != __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) ||
+    if (s != __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || !monarch_is_serving(s) ||
         monarch_is_changed(s->clients, st->st_dev, e->ino))
         refresh(s, c, e, st);
     return e;

@@ -139,17 +139,11 @@ void monarch_track_share_all(void) {
 /* --- holding ------------------------------------------------------------------------------------
  */
 
-static uint64_t set_signals(int how, uint64_t set) {
-    uint64_t old = 0;
-    sys6(SYS_rt_sigprocmask, how, (long)&set, (long)&old, sizeof set, 0, 0);
-    return old;
-}
-
 int monarch_track_hold(int fd, uint64_t expected, struct monarch_held *held) {
     uint64_t w = monarch_tracked(fd);
     if (!w || !monarch_track_is_mine())
         return 0;
-    held->signals = set_signals(SIG_BLOCK, ~0ULL);
+    held->signals = sys_signals(SIG_BLOCK, ~0ULL);
     while (w && (!expected || w == expected)) {
         if (is_held(w)) {
             yield();
@@ -159,13 +153,13 @@ int monarch_track_hold(int fd, uint64_t expected, struct monarch_held *held) {
             return 1;
         }
     }
-    set_signals(SIG_SETMASK, held->signals);
+    sys_signals(SIG_SETMASK, held->signals);
     return 0;
 }
 
 void monarch_track_release(int fd, const struct monarch_held *held, uint64_t word) {
     __atomic_store_n(&monarch_track_table[fd], word, __ATOMIC_SEQ_CST);
-    set_signals(SIG_SETMASK, held->signals);
+    sys_signals(SIG_SETMASK, held->signals);
 }
 
 void monarch_track_wait_for_all(void) {

@@ -95,6 +95,12 @@ static inline long sys_lseek(int fd, long offset, int whence) {
 static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
+/* As sigprocmask(2); what was blocked before. */
+static inline uint64_t sys_signals(int how, uint64_t set) {
+    uint64_t old = 0;
+    sys6(SYS_rt_sigprocmask, how, (long)&set, (long)&old, sizeof set, 0, 0);
+    return old;
+}
 static inline int sys_getpid(void) { return (int)sys6(SYS_getpid, 0, 0, 0, 0, 0, 0); }
 static inline uint64_t sys_now_ns(void) {
     struct timespec t;

@@ -65,7 +65,7 @@ class Engine:
             lib.monarch_engine_stamp(self._engine, number, shared.catalog.c.salt)
         self.block_bytes = config.block_size_bytes
         self.reads_ahead = config.copy_threads > 1
-        self._bytes_seen = 0
+        self._did_read = False
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
 
     def pending(self, *, in_use: bool, from_peers: bool | None = None) -> int:
@@ -186,10 +186,11 @@ class Engine:
 
     def adapt(self) -> None:
         """Follows what the sources give with the number of reads in flight."""
-        before, seen = self._reads.width, self._bytes_seen
-        self._bytes_seen = self.bytes_from_source
-        busy = self.reads_sources or self._bytes_seen != seen
-        now = self._reads.step(time.monotonic(), self._bytes_seen, busy=busy)
+        before, did = self._reads.width, self._did_read
+        # What threads that wait for peers read in their place says nothing of the width.
+        self._did_read = self.reads_sources
+        busy = self._did_read or did
+        now = self._reads.step(time.monotonic(), self.bytes_from_source, busy=busy)
         if now != before:
             lib.monarch_engine_width(self._engine, now)
 

@@ -25,9 +25,8 @@ __all__ = ["NOBODY", "PEER_THREADS", "Places"]
 
 NOBODY = -1
 # Threads that wait for peers: enough to ask all nodes of a small job at a time. One peer alone gets
-# so many of them: the others are for who comes next (can_ask in csrc/daemon/schedule.c).
+# two thirds of them: the others are for who comes next (can_ask in csrc/daemon/schedule.c).
 PEER_THREADS = 24
-THREADS_OF_ONE = PEER_THREADS * 2 // 3
 # A place that is not chosen is tried again after this long: it may have become faster [s].
 TRY_AGAIN_S = 2.0
 
@@ -124,12 +123,15 @@ class _Turn:
         self._block_bytes = engine.block_bytes
         self._queues = engine.queues(nodes).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
+        # What one gets of the threads, where so many have their share (schedule.c).
+        busy = max(1, int((self._queues > 0).sum()))
+        self._threads = 2 * PEER_THREADS // (1 + 2 * busy)
         self._at_source = pending - int(self._queues.sum())
         self._each: dict[tuple[int, int], float | None] = {}
 
     def is_source_better(self, node: int, size: int, due_s: float, now: float) -> bool:
         """Counts the file where it goes."""
-        holder_s = self._seconds(node + 1, size, int(self._queues[node]), THREADS_OF_ONE)
+        holder_s = self._seconds(node + 1, size, int(self._queues[node]), self._threads)
         source_s = self._seconds(SOURCES, size, self._at_source, self._width)
         better = holder_s is not None
         if better and source_s is None:

@@ -18,7 +18,7 @@ from monarch_py.cluster import Cluster
 from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.course import Course, Loaded, load_plan
 from monarch_py.daemon.eviction import Evictions
-from monarch_py.daemon.fetching import Fetching
+from monarch_py.daemon.fetching import NONE, Fetching
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.nodes import NOBODY
 from monarch_py.daemon.placing import Homes, Placed, Placing
@@ -160,6 +160,9 @@ class Planned:
         """All plans are dropped: what was before goes on."""
         self.filler.keeps, self.filler.staging.uses = self._before
         self.filler.prefers = None
+        # What they wanted is not wanted while another one is being placed.
+        self._homes = Homes(self.filler.keeps)
+        self._fetching.begin(self._homes, NONE)
 
     # --- another job ----------------------------------------------------------------------------
 

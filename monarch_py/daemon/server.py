@@ -44,7 +44,9 @@ TURN_MS = 250
 # processor's caches: four a second were a fifth of what sending files to other nodes cost.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# The same while a source is read: the number of reads in flight follows what it gives [ms].
+# The same while a source is read: the number of reads in flight follows what it gives; and while
+# files that are wanted wait for their turn, for whom a reader waits rings nobody but the engine
+# [ms].
 BUSY_TURN_MS = 50
 # The same while programs open what a plan says: it is looked at what they open [ms].
 FOLLOWING_TURN_MS = 10
@@ -149,7 +151,7 @@ class Daemon:
         if self.planned.is_awake:
             return FOLLOWING_TURN_MS
         engine = self.filler.engine
-        if engine.reads_sources:
+        if engine.reads_sources or (len(self.filler.wanted) and not engine.idle):
             return BUSY_TURN_MS
         if quiet < QUIET_TURNS or not engine.idle or self.planned.is_active:
             return TURN_MS

@@ -28,7 +28,7 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 # After a pause one thread tries it, and the others wait for so long to hear of it: many times what
 # a peer that lives takes to greet, and a part of what one that hangs costs who tries it [s].
-HEARSAY_S = 0.2
+HEARSAY_S = 0.1
 
 
 class Peer:
@@ -50,6 +50,7 @@ class Peer:
         self._was_tried = threading.Condition(self._lock)
         self._is_tried = self._has_greeted = False  # by a thread, for all; since it failed last
         self._failures, self._again_at = 0, 0.0
+        self._broken = 0  # so many failures ever
         self._last_failure = PeerStatus.OK
         # Why it is left alone: another thread's success does not end the pause.
         self._pause_status = PeerStatus.CUT
@@ -93,6 +94,7 @@ class Peer:
             if self._is_tried or self._clock() < self._again_at:
                 raise Unreachable(self._pause_status)
             self._is_tried = tries = self._failures > 0 and not self._has_greeted
+            broken = self._broken
         link = None
         try:
             link = self._transport.connect(self.address)
@@ -102,7 +104,8 @@ class Peer:
         finally:
             if tries:
                 with self._lock:
-                    self._is_tried, self._has_greeted = False, link is not None
+                    self._is_tried = False
+                    self._has_greeted = link is not None and self._broken == broken
                     self._was_tried.notify_all()
         return link
 
@@ -112,6 +115,7 @@ class Peer:
                 self._failures, self._last_failure = 0, status
                 return
             self._has_greeted = False
+            self._broken += 1
             pause = min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
             # Threads that failed together count once.
             if self._clock() >= self._again_at:

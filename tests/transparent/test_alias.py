@@ -28,8 +28,9 @@ name = sys.argv[1]
 top = os.path.dirname(name)
 os.chdir(top)
 here = os.open(top, os.O_RDONLY)
-plain = [name, "alias", top + "//alias", top + "/./alias", top + "/real/../alias"]
-for path in plain + [each + end for each in plain for end in ("/", "/.", "/../alias")]:
+link = os.path.basename(name)
+plain = [name, link, top + "//" + link, top + "/./" + link, top + "/real/../" + link]
+for path in plain + [each + end for each in plain for end in ("/", "/.", "/../" + link)]:
     print(path)
     print(stat.filemode(os.lstat(path).st_mode), stat.filemode(os.stat(path).st_mode))
     print([stat.filemode(told(os.stat, path, dir_fd=here, follow_symlinks=follow).st_mode)
@@ -39,16 +40,17 @@ for path in plain + [each + end for each in plain for end in ("/", "/.", "/../al
     print([told(os.open, path, os.O_NOFOLLOW | flags) for flags in (0, os.O_DIRECTORY)])
     print(stat.filemode(os.fstat(os.open(path, os.O_NOFOLLOW | os.O_PATH)).st_mode))
     print(os.path.realpath(path + "/f"), open(path + "/f").read(), os.listdir(path))
-print([(entry.name, entry.is_symlink()) for entry in os.scandir(top) if entry.name == "alias"])
+print([(entry.name, entry.is_symlink()) for entry in os.scandir(top) if entry.name == link])
 """
 
 
-@pytest.fixture
-def alias(tmp_path: Path) -> Path:
+@pytest.fixture(params=["alias", "real-latest"], ids=["another", "longer"])
+def alias(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Also a name that begins as its target's does."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "f").write_text("content")
-    (tmp_path / "alias").symlink_to("real")
-    return tmp_path / "alias"
+    (tmp_path / request.param).symlink_to("real")
+    return tmp_path / str(request.param)
 
 
 @pytest.mark.parametrize("is_told", [False, True])
