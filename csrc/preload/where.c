@@ -125,9 +125,7 @@ int monarch_aim(struct session *s, int dir, const char *path, struct monarch_aim
         return 1;
     }
     const struct monarch_source *root = &s->control->source[a->source];
-    int by_path = !strncmp(path, root->path, root->path_len) &&
-                  (!path[root->path_len] || path[root->path_len] == '/');
-    int by_alias = root->alias_len && !by_path;
+    int by_alias = root->alias_len && !is_below(path, root->path, root->path_len);
     a->is_alias = by_alias && !a->len;
     return monarch_root_is_ours(s, (unsigned)a->source, by_alias);
 }

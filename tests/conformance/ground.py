@@ -94,6 +94,8 @@ class Ground:
     def load(self, files: int) -> None:
         """Makes a copy of everything, and then gives a new daemon, which keeps these copies, so
         many files more to be at work with: for `files` / 32 seconds."""
+        if (self.source / "ballast").exists():
+            self.unload()
         self.wait_copies()
         wait_until(lambda: not self.session.status()["pending"], what="recorded copies")
         self.session.stop()
