@@ -277,7 +277,10 @@ class Scanner:
         source = self.sources[number]
         full = source.config.real_path / path
         # Only the name that the scan would give it: one through a link is found through the link.
-        if os.path.realpath(full) != str(full):
+        try:
+            if os.path.realpath(full) != str(full):
+                return None
+        except OSError:  # a link that went while it was followed
             return None
         raw = os.fsencode(path)
         entries = np.zeros(1, dtype=ENTRY)

@@ -8,6 +8,7 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,28 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
         lambda: session.status()["sources"][0]["bypass"] == {"changed": 1}, what="the second look"
     )
     check_all(session, files)
+
+
+def test_a_link_that_comes_and_goes_while_it_is_looked_at(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    """It may be gone in the middle of the look: the daemon answers, and lives."""
+    path = Files(tmp_path / "source").add("a", 100)
+    link = path.parent / "link"
+    session = session_factory(path.parent).start()
+    ended = threading.Event()
+
+    def flip() -> None:
+        while not ended.is_set():
+            link.symlink_to(".")
+            link.unlink()
+
+    flipping = threading.Thread(target=flip)
+    flipping.start()
+    try:
+        for _ in range(10):
+            asked = [[0, "link/a"]] * 2000
+            assert len(session.client.ask("look", paths=asked)["entries"]) == len(asked)
+    finally:
+        ended.set()
+        flipping.join()
