@@ -41,11 +41,6 @@ extern struct slot monarch_slots[SLOTS];
 #define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
-/* All but the one with which setuid makes all threads change: who makes a thread waits inside for
- * the lock that setuid holds while it waits for their answers. */
-#define SIGSETXID 33
-#define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
-
 /* [lock] Signals are blocked. 0: the lock is lost, and nothing is ever replaced again. */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);

@@ -11,7 +11,7 @@
  * [w->at, w->at + w->n). 0: nothing was moved, because there are none, or because the number may be
  * another file's by now. */
 int monarch_claim_offset(int fd, struct monarch_wanted *w, size_t n);
-/* n bytes of what was claimed were not read; less than 0 if the file has grown, and more were. */
+/* The last n bytes of what was claimed were not read. */
 void monarch_give_back_offset(int fd, const struct monarch_wanted *w, long n);
 
 #endif

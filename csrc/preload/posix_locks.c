@@ -190,7 +190,7 @@ static void close_and_keep_locks(int fd, int kept) {
 
 /* A signal's handler that locks would wait for what it stands above. */
 void monarch_close_unseen(int fd, int kept) {
-    uint64_t signals = sys_signals(SIG_BLOCK, ~0ULL);
+    uint64_t signals = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     begin_closing();
     close_and_keep_locks(fd, kept);
     end_closing();

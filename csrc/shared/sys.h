@@ -95,6 +95,10 @@ static inline long sys_lseek(int fd, long offset, int whence) {
 static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
+/* All but the one with which setuid makes all threads change: who makes a thread waits inside for
+ * the lock that setuid holds while it waits for their answers. */
+#define SIGSETXID 33
+#define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
 /* As sigprocmask(2); what was blocked before. */
 static inline uint64_t sys_signals(int how, uint64_t set) {
     uint64_t old = 0;

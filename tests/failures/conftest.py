@@ -1,4 +1,4 @@
-"""Mounts that outlive the sessions on them, and a look at what a daemon costs."""
+"""Slow sources, and mounts that outlive the sessions on them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from support.mounts import Mounts
 from support.session import Session
 
+from monarch_py.demo.slowsource import SlowSource
+
 
 @pytest.fixture
 def mounts(tmp_path: Path) -> Iterator[Mounts]:
@@ -16,6 +18,16 @@ def mounts(tmp_path: Path) -> Iterator[Mounts]:
     place.mkdir()
     with Mounts(place) as made:
         yield made
+
+
+@pytest.fixture
+def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
+    """Its kernel remembers no attributes."""
+    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
+    mountpoint.mkdir()
+    backing.mkdir()
+    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
+        yield mounted
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,6 @@ from support.watch import assert_quiet
 from monarch_py.demo.slowsource import SlowSource
 
 SIZE = 6 * MIB + 11
-
-
-@pytest.fixture
-def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
-    mountpoint.mkdir()
-    backing.mkdir()
-    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
-        yield mounted
 
 
 def shrink(path: Path) -> None:

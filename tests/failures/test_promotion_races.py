@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,15 +22,6 @@ SIZE = 3 * MIB + 17
 
 def wait_present(session: Session) -> None:
     wait_until(lambda: session.status()["sources"][0]["present"] >= 1, what="the copy")
-
-
-@pytest.fixture
-def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
-    mountpoint.mkdir()
-    backing.mkdir()
-    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
-        yield mounted
 
 
 # What another thread does to the descriptor while a pread is about to replace it, and what must

@@ -25,15 +25,6 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
-    mountpoint.mkdir()
-    backing.mkdir()
-    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
-        yield mounted
-
-
-@pytest.fixture
 def files(source: SlowSource) -> Files:
     made = Files(source.backing).add_many(20, 30_000)
     seen = Files(source.mountpoint)
