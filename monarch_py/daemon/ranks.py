@@ -126,13 +126,15 @@ class Ranks:
         """For `status`, one for each rank that has opened anything."""
         active = np.flatnonzero(self._recent[:, 0])
         together = max(1, int(self._shares[active].sum()))
+        # Clients go on counting: numpy raises where that changes what it searches.
+        counts = self._counts.copy()
         return [
             {
                 "rank": rank - 1,
-                "opened_bytes": int(self._counts[rank, 0]),
-                "missed_bytes": int(self._counts[rank, 1]),
+                "opened_bytes": int(counts[rank, 0]),
+                "missed_bytes": int(counts[rank, 1]),
                 "share": round(int(self._shares[rank]) / together, 4) if rank in active else 0,
             }
-            for rank in np.flatnonzero(self._counts[:, 0]).tolist()
+            for rank in np.flatnonzero(counts[:, 0]).tolist()
             if rank
         ]

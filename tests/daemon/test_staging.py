@@ -45,7 +45,7 @@ def opened(session: Session) -> list[int]:
     """Entries, to the next 64 below, that clients have opened and the daemon has not heard of."""
     clients = Segment.open(session.paths.clients, writable=False)
     bits = ffi.buffer(ffi.addressof(clients.as_struct("struct monarch_clients"), "opened"))
-    words = np.frombuffer(bits, dtype=np.uint64)
+    words = np.frombuffer(bits, dtype=np.uint64).copy()  # they change while they are searched
     return [64 * int(word) for word in np.flatnonzero(words)]
 
 
