@@ -22,11 +22,16 @@
 /* A peer that sends less than this is as good as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* Bytes that one wake shall find, a block as copies are made of: what is done in one go costs less
- * than in several, with a sleep between them. It comes after the time where they are slower [ns].
- * A reader waits for a whole answer, and so no longer for either. */
-#define AT_A_WAKE (4 * 1024 * 1024)
+/* Bytes that one wake shall find: what is done in one go costs less than in several, with a sleep
+ * between them. It comes after the time where they are slower [ns]. A reader waits for a whole
+ * answer, and so no longer for either. */
+#define AT_A_WAKE (2 * 1024 * 1024)
 #define WAKE_NS 200000000ULL
+
+#ifndef SO_BUF_LOCK
+#define SO_BUF_LOCK 72
+#endif
+#define SOCK_RCVBUF_LOCK 2
 
 typedef struct monarch_peer_get get;
 typedef struct monarch_peer_link link_t;
@@ -102,19 +107,23 @@ static enum monarch_peer_status put(link_t *l, const void *from, size_t n) {
     return MONARCH_PEER_OK;
 }
 
+static struct monarch_peer_request request_of(const get *g, uint64_t tag) {
+    return (struct monarch_peer_request){.magic = MONARCH_PEER_REQUEST,
+                                         .source = g->source,
+                                         .tag = tag,
+                                         .path_hash = g->path_hash,
+                                         .size = g->size,
+                                         .mtime_ns = g->mtime_ns,
+                                         .first = g->first,
+                                         .length = g->length,
+                                         .is_awaited = g->is_awaited,
+                                         .is_doubted = g->is_doubted};
+}
+
 static enum monarch_peer_status ask(link_t *l, const get *gets, uint64_t n) {
     struct monarch_peer_request q[AHEAD];
     for (uint64_t i = 0; i < n; i++)
-        q[i] = (struct monarch_peer_request){.magic = MONARCH_PEER_REQUEST,
-                                             .source = gets[i].source,
-                                             .tag = l->tag++,
-                                             .path_hash = gets[i].path_hash,
-                                             .size = gets[i].size,
-                                             .mtime_ns = gets[i].mtime_ns,
-                                             .first = gets[i].first,
-                                             .length = gets[i].length,
-                                             .is_awaited = gets[i].is_awaited,
-                                             .is_doubted = gets[i].is_doubted};
+        q[i] = request_of(&gets[i], l->tag++);
     return put(l, q, n * sizeof *q);
 }
 
@@ -234,7 +243,7 @@ static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
  */
 
 link_t *monarch_peer_link_new(int fd, uint32_t first_byte_ms, uint32_t between_ms) {
-    int on = 1, room = 2 * AT_A_WAKE;
+    int on = 1, room = AT_A_WAKE, locked = SOCK_RCVBUF_LOCK;
     link_t *l = malloc(sizeof *l);
     if (!l)
         return NULL;
@@ -248,9 +257,11 @@ link_t *monarch_peer_link_new(int fd, uint32_t first_byte_ms, uint32_t between_m
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    /* The kernel makes the window as large as the low-water mark, and leaves it so: the peer goes
-     * on sending while what one wake has found is stored. */
+    /* The kernel makes room for two such wakes: the peer goes on sending while what one has found
+     * is stored. And no more room than that, where the kernel can be told so (5.14): what is under
+     * way fills the queues of the network until one of them overflows, and others use it too. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
+    setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
     return l;
 }
 
@@ -273,17 +284,44 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     return r;
 }
 
+/* Returns a buffer that is to be freed, NULL when the link has one; l->buffer: NULL without memory.
+ */
+static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
+    char *own = buffer ? NULL : monarch_new_buffer(MONARCH_PEER_CHUNK);
+    l->buffer = buffer ? buffer : own;
+    for (uint64_t i = 0; i < n; i++) {
+        gets[i].status = l->buffer ? MONARCH_PEER_CUT : MONARCH_PEER_NO_ROOM;
+        gets[i].received = 0;
+        gets[i].error = l->buffer ? 0 : ENOMEM;
+    }
+    return own;
+}
+
 int monarch_peer_fetch(link_t *l, get *gets, uint64_t n, char *buffer, monarch_peer_arrived arrived,
                        void *arg) {
-    char *own = buffer ? NULL : monarch_new_buffer(MONARCH_PEER_CHUNK);
-    int has_buffer = buffer || own;
-    for (uint64_t i = 0; i < n; i++) {
-        gets[i].status = has_buffer ? MONARCH_PEER_CUT : MONARCH_PEER_NO_ROOM;
-        gets[i].received = 0;
-        gets[i].error = has_buffer ? 0 : ENOMEM;
+    char *own = begin(l, gets, n, buffer);
+    int r = l->buffer ? fetch(l, gets, n, arrived, arg) : -1;
+    l->buffer = NULL;
+    free(own);
+    return r;
+}
+
+int monarch_peer_request(link_t *l, const get *g, uint64_t *tag) {
+    struct monarch_peer_request q = request_of(g, l->tag);
+    ssize_t r = send(l->fd, &q, sizeof q, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (r != sizeof q) {
+        if (r > 0)
+            monarch_peer_link_cut(l); /* what would follow is not understood */
+        return -1;
     }
-    l->buffer = buffer ? buffer : own;
-    int r = has_buffer ? fetch(l, gets, n, arrived, arg) : -1;
+    *tag = l->tag++;
+    return 0;
+}
+
+int monarch_peer_take(link_t *l, get *g, uint64_t tag, char *buffer, monarch_peer_arrived arrived,
+                      void *arg) {
+    char *own = begin(l, g, 1, buffer);
+    int r = l->buffer ? take_answer(l, g, tag, 0, arrived, arg) : -1;
     l->buffer = NULL;
     free(own);
     return r;

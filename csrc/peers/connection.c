@@ -2,6 +2,7 @@
  * step waits for the peer; those that have to wait say for what. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
@@ -11,8 +12,10 @@
 #include "connection.h"
 #include "xxh3.h"
 
-/* After so many bytes the next connection has its turn [bytes]. */
+/* After so many bytes the next connection has its turn, or it is looked whether a thread may stay
+ * with this one [bytes]. */
 #define TURN_BYTES (4 << 20)
+#define STAY_BYTES (1 << 20)
 
 typedef struct monarch_peer_connection connection;
 typedef const struct monarch_peer_stage stage_t;
@@ -38,7 +41,7 @@ static turn flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
     while (c->sent < all) {
         ssize_t r = send(c->fd, (char *)c->out + c->sent, all - c->sent,
-                         MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+                         MSG_NOSIGNAL | (c->blocks ? 0 : MSG_DONTWAIT) | (more ? MSG_MORE : 0));
         if (r < 0 && errno == EINTR)
             continue;
         if (r < 0 && errno == EAGAIN)
@@ -221,8 +224,13 @@ static turn send_bytes(connection *c, stage_t *stage, uint64_t *left) {
     if (framed != MONARCH_PEER_GO)
         return framed;
     while (c->at < c->frame_end) {
+        if (*left == 0)
+            return MONARCH_PEER_TO_YIELD;
         off_t at = (off_t)c->at;
         uint64_t n = c->frame_end - c->at;
+        /* What blocks blocks for each 64 KiB of it. */
+        if (c->blocks)
+            n = least(n, *left);
         ssize_t r = sendfile(c->fd, c->file.fd, &at, n);
         if (r < 0 && errno == EINTR)
             continue;
@@ -254,12 +262,23 @@ static turn send_end(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
+/* Within sendfile, which takes no flags, waiting costs the least: no call, no timer of high
+ * resolution, no second look at the pages that did not go. */
+static void set_blocking(connection *c, int blocks) {
+    if (c->blocks == blocks)
+        return;
+    int flags = fcntl(c->fd, F_GETFL);
+    fcntl(c->fd, F_SETFL, blocks ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
+    c->blocks = blocks;
+}
+
 turn monarch_peer_step(connection *c, stage_t *stage) {
-    uint64_t left = TURN_BYTES;
+    uint64_t left = stage->may_block ? STAY_BYTES : TURN_BYTES;
     turn next = MONARCH_PEER_GO;
+    set_blocking(c, stage->may_block);
     while (next == MONARCH_PEER_GO) {
         if (left == 0)
-            return MONARCH_PEER_TO_SEND;
+            return MONARCH_PEER_TO_YIELD;
         switch (c->state) {
         case MONARCH_PEER_READING:
             next = read_request(c, stage);

@@ -18,7 +18,8 @@ enum monarch_peer_state {
 
 /* What a connection needs to go on. */
 enum monarch_peer_turn {
-    MONARCH_PEER_GO, /* nothing: at once */
+    MONARCH_PEER_GO,       /* nothing: at once */
+    MONARCH_PEER_TO_YIELD, /* nothing either, but others should have their turn */
     MONARCH_PEER_TO_READ,
     MONARCH_PEER_TO_SEND,
     MONARCH_PEER_TO_WAIT, /* bytes that are not there yet */
@@ -45,6 +46,7 @@ struct monarch_peer_connection {
     unsigned frames, sent; /* frames; bytes of them */
     struct monarch_peer_opened file;
     uint64_t at, end, frame_end, piece, piece_end; /* a piece has one sum */
+    int blocks;                                    /* how its descriptor is set */
 };
 
 /* What the threads of one server share and a step needs. */
@@ -53,10 +55,15 @@ struct monarch_peer_stage {
     const struct monarch_peer_bounds *bounds;
     uint64_t *requests, *bytes; /* atomic */
     char *buffer;               /* the thread's own, MONARCH_PEER_CHUNK */
+    int may_block;              /* for MONARCH_PEER_STAY_MS, until the socket takes more */
 };
 
+/* How long a thread waits for one peer that takes nothing [ms]. */
+#define MONARCH_PEER_STAY_MS 50
+
 uint64_t monarch_peer_now_ns(void);
-/* Goes on until something has to be waited for, or others should have their turn. */
+/* Goes on until something has to be waited for, or others should have their turn. With `may_block`
+ * it has waited for the socket, in vain, when it says TO_SEND. */
 enum monarch_peer_turn monarch_peer_step(struct monarch_peer_connection *c,
                                          const struct monarch_peer_stage *stage);
 /* What it holds besides its descriptor. */

@@ -11,22 +11,31 @@
 /* More links than threads that ask at a time are of no use. */
 #define IDLE_LINKS 16
 /* Answers of this size share the way to the peer and come no sooner for being many, but each of
- * them wakes both sides for less of it. So many at a time are asked for: a server's threads can
- * stay with them, and one is left for everybody else (can_stay in server.c). */
+ * them wakes both sides for less of it. So many at a time are asked for, two to a link: the second
+ * request is there before the first answer has gone. A sender whose socket never runs empty is
+ * clocked by the kernel alone, which halves what it costs; and a server's threads can stay with
+ * two links, and others are left for everybody else (can_stay in server.c). */
 #define LARGE_BYTES (1024 * 1024)
-#define LARGE_AT_ONCE 3
-/* Whoever has waited for a turn for this long goes on without one: the peer may have others wait
- * for its source. With the bound of a first byte less than the 2 s that a reader may wait [ns]. */
+#define LARGE_AT_ONCE 4
+#define IN_LINE 2
+/* Whoever has waited for a turn for this long, in which no answer has come, goes on without one:
+ * the peer may have others wait for its source. With the bound of a first byte less than the 2 s
+ * that a reader may wait; as long as answers come it is twice as long [ns]. */
 #define TURN_NS 500000000ULL
 /* Who was brought up together serves within this time of each other [ns]. */
 #define START_NS 10000000000ULL
 
 typedef struct monarch_peer peer;
 
-/* A link that a thread waits at. */
+/* A link that a thread waits at, for an answer with this tag, and the thread whose answer is next
+ * on it. All of it is the peer's lock's. */
 struct use {
     struct use *next;
     struct monarch_peer_link *link;
+    uint64_t tag;
+    int has_asked, can_be_followed;
+    int is_following; /* and waits until the link is handed on to it, or is known to be broken */
+    struct use *follower;
 };
 
 struct monarch_peer {
@@ -34,8 +43,10 @@ struct monarch_peer {
     monarch_peer_report report;
     void *arg;
     pthread_mutex_t lock;
-    pthread_cond_t turn;
-    unsigned large; /* answers that are under way; the lock's */
+    pthread_cond_t turn, handed;
+    unsigned turns, waiting, passed; /* turns that are taken, who waits for one, and which of these
+                                        turns are theirs already; the lock's */
+    uint64_t came_ns;                /* when the last of these answers came; the lock's */
     unsigned idle;
     int has_failed;   /* since it last worked; the lock's */
     int has_worked;   /* ever; atomic */
@@ -58,6 +69,7 @@ peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&p->turn, &attributes);
+    pthread_cond_init(&p->handed, &attributes);
     pthread_condattr_destroy(&attributes);
     return p;
 }
@@ -97,6 +109,7 @@ static int has_ended(peer *p) {
 void monarch_peer_free(peer *p) {
     monarch_peer_forget_idle(p);
     pthread_cond_destroy(&p->turn);
+    pthread_cond_destroy(&p->handed);
     pthread_mutex_destroy(&p->lock);
     free(p);
 }
@@ -108,15 +121,16 @@ static struct monarch_peer_link *take_idle(peer *p) {
     return l;
 }
 
-static void give_back(peer *p, struct monarch_peer_link *l) {
+/* l: nobody's; NULL if it has been handed on. */
+static void note_success(peer *p, struct monarch_peer_link *l) {
     pthread_mutex_lock(&p->lock);
-    int is_kept = p->idle < IDLE_LINKS, is_well_again = p->has_failed;
+    int is_kept = l && p->idle < IDLE_LINKS, is_well_again = p->has_failed;
     if (is_kept)
         p->link[p->idle++] = l;
     p->has_failed = 0;
     __atomic_store_n(&p->has_worked, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&p->lock);
-    if (!is_kept)
+    if (l && !is_kept)
         monarch_peer_link_close(l);
     if (is_well_again)
         p->report(p->arg, MONARCH_PEER_OK);
@@ -137,22 +151,85 @@ static void fails(peer *p, uint32_t status) {
     monarch_peer_forget_idle(p);
 }
 
-/* As monarch_peer_fetch; hanging up ends it. */
-static int fetch(peer *p, struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
-                 char *buffer, monarch_peer_arrived arrived, void *arg) {
-    struct use me = {.link = l}, **at = &p->uses;
+/* --- the use of a link --------------------------------------------------------------------------
+ */
+
+static void enter_locked(peer *p, struct use *me) {
+    me->next = p->uses;
+    p->uses = me;
+}
+
+static void enter(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
-    me.next = p->uses;
-    p->uses = &me;
+    enter_locked(p, me);
     if (p->has_ended)
-        monarch_peer_link_cut(l);
+        monarch_peer_link_cut(me->link);
+    me->has_asked = me->can_be_followed && monarch_peer_request(me->link, g, &me->tag) == 0;
     pthread_mutex_unlock(&p->lock);
-    int r = monarch_peer_fetch(l, gets, n, buffer, arrived, arg);
+}
+
+/* Hands the link on to who follows, if it works; me->link is NULL then. */
+static void leave(peer *p, struct use *me, int works) {
+    struct use **at = &p->uses;
     pthread_mutex_lock(&p->lock);
-    while (*at != &me)
+    struct use *next = me->follower;
+    while (*at != me)
         at = &(*at)->next;
-    *at = me.next;
+    *at = me->next;
+    if (next && works) {
+        next->link = me->link;
+        next->can_be_followed = 1;
+        enter_locked(p, next);
+        me->link = NULL;
+    }
+    if (next)
+        pthread_cond_broadcast(&p->handed);
+    for (; next; next = works ? NULL : next->follower)
+        next->is_following = 0;
     pthread_mutex_unlock(&p->lock);
+}
+
+/* Who is the last on a link that another may ask on; NULL: none. *first has the link. */
+static struct use *find_line(const peer *p, struct use **first) {
+    for (struct use *u = p->uses; u; u = u->next) {
+        unsigned n = 1;
+        struct use *last = u;
+        for (; last->follower; last = last->follower)
+            n++;
+        *first = u;
+        if (u->can_be_followed && u->has_asked && n < IN_LINE)
+            return last;
+    }
+    return NULL;
+}
+
+/* Asks behind an answer that is under way, and waits for that one's end, which has its bounds.
+ * Returns 0 if there is none, or it broke the link. */
+static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
+    pthread_mutex_lock(&p->lock);
+    struct use *first, *last = find_line(p, &first);
+    me->has_asked = last && monarch_peer_request(first->link, g, &me->tag) == 0;
+    if (me->has_asked) {
+        last->follower = me;
+        me->is_following = 1;
+    }
+    while (me->is_following)
+        pthread_cond_wait(&p->handed, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+    return me->link != NULL;
+}
+
+/* As monarch_peer_fetch; hanging up ends it. */
+static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_t n, char *buffer,
+                 monarch_peer_arrived arrived, void *arg) {
+    int r;
+    if (!me->has_asked)
+        enter(p, me, gets);
+    if (me->has_asked)
+        r = monarch_peer_take(me->link, gets, me->tag, buffer, arrived, arg);
+    else
+        r = monarch_peer_fetch(me->link, gets, n, buffer, arrived, arg);
+    leave(p, me, r == 0);
     return r;
 }
 
@@ -174,15 +251,15 @@ static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_
         char byte;
         if (gets[i].status != MONARCH_PEER_WRONG_BYTES || has_ended(p))
             continue;
-        struct monarch_peer_link *l = p->connect(p->arg, &status);
+        struct use me = {.link = p->connect(p->arg, &status)};
         struct monarch_peer_get part = gets[i];
         part.first += part.received;
         part.length = 1;
         part.is_doubted = 1;
         part.memory = (uint64_t)(uintptr_t)&byte;
-        if (l) {
-            fetch(p, l, &part, 1, &byte, NULL, NULL);
-            monarch_peer_link_close(l);
+        if (me.link) {
+            fetch(p, &me, &part, 1, &byte, NULL, NULL);
+            monarch_peer_link_close(me.link);
         }
     }
 }
@@ -196,39 +273,59 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     return -1;
 }
 
-static void take_turn(peer *p) {
-    uint64_t end = monarch_peer_now_ns() + TURN_NS;
-    struct timespec until = {(time_t)(end / 1000000000), (long)(end % 1000000000)};
-    int r = 0;
+/* Whoever comes later is not before those that wait. Returns 0 if its turn did not come in time. */
+static int take_turn(peer *p) {
+    uint64_t began = monarch_peer_now_ns(), now = began;
     pthread_mutex_lock(&p->lock);
-    while (r == 0 && p->large >= LARGE_AT_ONCE)
-        r = pthread_cond_timedwait(&p->turn, &p->lock, &until);
-    p->large++;
+    int has_turn = p->turns < LARGE_AT_ONCE;
+    p->turns += (unsigned)has_turn;
+    p->waiting += !has_turn;
+    while (!has_turn && now < began + 2 * TURN_NS) {
+        uint64_t end = (p->came_ns > began ? p->came_ns : began) + TURN_NS;
+        struct timespec until = {(time_t)(end / 1000000000), (long)(end % 1000000000)};
+        if (now >= end)
+            break;
+        pthread_cond_timedwait(&p->turn, &p->lock, &until);
+        has_turn = p->passed > 0;
+        p->passed -= (unsigned)has_turn;
+        p->waiting -= (unsigned)has_turn;
+        now = monarch_peer_now_ns();
+    }
+    p->waiting -= !has_turn;
+    pthread_mutex_unlock(&p->lock);
+    return has_turn;
+}
+
+static void end_turn(peer *p, int has_come) {
+    pthread_mutex_lock(&p->lock);
+    if (has_come)
+        p->came_ns = monarch_peer_now_ns();
+    if (p->waiting > p->passed) {
+        p->passed++;
+        pthread_cond_signal(&p->turn);
+    } else {
+        p->turns--;
+    }
     pthread_mutex_unlock(&p->lock);
 }
 
-static void end_turn(peer *p) {
-    pthread_mutex_lock(&p->lock);
-    p->large--;
-    pthread_cond_signal(&p->turn);
-    pthread_mutex_unlock(&p->lock);
-}
-
-static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *buffer,
+static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_link, char *buffer,
                monarch_peer_arrived arrived, void *arg) {
     uint32_t status = MONARCH_PEER_CUT;
-    struct monarch_peer_link *l = take_idle(p);
-    if (l) {
-        uint64_t frames = monarch_peer_link_frames(l);
-        if (fetch(p, l, gets, n, buffer, arrived, arg) == 0) {
-            give_back(p, l);
+    struct use me = {.can_be_followed = shares_link};
+    if (!shares_link || !follow(p, &me, gets))
+        me = (struct use){.can_be_followed = shares_link, .link = take_idle(p)};
+    if (me.link) {
+        uint64_t frames = monarch_peer_link_frames(me.link);
+        if (fetch(p, &me, gets, n, buffer, arrived, arg) == 0) {
+            note_success(p, me.link);
             return 0;
         }
         /* The peer closes what was idle for long, and may have been restarted: no failure yet. One
          * that is silent is one: its bound is used up. */
         int was_closed =
-            monarch_peer_link_frames(l) == frames && reason(gets, n) == MONARCH_PEER_CUT;
-        monarch_peer_link_close(l);
+            monarch_peer_link_frames(me.link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
+        monarch_peer_link_close(me.link);
         if (!was_closed) {
             have_looked_at(p, gets, n);
             fails(p, reason(gets, n));
@@ -236,16 +333,17 @@ static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *buffer,
         }
         monarch_peer_forget_idle(p);
     }
-    l = has_ended(p) ? NULL : p->connect(p->arg, &status);
-    if (!l) {
+    me = (struct use){.can_be_followed = shares_link};
+    me.link = has_ended(p) ? NULL : p->connect(p->arg, &status);
+    if (!me.link) {
         note_failure(p);
         return none(gets, n, status);
     }
-    if (fetch(p, l, gets, n, buffer, arrived, arg) == 0) {
-        give_back(p, l);
+    if (fetch(p, &me, gets, n, buffer, arrived, arg) == 0) {
+        note_success(p, me.link);
         return 0;
     }
-    monarch_peer_link_close(l);
+    monarch_peer_link_close(me.link);
     have_looked_at(p, gets, n);
     fails(p, reason(gets, n));
     return -1;
@@ -257,9 +355,11 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
     for (uint64_t i = 0; i < n && bytes < LARGE_BYTES; i++)
         bytes += gets[i].is_awaited ? 0 : gets[i].length; /* a reader waits for no turn */
     if (bytes < LARGE_BYTES)
-        return ask(p, gets, n, buffer, arrived, arg);
-    take_turn(p);
-    int r = ask(p, gets, n, buffer, arrived, arg);
-    end_turn(p);
+        return ask(p, gets, n, 0, buffer, arrived, arg);
+    /* Nobody waits behind one that has gone on without a turn, nor does it behind others. */
+    int has_turn = take_turn(p);
+    int r = ask(p, gets, n, has_turn && n == 1, buffer, arrived, arg);
+    if (has_turn)
+        end_turn(p, r == 0 && gets[0].status == MONARCH_PEER_OK);
     return r;
 }

@@ -102,6 +102,13 @@ struct monarch_peer_link *monarch_peer_link_new(int fd, uint32_t first_byte_ms,
  * one who asks, because links that nobody uses are many; NULL: one of its own. */
 int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
                        char *buffer, monarch_peer_arrived arrived, void *arg);
+/* The same in two parts, for one range each, so that it can be asked for while the answer before it
+ * comes: the one that asks is any thread, one at a time, and the one that takes is another's, one
+ * at a time, in the order of the requests. Asking does not wait; -1: it was not asked for. */
+int monarch_peer_request(struct monarch_peer_link *l, const struct monarch_peer_get *g,
+                         uint64_t *tag);
+int monarch_peer_take(struct monarch_peer_link *l, struct monarch_peer_get *g, uint64_t tag,
+                      char *buffer, monarch_peer_arrived arrived, void *arg);
 /* Frames of answers that came over it, ever: 0 is a link that never worked. */
 uint64_t monarch_peer_link_frames(const struct monarch_peer_link *l);
 /* From another thread: the fetch that is under way ends. */
@@ -120,8 +127,8 @@ typedef void (*monarch_peer_report)(void *arg, uint32_t status);
 /* NULL without memory. */
 struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
                                       void *arg);
-/* As monarch_peer_fetch, over a link of its own, for any number of threads at a time. -1: the peer
- * failed, or is left alone; each range has its status all the same. */
+/* As monarch_peer_fetch, for any number of threads at a time; large answers share links. -1: the
+ * peer failed, or is left alone; each range has its status all the same. */
 int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint64_t n,
                      char *buffer, monarch_peer_arrived arrived, void *arg);
 /* Whether it has not answered yet, and may be about to. */

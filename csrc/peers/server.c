@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdalign.h>
@@ -22,8 +21,9 @@
 #define TICK_MS 100
 /* The same for connections without a request: an idle server wakes so rarely [ms]. */
 #define IDLE_TICK_MS 5000
-/* How long a thread waits for one peer that takes nothing [ms]. */
-#define STAY_MS 50
+/* What a socket shall hold that is still to be sent, more than can be under way: the kernel alone
+ * sends on then, and the thread that fills it up is woken once for a third of it [bytes]. */
+#define SEND_ROOM (4 << 20)
 
 typedef struct monarch_peer_connection connection;
 typedef struct monarch_peer_server server;
@@ -31,11 +31,14 @@ typedef struct monarch_peer_server server;
 struct monarch_peer_server {
     struct monarch_peer_files files;
     struct monarch_peer_bounds bounds;
-    pthread_mutex_t lock; /* of what is marked so in connections, and of the next two lines */
+    pthread_mutex_t lock; /* of what is marked so in connections, and of the next three lines */
     uint64_t open, wakes, accepted, dropped;
     uint32_t waiting, *waits;                        /* connections that wait, in no order */
+    uint32_t used;                                   /* places before this were ever used */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
     int epoll, stop, stopping, idle_tick_ms;         /* stopping: atomic; stop: readable with it */
+    int has_ticker;                                  /* atomic: one thread waits for deadlines */
+    int has_send_room;
     uint32_t threads;
     pthread_t *thread;
     connection *at; /* bounds.connections */
@@ -108,18 +111,17 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
     return is_done;
 }
 
-/* Waits here until the socket takes more, as long as there are threads for everybody else: it costs
- * less than to go through epoll. */
-static int can_stay(server *s, const connection *c) {
-    struct pollfd p = {.fd = c->fd, .events = POLLOUT};
+/* Whether a thread may wait for its connection's socket, as long as there are threads for everybody
+ * else: it costs less than to go through epoll. */
+static int can_stay(server *s) {
     return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&
-           __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads &&
-           poll(&p, 1, STAY_MS) == 1;
+           __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads;
 }
 
-static enum monarch_peer_turn step(server *s, connection *c,
-                                   const struct monarch_peer_stage *stage) {
+static enum monarch_peer_turn step(server *s, connection *c, struct monarch_peer_stage *stage,
+                                   int stays) {
     int was_active = is_active(c);
+    stage->may_block = stays && can_stay(s);
     enum monarch_peer_turn next = monarch_peer_step(c, stage);
     int active = next != MONARCH_PEER_TO_CLOSE && is_active(c);
     __atomic_fetch_add(&s->active, (uint64_t)(active - was_active), __ATOMIC_SEQ_CST);
@@ -127,13 +129,13 @@ static enum monarch_peer_turn step(server *s, connection *c,
 }
 
 /* The connection is the calling thread's. Returns 1 if it can be sent more, and is so still. */
-static int work_on(server *s, connection *c, const struct monarch_peer_stage *stage, int stays) {
+static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, int stays) {
     for (int is_done = 0; !is_done;) {
         pthread_mutex_lock(&s->lock);
         uint64_t wakes = s->wakes;
         pthread_mutex_unlock(&s->lock);
-        enum monarch_peer_turn next = step(s, c, stage);
-        if (next == MONARCH_PEER_TO_SEND && stays && can_stay(s, c))
+        enum monarch_peer_turn next = step(s, c, stage, stays);
+        if (next == MONARCH_PEER_TO_YIELD && stays && can_stay(s))
             return 1;
         is_done = hand_back(s, c, stage, next, wakes);
     }
@@ -148,7 +150,7 @@ static int work_on(server *s, connection *c, const struct monarch_peer_stage *st
 static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);
-    for (; !found && *from < s->bounds.connections; ++*from) {
+    for (; !found && *from < s->used; ++*from) {
         connection *c = &s->at[*from];
         if (c->fd < 0 || c->is_busy || c->deadline_ns > now)
             continue;
@@ -162,7 +164,7 @@ static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waite
     return found;
 }
 
-static void sweep(server *s, const struct monarch_peer_stage *stage) {
+static void sweep(server *s, struct monarch_peer_stage *stage) {
     uint64_t now = monarch_peer_now_ns();
     uint64_t due = __atomic_load_n(&s->next_sweep_ns, __ATOMIC_RELAXED);
     uint64_t after = now + TICK_MS * 1000000ULL / 2;
@@ -215,16 +217,20 @@ void monarch_peer_wake_if(server *s,
 static void *serve(void *arg) {
     server *s = arg;
     alignas(MONARCH_PAGE_BYTES) char buffer[MONARCH_PEER_CHUNK]; /* see buffer.h */
-    struct monarch_peer_stage stage = {&s->files, &s->bounds, &s->requests, &s->bytes, buffer};
+    struct monarch_peer_stage stage = {&s->files, &s->bounds, &s->requests, &s->bytes, buffer, 0};
     /* sendfile has no MSG_NOSIGNAL: to a peer that is gone it raises SIGPIPE. */
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
     while (!__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
         struct epoll_event event;
-        int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : s->idle_tick_ms;
+        int no = 0, is_ticker = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) &&
+                                __atomic_compare_exchange_n(&s->has_ticker, &no, 1, 0,
+                                                            __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
         /* One at a time: another thread may take the next while this one reads its disk. */
-        int n = epoll_wait(s->epoll, &event, 1, tick);
+        int n = epoll_wait(s->epoll, &event, 1, is_ticker ? TICK_MS : s->idle_tick_ms);
+        if (is_ticker)
+            __atomic_store_n(&s->has_ticker, 0, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE))
             break;
         connection *c = n == 1 ? claim(s, event.data.u64) : NULL;
@@ -238,11 +244,27 @@ static void *serve(void *arg) {
 /* --- from Python --------------------------------------------------------------------------------
  */
 
+/* A socket whose room is asked for has that for good; where the administrator allows less than the
+ * kernel would take by and by, it is left to the kernel. */
+static int can_have_send_room(void) {
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), room = SEND_ROOM;
+    socklen_t n = sizeof room;
+    int is_told = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, n) == 0 &&
+                  getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, &n) == 0;
+    if (fd >= 0)
+        close(fd);
+    return is_told && room >= 2 * SEND_ROOM; /* the kernel doubles it for its own needs */
+}
+
 /* What a peer that vanishes without a word leaves is found by the kernel. */
-static void set_options(int fd, const struct monarch_peer_bounds *bounds) {
-    int on = 1, idle_s = 30;
+static void set_options(int fd, const struct monarch_peer_bounds *bounds, int has_send_room) {
+    int on = 1, idle_s = 30, room = SEND_ROOM;
     unsigned timeout_ms = bounds->stall_ms;
+    struct timeval stay = {0, MONARCH_PEER_STAY_MS * 1000};
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &stay, sizeof stay);
+    if (has_send_room)
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
@@ -274,7 +296,8 @@ int monarch_peer_server_adopt(server *s, int fd) {
         connection *c = &s->at[i], empty = {.fd = fd, .generation = c->generation};
         empty.deadline_ns = monarch_peer_now_ns() + s->bounds.idle_ms * 1000000ULL;
         *c = empty;
-        set_options(fd, &s->bounds);
+        s->used = i < s->used ? s->used : i + 1;
+        set_options(fd, &s->bounds, s->has_send_room);
         struct epoll_event e = {.events = EPOLLONESHOT | EPOLLIN, .data.u64 = name_of(s, c)};
         r = epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &e) == 0 ? 0 : -errno;
         if (r != 0)
@@ -311,6 +334,11 @@ void monarch_peer_end(server *s) {
     /* Nobody reads it any more: it wakes every thread. */
     while (s->stop >= 0 && write(s->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < s->bounds.connections; i++)
+        if (s->at[i].fd >= 0)
+            shutdown(s->at[i].fd, SHUT_RDWR); /* nobody waits for its socket any more */
+    pthread_mutex_unlock(&s->lock);
     for (uint32_t i = 0; i < s->threads; i++)
         pthread_join(s->thread[i], NULL);
     for (uint32_t i = 0; i < s->bounds.connections; i++)
@@ -336,6 +364,7 @@ server *monarch_peer_serve(const struct monarch_peer_files *files,
         return NULL;
     s->files = *files;
     s->bounds = *bounds;
+    s->has_send_room = can_have_send_room();
     s->idle_tick_ms = bounds->idle_ms < IDLE_TICK_MS ? (int)bounds->idle_ms : IDLE_TICK_MS;
     s->at = calloc(bounds->connections, sizeof *s->at);
     s->waits = calloc(bounds->connections, sizeof *s->waits);

@@ -19,10 +19,10 @@
 #include "engine.h"
 
 #define NODES 2
-#define READERS 3 /* of each node */
-#define RANKS 5   /* of readers; 0 is of none */
-#define BLOCK (512 * 1024)
-#define RANGES 6 /* of files, each with a large one among them */
+#define READERS 3           /* of each node */
+#define RANKS 5             /* of readers; 0 is of none */
+#define BLOCK (1024 * 1024) /* so large that answers share a link */
+#define RANGES 6            /* of files, each with a large one among them */
 #define FILES 20
 #define CATALOGS 40
 #define LINKS 64

@@ -1,4 +1,5 @@
-"""Few large answers at a time: whoever comes then waits for its turn, but not for long."""
+"""Few large answers at a time, two to a link: whoever comes then waits for its turn, but not for
+long."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from peers.offers import FRAME, REQUEST_BYTES
+from support.session import wait_until
 
 from monarch_py.native import lib
 from monarch_py.peers import Peer, PeerStatus, Unreachable, new_gets
 from monarch_py.peers.ranges import FileId
 
-AT_ONCE, TURN_S, LIMIT_S = 3, 0.5, 20
+AT_ONCE, TURN_S, LIMIT_S = 4, 0.5, 20
 LARGE, SMALL = FileId(0, 1, 1 << 20, 1), FileId(0, 2, (1 << 20) - 1, 1)
 
 
@@ -30,13 +32,13 @@ class Silent:
         self.requests: queue.Queue[tuple[int, float, socket.socket, int]] = queue.Queue()
         self._is_over = False
         self._threads: list[threading.Thread] = []
-        self._ends: list[socket.socket] = []
+        self.ends: list[socket.socket] = []
 
     def connect(self, address: tuple[str, int]) -> Any:
         if self._is_over:
             raise Unreachable(PeerStatus.CUT)
         ours, theirs = socket.socketpair()
-        self._ends.append(theirs)
+        self.ends.append(theirs)
         self._start(self._read, theirs)
         return lib.monarch_peer_link_new(ours.detach(), LIMIT_S * 1000, LIMIT_S * 1000)
 
@@ -51,27 +53,34 @@ class Silent:
 
     def ask(self, peer: Peer, file: FileId) -> float:
         """In a thread of its own; when that was."""
+        began = time.monotonic()
+        self.ask_for(peer, file)
+        return began
+
+    def ask_for(self, peer: Peer, file: FileId) -> queue.Queue[PeerStatus]:
+        """In a thread of its own; what comes of it."""
+        result: queue.Queue[PeerStatus] = queue.Queue()
 
         def fetch() -> None:
             room = np.zeros(file.size, dtype=np.uint8)
             gets = new_gets([file])
             gets["memory"] = room.ctypes.data
             peer.fetch(gets)
+            result.put(PeerStatus(int(gets["status"][0])))
 
-        began = time.monotonic()
         self._start(fetch)
-        return began
+        return result
 
     def came(self) -> tuple[int, float, socket.socket, int]:
         return self.requests.get(timeout=LIMIT_S)
 
     def close(self) -> None:
         self._is_over = True
-        for end in self._ends:
+        for end in self.ends:
             end.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(LIMIT_S)
-        for end in self._ends:
+        for end in self.ends:
             end.close()
 
 
@@ -111,3 +120,64 @@ def test_the_turn_of_one_that_ends_is_the_next_ones(made: tuple[Peer, Silent]) -
         asked.append(silent.came())
         waits.append(asked[-1][1] - began)
     assert min(waits) < TURN_S
+
+
+def answer(request: tuple[int, float, socket.socket, int], status: PeerStatus) -> None:
+    _, _, end, tag = request
+    end.sendall(FRAME.pack(lib.MONARCH_PEER_FRAME, lib.MONARCH_PEER_END, tag, status))
+
+
+def ends_of(silent: Silent, n: int) -> list[socket.socket]:
+    return [silent.came()[2] for _ in range(n)]
+
+
+def test_two_at_a_time_share_a_link(made: tuple[Peer, Silent]) -> None:
+    peer, silent = made
+    ends = []
+    for file in (LARGE, SMALL, LARGE, LARGE, LARGE):
+        silent.ask(peer, file)
+        ends += ends_of(silent, 1)
+    first, small, second, third, fourth = ends
+    assert first is second
+    assert third is fourth
+    assert len({first, small, third}) == 3
+
+
+def test_the_link_goes_from_one_to_the_next(made: tuple[Peer, Silent]) -> None:
+    peer, silent = made
+    results, asked = [], []
+    for _ in range(8):
+        results.append(silent.ask_for(peer, LARGE))
+        asked.append(silent.came())
+        if len(asked) == 2:
+            answer(asked.pop(0), PeerStatus.UNKNOWN_FILE)
+            assert results.pop(0).get(timeout=LIMIT_S) == PeerStatus.UNKNOWN_FILE
+    assert len(silent.ends) == 1
+
+
+def test_who_waits_behind_one_whose_link_breaks_is_told(made: tuple[Peer, Silent]) -> None:
+    peer, silent = made
+    results, ends = [], []
+    for _ in range(2):
+        results.append(silent.ask_for(peer, LARGE))
+        ends += ends_of(silent, 1)
+    assert ends[0] is ends[1]
+    ends[0].shutdown(socket.SHUT_RDWR)
+    assert results[0].get(timeout=LIMIT_S) == PeerStatus.CUT
+    # It asks over another link, if it is not known by then that the peer is to be left alone.
+    wait_until(lambda: not results[1].empty() or not silent.requests.empty())
+    status = PeerStatus.CUT
+    if not silent.requests.empty():
+        again = silent.came()
+        assert again[2] is not ends[0]
+        status = PeerStatus.UNKNOWN_FILE
+        answer(again, status)
+    assert results[1].get(timeout=LIMIT_S) == status
+
+
+def test_hanging_up_ends_who_waits_behind_another(made: tuple[Peer, Silent]) -> None:
+    peer, silent = made
+    results = [silent.ask_for(peer, LARGE) for _ in range(2)]
+    ends_of(silent, 2)
+    lib.monarch_peer_hang_up(peer.c)
+    assert [result.get(timeout=LIMIT_S) for result in results] == 2 * [PeerStatus.CUT]
