@@ -37,7 +37,6 @@ struct monarch_peer_server {
     uint32_t used;                                   /* places before this were ever used */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
     int epoll, stop, stopping, idle_tick_ms;         /* stopping: atomic; stop: readable with it */
-    int has_ticker;                                  /* atomic: one thread waits for deadlines */
     int has_send_room;
     uint32_t threads;
     pthread_t *thread;
@@ -224,13 +223,10 @@ static void *serve(void *arg) {
     pthread_sigmask(SIG_BLOCK, &all, NULL);
     while (!__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
         struct epoll_event event;
-        int no = 0, is_ticker = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) &&
-                                __atomic_compare_exchange_n(&s->has_ticker, &no, 1, 0,
-                                                            __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+        /* All of them look for deadlines: whichever does so may be kept by its disk. */
+        int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : s->idle_tick_ms;
         /* One at a time: another thread may take the next while this one reads its disk. */
-        int n = epoll_wait(s->epoll, &event, 1, is_ticker ? TICK_MS : s->idle_tick_ms);
-        if (is_ticker)
-            __atomic_store_n(&s->has_ticker, 0, __ATOMIC_SEQ_CST);
+        int n = epoll_wait(s->epoll, &event, 1, tick);
         if (__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE))
             break;
         connection *c = n == 1 ? claim(s, event.data.u64) : NULL;
