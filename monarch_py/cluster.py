@@ -1,7 +1,8 @@
 """The daemons of one session that know of each other, one a node: what each is told when it starts.
 
 Whoever brings them up (MPI, a test) makes it, alike on every node but for `rank`; it goes to the
-daemon over a pipe, because the secret in it must be on no command line and in no file.
+daemon in memory, because the secret in it must be on no command line and in no file. A daemon tells
+it again to its own user alone, for one that has ended and comes back.
 """
 
 from __future__ import annotations
@@ -38,12 +39,20 @@ class Cluster:
         """The same on all its nodes, and another for every other cluster; it tells no secret."""
         return hashlib.sha256(b"name" + self.secret).hexdigest()[:16]
 
+    def told(self) -> dict[str, Any]:
+        """What `of` takes, in JSON's types; with the secret."""
+        return {**asdict(self), "secret": self.secret.hex()}
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Cluster:
+        """ValueError, KeyError or TypeError for what `told` has not made."""
+        members = tuple(Member(**{**m, "quotas": tuple(m["quotas"])}) for m in told["members"])
+        return cls(int(told["rank"]), members, bytes.fromhex(told["secret"]))
+
     def dumps(self) -> bytes:
-        return json.dumps({**asdict(self), "secret": self.secret.hex()}).encode()
+        return json.dumps(self.told()).encode()
 
     @classmethod
     def loads(cls, data: bytes) -> Cluster:
         """ValueError, KeyError or TypeError for what `dumps` did not write."""
-        read: dict[str, Any] = json.loads(data)
-        members = tuple(Member(**{**m, "quotas": tuple(m["quotas"])}) for m in read["members"])
-        return cls(int(read["rank"]), members, bytes.fromhex(read["secret"]))
+        return cls.of(json.loads(data))

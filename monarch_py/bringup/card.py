@@ -11,12 +11,13 @@ from pathlib import Path
 from monarch_py import __version__
 from monarch_py.bringup.address import is_loopback, serving_address
 from monarch_py.client import Client
+from monarch_py.cluster import Member
 from monarch_py.config import Config
 from monarch_py.errors import SessionError
 from monarch_py.peers import listen
 from monarch_py.session import SessionDir, shm_root
 
-__all__ = ["Card", "are_up", "check_cards", "make_card"]
+__all__ = ["Card", "check_cards", "check_members", "make_card", "those_that_run"]
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -93,20 +94,15 @@ def _agreed(config: Config) -> dict[str, str]:
     return agreed
 
 
-def are_up(cards: Sequence[Card]) -> bool:
-    """Whether the daemons of one cluster run on all these nodes already."""
-    return bool(cards[0].running) and len({card.running for card in cards}) == 1
+def those_that_run(cards: Sequence[Card]) -> list[int]:
+    """The ranks whose daemons run already, of one cluster if `check_cards` has found nothing."""
+    return [rank for rank, card in enumerate(cards) if card.running is not None]
 
 
 def check_cards(cards: Sequence[Card]) -> None:
     """SessionError, in the same words on every rank, for nodes that do not go together."""
     _check_places(cards)
-    running = [card.name for card in cards if card.running is not None]
-    if running:
-        raise SessionError(
-            f"{', '.join(running)}: a daemon serves this configuration already, and not together"
-            " with the other nodes; stop it first, with monarch stop"
-        )
+    _check_running(cards)
     _check_addresses(cards)
     first = cards[0]
     for card in cards[1:]:
@@ -117,6 +113,38 @@ def check_cards(cards: Sequence[Card]) -> None:
                     f"{card.name}: {key} is {theirs}, and on {first.name} {ours}: it has to be the"
                     f" same on all nodes; correct {card.file}"
                 )
+
+
+def check_members(cards: Sequence[Card], members: Sequence[Member]) -> None:
+    """SessionError, in the same words on every rank, when these nodes are not those that the
+    daemons which still run were started with, or may keep something else now."""
+    before, now = [member.name for member in members], [card.name for card in cards]
+    if before != now:
+        raise SessionError(
+            f"the daemons that run were started on {', '.join(before)}, and these ranks are on"
+            f" {', '.join(now)}: start the same ranks on the same nodes, or stop all daemons first"
+        )
+    for card, member in zip(cards, members, strict=True):
+        if card.running is None and card.quotas != member.quotas:
+            raise SessionError(
+                f"{card.name}: its quotas are {_listed(card.quotas)} bytes, and the daemons that"
+                f" run know it with {_listed(member.quotas)}: who keeps what follows from them;"
+                f" correct {card.file}, or stop all daemons first"
+            )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _check_running(cards: Sequence[Card]) -> None:
+    """Those that run have to know of each other."""
+    running = [card for card in cards if card.running is not None]
+    if any(not card.running for card in running) or len({card.running for card in running}) > 1:
+        raise SessionError(
+            f"{', '.join(card.name for card in running)}: a daemon serves this configuration"
+            " already, and not together with the other nodes; stop it first, with monarch stop"
+        )
 
 
 def _check_places(cards: Sequence[Card]) -> None:

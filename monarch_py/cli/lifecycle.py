@@ -84,9 +84,16 @@ def _tell(node: Node, config_file: Path) -> None:
         return
     for warning in node.warnings:
         sys.stderr.write(f"monarch: {warning}\n")
-    already = " already" if node.process is None else ""
-    count, names = len(node.names), listed(node.names)
-    click.echo(f"{count} daemons serve {config_file}{already}, on {names}")
+    count, ran = len(node.names), len(node.names) - len(node.started)
+    if not ran:
+        click.echo(f"{count} daemons serve {config_file}, on {listed(node.names)}")
+    elif not node.started:
+        click.echo(f"{count} daemons serve {config_file} already, on {listed(node.names)}")
+    else:
+        click.echo(
+            f"{ran} of {count} daemons served {config_file} already; started again: those on"
+            f" {listed(node.started)}"
+        )
 
 
 @click.command()
@@ -135,9 +142,10 @@ def serve(config_file: Path, alone: bool) -> None:
         return
     node = bring_up(config_file, launch)
     _tell(node, config_file)
-    if node.process is None:
+    if not node.started:
         raise SessionError("stop the daemons that serve already, with monarch stop")
-    wait_for(node.process, SessionDir.of(config_file))
+    if node.process is not None:  # else another step waits for it
+        wait_for(node.process, SessionDir.of(config_file))
 
 
 @click.command()

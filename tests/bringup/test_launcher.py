@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from monarch_py.bringup.address import serving_address
-from monarch_py.bringup.card import Card, are_up, check_cards
+from monarch_py.bringup.card import Card, check_cards, check_members, those_that_run
 from monarch_py.bringup.launcher import VARIABLES, Launch, launched, with_rank
+from monarch_py.cluster import Member
 from monarch_py.config import Config, PeersConfig
 from monarch_py.errors import ConfigError, SessionError
 
@@ -186,14 +187,40 @@ def test_nodes_that_do_not() -> None:
     assert words.startswith("node1: sources[0] is missing, and on node0 '/data': ")
 
 
+def running(count: int, name: str = "name") -> list[Card]:
+    return [replace(card(i), running=name, address=None) for i in range(count)]
+
+
 def test_daemons_that_run_already() -> None:
-    ours = [replace(card(i), running="name", address=None) for i in range(3)]
-    assert are_up(ours)
-    for other in (None, "", "other"):
+    ours = running(3)
+    check_cards(ours)
+    assert those_that_run(ours) == [0, 1, 2]
+    one_is_lost = [*ours[:2], card(2)]
+    check_cards(one_is_lost)
+    assert those_that_run(one_is_lost) == [0, 1]
+    for other in ("", "other"):
         some = [*ours[:2], replace(ours[2], running=other)]
-        assert not are_up(some)
-        assert refusal(*some).startswith("node0, node1")
+        assert refusal(*some).startswith("node0, node1, node2: a daemon serves this configuration")
     # Each alone.
-    alone = [replace(card(i), running="", address=None) for i in range(2)]
-    assert not are_up(alone)
-    assert "a daemon serves this configuration already" in refusal(*alone)
+    assert "a daemon serves this configuration already" in refusal(*running(2, ""))
+    assert refusal(card(0), *running(2, "")[1:]).startswith("node1: a daemon serves")
+
+
+def other_members(cards: list[Card], members: list[Member]) -> str:
+    with pytest.raises(SessionError) as caught:
+        check_members(cards, members)
+    return str(caught.value)
+
+
+def test_who_comes_back_is_who_was_there() -> None:
+    members = [Member(f"node{i}", f"10.0.0.{i}", 7000, (1,)) for i in range(3)]
+    cards = [*running(2), card(2)]
+    check_members(cards, members)
+    words = other_members([*running(2), replace(card(2), name="node9")], members)
+    assert words.startswith("the daemons that run were started on node0, node1, node2, and these")
+    assert "are on node0, node1, node9: start the same ranks" in words
+    assert other_members(cards[:2], members).startswith("the daemons that run were started on")
+    words = other_members([*running(2), replace(card(2), quotas=(2, 3))], members)
+    assert words.startswith("node2: its quotas are 2, 3 bytes, and the daemons that run know it")
+    # Those that run have what they were started with, whatever is written there now.
+    check_members([*running(1), replace(running(2)[1], quotas=(5,)), card(2)], members)

@@ -114,14 +114,18 @@ def test_the_end_of_the_job_ends_the_daemons(slurm: Slurm, tmp_path: Path, confi
     wait_until(lambda: daemons(config) == [], what="the daemons' end")
 
 
-def test_a_daemon_that_dies_takes_no_other_along(
+def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(
     slurm: Slurm, tmp_path: Path, config: Path
 ) -> None:
-    seen, go, after = (tmp_path / name for name in ("seen", "go", "after"))
+    seen, go, after, again = (tmp_path / name for name in ("seen", "go", "after", "again"))
     script = job_of_the_page().partition("srun python train.py")[0].replace("=4", "=3")
     look = "monarch status --all --json -c tiers.yaml"
     script += f"{look} >{seen}.new; mv {seen}.new {seen}; until [ -e {go} ]; do sleep 0.1; done\n"
-    job = submit(slurm, tmp_path, config, script + f"{look} >{after}\n")
+    script += f"{look} >{after}\n"
+    # The same step again, of which the tasks where a daemon serves end at once.
+    (serve,) = re.findall(r"^srun .*? monarch serve .*?&$", script, re.MULTILINE)
+    script += f"{serve}\nuntil {look} >{again}; do sleep 0.1; done\n"
+    job = submit(slurm, tmp_path, config, script)
     wait_until(seen.exists, timeout=60, what="the daemons")
     victim = psutil.Process(json.loads(seen.read_text())["nodes"][1]["status"]["pid"])
     victim.kill()
@@ -132,6 +136,9 @@ def test_a_daemon_that_dies_takes_no_other_along(
     nodes = json.loads(after.read_text())["nodes"]
     assert [node["why"] for node in nodes] == ["", "cannot be reached", ""], said
     assert "monarch: the daemon has ended" in said, said
+    assert "2 of 3 daemons served " in said, said
+    nodes = json.loads(again.read_text())["nodes"]
+    assert [node["why"] for node in nodes] == ["", "", ""], said
 
 
 def test_a_node_that_cannot_go_on_ends_the_step(slurm: Slurm, tmp_path: Path, config: Path) -> None:
