@@ -15,7 +15,7 @@ from typing import Any
 from monarch_py import memory
 from monarch_py.bringup.address import is_loopback, serving_address
 from monarch_py.client import Client
-from monarch_py.config import SYSTEM_SWITCH_FILE, Config, load_config
+from monarch_py.config import SYSTEM_SWITCH_FILE, Config, load_config, mount_options
 from monarch_py.errors import MonarchError
 from monarch_py.native import LIBRARY, ffi
 from monarch_py.session import SessionDir, shm_root
@@ -126,6 +126,9 @@ def _tiers(config: Config) -> Iterator[Finding]:
         if room < tier.quota_bytes:
             limit = "memory (cgroup)" if room < free else "disk"
             mend = f"the {limit} leaves {format_size(room)} now; the quota is kept to that"
+            yield Finding("warning", f"tier ({tier.kind})", text, mend)
+        elif "huge=always" in mount_options(tier.mount_point):
+            mend = "mount it with huge=within_size; with huge=always a small file takes 2 MiB"
             yield Finding("warning", f"tier ({tier.kind})", text, mend)
         else:
             yield Finding("ok", f"tier ({tier.kind})", text)

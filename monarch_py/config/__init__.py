@@ -1,5 +1,6 @@
 """Configuration: reading it, checking it, and which files of a source it means."""
 
+from monarch_py.config._disk import mount_options
 from monarch_py.config.load import load_config
 from monarch_py.config.patterns import PathFilter
 from monarch_py.config.schema import (
@@ -20,4 +21,5 @@ __all__ = [
     "SourceConfig",
     "TierConfig",
     "load_config",
+    "mount_options",
 ]

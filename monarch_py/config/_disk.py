@@ -6,7 +6,15 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Identity", "capacity_bytes", "identity", "is_in_ram", "is_writable", "lineage"]
+__all__ = [
+    "Identity",
+    "capacity_bytes",
+    "identity",
+    "is_in_ram",
+    "is_writable",
+    "lineage",
+    "mount_options",
+]
 
 # (device, inode): the same for one directory under two names, a bind mount's included.
 Identity = tuple[int, int]
@@ -42,7 +50,19 @@ def is_writable(directory: Path) -> bool:
 
 
 def is_in_ram(directory: Path) -> bool:
-    """Whether the file system that holds `directory` keeps its files in memory.
+    """Whether the file system that holds `directory` keeps its files in memory."""
+    return _mount(directory)[0] in _RAM_FILE_SYSTEMS
+
+
+def mount_options(directory: Path) -> frozenset[str]:
+    """With which options the file system that holds `directory` is mounted; none if it is not
+    known."""
+    return _mount(directory)[1]
+
+
+def _mount(directory: Path) -> tuple[str, frozenset[str]]:
+    """The type and the options of the file system that holds `directory`; of neither anything if
+    it is not known.
 
     Python has no statfs(2). The device number of a directory also stands in the kernel's table
     of mounts, next to the name of the file system; that is exact for the file systems asked for
@@ -50,15 +70,16 @@ def is_in_ram(directory: Path) -> bool:
     table lacks: not found means not in memory.)
     """
     device = os.stat(directory).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
+    wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
-        with open("/proc/self/mountinfo", "rb") as mounts:
-            lines = mounts.read().splitlines()
+        with open("/proc/self/mountinfo", encoding="ascii", errors="replace") as mounts:
+            lines = mounts.read().split("\n")
     except OSError:
-        return False
+        lines = []
     for line in lines:
         # "id parent major:minor root mount-point options [tags...] - type source options"
-        before, _, after = line.partition(b" - ")
-        if before.split(b" ")[2] == wanted:
-            return after.split(b" ")[0].decode("ascii", "replace") in _RAM_FILE_SYSTEMS
-    return False
+        before, _, after = line.partition(" - ")
+        if after and before.split(" ")[2] == wanted:
+            kind, _, options = after.split(" ", 2)
+            return kind, frozenset(options.split(","))
+    return "", frozenset()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import Factory, Monarch
+from support.mounts import Mounts
 from support.session import MIB, Session
 
 from monarch_py import doctor, memory
@@ -229,6 +230,24 @@ def test_a_ram_tier_beyond_the_memory_group_is_a_warning(
     finding = found(session, "tier (ram)")
     assert finding.level == "warning"
     assert finding.mend == "the memory (cgroup) leaves 1 MiB now; the quota is kept to that"
+
+
+@pytest.mark.parametrize(("huge", "level"), [("always", "warning"), ("within_size", "ok")])
+def test_a_ram_tier_where_small_files_take_large_pages_is_a_warning(
+    session_factory: Factory,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    huge: str,
+    level: str,
+) -> None:
+    with Mounts(tmp_path) as mounts:
+        tier = {"mount_point": mounts.tmpfs("ram", 64 * MIB, huge=huge), "max_storage_quota": MIB}
+        session = session_factory(source, tiers=[tier])
+        monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+        finding = found(session, "tier (ram)")
+    assert finding.level == level
+    assert finding.mend.startswith("mount it with huge=within_size" if level != "ok" else "")
 
 
 def test_a_source_that_may_not_be_read_is_a_problem(

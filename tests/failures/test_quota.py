@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.files import Files, check_all, du_bytes
+from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, settle
 
@@ -77,6 +78,26 @@ def test_sizes_are_rounded_up_to_the_blocks_of_the_tier(
     assert said["files"] == found["present"]
     assert said["used_bytes"] == 8192 * found["present"]
     assert said["used_bytes"] <= du_bytes(tier_root(session.tiers[0]) / "c")
+    check_all(session, files)
+
+
+def test_a_file_of_a_byte_may_take_a_large_page(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    """statfs(2) says 4 KiB of such a file system too."""
+    mount = mounts.tmpfs("large_pages", 256 * MIB, huge="always")
+    (mount / "byte").write_bytes(b"1")
+    if (mount / "byte").stat().st_blocks * 512 < 2 * MIB:
+        pytest.skip("tmpfs has no large pages here: transparent_hugepage/shmem_enabled denies them")
+    (mount / "byte").unlink()
+    files = Files(tmp_path / "source").add_many(100, 1000)
+    quota = 64 * MIB
+    level = {"mount_point": mount, "max_storage_quota": quota}
+    session = session_factory(files.root, tiers=[level], shared_tpool_size=16).start()
+    with QuotaWatch(session.tiers[0]) as watch:
+        found = settle(session)
+    assert watch.most_bytes <= quota
+    assert 20 <= found["present"] <= 32
     check_all(session, files)
 
 

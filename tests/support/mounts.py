@@ -55,10 +55,14 @@ class Mounts:
         left = [point for point in reversed(self._mounted) if not self._unmount(point)]
         assert not left, f"still mounted: {left}"
 
-    def tmpfs(self, name: str, size_bytes: int, *, inodes: int | None = None) -> Path:
-        """An empty tmpfs of this size; `inodes`: how many files and directories it may hold."""
+    def tmpfs(
+        self, name: str, size_bytes: int, *, inodes: int | None = None, huge: str = ""
+    ) -> Path:
+        """An empty tmpfs of this size; `inodes`: how many files and directories it may hold;
+        `huge`: where its pages are large ones, see tmpfs(5)."""
         point = self._point(name)
         options = f"size={size_bytes}" + (f",nr_inodes={inodes}" if inodes else "")
+        options += f",huge={huge}" if huge else ""
         return self._mount(point, "-t", "tmpfs", "-o", options, "tmpfs")
 
     def ext4(self, name: str, size_bytes: int, *, inodes: int | None = None) -> Path:
