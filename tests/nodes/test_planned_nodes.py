@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from support.planned import PlannedNodes, follows
 from support.session import MIB, wait_until
 from torch.utils.data import DistributedSampler
@@ -49,36 +50,38 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     assert all(node.nodes()["kept_files"] > FILES // RANKS for node in planned.all)
 
 
-def test_who_is_there_first_reads_nothing_for_the_others(
-    planned_factory: Callable[..., PlannedNodes],
-) -> None:
-    """It fetches ahead, and the other node's daemon does not serve yet."""
+@pytest.fixture
+def pair(planned_factory: Callable[..., PlannedNodes]) -> PlannedNodes:
+    """Two nodes that have yet to start."""
     loader = Loader(Planned(FILES, 2, SEED), 2, 2)
-    planned = planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area=2 * MIB)
-    first, late = planned.all
+    return planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area=2 * MIB)
+
+
+def assert_read_once(pair: PlannedNodes) -> None:
+    """Both follow the plan, and nothing that one has read has the other read too."""
+    for node in pair.all:
+        pair.wait_follows(node)
+    pair.nodes.wait_idle()
+    assert pair.all[0].totals()["bytes_from_peers"] > 0
+    assert pair.read_by_fills() == FILES * SIZE
+
+
+def test_who_is_there_first_reads_nothing_for_the_others(pair: PlannedNodes) -> None:
+    """It fetches ahead, and the other node's daemon does not serve yet."""
+    first, late = pair.all
     with first.start(), late:
         first.wait_scanned()
         wait_until(lambda: late.seen_by(first)["last_failure"] != "ok", what="an attempt")
         late.start()
         late.wait_scanned()
-        planned.wait_follows(late)
-        planned.nodes.wait_idle()
-        assert first.totals()["bytes_from_peers"] > 0
-        assert planned.read_by_fills() == FILES * SIZE
+        assert_read_once(pair)
 
 
-def test_who_knows_first_reads_nothing_for_who_does_not_know_yet(
-    planned_factory: Callable[..., PlannedNodes],
-) -> None:
+def test_who_knows_first_reads_nothing_for_who_does_not_know_yet(pair: PlannedNodes) -> None:
     """The other node's daemon serves, and has not found the plan's files."""
-    loader = Loader(Planned(FILES, 2, SEED), 2, 2)
-    planned = planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area=2 * MIB)
-    first, late = planned.all
+    first, late = pair.all
     late.config.write_text(late.config.read_text() + f"scan_rate: {FILES // 3}\n")
     with first.start(), late.start():
-        planned.wait_follows(first)
+        pair.wait_follows(first)
         assert not late.status()["scanned"]
-        planned.wait_follows(late)
-        planned.nodes.wait_idle()
-        assert first.totals()["bytes_from_peers"] > 0
-        assert planned.read_by_fills() == FILES * SIZE
+        assert_read_once(pair)

@@ -1,0 +1,16 @@
+"""Shared by the daemon's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from daemon.planned_site import Factory, Site
+
+from monarch_py.demo.slowsource import SlowSource
+
+
+@pytest.fixture
+def site(session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path) -> Site:
+    return Site(session_factory, slow_factory(), tmp_path)

@@ -1,0 +1,147 @@
+"""What a plan needs is there before it is needed: in which order, and within which room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cli.test_status import documented
+from daemon.following import plan_of, train
+from daemon.planned_site import (
+    MANY,
+    SEED,
+    SIZE,
+    Factory,
+    Site,
+    epochs_counted,
+    late,
+    plans,
+    wait_followed,
+)
+from support.files import Files
+from support.session import MIB, wait_until
+from support.watch import QuotaWatch, assert_quiet
+
+from monarch_py.catalog import CatalogReader
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import copy_of
+from monarch_py.plan.samplers import DistributedSampler
+
+
+def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
+    """The tier holds half of the dataset, the area a fifth; compute takes twice the transfer."""
+    session = site.session(site.plan())
+    wait_followed(session)
+    site.slow()
+    compute_s = 2 * 8 * SIZE / 100e6 + 2 * 8 * 0.001
+    with (
+        QuotaWatch(site.directory / "area") as area,
+        QuotaWatch(site.directory / "tier") as tier,
+        epochs_counted(session, 1) as counted,
+    ):
+        done = train(session, site.root, compute_s=compute_s)
+    assert late(counted[0], counted[-1]) <= 0.01
+    assert area.most_bytes <= 8 * MIB
+    assert tier.most_bytes <= int(site.bytes * 0.5 * 1.06)
+    (plan,) = plans(session)
+    assert set(plan) == {name for name, _ in documented("Each of `plans`")}
+    assert (plan["state"], plan["epoch"], plan["position"]) == ("following", 2, 3 * MANY)
+    assert plan["others"] == 0
+    report = session.status()
+    kept = report["tiers"][0]["files"]
+    assert 0.45 * MANY <= kept <= 0.53 * MANY
+    # What is kept was read once, all else once an epoch at most.
+    served = site.mounted.counts()["bytes_read"] / site.bytes
+    assert served <= (kept + 3 * (MANY - kept)) / MANY * 1.02
+    without = train(session, site.root, preload=False, epochs=1)
+    assert {each["digest"] for each in done} == {without[0]["digest"]}
+    assert_quiet(session)
+
+
+def test_with_room_for_everything_it_is_fetched_in_the_order_of_use(site: Site) -> None:
+    session = site.session(site.plan(), share=1.1, shared_tpool_size=1)
+    wait_until(
+        lambda: session.status()["sources"][0]["present"] == MANY, what="copies of everything"
+    )
+    (place,) = (site.directory / "tier").glob("monarch-*/c")
+    assert len(list(place.iterdir())) == MANY
+    assert site.mounted.counts()["bytes_read"] <= 1.02 * site.bytes
+    with epochs_counted(session, 1) as counted:
+        train(session, site.root, epochs=1)
+    assert counted[-1]["misses"] == counted[-1]["waits"] == 0
+    assert session.status()["staging"]["staged"] == 0
+
+
+class Few:
+    """Files of these sizes [KiB], in the order of a plan that a daemon follows. The tier holds none
+    of them, the area 1 MiB, of which what is fetched ahead may take seven eighths."""
+
+    def __init__(
+        self, factory: Factory, mounted: SlowSource, directory: Path, sizes: list[int], rate: float
+    ) -> None:
+        self.root = mounted.mountpoint
+        self.order = DistributedSampler(len(sizes), 1, SEED).epoch(0).tolist()
+        files = Files(mounted.backing)
+        for number, size in zip(self.order, sizes, strict=True):
+            files.add(f"{number}.bin", size * 1024)
+        mounted.rate(rate)
+        for name in ("tier", "area"):
+            (directory / name).mkdir()
+        plan = plan_of(files, self.root, directory / "plan.npz", seed=SEED, epochs=1)
+        self.session = factory(
+            self.root,
+            tiers=[{"mount_point": directory / "tier", "max_storage_quota": 128 * 1024}],
+            staging={"mount_point": str(directory / "area"), "max_storage_quota": MIB},
+            plan=str(plan),
+        ).start()
+
+    def copies(self) -> list[int]:
+        """Of each file the number of its copy, 0 for none: the later it was begun, the higher."""
+        generation = self.session.client.ask("where")["generation"]
+        catalog = CatalogReader.open(self.session.paths, generation)
+        entries = [catalog.find(0, f"{number}.bin") for number in self.order]
+        return [int(copy_of(catalog.words[entry])) for entry in entries]
+
+    def open(self, *places: int) -> None:
+        """One program, these files one right after the other."""
+        script = "import os, sys; [os.open(name, os.O_RDONLY) for name in sys.argv[1:]]"
+        paths = [self.root / f"{self.order[place]}.bin" for place in places]
+        self.session.python(script, *paths)
+
+
+def test_a_large_file_is_not_overtaken_by_smaller_ones_that_are_used_later(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
+) -> None:
+    """The third one in the plan has room when the first, which is opened but not there yet, has
+    gone; the fourth would have at once."""
+    sizes = [400, 290, 390, 180]
+    few = Few(session_factory, slow_factory(), tmp_path, sizes, rate=350 * 1024)
+    wait_until(lambda: all(few.copies()[:2]), what="the first two")
+    assert not any(few.copies()[2:])
+    few.open(0)
+    wait_until(lambda: all(few.copies()[1:]), what="the others")
+    assert few.copies()[2] < few.copies()[3]
+
+
+def test_what_was_just_opened_goes_before_what_is_used_next(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
+) -> None:
+    """A program has opened the first two, of which nobody tells, and then one that needs room."""
+    few = Few(session_factory, slow_factory(), tmp_path, [270] * 6, rate=0)
+    wait_until(lambda: all(few.copies()[:3]), what="the first three")
+    few.session.wait_idle()
+    third = few.copies()[2]
+    few.open(0, 1, 3)
+    wait_until(lambda: few.copies()[3], what="the one that was opened")
+    assert few.copies()[2] == third
+
+
+def test_readers_come_before_what_is_fetched_ahead(site: Site) -> None:
+    site.slow(rate=5e6)
+    session = site.session(site.plan(), share=1.1)
+    wait_until(lambda: session.totals()["fills"] > 5, what="the first copies")
+    last = site.root / sorted(site.files.digests)[-1]
+    script = "import sys; print(len(open(sys.argv[1], 'rb').read()))"
+    assert session.python(script, last) == f"{SIZE}\n"
+    assert session.totals()["fills"] < MANY / 2
+    assert session.totals()["fallbacks"] == 0

@@ -1,0 +1,245 @@
+"""Plans that do not hold, or cannot be followed at all: what was before them goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from daemon.following import plan_of, train
+from daemon.planned_site import (
+    MANY,
+    SIZE,
+    Factory,
+    Site,
+    plans,
+    wait_dropped,
+    wait_followed,
+)
+from support.files import Files, check_all
+from support.session import Session, wait_until
+from support.watch import assert_quiet
+
+from monarch_py.config import load_config
+from monarch_py.daemon.fetching import MOST_FILES
+from monarch_py.daemon.placing import Placed, Placing
+from monarch_py.daemon.server import Daemon
+from monarch_py.native import copy_of
+from monarch_py.plan import Plan
+
+# Opens files at a pace at which it is seen in which order.
+OPEN = """
+import os, sys, time
+for path in sys.argv[1:]:
+    os.close(os.open(path, os.O_RDONLY))
+    time.sleep(0.003)
+"""
+
+
+def assert_dropped(session: Session, why: str, jobs: int = 1) -> None:
+    """With one warning for each job at most, and for one at least."""
+    (plan,) = plans(session)
+    assert plan["state"] == "dropped"
+    assert re.search(why, plan["why"])
+    warnings = re.findall(r".* is not followed any more: .*", session.log.read_text())
+    assert 1 <= len(warnings) <= jobs
+    assert all(re.search(why, warning) for warning in warnings)
+
+
+def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> None:
+    session = site.session(site.plan(seed=12))
+    wait_followed(session)
+    train(session, site.root, seed=11, epochs=1, limit=10, compute_s=0.05)
+    wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the end of the plan")
+    assert session.totals()["opens"] <= 100 + 4 * 8, "it read ahead until it was noticed"
+    assert_dropped(session, r"of the last \d+ files that were opened \d+ were others")
+    # What was before goes on: files are placed as they come.
+    check_all(session, site.files, site.root)
+    session.wait_idle()
+    train(session, site.root, seed=11, epochs=2)
+    wait_dropped(session)
+    assert_dropped(session, "were others", jobs=3)
+    assert session.status()["tiers"][0]["files"] >= 0.45 * MANY
+    assert_quiet(session)
+
+
+def test_a_plan_that_was_dropped_is_tried_again(site: Site) -> None:
+    """With the next job, whether it says so or opens files, and when there is another plan."""
+    plan = site.plan(seed=12)
+    order, names = Plan.load(plan).timeline().section(0).node(0), sorted(site.files.digests)
+    right = [str(site.root / names[unit]) for unit in order]
+    wrong = list(np.random.default_rng(1).permutation(right)[: MANY // 2])
+    session = site.session(plan)
+    wait_followed(session)
+    session.python(OPEN, *wrong)
+    wait_dropped(session)
+    session.python(OPEN, *right)
+    wait_followed(session)
+    assert plans(session)[0]["position"] > MANY // 2
+    session.python(OPEN, *wrong)
+    wait_dropped(session)
+    assert session.monarch("run", "--", "true").returncode == 0
+    wait_followed(session)
+    with subprocess.Popen(
+        [sys.executable, "-c", OPEN + "sys.stdin.read()", *wrong],
+        env=session.env(),
+        stdin=subprocess.PIPE,
+    ) as job:
+        wait_dropped(session)
+        site.plan(seed=13)
+        wait_followed(session)  # while that job is there
+        job.communicate()
+    site.plan(seed=14)
+    session.monarch("run", "--", "true")
+    order = Plan.load(plan).timeline().section(0).node(0)
+    session.python(OPEN, *(str(site.root / names[unit]) for unit in order))
+    wait_followed(session)
+    assert plans(session)[0]["position"] > MANY // 2
+    # What the last of those jobs still had to open does not fit the plan that came meanwhile.
+    assert session.log.read_text().count("is not followed any more") in (3, 4)
+
+
+def test_a_plan_for_a_dataset_that_has_changed_is_dropped(site: Site) -> None:
+    plan = site.plan()
+    site.files.add("f00007", SIZE - 1)
+    site.files.path("f00008").unlink()
+    del site.files.digests["f00008"]
+    session = site.session(plan)
+    wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the look at the dataset")
+    assert_dropped(session, f"2 of {MANY} files in .* are gone or others now")
+    check_all(session, site.files, site.root)
+
+
+def test_a_plan_for_files_elsewhere_is_dropped(site: Site, tmp_path: Path) -> None:
+    plan = plan_of(site.files, tmp_path / "elsewhere", tmp_path / "plan.npz")
+    session = site.session(plan)
+    wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the look at the dataset")
+    assert_dropped(session, "elsewhere lies in no source")
+
+
+def test_only_the_wrong_one_of_two_plans_is_dropped(site: Site) -> None:
+    files = [
+        plan_of(site.files, site.root, site.directory / f"{seed}.npz", seed=seed) for seed in (5, 6)
+    ]
+    session = site.session(files)
+    wait_followed(session)
+    train(session, site.root, seed=5, epochs=1, compute_s=0.01)
+    assert [plan["state"] for plan in plans(session)] == ["following", "following"]
+    train(session, site.root, seed=99, epochs=1, compute_s=0.01)
+    wait_until(
+        lambda: {plan["state"] for plan in plans(session)} == {"dropped"}, what="the third seed"
+    )
+
+
+def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path
+) -> None:
+    """What its thread raises would otherwise end the daemon's loop."""
+    files = Files(tmp_path / "source").add_many(50, 1000)
+    plan = plan_of(files, files.root, tmp_path / "plan.npz", epochs=3)
+    session = session_factory(files.root, plan=str(plan))
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    session.paths.make()
+    daemon = Daemon(load_config(session.config), session.paths)
+    try:
+        before = daemon.filler.keeps
+        wait_until(lambda: [daemon._turn()] and daemon.planned._placed, what="the plan's files")
+        assert daemon.filler.keeps is not before
+        (course,) = daemon.planned.courses
+        monkeypatch.setattr(course, "step", lambda: 1 / 0)
+        daemon._turn()
+        assert course.state == "dropped"
+        assert daemon.filler.keeps is before
+        daemon._turn()
+    finally:
+        daemon._close()
+
+
+def test_what_a_dropped_plan_wanted_is_not_fetched_while_the_next_is_placed(
+    monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source").add_many(4 * MOST_FILES, 1000)
+    plan = plan_of(files, files.root, tmp_path / "plan.npz")
+    session = session_factory(files.root, plan=str(plan))
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    session.paths.make()
+    daemon = Daemon(load_config(session.config), session.paths)
+
+    def turned_until(met: Callable[[], object], what: str) -> None:
+        wait_until(lambda: [daemon._turn()] and met(), what=what)
+
+    def copies() -> int:
+        return int(np.count_nonzero(copy_of(daemon.shared.catalog.words)))
+
+    may_place, make = threading.Event(), Placing.make
+
+    def placed_later(placing: Placing) -> Placed:
+        may_place.wait(30)
+        return make(placing)
+
+    try:
+        turned_until(lambda: daemon.planned._placed, "the plan's files")
+        (course,) = daemon.planned.courses
+        monkeypatch.setattr(course, "step", lambda: 1 / 0)
+        daemon._turn()
+        assert course.state == "dropped"
+        begun = copies()
+        assert 0 < begun < len(files.digests)
+        monkeypatch.setattr(Placing, "make", placed_later)
+        daemon.planned.new_job()
+        turned_until(lambda: daemon.planned._placing is not None, "the plan that is tried again")
+        assert daemon.planned.is_active
+        turned_until(lambda: daemon.filler.engine.idle, "the last fill")
+        for _ in range(10):
+            daemon._turn()
+        assert copies() == begun
+        may_place.set()
+        turned_until(lambda: copies() == len(files.digests), "copies of everything")
+    finally:
+        may_place.set()
+        daemon._close()
+
+
+# --- what cannot be followed --------------------------------------------------------------------
+
+
+def refusal(session: Session) -> str:
+    done = session.monarch("serve")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"plan": "not_there.npz"}, r"tiers.yaml:\d+: plan: .*not_there.npz' is not a file; make"),
+        ({"plan": ["tiers.yaml"]}, r"tiers.yaml: not a plan .*; make one with `monarch plan make`"),
+        ({"plan": [[]]}, r"tiers.yaml:\d+: plan\[0\]: must be a file, but is .*; name what"),
+        ({"plan": "tiers.yaml", "prefetch": "none"}, r"plan: with 'prefetch: none' .*; remove one"),
+    ],
+)
+def test_what_is_no_plan_is_refused(
+    session_factory: Factory, tree: Path, settings: dict[str, Any], said: str
+) -> None:
+    session = session_factory(tree, **settings)
+    assert re.search(said, refusal(session))
+
+
+def test_a_plan_without_names_is_refused(session_factory: Factory, tree: Path) -> None:
+    session = session_factory(tree, plan="plan.npz")
+    recipe = session.directory / "plan.yaml"
+    recipe.write_text(
+        "epochs: 1\nparts:\n- {dataset: 20, batch_size: 2, sampler: {kind: SequentialSampler}}\n"
+    )
+    words = [sys.executable, "-m", "monarch_py", "plan", "make", "-c", str(recipe)]
+    subprocess.run([*words, "-o", str(session.directory / "plan.npz")], check=True)
+    assert re.search(r"plan.npz: .* names are not known; make it from an index", refusal(session))
+    assert not os.listdir(session.directory / "tier0"), "nothing was begun"
