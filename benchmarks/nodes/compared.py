@@ -18,23 +18,38 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from benchmarks.common import Child
-from benchmarks.nodes.loaders import CACHE_VARIABLE
+from benchmarks.nodes.loaders import BATCH, CACHE_VARIABLE, SEED
 from benchmarks.nodes.testbed import Dataset, Layout, Testbed
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
 from monarch_py.peers import listen
+from monarch_py.plan import Loader
+from monarch_py.plan.samplers import DistributedSampler
 
 RANKS, WORKERS, EPOCHS, SHARDS = 4, 2, 3, 32
-# Name -> (loader, what has to be installed, the format, whether it runs under Monarch).
+
+
+class Compared(NamedTuple):
+    """loader : of loaders.py;  package : that has to be installed;  form : of the samples;
+    under_monarch : whether daemons run, and whether they follow a plan"""
+
+    loader: str
+    package: str
+    form: str
+    under_monarch: Literal["no", "hash", "plan"]
+
+
 COMPARED = {
-    "PyTorch": ("torch", "torch", "files", False),
-    "DALI": ("dali", "nvidia.dali", "files", False),
-    "webdataset": ("webdataset", "webdataset", "tar", False),
-    "streaming": ("streaming", "streaming", "mds", False),
-    "PyTorch under Monarch": ("torch", "torch", "files", True),
-    "DALI under Monarch": ("dali", "nvidia.dali", "files", True),
+    "PyTorch": Compared("torch", "torch", "files", "no"),
+    "DALI": Compared("dali", "nvidia.dali", "files", "no"),
+    "webdataset": Compared("webdataset", "webdataset", "tar", "no"),
+    "streaming": Compared("streaming", "streaming", "mds", "no"),
+    "PyTorch under Monarch": Compared("torch", "torch", "files", "hash"),
+    "PyTorch under Monarch with its plan": Compared("torch", "torch", "files", "plan"),
+    "DALI under Monarch": Compared("dali", "nvidia.dali", "files", "hash"),
 }
 # A /dev/shm of its own, as on a node of its own, with what lies at $2 of the old one still there;
 # $1 is an empty directory.
@@ -76,7 +91,7 @@ def is_installed(name: str) -> bool:
 @contextmanager
 def ranks_of(bed: Testbed, name: str, cache: int) -> Iterator[list[Child]]:
     """A process for each rank, when all are ready."""
-    loader = COMPARED[name][0]
+    loader = COMPARED[name].loader
     listener = listen("127.0.0.1")
     port = listener.getsockname()[1]
     listener.close()
@@ -130,6 +145,12 @@ def epochs_of(bed: Testbed, name: str, cache: int) -> list[float]:
     return seconds
 
 
+def plan_loader(files: int) -> Loader:
+    """What `torch_files` of loaders.py does."""
+    sampler = DistributedSampler(files, RANKS, seed=SEED)
+    return Loader(sampler, RANKS, BATCH, workers=WORKERS, prefetch_factor=2)
+
+
 def compared(
     place: Path, programs: tuple[Path, Path], rate: float, link_bits: float, mib: int, kib: int
 ) -> list[Result]:
@@ -142,12 +163,19 @@ def compared(
     ideal = dataset.bytes / rate
     tier, staging = int(dataset.bytes * 1.05 / RANKS), max(dataset.bytes // 25, 16 << 20)
     results = []
-    for name, (_, package, form, ours) in COMPARED.items():
-        if not is_installed(package):
+    for name, each in COMPARED.items():
+        if not is_installed(each.package):
             print(f"  {name}: not installed", file=sys.stderr)
             continue
-        layout = Layout([tier] * RANKS, staging, has_daemons=ours, rank_nodes=[])
-        there = replace(dataset, backing=formats / form)
+        layout = Layout(
+            [tier] * RANKS,
+            staging,
+            planned=EPOCHS if each.under_monarch == "plan" else 0,
+            loader=plan_loader(files),
+            rank_nodes=[],
+            has_daemons=each.under_monarch != "no",
+        )
+        there = replace(dataset, backing=formats / each.form)
         run = place / "compared" / name.replace(" ", "-")
         run.mkdir(parents=True)
         with (

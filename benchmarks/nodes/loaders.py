@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-BATCH = 16
+BATCH, SEED = 16, 1
 # Of a rank's cache, where a loader has one [bytes, as its own option writes it].
 CACHE_VARIABLE = "MONARCH_BENCHMARK_CACHE"
 # Epoch -> lengths of the samples that this rank gets.
@@ -40,7 +40,7 @@ def torch_files(root: Path, rank: int, ranks: int, workers: int) -> Loader:
     from torch.utils.data import DataLoader, DistributedSampler
 
     files: Any = Files(root)
-    sampler: Any = DistributedSampler(files, ranks, rank, seed=0)
+    sampler: Any = DistributedSampler(files, ranks, rank, seed=SEED)
     loader: Any = DataLoader(
         files,
         BATCH,
@@ -113,7 +113,7 @@ def dali(root: Path, rank: int, ranks: int, workers: int) -> Loader:
             num_shards=ranks,
             shuffle_after_epoch=True,
             name="reader",
-            seed=1,
+            seed=SEED,
         )
         return data
 

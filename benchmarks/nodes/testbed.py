@@ -125,14 +125,16 @@ class Epoch:
 @dataclass(frozen=True)
 class Layout:
     """tiers : of each node [bytes];  staging : of each node [bytes];  settings : more keys of every
-    configuration;  planned : epochs of the access plan that the daemons follow, 0 without one, of
-    `Dataset.shares`;  rank_nodes : on which node each rank runs, by default one on each;
-    has_daemons : else the ranks read the source, without the library"""
+    configuration;  planned : epochs of the access plan that the daemons follow, 0 without one;
+    loader : of that plan, by default one of `Dataset.shares`;  rank_nodes : on which node each rank
+    runs, by default one on each;  has_daemons : else the ranks read the source, without the
+    library"""
 
     tiers: Sequence[int]
     staging: int
     settings: dict[str, Any] = field(default_factory=dict)
     planned: int = 0
+    loader: Loader | None = None
     rank_nodes: Sequence[int] | None = None
     has_daemons: bool = True
     keep_pages: bool = False
@@ -258,11 +260,13 @@ class Testbed:
         sizes = self.dataset.sizes.tolist()
         names = [Dataset.name(number) for number in range(len(sizes))]
         index = Index.of("files", self.mounts[node].mountpoint, names, sizes)
-        ranks, workers = len(self.rank_nodes), self.layout.threads
-        sampler = DistributedSampler(len(sizes), ranks, seed=SEED)
-        loader = Loader(sampler, ranks, 1, workers=workers, prefetch_factor=2)
-        part = PlanPart("training", 0, loader)
+        part = PlanPart("training", 0, self.layout.loader or self._loader())
         return Plan((index,), (part,), self.layout.planned, len(self.layout.tiers))
+
+    def _loader(self) -> Loader:
+        ranks, workers = len(self.rank_nodes), self.layout.threads
+        sampler = DistributedSampler(len(self.dataset.sizes), ranks, seed=SEED)
+        return Loader(sampler, ranks, 1, workers=workers, prefetch_factor=2)
 
     def _is_ready(self, node: int) -> bool:
         status = self.status(node)
