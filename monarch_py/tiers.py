@@ -79,6 +79,8 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # of used_bytes: promised to fills that have not ended
         self.files = 0
+        # Of copies that took more than their size rounded up, how much more, by their numbers.
+        self._excess: dict[int, int] = {}
         self.cap_bytes: int | None = None  # set when the disk was full before the quota was
         # What memory left for copies at the last look, when to look again, filled since then (less
         # what went); what the directory took, and when to look again.
@@ -219,15 +221,23 @@ class Tier:
         self.reserved_bytes += needed
         self.used_inodes += len(sizes)
 
-    def settle(self, sizes: npt.NDArray[np.uint64], taken: npt.NDArray[np.uint64]) -> None:
-        """Fills have ended well: what they took, (fills,) [bytes], is counted instead of what they
-        reserved."""
+    def settle(
+        self,
+        numbers: npt.NDArray[np.uint64],
+        sizes: npt.NDArray[np.uint64],
+        taken: npt.NDArray[np.uint64],
+    ) -> None:
+        """Fills of the copies with these numbers have ended well: what they took, (fills,) [bytes],
+        is counted instead of what they reserved."""
         reserved = self.rounded_all(sizes)
-        took = int(np.maximum(reserved, taken.astype(np.int64)).sum())
+        excess = np.maximum(taken.astype(np.int64) - reserved, 0)
+        for i in np.flatnonzero(excess).tolist():
+            self._excess[int(numbers[i])] = int(excess[i])
+        more = int(excess.sum())
         self.reserved_bytes -= int(reserved.sum())
-        self.used_bytes += took - int(reserved.sum())
+        self.used_bytes += more
         self.files += len(sizes)
-        self._filled_bytes += took
+        self._filled_bytes += int(reserved.sum()) + more
         if self._filled_bytes > LOOK_BYTES:
             self._next_look_s = 0
 
@@ -250,12 +260,13 @@ class Tier:
         """No room, but the block that sizes are rounded to."""
         return TierRoom(0, 0, self.block_bytes)
 
-    def release(self, size: int) -> None:
-        """A copy is gone."""
-        self.used_bytes = max(0, self.used_bytes - self.rounded(size))
+    def release(self, number: int, size: int) -> None:
+        """The copy with this number is gone."""
+        took = self.rounded(size) + self._excess.pop(number, 0)
+        self.used_bytes = max(0, self.used_bytes - took)
         self.used_inodes -= 1
         self.files -= 1
-        self._filled_bytes -= self.rounded(size)
+        self._filled_bytes -= took
 
     def note_full(self) -> None:
         """The disk was full before the quota was: no more than what lies here now."""

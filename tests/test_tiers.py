@@ -175,26 +175,35 @@ def test_room_is_taken_when_it_is_reserved_and_again_when_it_is_given_back(
 def test_a_fill_that_took_more_than_its_size_counts_as_what_it_took(open_tier: Opener) -> None:
     tier = open_tier()
     tier.reserve(sizes(1000))
-    tier.settle(sizes(1000), sizes(3 * MIB))
+    tier.settle(sizes(7), sizes(1000), sizes(3 * MIB))
     assert (tier.used_bytes, tier.used_inodes, tier.files) == (3 * MIB, 1, 1)
+    tier.release(7, 1000)
+    assert (tier.used_bytes, tier.used_inodes, tier.files) == (0, 0, 0)
 
 
-@given(st.lists(st.tuples(st.integers(0, 10 * MIB), st.booleans()), max_size=20))
-def test_the_books_balance(fills: list[tuple[int, bool]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10 * MIB), st.integers(0, 4 * MIB), st.booleans()), max_size=20
+    )
+)
+def test_the_books_balance(fills: list[tuple[int, int, bool]]) -> None:
+    """Fills of (size, what the file system took beyond it, whether it went well)."""
     tier = Tier.__new__(Tier)
     tier.block_bytes = 4096
     tier.used_bytes = tier.used_inodes = tier.reserved_bytes = tier.files = 0
+    tier._excess = {}
     tier._filled_bytes, tier._next_look_s = 0, 0.0
-    tier.reserve(sizes(*(size for size, _ in fills)))
-    done = [size for size, good in fills if good]
-    tier.settle(sizes(*done), sizes(*map(tier.rounded, done)))
-    for size, good in fills:
+    tier.reserve(sizes(*(size for size, _, _ in fills)))
+    done = [(size, tier.rounded(size) + more) for size, more, good in fills if good]
+    numbers = range(1, len(done) + 1)
+    tier.settle(sizes(*numbers), sizes(*(s for s, _ in done)), sizes(*(took for _, took in done)))
+    for size, _, good in fills:
         if not good:
             tier.give_back(size)
-    assert tier.used_bytes == sum(map(tier.rounded, done))
+    assert tier.used_bytes == sum(took for _, took in done)
     assert (tier.used_inodes, tier.files, tier.reserved_bytes) == (len(done), len(done), 0)
-    for size in done:
-        tier.release(size)
+    for number, (size, _) in zip(numbers, done, strict=True):
+        tier.release(number, size)
     assert (tier.used_bytes, tier.used_inodes, tier.files) == (0, 0, 0)
 
 
@@ -202,7 +211,7 @@ def test_a_quota_that_is_used_up_leaves_no_room(open_tier: Opener) -> None:
     tier = open_tier()
     tier.adopt(sizes(QUOTA))
     assert tier.room().free_bytes == 0
-    tier.release(QUOTA)
+    tier.release(1, QUOTA)
     assert tier.room().free_bytes > 0
 
 
@@ -224,7 +233,7 @@ def test_a_disk_that_was_full_early_caps_the_tier_at_what_lies_there(open_tier: 
     assert tier.room().free_bytes == 0
     tier.give_back(MIB)
     assert tier.room().free_bytes == 0
-    tier.release(4 * MIB)
+    tier.release(1, 4 * MIB)
     assert tier.room().free_bytes == 4 * MIB
 
 
@@ -254,14 +263,14 @@ def test_what_was_filled_since_the_last_look_at_the_memory_counts(
     tier = open_tier(kind="ram", quota_bytes=1 << 40)
     tier.reserve(sizes(MIB, MIB))
     assert tier.room().free_bytes == 198 * MIB
-    tier.settle(sizes(MIB, MIB), sizes(MIB, MIB))
+    tier.settle(sizes(1, 2), sizes(MIB, MIB), sizes(MIB, MIB))
     assert tier.room().free_bytes == 198 * MIB
     assert len(looks) == 1
-    tier.release(MIB)
+    tier.release(1, MIB)
     assert tier.room().free_bytes == 199 * MIB
     assert len(looks) == 1
     tier.reserve(sizes(65 * MIB))
-    tier.settle(sizes(65 * MIB), sizes(65 * MIB))
+    tier.settle(sizes(3), sizes(65 * MIB), sizes(65 * MIB))
     assert tier.room().free_bytes == 200 * MIB
     assert len(looks) == 2
 

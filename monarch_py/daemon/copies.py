@@ -98,7 +98,8 @@ class Copies:
         sizes = catalog.entries["size"][ids]
         for number in set(results["tier"][fills].tolist()):
             here = fills & (results["tier"] == number)
-            self.tier(number).settle(sizes[here], results["copy_bytes"][here])
+            done = results[here]
+            self.tier(number).settle(done["copy"], sizes[here], done["copy_bytes"])
         self.fills += int(fills.sum())
         self.filled_bytes += int(results["bytes"][fills].sum())
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
@@ -243,7 +244,7 @@ class Copies:
         """The engine has removed a copy."""
         self._dropping -= 1
         number, size = int(result["tier"]), int(result["bytes"])
-        self.tier(number).release(size)
+        self.tier(number).release(int(result["copy"]), size)
         self._leaving[number] -= self.tier(number).rounded(size)
         entry, catalog = int(result["id"]), self.shared.catalog
         if entry < len(catalog) and copy_of(catalog.words[entry]) == result["copy"]:
