@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = ["Cluster", "Member"]
@@ -28,11 +28,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """rank : which of the members this node is;  secret : 32 bytes that all of them share."""
+    """rank : which of the members this node is;  secret : 32 bytes that all of them share;
+    agreed : key -> value of what all of them had alike when they started"""
 
     rank: int
     members: tuple[Member, ...]
     secret: bytes
+    agreed: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -47,7 +49,7 @@ class Cluster:
     def of(cls, told: dict[str, Any]) -> Cluster:
         """ValueError, KeyError or TypeError for what `told` has not made."""
         members = tuple(Member(**{**m, "quotas": tuple(m["quotas"])}) for m in told["members"])
-        return cls(int(told["rank"]), members, bytes.fromhex(told["secret"]))
+        return cls(int(told["rank"]), members, bytes.fromhex(told["secret"]), dict(told["agreed"]))
 
     def dumps(self) -> bytes:
         return json.dumps(self.told()).encode()

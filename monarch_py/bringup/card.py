@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_py import __version__
 from monarch_py.bringup.address import is_loopback, serving_address
 from monarch_py.client import Client
-from monarch_py.cluster import Member
+from monarch_py.cluster import Cluster
 from monarch_py.config import Config
 from monarch_py.errors import SessionError
 from monarch_py.peers import listen
@@ -91,7 +93,18 @@ def _agreed(config: Config) -> dict[str, str]:
         agreed[f"{key}.min_size"] = f"{source.min_size_bytes} bytes"
         most = source.max_size_bytes
         agreed[f"{key}.max_size"] = "none" if most is None else f"{most} bytes"
+    # Owners follow from plans: with another one on one node, files would have none, or two.
+    for i, plan in enumerate(config.plans):
+        agreed[f"plan[{i}]"] = f"a file with the SHA-256 {_digest(plan)}"
     return agreed
+
+
+def _digest(file: Path) -> str:
+    """SessionError if it cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise SessionError(f"{file}: {error.strerror}") from error
 
 
 def those_that_run(cards: Sequence[Card]) -> list[int]:
@@ -104,32 +117,38 @@ def check_cards(cards: Sequence[Card]) -> None:
     _check_places(cards)
     _check_running(cards)
     _check_addresses(cards)
-    first = cards[0]
     for card in cards[1:]:
-        for key in dict.fromkeys([*first.agreed, *card.agreed]):
-            ours, theirs = first.agreed.get(key, "missing"), card.agreed.get(key, "missing")
-            if ours != theirs:
-                raise SessionError(
-                    f"{card.name}: {key} is {theirs}, and on {first.name} {ours}: it has to be the"
-                    f" same on all nodes; correct {card.file}"
-                )
+        _check_agreed(card, cards[0].name, cards[0].agreed)
 
 
-def check_members(cards: Sequence[Card], members: Sequence[Member]) -> None:
+def check_members(cards: Sequence[Card], cluster: Cluster) -> None:
     """SessionError, in the same words on every rank, when these nodes are not those that the
-    daemons which still run were started with, or may keep something else now."""
-    before, now = [member.name for member in members], [card.name for card in cards]
+    daemons which still run were started with, or would keep something else now."""
+    before, now = [member.name for member in cluster.members], [card.name for card in cards]
     if before != now:
         raise SessionError(
             f"the daemons that run were started on {', '.join(before)}, and these ranks are on"
             f" {', '.join(now)}: start the same ranks on the same nodes, or stop all daemons first"
         )
-    for card, member in zip(cards, members, strict=True):
-        if card.running is None and card.quotas != member.quotas:
+    for card, member in zip(cards, cluster.members, strict=True):
+        if card.running is not None:
+            continue
+        _check_agreed(card, "the nodes whose daemons run", cluster.agreed)
+        if card.quotas != member.quotas:
             raise SessionError(
                 f"{card.name}: its quotas are {_listed(card.quotas)} bytes, and the daemons that"
                 f" run know it with {_listed(member.quotas)}: who keeps what follows from them;"
                 f" correct {card.file}, or stop all daemons first"
+            )
+
+
+def _check_agreed(card: Card, others: str, agreed: Mapping[str, str]) -> None:
+    for key in dict.fromkeys([*agreed, *card.agreed]):
+        ours, theirs = agreed.get(key, "missing"), card.agreed.get(key, "missing")
+        if ours != theirs:
+            raise SessionError(
+                f"{card.name}: {key} is {theirs}, and on {others} {ours}: it has to be the"
+                f" same on all nodes; correct {card.file}"
             )
 
 
@@ -139,11 +158,13 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def _check_running(cards: Sequence[Card]) -> None:
     """Those that run have to know of each other."""
-    running = [card for card in cards if card.running is not None]
-    if any(not card.running for card in running) or len({card.running for card in running}) > 1:
+    together = Counter(card.running for card in cards if card.running)
+    cluster = together.most_common(1)[0][0] if together else None
+    others = [card.name for card in cards if card.running not in (None, cluster)]
+    if others:
         raise SessionError(
-            f"{', '.join(card.name for card in running)}: a daemon serves this configuration"
-            " already, and not together with the other nodes; stop it first, with monarch stop"
+            f"{', '.join(others)}: a daemon serves this configuration already, and not together"
+            " with the other nodes; stop it first, with monarch stop"
         )
 
 

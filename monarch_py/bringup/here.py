@@ -80,7 +80,7 @@ class Here:
         me = cluster.members[cluster.rank]
         if self._listener.getsockname()[:2] != (me.host, me.port):
             self._listener.close()
-            self._listener = listen(me.host, me.port)
+            self._listener = _listen_again(me.host, me.port)
         return self._start(cluster, None)
 
     # --- both -------------------------------------------------------------------------------------
@@ -103,6 +103,16 @@ class Here:
             os.close(self.lifeline)
         if self.process is not None:
             self.process.wait()
+
+
+def _listen_again(host: str, port: int) -> socket.socket:
+    try:
+        return listen(host, port)
+    except SessionError as error:
+        raise SessionError(
+            f"the daemons that run reach this node at {host}, port {port}, which is not free here"
+            " now: end what listens there, or stop all daemons first"
+        ) from error
 
 
 def _check_record(config: Config, record: Record, name: str) -> None:

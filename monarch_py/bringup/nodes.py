@@ -103,7 +103,7 @@ def _start(ranks: Ranks, here: Here, cards: Sequence[Card]) -> list[list[str]]:
     # The same moment on all nodes, but for a pause of `meet`; their clocks may differ.
     now = time.monotonic()
     record, age, secret = ranks.broadcast((here.record, now - here.began, new_secret()))
-    cluster = Cluster(ranks.rank, _members(cards), secret)
+    cluster = Cluster(ranks.rank, _members(cards), secret, cards[0].agreed)
     return together(ranks, lambda: here.start(cluster, record, now - age))
 
 
@@ -117,7 +117,7 @@ def _come_back(
     ]
     assert told is not None
     cluster, roots = told
-    alike(check_members, cards, cluster.members)
+    alike(check_members, cards, cluster)
 
     def come_back() -> list[str]:
         if ranks.rank in running:

@@ -1,6 +1,7 @@
 """run, start, serve, stop."""
 
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,13 @@ def serve(config_file: Path, alone: bool) -> None:
 def stop(config_file: Path) -> None:
     """Stop the daemon; running jobs go on, on the source."""
     session = SessionDir.of(config_file)
-    pid = int(Client(session).ask("stop")["pid"])
+    try:
+        pid = int(Client(session).ask("stop")["pid"])
+    except SessionError as error:
+        if launched() is None:
+            raise
+        # Of several nodes; the others have stopped all the same.
+        raise SessionError(f"{socket.gethostname()}: {error}") from error
     if not _wait_until_gone(pid):
         raise MonarchError(f"process {pid} was asked to stop and still runs after 60 s")
     click.echo(f"stopped (process {pid})")

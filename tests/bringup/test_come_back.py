@@ -121,11 +121,34 @@ def test_who_keeps_what_has_to_stay(local: Local) -> None:
     assert "#1: its quotas are 3145728 bytes, and the daemons that run know it with 2097152" in line
 
 
+def test_what_all_agreed_on_has_to_stay(local: Local, tree: Path) -> None:
+    """With what the daemons that run were started with, whatever is in all files now."""
+    for rank in range(3):
+        local.configure(rank, sources=[{"path": str(tree), "exclude": ["*.tar"]}])
+    line = refusal(local)
+    assert "#1: sources[0].exclude is ['*.tar'], and on the nodes whose daemons run []" in line
+
+
+def test_a_daemon_alone_in_its_place_is_named(local: Local) -> None:
+    """As a job has started one there, and left it."""
+    assert local.monarch("start", "-c", local.file(VICTIM)).returncode == 0
+    line = refusal(local)
+    assert line.startswith(f"monarch: {socket.gethostname()}#1: a daemon serves this configuration")
+
+
+def test_those_that_are_there_are_stopped_and_the_others_named(local: Local) -> None:
+    done = local.ranks("stop", "-c", local.template)
+    assert done.returncode == 3
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("monarch: "))
+    assert line.startswith(f"monarch: {socket.gethostname()}: no daemon serves this configuration")
+    assert local.daemons() == []
+
+
 def test_its_address_is_somebody_elses(local: Local) -> None:
     host, _, port = seen_by(local, 0)[VICTIM]["address"].rpartition(":")
     with socket.create_server((host, int(port))):
         line = refusal(local)
-    assert f"#1: peers cannot be served at {host}, port {port} (Address already in use)" in line
+    assert f"#1: the daemons that run reach this node at {host}, port {port}, which is not" in line
     local.start()
     serve_together(local)
 

@@ -13,7 +13,7 @@ import pytest
 from monarch_py.bringup.address import serving_address
 from monarch_py.bringup.card import Card, check_cards, check_members, those_that_run
 from monarch_py.bringup.launcher import VARIABLES, Launch, launched, with_rank
-from monarch_py.cluster import Member
+from monarch_py.cluster import Cluster, Member
 from monarch_py.config import Config, PeersConfig
 from monarch_py.errors import ConfigError, SessionError
 
@@ -200,27 +200,35 @@ def test_daemons_that_run_already() -> None:
     assert those_that_run(one_is_lost) == [0, 1]
     for other in ("", "other"):
         some = [*ours[:2], replace(ours[2], running=other)]
-        assert refusal(*some).startswith("node0, node1, node2: a daemon serves this configuration")
+        assert refusal(*some).startswith("node2: a daemon serves this configuration already, and")
     # Each alone.
     assert "a daemon serves this configuration already" in refusal(*running(2, ""))
     assert refusal(card(0), *running(2, "")[1:]).startswith("node1: a daemon serves")
 
 
-def other_members(cards: list[Card], members: list[Member]) -> str:
+def of_cards(cards: list[Card]) -> Cluster:
+    members = [Member(each.name, f"10.0.0.{i}", 7000, (1,)) for i, each in enumerate(cards)]
+    return Cluster(0, tuple(members), b"", cards[0].agreed)
+
+
+def other_members(cards: list[Card], cluster: Cluster) -> str:
     with pytest.raises(SessionError) as caught:
-        check_members(cards, members)
+        check_members(cards, cluster)
     return str(caught.value)
 
 
 def test_who_comes_back_is_who_was_there() -> None:
-    members = [Member(f"node{i}", f"10.0.0.{i}", 7000, (1,)) for i in range(3)]
     cards = [*running(2), card(2)]
-    check_members(cards, members)
-    words = other_members([*running(2), replace(card(2), name="node9")], members)
+    cluster = of_cards(cards)
+    check_members(cards, cluster)
+    words = other_members([*running(2), replace(card(2), name="node9")], cluster)
     assert words.startswith("the daemons that run were started on node0, node1, node2, and these")
     assert "are on node0, node1, node9: start the same ranks" in words
-    assert other_members(cards[:2], members).startswith("the daemons that run were started on")
-    words = other_members([*running(2), replace(card(2), quotas=(2, 3))], members)
+    assert other_members(cards[:2], cluster).startswith("the daemons that run were started on")
+    words = other_members([*running(2), replace(card(2), quotas=(2, 3))], cluster)
     assert words.startswith("node2: its quotas are 2, 3 bytes, and the daemons that run know it")
+    plan = {**card(2).agreed, "plan[0]": "a file"}
+    words = other_members([*running(2), replace(card(2), agreed=plan)], cluster)
+    assert words.startswith("node2: plan[0] is a file, and on the nodes whose daemons run missing:")
     # Those that run have what they were started with, whatever is written there now.
-    check_members([*running(1), replace(running(2)[1], quotas=(5,)), card(2)], members)
+    check_members([*running(1), replace(running(2)[1], quotas=(5,)), card(2)], cluster)

@@ -13,9 +13,12 @@ from typing import Any
 import psutil
 import pytest
 from bringup.conftest import Local
+from support.planned import save_plan
 from support.session import wait_until
 
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import DistributedSampler
 
 
 def refusal(local: Local, *words: str | Path, status: int, count: int | None = None) -> str:
@@ -61,6 +64,19 @@ def test_sources_that_differ(
     assert "missing: it has to be the same" in line
     local.configure(1, sources=[{"path": str(tree), "include": ["*.tar"]}])
     assert "sources[0].include is ['*.tar'], and on " in refusal(local, status=3)
+
+
+def test_plans_that_differ(tree: Path, local_factory: Callable[..., Local]) -> None:
+    """Who owns what follows from them."""
+    local = local_factory(tree, 2)
+    files = {f"f{i}": (tree / "a" / f"f{i}").stat().st_size for i in range(5)}
+    for rank, seed in enumerate((1, 2)):
+        loader = Loader(DistributedSampler(len(files), 2, seed), 2, 1)
+        plan = save_plan(loader, 1, tree / "a", files, local.directory / f"plan{rank}.npz")
+        local.configure(rank, plan=str(plan))
+    assert "#1: plan[0] is a file with the SHA-256 " in refusal(local, status=3)
+    local.configure(1, plan=[])
+    assert "#1: plan[0] is missing, and on " in refusal(local, status=3)
 
 
 def test_a_port_that_is_taken(tree: Path, local_factory: Callable[..., Local]) -> None:

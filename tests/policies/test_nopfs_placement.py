@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import product
 
 import numpy as np
@@ -236,3 +239,37 @@ def test_it_goes_by_rows(files: int) -> None:
     assert rows.asked < 30 * 16
     assert np.count_nonzero(placed.owner < 0) == 0
     assert placed.value >= 0.99 * placed.bound
+
+
+# Frequencies of 40,000 files on 6 nodes, of unequal sizes; a digest of who owns what.
+OWNERS = """
+import hashlib
+import numpy as np
+from monarch_py.policies.nopfs.placement import place
+rng = np.random.default_rng(3)
+table = np.zeros((6, 40_000), dtype=np.uint16)
+for _ in range(9):
+    order = rng.permutation(40_000)
+    for node in range(6):
+        table[node, order[node::6]] += 1
+sizes = rng.integers(50_000, 200_000, 40_000)
+placed = place(list(table), sizes, np.full(6, int(sizes.sum() * 1.05 / 6)))
+print(hashlib.sha256(placed.owner.tobytes()).hexdigest())
+"""
+OLD_PROCESSOR = {
+    "OPENBLAS_CORETYPE": "Nehalem",
+    "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
+}
+
+
+def test_every_processor_comes_to_the_same_owners() -> None:
+    """Nodes need not be alike, and nobody asks who owns what. NumPy and its BLAS choose their
+    instructions by the processor; they can be told to take it for an older one."""
+    digests = []
+    for variables in ({}, OLD_PROCESSOR):
+        command = [sys.executable, "-W", "ignore", "-c", OWNERS]
+        done = subprocess.run(
+            command, env={**os.environ, **variables}, capture_output=True, text=True, check=True
+        )
+        digests.append(done.stdout)
+    assert digests[0] == digests[1]

@@ -126,9 +126,13 @@ class _Sample:
         # what is held once at most by its best node, if that gains.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
-        got = np.where(wanted, gain, np.float32(0)) @ self.weights
-        used = wanted.astype(np.float32) @ self.weights
-        return float(prices @ self.share + got.sum(dtype=np.float64)), used.astype(np.float64)
+        # Sums whose order is NumPy's: every node has to come to the same prices, and a BLAS adds as
+        # suits the processor.
+        used = np.where(wanted, self.weights, np.float32(0)).sum(axis=1, dtype=np.float64)
+        gain *= wanted
+        gain *= self.weights
+        got = gain.sum(dtype=np.float64)
+        return float((prices * self.share).sum() + got), used
 
 
 def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats:
