@@ -96,14 +96,15 @@ class Places:
         due_s: npt.NDArray[np.float64],
     ) -> None:
         """Takes from `asked`, (n, MONARCH_ASKED) nodes, those files that are to come from the
-        source, and marks the nodes that have theirs whole, for the engine.
+        source, and marks the nodes that have theirs whole, for the engine. Where one of the nodes
+        is known to have it, the source is beside the one that would be asked first.
 
         sizes : (n,) [bytes];  due_s : (n,) when they are needed, from now
         """
         if not self.chooses:
             return
         has = (asked >= 0) & (asked == self._known(ids)[:, None])
-        candidates = np.flatnonzero(has[:, 0]).tolist()
+        candidates = np.flatnonzero(has.any(axis=1)).tolist()
         if candidates:
             turn = _Turn(self._engine, self._flows, len(self._peers) + 1, self._tried)
             now = self._clock()

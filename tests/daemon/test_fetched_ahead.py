@@ -19,13 +19,21 @@ from daemon.planned_site import (
     wait_followed,
 )
 from support.files import Files
-from support.session import MIB, wait_until
+from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
 
 from monarch_py.catalog import CatalogReader
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.native import copy_of
+from monarch_py.plan import Plan
 from monarch_py.plan.samplers import DistributedSampler
+
+
+def copies_of(session: Session, names: list[str]) -> list[int]:
+    """Of each file the number of its copy, 0 for none: the later it was begun, the higher."""
+    generation = session.client.ask("where")["generation"]
+    catalog = CatalogReader.open(session.paths, generation)
+    return [int(copy_of(catalog.words[catalog.find(0, name)])) for name in names]
 
 
 def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
@@ -65,6 +73,10 @@ def test_with_room_for_everything_it_is_fetched_in_the_order_of_use(site: Site) 
     )
     (place,) = (site.directory / "tier").glob("monarch-*/c")
     assert len(list(place.iterdir())) == MANY
+    order = Plan.load(site.directory / "plan.npz").timeline().section(0).node(0)
+    names = sorted(site.files.digests)
+    copies = copies_of(session, [names[unit] for unit in order])
+    assert copies == sorted(copies)
     assert site.mounted.counts()["bytes_read"] <= 1.02 * site.bytes
     with epochs_counted(session, 1) as counted:
         train(session, site.root, epochs=1)
@@ -96,11 +108,7 @@ class Few:
         ).start()
 
     def copies(self) -> list[int]:
-        """Of each file the number of its copy, 0 for none: the later it was begun, the higher."""
-        generation = self.session.client.ask("where")["generation"]
-        catalog = CatalogReader.open(self.session.paths, generation)
-        entries = [catalog.find(0, f"{number}.bin") for number in self.order]
-        return [int(copy_of(catalog.words[entry])) for entry in entries]
+        return copies_of(self.session, [f"{number}.bin" for number in self.order])
 
     def open(self, *places: int) -> None:
         """One program, these files one right after the other."""

@@ -26,29 +26,29 @@ from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import DistributedSampler
 
 MB = 1e6
-PEER = 1
+PEER, OTHER = 1, 2
 FILE = 1_000_000
 HAS_IT = lib.MONARCH_HAS_IT
 
 
 class Site:
-    """Two nodes, of which this is number 0; time and what was measured are the test's."""
+    """Three nodes, of which this is number 0; time and what was measured are the test's."""
 
     def __init__(self, *, chooses: bool = True, performance: Performance | None = None) -> None:
         self.now = 100.0
-        self.counts = np.zeros((3, 2, LEVELS), dtype=np.uint64)
+        self.counts = np.zeros((4, 2, LEVELS), dtype=np.uint64)
         self.queue = self.at_source = 0
-        self.flows = Flows(3, self.counts.copy, performance, lambda: self.now)
+        self.flows = Flows(4, self.counts.copy, performance, lambda: self.now)
         self.peer: Any = SimpleNamespace(last_failure=PeerStatus.OK)
         engine: Any = self
-        peers: Any = {PEER: self.peer}
+        peers: Any = {PEER: self.peer, OTHER: self.peer}
         self.places = Places(engine, self.flows, peers, chooses=chooses, clock=lambda: self.now)
 
     # As an engine.
     width, block_bytes = 4, 4 << 20
 
     def queues(self, _: int) -> Any:
-        return np.array([0, self.queue], dtype=np.uint32)
+        return np.array([0, self.queue, 0], dtype=np.uint32)
 
     def pending(self, *, in_use: bool) -> int:
         return 0 if in_use else self.queue + self.at_source
@@ -81,6 +81,17 @@ def slow_peer() -> Site:
     site.measured(PEER + 1, 1 * MB)
     site.choice()  # that it was asked not long ago
     return site
+
+
+@pytest.mark.parametrize("first", [PEER, OTHER])
+def test_the_source_is_beside_whichever_of_two_holders_is_asked_first(first: int) -> None:
+    """The owner is known to have it, and the other one is not known to have none."""
+    site = slow_peer()
+    site.measured(OTHER + 1, 1 * MB)
+    asked = np.array([[first, PEER + OTHER - first]] * 2, dtype=np.int32)
+    sizes = np.full(2, FILE, dtype=np.uint64)
+    site.places.choose(np.arange(2, dtype=np.uint64), asked, sizes, np.zeros(2))
+    assert (asked[1] == NOBODY).all()
 
 
 def test_the_first_copy_is_the_owners_to_read_however_slow_it_is() -> None:

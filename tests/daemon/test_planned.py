@@ -90,6 +90,29 @@ def test_two_jobs_with_a_plan_each(site: Site) -> None:
     assert totals["misses"] + totals["waits"] <= 0.05 * totals["opens"]
 
 
+def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
+    """A search of hyper-parameters: each job begins when the one before is somewhere in it."""
+    session = site.session([site.plan(epochs=2)] * 3, area=6 * MIB)
+    wait_followed(session)
+    about = {"epochs": 2, "compute_s": 0.03}
+    threads = [
+        threading.Thread(target=train, args=(session, site.root), kwargs=about) for _ in range(3)
+    ]
+    for number, thread in enumerate(threads):
+        thread.start()
+        begun = number + 1
+        wait_until(
+            lambda begun=begun: sum(p["position"] > MANY // 3 for p in plans(session)) == begun,  # type: ignore[misc]
+            what="a job in the middle of its first epoch",
+        )
+    for thread in threads:
+        thread.join()
+    for plan in plans(session):
+        assert plan["state"] == "following"
+        assert plan["position"] >= 2 * MANY * 0.9
+    assert "not followed" not in session.log.read_text()
+
+
 def test_links_stand_for_their_files(session_factory: Factory, tmp_path: Path) -> None:
     """A link to a file, one in another directory, a file behind a link to its directory, and links
     to links."""

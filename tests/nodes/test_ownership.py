@@ -85,7 +85,9 @@ def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
     members = tuple(Member(f"n{i}", "127.0.0.1", 1 + i, (q,)) for i, q in enumerate(quotas))
     membership: Any = Membership(Cluster(rank, members, bytes(32)), None, {})  # type: ignore[arg-type]
     shared: Any = SimpleNamespace(catalog=catalog)
-    engine: Any = SimpleNamespace(c=None)
+    # Files that wait for each of the nodes.
+    waiting = np.zeros(len(quotas), dtype=np.uint32)
+    engine: Any = SimpleNamespace(c=None, waiting=waiting, queues=lambda _: waiting)
     return Nodes(membership, shared, engine, [], **more)
 
 
@@ -215,6 +217,27 @@ def test_what_nobody_waits_for_waits_as_long_as_a_plan_is_placed() -> None:
     made.awaits_plan = False
     made.step(scanned=True)
     assert holdings.patience == Native.MONARCH_NOBODY_WAITS
+
+
+def test_of_two_holders_the_one_with_the_shorter_queue_is_asked_first() -> None:
+    catalog = Catalog([(1 + i, KIB) for i in range(8)], list(range(8)))
+    made = node(0, [MIB] * 4, catalog)
+    made.step(scanned=True)
+    ids = catalog.ids()
+    made.assign(ids, np.tile(np.array([1, 2], dtype=np.int16), (8, 1)), np.zeros(8, dtype=bool))
+    engine: Any = made._engine
+    engine.waiting[:] = [9, 5, 4, 0]
+    assert made.asked(ids).tolist() == [[2, 1]] * 8
+    engine.waiting[:] = [9, 3, 4, 0]
+    assert made.asked(ids).tolist() == [[1, 2]] * 8
+    # As long ones: half of the files each.
+    engine.waiting[:] = 4
+    assert sorted(made.asked(ids)[:, 0].tolist()) == [1] * 4 + [2] * 4
+    # Who holds it too asks the other one, and the owner the source.
+    made.assign(ids, np.tile(np.array([1, 0], dtype=np.int16), (8, 1)), np.ones(8, dtype=bool))
+    assert made.asked(ids).tolist() == [[1, NOBODY]] * 8
+    made.assign(ids, np.tile(np.array([0, 1], dtype=np.int16), (8, 1)), np.ones(8, dtype=bool))
+    assert (made.asked(ids)[:, 0] == NOBODY).all()
 
 
 def test_more_nodes_than_there_are_numbers_for() -> None:
