@@ -23,6 +23,7 @@ from monarch_py.daemon.staging import NOT_KNOWN
 from monarch_py.native import State, state_of, tier_of
 from monarch_py.placement import NOWHERE, FirstFit, Keeps, TierRoom
 from monarch_py.plan import NEVER, Timeline, all_frequencies, analyse
+from monarch_py.plan.samplers import NONE
 from monarch_py.policies.nopfs.placement import place
 
 __all__ = ["Homes", "Placed", "Placing"]
@@ -192,8 +193,12 @@ class _Uses:
 def _first_by_anybody(timeline: Timeline) -> npt.NDArray[np.int64]:
     """(units,) int64, the position of the first use by any node, NOT_KNOWN for none."""
     first = np.full(timeline.units, NOT_KNOWN, dtype=np.int64)
-    for node in range(timeline.nodes):
-        access = analyse(timeline, node)
-        used = access.first_use != NEVER
-        np.minimum.at(first, np.flatnonzero(used), access.first_use[used])
+    turns = timeline.ranks_per_node
+    for section in timeline.sections():
+        steps = section.start + np.arange(len(section.rows), dtype=np.int64) * turns
+        for rank, units in enumerate(section.rows.T):
+            used = units != NONE
+            np.minimum.at(first, units[used], steps[used] + rank % turns)
+        if (first != NOT_KNOWN).all():
+            break  # later sections are later
     return first

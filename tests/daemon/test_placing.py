@@ -1,0 +1,27 @@
+"""In which order files that this node never uses are kept for the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from monarch_py.daemon.placing import _first_by_anybody
+from monarch_py.daemon.staging import NOT_KNOWN
+from monarch_py.plan import NEVER, Plan, PlanPart, analyse
+from monarch_py.plan.index import Index
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import DistributedSampler
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("files", "ranks", "nodes"), [(101, 8, 4), (99, 6, 2), (40, 3, 3)])
+def test_the_first_use_by_anybody_is_the_first_of_all_nodes(
+    files: int, ranks: int, nodes: int, drop_last: bool
+) -> None:
+    index = Index.of("files", "/source", [str(i) for i in range(files)], [1] * files)
+    sampler = DistributedSampler(files, ranks, seed=1, drop_last=drop_last)
+    plan = Plan((index,), (PlanPart("training", 0, Loader(sampler, ranks, 4)),), 3, nodes)
+    timeline = plan.timeline()
+    each = np.stack([analyse(timeline, node).first_use for node in range(nodes)])
+    first = np.where(each == NEVER, NOT_KNOWN, each).min(axis=0)
+    assert _first_by_anybody(timeline).tolist() == first.tolist()
