@@ -60,6 +60,24 @@ def _sources(report: dict[str, Any]) -> Table:
     return _table("Sources", columns, rows, left=3)
 
 
+def _plans(report: dict[str, Any]) -> Table:
+    rows = [
+        [
+            plan["file"],
+            plan["state"],
+            plan["why"],
+            _number(plan["epoch"]),
+            _number(plan["position"]),
+        ]
+        for plan in report["plans"]
+    ]
+    return _table("Plans", ["plan", "", "why", "epoch", "accesses"], rows, left=3)
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
 def _print_status(report: dict[str, Any]) -> None:
     console = Console()
     totals = report["totals"]
@@ -70,6 +88,8 @@ def _print_status(report: dict[str, Any]) -> None:
     )
     console.print(_tiers(report))
     console.print(_sources(report))
+    if report["plans"]:
+        console.print(_plans(report))
     console.print(
         f"Opens {totals['opens']}: {totals['hits']} from copies "
         f"({format_size(totals['bytes_from_tier'])}), {totals['misses']} from the source "
@@ -88,6 +108,8 @@ def _print_all(nodes: list[dict[str, Any]]) -> None:
             continue
         tiers, sources = report["tiers"], report["sources"]
         state = "switched off" if report["switched_off"] else "serving"
+        if any(plan["state"] == "dropped" for plan in report["plans"]):
+            state += ", a plan dropped"
         used = sum(tier["used_bytes"] for tier in tiers)
         quota = sum(tier["quota_bytes"] for tier in tiers)
         counts = [sum(s[name] for s in sources) for name in ("files", "present")]

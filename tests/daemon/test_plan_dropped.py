@@ -114,6 +114,10 @@ def test_a_plan_for_a_dataset_that_has_changed_is_dropped(site: Site) -> None:
     session = site.session(plan)
     wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the look at the dataset")
     assert_dropped(session, f"2 of {MANY} files in .* are gone or others now")
+    shown = session.monarch("status").stdout
+    assert "Plans" in shown
+    assert "dropped" in shown
+    assert "dropped" in session.monarch("status", "--all").stdout
     check_all(session, site.files, site.root)
 
 
