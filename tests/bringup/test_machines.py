@@ -24,7 +24,7 @@ PROGRAM = [sys.executable, "-m", "monarch_py"]
 def machines(tmp_path: Path) -> Iterator[Machines]:
     if missing := why_no_mpi() or why_no_machines():
         pytest.skip(missing)
-    with Machines(tmp_path / "machines", len(NAMES)) as made:
+    with Machines(tmp_path / "machines", len(NAMES), "1gbit") as made:
         yield made
 
 
@@ -91,6 +91,28 @@ def test_every_machine_sees_all(started: Machines, config: Path) -> None:
     done = together(started, "stop", "-c", config)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("stopped") == 3
+
+
+def test_files_come_over_the_links(started: Machines, config: Path, tree: Path) -> None:
+    """All machines read everything, one after the other: what one keeps, the others get there."""
+    files = sorted(path for path in tree.rglob("*") if path.is_file())
+    plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
+    wait_until(
+        lambda: all(n["status"]["scanned"] for n in nodes_seen_by(started, 0, config)),
+        what="the list on all machines",
+    )
+    for machine in range(len(NAMES)):
+        words: list[str | Path] = ["run", "-q", "-c", config, "--", "sha256sum", *files]
+        done = started.run(machine, *PROGRAM, *words, env=env())
+        assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
+
+    def got_and_given() -> tuple[int, int]:
+        reports = [node["status"] for node in nodes_seen_by(started, 0, config)]
+        got = sum(report["totals"]["bytes_from_peers"] for report in reports)
+        return got, sum(report["nodes"]["served_bytes"] for report in reports)
+
+    size = sum(file.stat().st_size for file in files)
+    wait_until(lambda: min(got_and_given()) >= size, what="what the others keep")
 
 
 def test_a_machine_that_is_cut_off_does_not_answer(started: Machines, config: Path) -> None:
