@@ -49,7 +49,9 @@ class Cluster:
     def of(cls, told: dict[str, Any]) -> Cluster:
         """ValueError, KeyError or TypeError for what `told` has not made."""
         members = tuple(Member(**{**m, "quotas": tuple(m["quotas"])}) for m in told["members"])
-        return cls(int(told["rank"]), members, bytes.fromhex(told["secret"]), dict(told["agreed"]))
+        return cls(
+            int(told["rank"]), members, bytes.fromhex(told["secret"]), dict(told.get("agreed", {}))
+        )
 
     def dumps(self) -> bytes:
         return json.dumps(self.told()).encode()

@@ -21,6 +21,7 @@ from monarch_py.session import SessionDir, shm_root
 
 __all__ = ["Card", "check_cards", "check_members", "make_card", "those_that_run"]
 
+THOSE_THAT_RUN = "the nodes whose daemons run"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -95,7 +96,7 @@ def _agreed(config: Config) -> dict[str, str]:
         agreed[f"{key}.max_size"] = "none" if most is None else f"{most} bytes"
     # Owners follow from plans: with another one on one node, files would have none, or two.
     for i, plan in enumerate(config.plans):
-        agreed[f"plan[{i}]"] = f"a file with the SHA-256 {_digest(plan)}"
+        agreed[f"plan[{i}]"] = f"one with the SHA-256 {_digest(plan)}"
     return agreed
 
 
@@ -133,7 +134,7 @@ def check_members(cards: Sequence[Card], cluster: Cluster) -> None:
     for card, member in zip(cards, cluster.members, strict=True):
         if card.running is not None:
             continue
-        _check_agreed(card, "the nodes whose daemons run", cluster.agreed)
+        _check_agreed(card, THOSE_THAT_RUN, cluster.agreed)
         if card.quotas != member.quotas:
             raise SessionError(
                 f"{card.name}: its quotas are {_listed(card.quotas)} bytes, and the daemons that"
@@ -146,9 +147,12 @@ def _check_agreed(card: Card, others: str, agreed: Mapping[str, str]) -> None:
     for key in dict.fromkeys([*agreed, *card.agreed]):
         ours, theirs = agreed.get(key, "missing"), card.agreed.get(key, "missing")
         if ours != theirs:
+            mend = "give them the same file" if key.startswith("plan") else f"correct {card.file}"
+            if others == THOSE_THAT_RUN:
+                mend += ", as it was when they were started, or stop all daemons first"
             raise SessionError(
                 f"{card.name}: {key} is {theirs}, and on {others} {ours}: it has to be the"
-                f" same on all nodes; correct {card.file}"
+                f" same on all nodes; {mend}"
             )
 
 

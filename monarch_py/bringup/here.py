@@ -110,8 +110,8 @@ def _listen_again(host: str, port: int) -> socket.socket:
         return listen(host, port)
     except SessionError as error:
         raise SessionError(
-            f"the daemons that run reach this node at {host}, port {port}, which is not free here"
-            " now: end what listens there, or stop all daemons first"
+            f"the daemons that run reach this node at {host}, port {port}, where this one cannot"
+            f" be served now ({error.__cause__}): mend that, or stop all daemons first"
         ) from error
 
 

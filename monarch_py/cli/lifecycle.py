@@ -157,9 +157,8 @@ def stop(config_file: Path) -> None:
     try:
         pid = int(Client(session).ask("stop")["pid"])
     except SessionError as error:
-        if launched() is None:
+        if _with_others(alone=False) is None:
             raise
-        # Of several nodes; the others have stopped all the same.
         raise SessionError(f"{socket.gethostname()}: {error}") from error
     if not _wait_until_gone(pid):
         raise MonarchError(f"process {pid} was asked to stop and still runs after 60 s")

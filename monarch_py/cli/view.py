@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from monarch_py.cli.options import as_json, config_option
@@ -23,7 +24,7 @@ def _table(title: str, columns: list[str], rows: list[list[Any]], left: int = 1)
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(escape(str(cell)) for cell in row))
     return table
 
 

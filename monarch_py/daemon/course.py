@@ -5,7 +5,6 @@ loop asks now and then; nothing in it waits.
 """
 
 import os
-import time
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,7 +85,6 @@ class Course:
         self.layout = self.timeline.layout()
         self.state, self.why, self.misled = "waiting", "", False
         self.entries: Ids = np.zeros(0, dtype=np.uint64)
-        self.moved_at = float("-inf")  # when its job has last opened something, time.monotonic()
         self.number = 0  # of the run, in the layout
         self.follower: Follower | None = None
         self._executor = executor
@@ -230,8 +228,6 @@ class Course:
         run = self.follower.run
         known = self._is_known(ids)
         fits[known] = self.follower.observe(self._of_entry[ids[known]])
-        if fits.any():
-            self.moved_at = time.monotonic()
         if self.follower.run is not run:
             self._go_on()
         return fits

@@ -31,10 +31,6 @@ LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # What is ahead is looked at again this often at most [s].
 LOOK_S = 0.02
 
-# A job of which nothing was seen for so long has ended, or not begun: what it needs is fetched
-# behind what the others need [s].
-IDLE_S = 30.0
-
 NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 
@@ -86,19 +82,16 @@ class Fetching:
         return self._pace.seconds(files, time.monotonic())
 
     def _look_ahead(self) -> None:
-        """What comes next, of all plans: as if those whose jobs go on did so at the same pace, and
-        the others behind them."""
+        """What comes next, of all plans: as if they went on at the same pace."""
         now = time.monotonic()
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
-        courses = [course for course in self._courses if course.is_active]
-        parts = [course.upcoming(LOOK) for course in courses]
+        parts = [course.upcoming(LOOK) for course in self._courses if course.is_active]
         ids = np.concatenate([*parts, NONE])
         if len(parts) > 1:
-            behind = [LOOK * (now - course.moved_at > IDLE_S) for course in courses]
-            distances = [np.arange(len(p)) + b for p, b in zip(parts, behind, strict=True)]
-            ids = ids[np.argsort(np.concatenate(distances), kind="stable")]
+            distance = np.concatenate([np.arange(len(part)) for part in parts])
+            ids = ids[np.argsort(distance, kind="stable")]
         ordered, first = np.unique(ids, return_index=True)
         places = np.empty(len(first), dtype=np.int64)
         places[np.argsort(first, kind="stable")] = np.arange(len(first))

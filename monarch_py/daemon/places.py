@@ -109,6 +109,9 @@ class Places:
             turn = _Turn(self._engine, self._flows, len(self._peers) + 1, self._tried)
             now = self._clock()
             for i in candidates:
+                first, second = int(asked[i, 0]), int(asked[i, 1])
+                if second >= 0 and turn.is_second_faster(first, second, int(sizes[i]), now):
+                    asked[i], has[i] = asked[i, ::-1].copy(), has[i, ::-1].copy()
                 if turn.is_source_better(int(asked[i, 0]), int(sizes[i]), float(due_s[i]), now):
                     asked[i] = NOBODY
                     self.chosen += 1
@@ -129,6 +132,14 @@ class _Turn:
         self._threads = 2 * PEER_THREADS // (1 + 2 * busy)
         self._at_source = pending - int(self._queues.sum())
         self._each: dict[tuple[int, int], float | None] = {}
+
+    def is_second_faster(self, first: int, second: int, size: int, now: float) -> bool:
+        """Of two nodes that may have a file. One that was not asked for long may be fast again."""
+        if self._is_due(first + 1, now):
+            return False
+        one = self._seconds(first + 1, size, int(self._queues[first]), self._threads)
+        two = self._seconds(second + 1, size, int(self._queues[second]), self._threads)
+        return one is not None and two is not None and two < one
 
     def is_source_better(self, node: int, size: int, due_s: float, now: float) -> bool:
         """Counts the file where it goes."""

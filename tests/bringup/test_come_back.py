@@ -148,7 +148,10 @@ def test_its_address_is_somebody_elses(local: Local) -> None:
     host, _, port = seen_by(local, 0)[VICTIM]["address"].rpartition(":")
     with socket.create_server((host, int(port))):
         line = refusal(local)
-    assert f"#1: the daemons that run reach this node at {host}, port {port}, which is not" in line
+    assert (
+        f"#1: the daemons that run reach this node at {host}, port {port}, where this one" in line
+    )
+    assert "Address already in use" in line
     local.start()
     serve_together(local)
 

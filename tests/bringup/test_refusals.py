@@ -74,7 +74,7 @@ def test_plans_that_differ(tree: Path, local_factory: Callable[..., Local]) -> N
         loader = Loader(DistributedSampler(len(files), 2, seed), 2, 1)
         plan = save_plan(loader, 1, tree / "a", files, local.directory / f"plan{rank}.npz")
         local.configure(rank, plan=str(plan))
-    assert "#1: plan[0] is a file with the SHA-256 " in refusal(local, status=3)
+    assert "#1: plan[0] is one with the SHA-256 " in refusal(local, status=3)
     local.configure(1, plan=[])
     assert "#1: plan[0] is missing, and on " in refusal(local, status=3)
 

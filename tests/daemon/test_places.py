@@ -94,6 +94,25 @@ def test_the_source_is_beside_whichever_of_two_holders_is_asked_first(first: int
     assert (asked[1] == NOBODY).all()
 
 
+def test_the_faster_of_two_holders_goes_first_and_the_slower_is_tried_again() -> None:
+    site = Site()
+    site.has(100)
+    site.measured(SOURCES, 50 * MB)
+    site.measured(PEER + 1, 100 * MB)
+    site.measured(OTHER + 1, 1 * MB)
+
+    def chosen() -> list[int]:
+        asked = np.array([[OTHER, PEER]], dtype=np.int32)
+        sizes = np.full(1, FILE, dtype=np.uint64)
+        site.places.choose(np.zeros(1, dtype=np.uint64), asked, sizes, np.zeros(1))
+        return [int(node) for node in asked[0]]
+
+    assert chosen() == [OTHER, PEER + HAS_IT]  # which was never asked
+    assert chosen() == [PEER + HAS_IT, OTHER]
+    site.now += TRY_AGAIN_S
+    assert chosen() == [OTHER, PEER + HAS_IT]
+
+
 def test_the_first_copy_is_the_owners_to_read_however_slow_it_is() -> None:
     site = Site()
     site.measured(SOURCES, 100 * MB)

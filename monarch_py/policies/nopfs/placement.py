@@ -155,7 +155,9 @@ def _two_best(
     first = np.full(len(files), -np.inf)
     second = first.copy()
     for node in nodes.tolist():
-        gain = values[node][files] - prices.room[node] + prices.noise(node, files)
+        # NumPy 1 would subtract in float32, and 2 does not: all nodes have to say the same.
+        value = values[node][files].astype(np.float64)
+        gain = value - prices.room[node] + prices.noise(node, files)
         better = gain > first
         second = np.where(better, first, np.maximum(second, gain))
         first = np.where(better, gain, first)
