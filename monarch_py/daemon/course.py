@@ -21,14 +21,18 @@ from monarch_py.daemon.shared import Shared
 from monarch_py.errors import ConfigError
 from monarch_py.native import Kind, lib, pointer
 from monarch_py.plan import Plan
-from monarch_py.plan.follow import Follower, Run, locate
+from monarch_py.plan.follow import Follower
 from monarch_py.plan.index import Index
+from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
 
 __all__ = ["Course", "Found", "Loaded", "load_plan"]
 
 # A plan, and the version of the file that it is from.
 Loaded = tuple[Version, Plan]
+
+# For when a search is to be made again: this one is the last.
+GIVE_UP = -1
 
 # What is seen before the files are known is kept up to so many accesses.
 EARLY = 1 << 20
@@ -91,6 +95,7 @@ class Course:
         self._of_entry: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
+        self._search_again_at = GIVE_UP  # if nothing is found: when so many accesses are judged
         self._early: list[Ids] = []
         self._over: list[Future[Ids]] = []
         self._is_from_its_beginning = True  # that the run is followed
@@ -149,11 +154,8 @@ class Course:
                 self._expect(follower, drawn.result())
         if self._search is not None:
             self._end_search(follower)
-        # What does not fit may be the next run's, which is still being drawn.
-        elif follower.is_lost and not (follower.is_ending and self._drawing is not None):
-            self.state = "searching"
-            evidence = follower.evidence
-            self._search = self._executor.submit(self._find_place, evidence)
+        elif self.state == "following" or follower.judged >= self._search_again_at:
+            self._search_if_lost(follower)
         ahead = self.number + 1
         if follower.following is None and self._drawing is None and ahead < len(self.layout):
             self._drawing = ahead, self._executor.submit(self.draw, ahead)
@@ -188,12 +190,24 @@ class Course:
             return np.zeros(0, dtype=np.uint64)
         return self._over.pop(0).result()
 
-    def _find_place(self, evidence: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
-        """For the thread: the run in which the evidence lies together best, and where."""
+    def _search_if_lost(self, follower: Follower) -> None:
+        if not follower.is_lost:
+            self.state = "following"
+        # What does not fit may be the next run's, which is still being drawn.
+        elif not (follower.is_ending and self._drawing is not None):
+            is_first, self.state = self.state == "following", "searching"
+            # Of a job that has just jumped, some of the last accesses are from where it was; but
+            # not those that do not fit.
+            more = SEARCHED - follower.unexplained if is_first else 0
+            self._search_again_at = follower.judged + more if more > 0 else GIVE_UP
+            self._search = self._executor.submit(self._find_place, follower.recent)
+
+    def _find_place(self, recent: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
+        """For the thread: the run in which the last accesses lie together best, and where."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
-            share, place = locate(run, evidence)
+            share, place = locate(run, recent)
             if share > (best[0] if best else 0.0):
                 best = share, number, run, place
         return best[1:] if best else None
@@ -206,13 +220,15 @@ class Course:
         if found is not None:
             self.number, run, place = found
             self._over, self._is_from_its_beginning = [], False
-            evidence = follower.evidence
+            recent = follower.recent
             follower.enter(run, place)
-            follower.observe(np.unique(evidence))
+            follower.observe(np.unique(recent))
             self.state = "following"
+        elif self._search_again_at != GIVE_UP:
+            return
         elif follower.is_lost:
-            seen = follower.fits + follower.misfits
-            self.drop(f"of the last {seen} files that were opened {follower.misfits} were others")
+            others, judged = follower.misfits, follower.judged
+            self.drop(f"of the last {judged} files that were opened {others} were others")
         else:
             self.state = "following"
 

@@ -19,87 +19,23 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
+from monarch_py.plan.run import RECENT, SEARCHED, UNSEEN, Run, Units
 from monarch_py.plan.samplers import NONE
-from monarch_py.plan.timeline import Part, Section
 
-__all__ = ["NOT_SOON", "Distances", "Follower", "Run", "locate", "window_steps"]
+__all__ = ["NOT_SOON", "Distances", "Follower"]
 
-# Batches that a DataLoader's workers may well have under way where the plan does not say: eight
-# workers of four. Where it does say, so many times that: some accesses are never seen. Never more
-# than this share of a run, but for what the plan says, or any order would fit.
-USUAL_AHEAD, SLACK, USUAL_SHARE = 32, 2, 4
 # Accesses from which a judgement is made. 100 of a rank must be enough for it.
-JUDGED = 48
-# More of the plan's accesses may have been made than were seen, so many for each.
-UNSEEN = 1.5
-# The last accesses that fitted; a quarter of them lies before the front.
-RECENT = 32
+JUDGED = 40
+# The front is never farther than so many times what was seen: it follows others' accesses too.
+SEEN = 4
 # Where chance alone makes more of any order fit, no order can be told from another.
-MOST_BY_CHANCE = 0.5
+MOST_BY_CHANCE = 0.75
 # Later than every access that is known.
 NOT_SOON = np.iinfo(np.int64).max
-# A place in the plan is found where so much of the evidence lies together.
-FOUND = 0.7
 
-Units = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
+NO_UNITS: Units = np.zeros(0, dtype=np.int32)
 Distances = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-
-
-def window_steps(part: Part, prefetched: int = 0) -> int:
-    """How many steps accesses may be out of order: with W workers that each prepare P batches, W P
-    are under way, and so are those of which the training waits for one.
-
-    prefetched : steps that something else reads ahead of the training
-    """
-    return part.loader.ahead + 1 + prefetched
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """What one node does in one section of its plan, each unit once, where it is used first: who
-    has a file open reads it again without anybody seeing it.
-
-    units : (n,) int32, in this order;  place : (units of the plan,) int32, where each comes, NONE
-    for those that do not;  starts : (n,) int64, the position of each in the plan's timeline
-    window : how many places one may come early
-    """
-
-    epoch: int
-    units: Units
-    place: Units
-    starts: npt.NDArray[np.int64]
-    window: int
-
-    @classmethod
-    def of(cls, section: Section, node: int, units: int, window: int | None = None) -> Run:
-        """units : of the plan;  window : None = as window_steps has it, or as is usual."""
-        if window is not None and window < 1:
-            raise ConfigError(f"window: {window} is out of range; write 1 or more")
-        own = section.node(node)
-        at = np.flatnonzero(own != NONE)
-        # Backwards, so that of several uses the first one stays.
-        first = np.full(units, -1, dtype=np.int32)
-        first[own[at[::-1]]] = at[::-1]
-        at = at[first[own[at]] == at]
-        order = own[at]
-        place = np.full(units, NONE, dtype=np.int32)
-        place[order] = np.arange(len(order), dtype=np.int32)
-        if window is None:
-            told = window_steps(section.part) * section.per_step
-            usual = (USUAL_AHEAD + 1) * section.per_step
-            ample = SLACK * told if section.part.loader.workers else usual
-            # The front lags behind by almost as many as it is made from.
-            window = max(told, min(max(ample, 2 * RECENT), len(order) // USUAL_SHARE))
-        return cls(section.epoch, order, place, section.start + at, window)
-
-    def __len__(self) -> int:
-        return len(self.units)
-
-    @property
-    def chance(self) -> float:
-        """The share of accesses in any order that fit."""
-        return min(1.0, self.window / max(1, len(self)))
 
 
 @dataclass(eq=False)
@@ -135,14 +71,25 @@ class _Progress:
         fits[np.flatnonzero(new)[order[ordered < limit]]] = True
         return fits
 
+    def chance(self, accesses: int) -> float:
+        """How much of so many accesses to the run's units in any order would fit now: a share of
+        those that `again` does not know."""
+        reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
+        near = max(0, self.front - 2 * self.run.window), self.front + 2 * self.run.window + 1
+        others = len(self.run) - int(np.count_nonzero(self.seen[slice(*near)]))
+        return min(1.0, (min(reach, len(self.run)) - self.count) / max(1, others))
+
     def take(self, units: Units) -> None:
         """Units that fit have come."""
         places = np.sort(self.run.place[units])
         self.seen[places] = True
         self.count += len(places)
         self._recent.extend(places[-RECENT:].tolist())
-        quarter = sorted(self._recent)[len(self._recent) // 4] if len(places) else 0
-        self.front = max(self.front, quarter, self.count - self.run.window)
+        front = self.count - self.run.window
+        if len(self._recent) == RECENT:
+            quarter = sorted(self._recent)[RECENT // 4]
+            front = max(front, min(quarter, RECENT + SEEN * self.count))
+        self.front = max(self.front, front)
         if self.is_done:
             self.front = len(self.run)
 
@@ -158,7 +105,47 @@ class _Progress:
 
     @property
     def is_ending(self) -> bool:
-        return self.front >= len(self.run) - 2 * self.run.window or self.is_done
+        # The front lags behind; but of a short run not all is its end.
+        end = min(2 * self.run.window, len(self.run) // 2)
+        return self.front >= len(self.run) - end or self.is_done
+
+
+@dataclass(frozen=True, eq=False)
+class _Verdict:
+    """On what was opened between two looks, and nobody else has explained.
+
+    units : (n,);  misfits : (m,) of them
+    chance : how much of so many would fit if they were any units
+    own : how many are in a run of the node;  own_chance : how much of any such would fit
+    """
+
+    units: Units
+    misfits: Units
+    chance: float
+    own: int
+    own_chance: float
+
+
+class _Chance:
+    """How much of accesses in any order would fit, of all units: `fits`; and how much of them is in
+    a run of the node."""
+
+    def __init__(self) -> None:
+        self._not_fitting = self._not_own = 1.0
+
+    def add(self, run: Run, chance: float) -> None:
+        """A run, and how much of its own units would fit."""
+        share = len(run) / max(1, len(run.place))
+        self._not_fitting *= 1 - chance * share
+        self._not_own *= 1 - share
+
+    @property
+    def fits(self) -> float:
+        return 1 - self._not_fitting
+
+    @property
+    def of_own(self) -> float:
+        return self.fits / max(self.fits, 1 - self._not_own, 1e-9)
 
 
 class Follower:
@@ -173,8 +160,9 @@ class Follower:
         self._before: _Progress | None = None
         self._now = _Progress(run)
         self._next: _Progress | None = None
-        self._verdicts: deque[tuple[int, Units]] = deque()
+        self._verdicts: deque[_Verdict] = deque()
         self._judged = 0
+        self._chance = _Chance()
         self.fits = self.misfits = 0
         self.enter(run, place)
 
@@ -220,7 +208,7 @@ class Follower:
         fit this one is looked at again."""
         self.following = following
         if self._now.is_ending:
-            early = np.unique(self.evidence)
+            early = np.unique(np.concatenate([NO_UNITS, *(v.misfits for v in self._verdicts)]))
             self._verdicts.clear()
             self._judged = 0
             self.judge(early, self.observe(early))
@@ -229,20 +217,26 @@ class Follower:
 
     def observe(self, units: Units) -> Bools:
         """Which of these units (n,) int32, each once, opened since the last call, fit the plan."""
+        chance = _Chance()
+        chance.add(self._now.run, self._now.chance(len(units)))
         fits = self._now.fitting(units)
         self._now.take(units[fits])
         if self._now.is_ending and self.following is not None:
             if self._next is None:
                 self._next = _Progress(self.following)
+            chance.add(self.following, self._next.chance(len(units)))
             begun = ~fits & self._next.fitting(units)
             self._next.take(units[begun])
-            self._last.extend([False] * int(fits.sum()) + [True] * int(begun.sum()))
+            self._last.extend(_mixed(int(fits.sum()), int(begun.sum())))
             fits |= begun
         for progress, lags in ((self._now, True), (self._before, False)):
             if progress is not None:
+                if not lags:
+                    chance.add(progress.run, 1 - progress.count / max(1, len(progress.run)))
                 late = ~fits & progress.unseen(units, lags=lags)
                 progress.take(units[late])
                 fits |= late
+        self._chance = chance
         if self._next is not None and (self._now.is_done or self._has_begun(self._next)):
             self._before, self._now, self._next = self._now, self._next, None
             self.following = None
@@ -258,22 +252,31 @@ class Follower:
         """Takes note of how what was observed fits: (n,) units that nobody else has explained, and
         whether they fitted."""
         known = fits | ~self._known_again(units)
-        misfits = units[known & ~fits]
-        n = int(known.sum())
-        self.fits += n - len(misfits)
+        misfits, units = units[known & ~fits], units[known]
+        self.fits += len(units) - len(misfits)
         self.misfits += len(misfits)
-        if n:
-            self._verdicts.append((n, misfits))
-            self._judged += n
-        while self._verdicts and self._judged - self._verdicts[0][0] >= JUDGED:
-            self._judged -= self._verdicts.popleft()[0]
+        if len(units):
+            own = int(np.count_nonzero(self._is_own(units)))
+            chance = self._chance.fits, own, self._chance.of_own
+            self._verdicts.append(_Verdict(units, misfits, *chance))
+            self._judged += len(units)
+        while self._verdicts and self._judged - len(self._verdicts[0].units) >= JUDGED:
+            self._judged -= len(self._verdicts.popleft().units)
+
+    def _is_own(self, units: Units) -> Bools:
+        own = np.zeros(len(units), dtype=bool)
+        for progress in self._all():
+            own |= progress.run.place[units] != NONE
+        return own
 
     def _known_again(self, units: Units) -> Bools:
-        again = self._now.again(units)
-        for progress in (self._before, self._next):
-            if progress is not None:
-                again |= progress.again(units)
+        again = np.zeros(len(units), dtype=bool)
+        for progress in self._all():
+            again |= progress.again(units)
         return again
+
+    def _all(self) -> list[_Progress]:
+        return [p for p in (self._before, self._now, self._next) if p is not None]
 
     @property
     def is_ending(self) -> bool:
@@ -281,19 +284,37 @@ class Follower:
         return self._now.is_ending
 
     @property
-    def evidence(self) -> Units:
-        """The last accesses that did not fit."""
-        return np.concatenate([np.zeros(0, np.int32), *(each for _, each in self._verdicts)])
+    def recent(self) -> Units:
+        """The last accesses, (n,): as many as are looked for in the plan, or a few more."""
+        found: list[Units] = [NO_UNITS]
+        for verdict in reversed(self._verdicts):
+            found.append(verdict.units)
+            if sum(map(len, found)) >= SEARCHED:
+                break
+        return np.concatenate(found)
+
+    @property
+    def judged(self) -> int:
+        """Accesses of which note was taken, ever."""
+        return self.fits + self.misfits
+
+    @property
+    def unexplained(self) -> int:
+        """How many of the last accesses did not fit."""
+        return sum(len(v.misfits) for v in self._verdicts)
 
     @property
     def is_lost(self) -> bool:
-        """Whether what is seen fits hardly better than any order would: then the node is elsewhere
-        in its plan, or does something else. Never where any order fits as well."""
-        chance = self.run.chance
-        if self._judged < JUDGED or chance > MOST_BY_CHANCE:
+        """Whether what is seen fits hardly better than any order would, be it of all units or of
+        those that are the node's: then the node is elsewhere in its plan, or does something else.
+        Never where any order fits as well."""
+        if self._judged < JUDGED:
             return False
-        share = 1 - len(self.evidence) / self._judged
-        return share <= chance + (1 - chance) / 4
+        fits = self._judged - self.unexplained
+        own = sum(v.own for v in self._verdicts)
+        own_by_chance = sum(v.own * v.own_chance for v in self._verdicts)
+        by_chance = sum(len(v.units) * v.chance for v in self._verdicts)
+        return _is_chance(fits, own, own_by_chance) or _is_chance(fits, self._judged, by_chance)
 
     # --- what comes -----------------------------------------------------------------------------
 
@@ -327,6 +348,19 @@ class Follower:
         return partial(_distances, now.run, now.seen.copy(), low, self.following, following)
 
 
+def _mixed(now: int, begun: int) -> list[bool]:
+    """Of what was opened at once, which the next run's were: the last of them, as if they had come
+    evenly."""
+    last = min(now + begun, RECENT)
+    share = round(last * begun / max(1, now + begun))
+    return [False] * (last - share) + [True] * share
+
+
+def _is_chance(fits: int, accesses: int, by_chance: float) -> bool:
+    enough = accesses >= JUDGED // 2 and by_chance <= MOST_BY_CHANCE * accesses
+    return enough and fits <= by_chance + (accesses - by_chance) / 4
+
+
 def _distances(
     run: Run, seen: Bools, low: int, following: Run | None, begun: Bools | None
 ) -> Distances:
@@ -341,20 +375,3 @@ def _distances(
         second[units[again]] = away[again]
         first[units[~again]] = away[~again]
     return first, second
-
-
-def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """How much of the evidence, (n,) units that were opened one after the other, lies together in
-    this run, and where: (share of it, the place where it begins). The share is 0 where that may be
-    chance."""
-    places = np.sort(run.place[evidence])
-    places = places[places != NONE]
-    if not len(places):
-        return 0.0, 0
-    width = run.window + UNSEEN * len(evidence)
-    inside = np.searchsorted(places, places + width) - np.arange(len(places))
-    best = int(inside.argmax())
-    share = float(inside[best]) / len(evidence)
-    by_chance = min(1.0, width / len(run))
-    is_it = share >= FOUND and share >= by_chance + (1 - by_chance) / 3
-    return (share if is_it else 0.0), int(places[best])
