@@ -92,7 +92,9 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     width = run.window + UNSEEN * len(evidence)
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
-    share, by_chance = float(inside[best]) / len(evidence), width / len(run)
+    share = float(inside[best]) / len(evidence)
+    # Of any units: another seed gives a node others, and so does another epoch.
+    by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
     return (share if is_it else 0.0), int(places[best])
 
