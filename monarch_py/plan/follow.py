@@ -107,7 +107,7 @@ class _Progress:
     def is_ending(self) -> bool:
         # The front lags behind; but of a short run not all is its end.
         end = min(2 * self.run.window, len(self.run) // 2)
-        return self.front >= len(self.run) - end or self.is_done
+        return max(self.front, self.count) >= len(self.run) - end
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,7 @@ def planned_factory(
 ) -> Callable[..., PlannedNodes]:
     """Makes nodes, not started, with the plan of a training that has a rank on each:
     planned_factory(loader, epochs, files, size, quota, area, **settings); quota, area : of each
-    node's tier and staging area [bytes]."""
+    node's tier and staging area [bytes]; quotas : of the nodes, where they are not the same."""
 
     def make(
         loader: Loader, epochs: int, files: int, size: int, quota: int, area: int, **settings: Any
@@ -94,9 +94,8 @@ def planned_factory(
         (tmp_path / "area").mkdir()
         staging = {"mount_point": str(tmp_path / "area"), "max_storage_quota": area}
         ranks = loader.world_size
-        nodes = nodes_factory(
-            [source] * ranks, [quota] * ranks, plan=str(plan), staging=staging, **settings
-        )
+        quotas = settings.pop("quotas", [quota] * ranks)
+        nodes = nodes_factory([source] * ranks, quotas, plan=str(plan), staging=staging, **settings)
         return PlannedNodes(epoch_reader, source, nodes, list(sizes))
 
     return make

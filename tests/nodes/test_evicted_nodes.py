@@ -29,7 +29,8 @@ def test_no_owner_drops_what_the_others_come_for(
     planned_factory: Callable[..., PlannedNodes],
 ) -> None:
     rng = np.random.default_rng(3)
-    epochs = [rng.permutation(HALF) + HALF * (e >= EPOCHS) for e in range(2 * EPOCHS)]
+    halves = [rng.permutation(HALF) + HALF * (e >= EPOCHS) for e in range(2 * EPOCHS)]
+    epochs = [half.tolist() for half in halves]
     planned = planned_factory(
         Loader(Listed(FILES, np.array(epochs)), RANKS, 2, workers=1),
         len(epochs),

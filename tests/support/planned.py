@@ -48,16 +48,17 @@ class PlannedNodes:
     def wait_follows(node: Node) -> None:
         wait_until(partial(follows, node), what="a plan")
 
-    def read(self, orders: Sequence[Iterable[int]]) -> None:
+    def reader(self, rank: int, order: Iterable[int]) -> Reader:
+        """Reads the files with these numbers on a node; a context."""
+        files, root = [int(self.names[i]) for i in order], self.source.mountpoint
+        return Reader(self._program, self.all[rank], "read", MIB, 1, root, files)
+
+    def read(self, orders: Sequence[Sequence[int]]) -> None:
         """On each node the files with these numbers, on all of them at a time; none on a node that
         has none to read."""
         with ExitStack() as stack:
-            readers = []
-            for node, order in zip(self.all, orders, strict=True):
-                files, root = [int(self.names[i]) for i in order], self.source.mountpoint
-                if files:
-                    reader = Reader(self._program, node, "read", MIB, 1, root, files)
-                    readers.append(stack.enter_context(reader))
+            ranks = (rank for rank, order in enumerate(orders) if order)
+            readers = [stack.enter_context(self.reader(rank, orders[rank])) for rank in ranks]
             for reader in readers:
                 reader.end()
 
