@@ -1,0 +1,182 @@
+"""Several nodes with a plan, of which one fails, or whose jobs start anew; quotas that differ or do
+not suffice. The plan goes on, and the source is read once for what the nodes can hold."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+from support.nodes import Host, Node
+from support.planned import PlannedNodes, follows
+from support.session import MIB, wait_until
+from torch.utils.data import DistributedSampler
+
+from benchmarks.peers.nodes import Nodes as Namespaces
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import DistributedSampler as Planned
+
+RANKS, FILES, SIZE, EPOCHS, SEED = 3, 360, 40_000, 6, 11
+VICTIM = 1
+# What a copy takes of a tier [bytes].
+COUNTED = 40_960
+# Room for all files on three nodes, and for a twentieth more.
+QUOTA = FILES * COUNTED * 21 // 20 // RANKS + MIB
+# What a reader may wait for a node that is gone, and what a file takes at the source here [s].
+LONGEST_S = 2.0 + 0.5
+SLOW = 5e6
+
+
+def orders_of(*epochs: int) -> list[list[int]]:
+    """Of each rank, one epoch after the other."""
+    orders: list[list[int]] = []
+    for rank in range(RANKS):
+        sampler: DistributedSampler[int] = DistributedSampler(
+            range(FILES),  # type: ignore[arg-type]  # its length is what it wants
+            RANKS,
+            rank,
+            seed=SEED,
+        )
+        orders.append([])
+        for epoch in epochs:
+            sampler.set_epoch(epoch)
+            orders[rank] += list(sampler)
+    return orders
+
+
+@pytest.fixture
+def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedNodes]:
+    """Nodes that run, with a training of two workers in each rank; settings : see nodes_factory.
+    What another node has comes from there, however fast the source is."""
+
+    def made(area: int = 2 * MIB, **settings: object) -> PlannedNodes:
+        loader = Loader(Planned(FILES, RANKS, SEED), RANKS, 2, workers=2)
+        settings = {"peers": {"fetch": "holders"}, **settings}
+        return planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area, **settings).start()
+
+    return made
+
+
+def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
+    """Of the first epoch of two, when the victim has given something to the others."""
+    victim = planned.all[VICTIM]
+    planned.source.rate(SLOW)
+    with ExitStack() as stack:
+        orders = orders_of(0, 1)
+        readers = [stack.enter_context(planned.reader(rank, orders[rank])) for rank in range(RANKS)]
+        wait_until(lambda: victim.nodes()["served_bytes"] > 4 * SIZE, what="something from it")
+        do(victim)
+        assert all(reader.runs() for reader in readers)
+        ends = [reader.end() for reader in readers]
+    assert max(end["longest_s"] for end in ends) < LONGEST_S
+    planned.source.rate(0)
+
+
+def epoch_of_all(planned: PlannedNodes, epoch: int) -> None:
+    """Reads it, until all nodes know where the training is: at its end, or before the next one."""
+    planned.read(orders_of(epoch))
+
+    def known() -> bool:
+        plans = [node.plan() for node in planned.all]
+        ends = (epoch, epoch + 1)
+        return all(plan["state"] == "following" and plan["epoch"] in ends for plan in plans)
+
+    wait_until(known, what=f"nodes in epoch {epoch}")
+    planned.nodes.wait_idle()
+
+
+def goes_on(planned: PlannedNodes) -> None:
+    """With epochs 2 and 3; then each file has its copies, and the source gives nothing more."""
+    victim = planned.all[VICTIM]
+
+    def usable() -> bool:
+        members = (member for node in planned.all for member in node.nodes()["members"])
+        return all(member.get("usable", True) for member in members)
+
+    wait_until(usable, timeout=60, what="nodes that ask each other again")
+    for epoch in (2, 3):
+        epoch_of_all(planned, epoch)
+    before, served = planned.read_by_fills(), victim.nodes()["served_bytes"]
+    epoch_of_all(planned, 4)
+    assert planned.read_by_fills() == before
+    assert victim.nodes()["served_bytes"] > served
+
+
+def test_a_daemon_that_is_killed_and_started_empty(make: Callable[..., PlannedNodes]) -> None:
+    """It finds the place in the plan that the training is at by then."""
+    planned = make()
+    in_the_middle(planned, Node.kill)
+    victim = planned.all[VICTIM]
+    assert all(follows(node) for node in planned.all if node is not victim)
+    victim.start()
+    victim.wait_scanned()
+    planned.wait_follows(victim)
+    goes_on(planned)
+
+
+def test_a_daemon_that_stops_and_goes_on(make: Callable[..., PlannedNodes]) -> None:
+    planned = make()
+    victim = planned.all[VICTIM]
+    assert_runs = victim.daemon
+    assert assert_runs is not None
+    in_the_middle(planned, lambda _: assert_runs.send_signal(signal.SIGSTOP))
+    assert_runs.send_signal(signal.SIGCONT)
+    wait_until(victim.client.serves, what="the daemon that goes on")
+    goes_on(planned)
+
+
+def test_a_link_that_is_cut_and_mended(
+    namespaces: Namespaces, hosts: list[Host], make: Callable[..., PlannedNodes]
+) -> None:
+    planned = make(hosts=hosts)
+    in_the_middle(planned, lambda _: namespaces.set_link(VICTIM, up=False))
+    namespaces.set_link(VICTIM, up=True)
+    goes_on(planned)
+
+
+@pytest.mark.parametrize("epoch", [1, 4])
+def test_a_job_that_is_killed_goes_on_at_another_epoch(
+    make: Callable[..., PlannedNodes], epoch: int
+) -> None:
+    """Back at the epoch in which it was killed, as from a checkpoint, or somewhere else: its place
+    is found, and the copies are there."""
+    planned = make()
+    epoch_of_all(planned, 0)
+    planned.read([order[: FILES // RANKS // 2] for order in orders_of(1)])
+    epoch_of_all(planned, epoch)
+    assert planned.read_by_fills() == FILES * SIZE
+    assert sum(node.totals()["fallbacks"] for node in planned.all) == 0
+
+
+def test_quotas_that_differ(make: Callable[..., PlannedNodes]) -> None:
+    """One node has room for two thirds of the files, another for a sixteenth."""
+    parts = (32, 16, 3)
+    quotas = [FILES * COUNTED * part // 48 + MIB for part in parts]
+    planned = make(quotas=quotas)
+    own = [node.nodes()["own_files"] for node in planned.all]
+    assert sum(own) == FILES
+    for epoch in range(3):
+        epoch_of_all(planned, epoch)
+    for node, quota, files in zip(planned.all, quotas, own, strict=True):
+        assert files * COUNTED <= quota
+        assert len(node.copies()) >= files
+        assert node.status()["tiers"][0]["used_bytes"] <= quota
+    assert planned.read_by_fills() == FILES * SIZE
+
+
+def test_files_that_nobody_holds(make: Callable[..., PlannedNodes]) -> None:
+    """The nodes have room for three fifths of the files. Of the others each is fetched, ahead of
+    its use, by the node that needs it."""
+    quota, area = FILES * COUNTED // 5, MIB // 2
+    planned = make(area, quotas=[quota] * RANKS)
+    held = sum(node.nodes()["own_files"] for node in planned.all)
+    assert 0.55 < held / FILES <= 0.6
+    epochs = 4
+    for epoch in range(epochs):
+        epoch_of_all(planned, epoch)
+    expected = (held + epochs * (FILES - held)) * SIZE
+    # The areas hold what was used last in an epoch, and in the end what comes next.
+    most = RANKS * area
+    assert expected - (epochs - 1) * most <= planned.read_by_fills() <= expected + most
+    assert sum(node.totals()["fallbacks"] for node in planned.all) == 0
