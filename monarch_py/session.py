@@ -155,5 +155,9 @@ class SessionDir:
     def log(self) -> Path:
         return self.path / "log"
 
+    @property
+    def log_before(self) -> Path:
+        return self.path / "log.1"
+
     def catalog(self, generation: int) -> Path:
         return self.path / f"catalog.{generation}"

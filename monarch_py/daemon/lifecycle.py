@@ -29,6 +29,8 @@ __all__ = ["STAY", "Told", "serve", "spawn", "wait_for"]
 START_LIMIT_S = 60.0
 # As many as a daemon may have open, if the administrator allows it.
 DESCRIPTORS = 65536
+# Of the log of the daemon before so much is kept [bytes].
+KEPT_LOG = 1 << 20
 # What a daemon hears on its lifeline when it shall outlive whoever started it.
 STAY = b"s"
 
@@ -55,8 +57,7 @@ def _session_lock(session: SessionDir) -> Iterator[None]:
         fd = hold(session.lock)
     except SessionError as error:
         raise SessionError(f"a daemon serves this configuration already ({error})") from error
-    if session.log.exists():
-        os.truncate(session.log, 0)  # only now: it may have been a running daemon's
+    _begin_log(session)  # only now: it may have been a running daemon's
     try:
         yield
     finally:
@@ -64,6 +65,17 @@ def _session_lock(session: SessionDir) -> Iterator[None]:
             (session.path / "socket").unlink(missing_ok=True)
             session.lock.unlink(missing_ok=True)
         os.close(fd)
+
+
+def _begin_log(session: SessionDir) -> None:
+    """An empty one. What the daemon before has said last may tell why it died."""
+    if not session.log.exists():
+        return
+    with contextlib.suppress(OSError):
+        said = session.log.read_bytes()[-KEPT_LOG:]
+        if said:
+            session.log_before.write_bytes(said)
+    os.truncate(session.log, 0)
 
 
 def serve(config_file: Path, told: Told | None = None) -> None:

@@ -59,12 +59,17 @@ def read_all(local: Local, rank: int, tree: Path) -> int:
 
 def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
     before = {rank: pid_of(local, rank) for rank in (0, 2)}
+    session = local.session(local.file(VICTIM))
+    last_words = session.log.read_bytes() + b"and why it died\n"
+    session.log.write_bytes(last_words)
     addresses = [node["address"] for node in seen_by(local, 0)]
     done = local.ranks("start", "-c", local.template)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("2 of 3 daemons served ")
     assert done.stdout.endswith(f"started again: those on {socket.gethostname()}#1\n")
     assert {rank: pid_of(local, rank) for rank in (0, 2)} == before
+    assert session.log_before.read_bytes() == last_words
+    assert b"and why it died" not in session.log.read_bytes()
     serve_together(local)
     assert [node["address"] for node in seen_by(local, 0)] == addresses
 

@@ -106,6 +106,7 @@ class Few:
             staging={"mount_point": str(directory / "area"), "max_storage_quota": MIB},
             plan=str(plan),
         ).start()
+        self.session.wait_scanned()
 
     def copies(self) -> list[int]:
         return copies_of(self.session, [f"{number}.bin" for number in self.order])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -32,6 +33,26 @@ def test_two_jobs_at_a_time(cluster_factory: Callable[..., Cluster]) -> None:
     assert cluster.served() <= 1.02 * FILES * SIZE
     total = sum(node.totals()["bytes_from_peers"] for node in cluster.nodes)
     assert total == FILES * SIZE
+
+
+def test_jobs_get_the_same_of_the_source(cluster_factory: Callable[..., Cluster]) -> None:
+    """Two jobs of one node read other files. Served one after the other, the first would need half
+    of the time of the second."""
+    cluster = cluster_factory(1, FILES, SIZE)
+    cluster.rate(10e6)
+    halves = cluster.files[: FILES // 2], cluster.files[FILES // 2 :]
+    began = time.monotonic()
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(cluster.reader(0, half)) for half in halves]
+        left, ended = list(jobs), []
+        while left:
+            wait_until(lambda: any(not job.runs() for job in left), what="the end of a job")
+            for job in [job for job in left if not job.runs()]:
+                left.remove(job)
+                ended.append(time.monotonic() - began)
+        for job in jobs:
+            job.end()
+    assert ended[0] > 0.75 * ended[1]
 
 
 def test_a_job_that_is_killed_and_starts_again(cluster_factory: Callable[..., Cluster]) -> None:
