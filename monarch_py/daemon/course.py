@@ -5,6 +5,7 @@ loop asks now and then; nothing in it waits.
 """
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from monarch_py.plan.index import Index
 from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
 
-__all__ = ["Course", "Found", "Loaded", "load_plan"]
+__all__ = ["Course", "Found", "Loaded", "load_plan", "observe"]
 
 # A plan, and the version of the file that it is from.
 Loaded = tuple[Version, Plan]
@@ -64,11 +65,12 @@ def load_plan(file: Path, nodes: int) -> Loaded:
 class Found:
     """The files of a plan in the catalog.
 
-    entries : (files,) uint64, where each is known;  problem : why the plan does not hold, "" if it
-    does;  runs : the first two
+    entries : (files,) uint64, where each is known;  used : (files,), which of them some node uses
+    problem : why the plan does not hold, "" if it does;  runs : the first two
     """
 
     entries: Ids
+    used: npt.NDArray[np.bool_]
     problem: str
     runs: tuple[Run, ...]
 
@@ -116,7 +118,15 @@ class Course:
             entries.append(found)
             problem = problem or why
         runs = tuple(self.draw(number) for number in range(min(2, len(self.layout))))
-        return Found(np.concatenate(entries), problem, runs)
+        return Found(np.concatenate(entries), self._used_ever(), problem, runs)
+
+    def _used_ever(self) -> npt.NDArray[np.bool_]:
+        used = np.zeros(self.timeline.units, dtype=bool)
+        for section in self.timeline.sections():
+            used[section.rows[section.rows != NONE]] = True
+            if used.all():
+                break
+        return used
 
     def begin(self, found: Found, catalog_entries: int) -> None:
         """Begins to follow, with what has been seen until now."""
@@ -124,7 +134,9 @@ class Course:
             return
         self.entries = found.entries
         self._of_entry = np.full(catalog_entries, -1, dtype=np.int32)
-        self._of_entry[found.entries] = np.arange(len(found.entries), dtype=np.int32)
+        # Who reads what the training does not use, as a validation, says nothing about where it is.
+        used = np.flatnonzero(found.used).astype(np.int32)
+        self._of_entry[found.entries[used]] = used
         self.follower, self.state = Follower(found.runs[0]), "following"
         self.follower.following = found.runs[1] if len(found.runs) > 1 else None
         early, self._early = self._early, []
@@ -154,7 +166,7 @@ class Course:
                 self._expect(follower, drawn.result())
         if self._search is not None:
             self._end_search(follower)
-        elif self.state == "following" or follower.judged >= self._search_again_at:
+        else:
             self._search_if_lost(follower)
         ahead = self.number + 1
         if follower.following is None and self._drawing is None and ahead < len(self.layout):
@@ -191,15 +203,17 @@ class Course:
         return self._over.pop(0).result()
 
     def _search_if_lost(self, follower: Follower) -> None:
+        if self.state == "searching" and follower.judged < self._search_again_at:
+            return
         if not follower.is_lost:
             self.state = "following"
         # What does not fit may be the next run's, which is still being drawn.
         elif not (follower.is_ending and self._drawing is not None):
             is_first, self.state = self.state == "following", "searching"
-            # Of a job that has just jumped, some of the last accesses are from where it was; but
-            # not those that do not fit.
-            more = SEARCHED - follower.unexplained if is_first else 0
-            self._search_again_at = follower.judged + more if more > 0 else GIVE_UP
+            # Of a job that has just jumped, some of the last accesses are from where it was, though
+            # not those that do not fit. If it was to the end of an epoch, they are from two.
+            more = max(SEARCHED - follower.unexplained, SEARCHED // 2)
+            self._search_again_at = follower.judged + more if is_first else GIVE_UP
             self._search = self._executor.submit(self._find_place, follower.recent)
 
     def _find_place(self, recent: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
@@ -217,20 +231,20 @@ class Course:
         if not self._search.done():
             return
         found, self._search = self._search.result(), None
-        if found is not None:
+        if not follower.is_lost:
+            self.state = "following"
+        elif found is not None:
             self.number, run, place = found
             self._over, self._is_from_its_beginning = [], False
             recent = follower.recent
-            follower.enter(run, place)
+            # The job has gone on while it was searched for.
+            share, now = locate(run, recent)
+            follower.enter(run, now if share else place)
             follower.observe(np.unique(recent))
             self.state = "following"
-        elif self._search_again_at != GIVE_UP:
-            return
-        elif follower.is_lost:
-            others, judged = follower.misfits, follower.judged
-            self.drop(f"of the last {judged} files that were opened {others} were others")
-        else:
-            self.state = "following"
+        elif self._search_again_at == GIVE_UP:
+            last, others = follower.weighed, follower.unexplained
+            self.drop(f"of the last {last} files that were opened {others} were others")
 
     # --- what is seen ---------------------------------------------------------------------------
 
@@ -247,6 +261,14 @@ class Course:
         if self.follower.run is not run:
             self._go_on()
         return fits
+
+    def knows_again(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of these entries (n,) its job has opened a short time ago."""
+        again = np.zeros(len(ids), dtype=bool)
+        if self.follower is not None:
+            known = self._is_known(ids)
+            again[known] = self.follower.knows_again(self._of_entry[ids[known]])
+        return again
 
     def judge(self, ids: Ids, fits: npt.NDArray[np.bool_]) -> None:
         """Takes note of how well they fit: (n,) entries that no other plan explains."""
@@ -295,6 +317,25 @@ class Course:
             "fitting": follower.fits if follower else 0,
             "others": follower.misfits if follower else 0,
         }
+
+
+def observe(courses: Sequence[Course], opened: Ids) -> None:
+    """Tells plans what (n,) entries programs have opened since the last time. Each access is
+    explained by one plan at most, first by the one that has fitted best; nor is it held against any
+    other plan."""
+    courses = sorted(courses, key=lambda c: -c.follower.fits if c.follower else 0)
+    left = np.ones(len(opened), dtype=bool)
+    fitted = []
+    for course in courses:
+        fits = np.zeros(len(opened), dtype=bool)
+        fits[left] = course.observe(opened[left])
+        left &= ~fits
+        fitted.append(fits)
+    for course in courses:
+        left &= ~course.knows_again(opened)
+    for course, fits in zip(courses, fitted, strict=True):
+        mine = fits | left
+        course.judge(opened[mine], fits[mine])
 
 
 def _find_files(

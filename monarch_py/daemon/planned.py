@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from monarch_py.cluster import Cluster
 from monarch_py.daemon.copies import Ids
-from monarch_py.daemon.course import Course, Loaded, load_plan
+from monarch_py.daemon.course import Course, Loaded, load_plan, observe
 from monarch_py.daemon.eviction import Evictions
 from monarch_py.daemon.fetching import NONE, Fetching
 from monarch_py.daemon.filler import Filler
@@ -94,7 +94,7 @@ class Planned:
         if not self.is_active or not len(opened):
             return
         self._opened_at = time.monotonic()
-        self._observe(opened)
+        observe([course for course in self.courses if course.state != "dropped"], opened)
         self._fetching.opened(opened)
 
     def step(self) -> None:
@@ -137,21 +137,6 @@ class Planned:
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _observe(self, opened: Ids) -> None:
-        """Each access is explained by one plan at most, first by the one that has fitted best."""
-        active = [course for course in self.courses if course.state != "dropped"]
-        active.sort(key=lambda c: -c.follower.fits if c.follower else 0)
-        left = np.ones(len(opened), dtype=bool)
-        fitted = []
-        for course in active:
-            fits = np.zeros(len(opened), dtype=bool)
-            fits[left] = course.observe(opened[left])
-            left &= ~fits
-            fitted.append(fits)
-        for course, fits in zip(active, fitted, strict=True):
-            mine = fits | left
-            course.judge(opened[mine], fits[mine])
 
     def _say_dropped(self, course: Course) -> None:
         log.warning("%s is not followed any more: %s", course.file, course.why)

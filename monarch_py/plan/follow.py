@@ -52,16 +52,20 @@ class _Progress:
         self.seen = np.zeros(len(self.run), dtype=bool)
         self._recent: deque[int] = deque(maxlen=RECENT)
 
+    def _came(self, places: Units) -> Bools:
+        """Whether what is at these places (n,), where NONE may be anything, was seen."""
+        return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
+
     def unseen(self, units: Units, *, lags: bool) -> Bools:
         """Which of these units (n,) have not come yet; `lags` : and should have, long ago."""
         places = self.run.place[units]
         late = places < (self.front - 2 * self.run.window if lags else len(self.run))
-        return np.asarray((places != NONE) & late & ~self.seen[places])
+        return np.asarray((places != NONE) & late & ~self._came(places))
 
     def fitting(self, units: Units) -> Bools:
         """Which of these units (n,), each once, fit now, but for those that lag."""
         places = self.run.place[units]
-        new = (places >= max(0, self.front - 2 * self.run.window)) & ~self.seen[places]
+        new = (places >= max(0, self.front - 2 * self.run.window)) & ~self._came(places)
         order = np.argsort(places[new], kind="stable")
         ordered = places[new][order]
         # Workers are a window at most beyond what was opened. The front moves while they come.
@@ -97,7 +101,7 @@ class _Progress:
         """Which of these units (n,) were seen a short time ago: who opens a file twice."""
         places = self.run.place[units]
         near = np.abs(places - self.front) <= 2 * self.run.window
-        return np.asarray((places != NONE) & near & self.seen[places])
+        return np.asarray((places != NONE) & near & self._came(places))
 
     @property
     def is_done(self) -> bool:
@@ -251,7 +255,7 @@ class Follower:
     def judge(self, units: Units, fits: Bools) -> None:
         """Takes note of how what was observed fits: (n,) units that nobody else has explained, and
         whether they fitted."""
-        known = fits | ~self._known_again(units)
+        known = fits | ~self.knows_again(units)
         misfits, units = units[known & ~fits], units[known]
         self.fits += len(units) - len(misfits)
         self.misfits += len(misfits)
@@ -269,7 +273,8 @@ class Follower:
             own |= progress.run.place[units] != NONE
         return own
 
-    def _known_again(self, units: Units) -> Bools:
+    def knows_again(self, units: Units) -> Bools:
+        """Which of these units (n,) were seen a short time ago."""
         again = np.zeros(len(units), dtype=bool)
         for progress in self._all():
             again |= progress.again(units)
@@ -285,7 +290,8 @@ class Follower:
 
     @property
     def recent(self) -> Units:
-        """The last accesses, (n,): as many as are looked for in the plan, or a few more."""
+        """The last accesses, (n,): as many as are looked for in the plan, and what else was opened
+        with them."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)
@@ -299,8 +305,13 @@ class Follower:
         return self.fits + self.misfits
 
     @property
+    def weighed(self) -> int:
+        """The last accesses, by which it is judged where the node is: how many they are."""
+        return self._judged
+
+    @property
     def unexplained(self) -> int:
-        """How many of the last accesses did not fit."""
+        """How many of those did not fit."""
         return sum(len(v.misfits) for v in self._verdicts)
 
     @property

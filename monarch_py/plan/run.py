@@ -71,7 +71,9 @@ class Run:
         if window is None:
             told = section.part.loader.workers > 0
             steps = window_steps(section.part) if told else USUAL_AHEAD + 1
-            least = steps * section.per_step
+            # In places: of files of many samples each comes once.
+            ends = np.searchsorted(at, at + steps * section.per_step)
+            least = int((ends - np.arange(len(at))).max(initial=1))
             # The front lags behind by almost as many as it is made from.
             ample = max(SLACK * least, 2 * RECENT)
             window = max(least, min(ample, len(order) // AMPLE_SHARE))

@@ -283,7 +283,7 @@ def test_all_nodes_are_beyond_what_anybody_used_in_the_last_run(tmp_path: Path) 
     with ThreadPoolExecutor(1) as executor:
         course = Course(tmp_path / "plan.npz", None, plan, 0, executor)
         runs = tuple(course.draw(number) for number in range(2))
-        course.begin(Found(entries, "", runs), files + 7)
+        course.begin(Found(entries, np.ones(files, dtype=bool), "", runs), files + 7)
 
         def opens(run: int, place: int) -> list[int]:
             assert course.observe(entries[runs[run].units[place : place + 1]]).all()

@@ -201,7 +201,10 @@ def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
         course = Course(tmp_path / "plan.npz", None, plan, node, executor)
         # Entries are not numbered as files are.
         entries = np.arange(files, dtype=np.uint64)[::-1] + np.uint64(7)
-        course.begin(Found(entries, "", (course.draw(0), course.draw(1))), files + 7)
+        course.begin(
+            Found(entries, np.ones(files, dtype=bool), "", (course.draw(0), course.draw(1))),
+            files + 7,
+        )
     order = sampler.epoch(0)
     ids, rank = course.due()
     own = {int(entries[file]): n % ranks - 3 * node for n, file in enumerate(order[:files])}

@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from support.opening import Ranks, Units, in_turns
 
 from monarch_py.errors import ConfigError
 from monarch_py.plan.follow import Follower
@@ -17,8 +17,6 @@ from monarch_py.plan.loader import Loader
 from monarch_py.plan.run import SEARCHED, Run, locate, window_steps
 from monarch_py.plan.samplers import DistributedSampler, Sampler
 from monarch_py.plan.timeline import Part, Timeline
-
-Units = npt.NDArray[np.int32]
 
 
 def timeline_of(
@@ -38,89 +36,6 @@ def timeline_of(
 
 def runs_of(timeline: Timeline) -> list[Run]:
     return [Run.of(section, 0, timeline.units) for section in timeline.sections()]
-
-
-class Ranks:
-    """What the workers of the first node's ranks open, as torch's DataLoader has it: batches are
-    given out in turn (`in_order`) or to who has least to do, one for each that the training takes;
-    workers go on at random, one of them much slower than the others if it is to lag."""
-
-    def __init__(self, timeline: Timeline, epoch: int, rng: random.Random, in_order: bool) -> None:
-        self.rng, self.in_order = rng, in_order
-        loader = timeline.parts[0].loader
-        self.loader = loader
-        self.batches = [
-            [batch[batch >= 0].tolist() for batch in rank]
-            for rank in loader.batches(epoch)[: timeline.ranks_per_node]
-        ]
-        self.steps = loader.steps
-        self.given = [0] * len(self.batches)
-        workers = max(1, loader.workers)
-        self.queues: list[list[list[tuple[int, int]]]] = [
-            [[] for _ in range(workers)] for _ in self.batches
-        ]
-        self.speeds = [[rng.choice([0.02, 1, 1, 3]) for _ in range(workers)] for _ in self.batches]
-        self.ready: list[set[int]] = [set() for _ in self.batches]
-        self.taken = [0] * len(self.batches)
-        for rank in range(len(self.batches)):
-            for _ in range(max(1, loader.ahead)):
-                self._give(rank)
-
-    def _give(self, rank: int) -> None:
-        number, queues = self.given[rank], self.queues[rank]
-        if number >= self.steps:
-            return
-        self.given[rank] += 1
-        worker = number % len(queues)
-        if not self.in_order:
-            worker = min(range(len(queues)), key=lambda w: len({n for n, _ in queues[w]}))
-        queues[worker] += [(number, sample) for sample in self.batches[rank][number]]
-
-    def __iter__(self) -> Iterator[int]:
-        """Samples as they are opened."""
-        left = sum(len(batch) for rank in self.batches for batch in rank)
-        while left:
-            rank = self.rng.randrange(len(self.batches))
-            queues = self.queues[rank]
-            busy = [w for w in range(len(queues)) if queues[w]]
-            if busy:
-                worker = self.rng.choices(busy, [self.speeds[rank][w] for w in busy])[0]
-                number, sample = queues[worker].pop(0)
-                left -= 1
-                yield sample
-                if not queues[worker] or queues[worker][0][0] != number:
-                    self.ready[rank].add(number)
-            self._train()
-
-    def _train(self) -> None:
-        """All ranks take a batch in the same step."""
-        able = [r for r, ready in enumerate(self.ready) if self._next(r) is not None or not ready]
-        if len(able) < len(self.batches) or any(self._next(r) is None for r in able):
-            return
-        for rank in able:
-            number = self._next(rank)
-            assert number is not None
-            self.ready[rank].discard(number)
-            self.taken[rank] += 1
-            self._give(rank)
-
-    def _next(self, rank: int) -> int | None:
-        ready = self.ready[rank]
-        if self.in_order:
-            return self.taken[rank] if self.taken[rank] in ready else None
-        return min(ready, default=None)
-
-
-def in_turns(samples: Iterator[int], rng: random.Random, most: int) -> Iterator[Units]:
-    turn: set[int] = set()
-    size = rng.randint(1, most)
-    for sample in samples:
-        turn.add(sample)
-        if len(turn) >= size:
-            yield np.array(sorted(turn), dtype=np.int32)
-            turn, size = set(), rng.randint(1, most)
-    if turn:
-        yield np.array(sorted(turn), dtype=np.int32)
 
 
 def watch(follower: Follower, seen: Units) -> None:
@@ -207,10 +122,10 @@ def until_dropped(follower: Follower, runs: list[Run], turns: Iterator[Units]) -
             continue
         if not follower.is_lost or look_for(follower, runs) is not None:
             again_at = None
-        elif again_at is not None or follower.unexplained >= SEARCHED:
+        elif again_at is not None:
             return opens
         else:
-            again_at = follower.judged + SEARCHED - follower.unexplained
+            again_at = follower.judged + max(SEARCHED - follower.unexplained, SEARCHED // 2)
     return None
 
 
@@ -265,10 +180,8 @@ def test_a_job_that_is_restarted_is_found(
     plan = timeline_of(samples, workers=4)
     runs = runs_of(plan)
     follower = Follower(runs[0])
-    restarted = Ranks(plan, epoch, rng, True)
-    skip = int(begun * restarted.steps)
-    restarted.batches = [rank[skip:] for rank in restarted.batches]
-    restarted = _again(restarted)
+    skip = int(begun * plan.parts[0].loader.steps)
+    restarted = Ranks(plan, epoch, rng, True, skip=skip)
     for turn in in_turns(iter(restarted), rng, 10):
         watch(follower, turn)
         if follower.is_lost and look_for(follower, runs) is not None:
@@ -277,17 +190,6 @@ def test_a_job_that_is_restarted_is_found(
     assert follower.run.epoch == epoch
     assert follower.front > 0.9 * samples - follower.run.window
     assert not follower.is_lost
-
-
-def _again(ranks: Ranks) -> Ranks:
-    """With other batches: given out anew."""
-    ranks.steps = len(ranks.batches[0])
-    ranks.given = [0] * len(ranks.batches)
-    ranks.queues = [[[] for _ in queues] for queues in ranks.queues]
-    for rank in range(len(ranks.batches)):
-        for _ in range(max(1, ranks.loader.ahead)):
-            ranks._give(rank)
-    return ranks
 
 
 def test_a_few_reads_far_ahead_do_not_move_the_front() -> None:

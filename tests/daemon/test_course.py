@@ -1,0 +1,206 @@
+"""Plans that are followed by what programs open, with workers that work ahead: where the job is, is
+found, a wrong plan is dropped and a right one stays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.opening import Ranks, in_turns
+
+from monarch_py.daemon.course import Course, Found, observe
+from monarch_py.plan import Plan, PlanPart
+from monarch_py.plan.index import Index
+from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import DistributedSampler, SequentialSampler, SubsetRandomSampler
+
+BATCH = 8
+
+
+class AtOnce(Executor):
+    """What takes long is done when somebody asks for it."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+class Late(Future[Any]):
+    """Is done when somebody has asked so often."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def done(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+class InTime(Executor):
+    """What takes long takes so many turns."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns, self.asked = turns, 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.asked += 1
+        done = Late(self.turns)
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+def training(
+    files: int, seed: int = 5, *, nodes: int = 1, workers: int = 8, batch: int = BATCH
+) -> PlanPart:
+    loader = Loader(
+        DistributedSampler(files, nodes, seed), nodes, batch, workers=workers, prefetch_factor=4
+    )
+    return PlanPart("training", 0, loader)
+
+
+def course_of(
+    *parts: PlanPart,
+    files: int,
+    more: int = 0,
+    epochs: int = 3,
+    nodes: int = 1,
+    node: int = 0,
+    executor: Executor | None = None,
+) -> Course:
+    """A plan of so many files, and more in another directory, that is followed; their numbers are
+    the catalog's."""
+    root = Path("/nowhere")
+    indices = [
+        Index.of("files", root / str(i), [f"{n:06}" for n in range(count)], [1] * count)
+        for i, count in enumerate((files, more))
+        if count
+    ]
+    plan = Plan(tuple(indices), parts, epochs, nodes)
+    files += more
+    course = Course(root / "plan.npz", None, plan, node, executor or AtOnce())
+    runs = tuple(course.draw(number) for number in range(min(2, len(course.layout))))
+    used = np.zeros(files, dtype=bool)
+    for section in course.timeline.sections():
+        used[section.rows[section.rows >= 0]] = True
+    course.begin(Found(np.arange(files, dtype=np.uint64), used, "", runs), files)
+    return course
+
+
+def opens(courses: list[Course], turn: Iterable[int]) -> None:
+    """One turn of the daemon's loop."""
+    observe([c for c in courses if c.state != "dropped"], np.unique(np.array([*turn], np.uint64)))
+    for course in courses:
+        course.step()
+
+
+def epoch_of(course: Course, epoch: int, rng: random.Random, skip: int = 0) -> Iterator[int]:
+    """What the workers open, from this batch on."""
+    return iter(Ranks(course.timeline, epoch, rng, in_order=False, skip=skip))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("left", [2, 4, 6, 10, 40])
+def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, seed: int) -> None:
+    """Its last accesses may lie half in one epoch and half in the next."""
+    steps, rng = 100, random.Random(seed)
+    course = course_of(training(4 * steps, workers=2, batch=4), files=4 * steps, epochs=4)
+    for epoch in (2, 3):
+        skip = steps - left if epoch == 2 else 0
+        for turn in in_turns(epoch_of(course, epoch, rng, skip), rng, 5):
+            opens([course], turn)
+            assert course.state != "dropped"
+    assert (course.state, course.number) == ("following", 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_three_right_plans_stay(seed: int) -> None:
+    """What one of them has opened twice, or by chance early, is not held against the others."""
+    files, rng = BATCH * 150, random.Random(seed)
+    courses = [course_of(training(files, seed=number), files=files) for number in range(3)]
+    for epoch in range(3):
+        jobs = [
+            in_turns(epoch_of(course, epoch, rng), rng, 10 + 10 * number)
+            for number, course in enumerate(courses)
+        ]
+        while jobs:
+            job = rng.choice(jobs)
+            turn = next(job, None)
+            if turn is None:
+                jobs.remove(job)
+            else:
+                opens(courses, turn)
+    assert [course.state for course in courses] == ["following"] * 3
+    assert [course.number for course in courses] == [2] * 3
+
+
+@pytest.mark.parametrize("held_out", [60, 600])
+def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> None:
+    """A validation on files of the same directory, which the plan does not tell of."""
+    files, rng = BATCH * 120, random.Random(held_out)
+    sampler = SubsetRandomSampler(files + held_out, np.arange(files), seed=5)
+    loader = Loader(sampler, 1, BATCH, workers=8, prefetch_factor=4)
+    course = course_of(PlanPart("training", 0, loader), files=files + held_out)
+    for epoch in range(3):
+        for turn in in_turns(epoch_of(course, epoch, rng), rng, 10):
+            opens([course], turn)
+        for low in range(files, files + held_out, 10):
+            opens([course], range(low, min(low + 10, files + held_out)))
+            assert course.state == "following"
+    assert course.follower is not None
+    assert course.follower.misfits == 0
+
+
+def test_a_node_that_has_nothing_to_do_in_a_part() -> None:
+    """Six files in slices of two leave none for the fourth node."""
+    files, nodes, rng = 400, 4, random.Random(1)
+    loader = Loader(SequentialSampler(6), nodes, 2, split="slices")
+    parts = training(files, nodes=nodes, batch=4), PlanPart("validation", 1, loader)
+    course = course_of(*parts, files=files, more=6, nodes=nodes, node=nodes - 1)
+    assert not len(course.draw(1))
+    for number in range(len(course.layout)):
+        for turn in in_turns(iter(course.draw(number).units.tolist()), rng, 5):
+            opens([course], turn)
+            assert course.state != "dropped"
+    assert (course.state, course.number) == ("following", len(course.layout) - 2)
+
+
+def test_a_search_that_takes_long_ends_where_the_job_is_by_then() -> None:
+    """The job goes on by more than a window meanwhile."""
+    files, rng = BATCH * 1000, random.Random(3)
+    executor = InTime(0)
+    course = course_of(training(files), files=files, epochs=2, executor=executor)
+    course.step()
+    window, before = course.draw(0).window, executor.asked
+    executor.turns = 2 * window // 5
+    for turn in in_turns(epoch_of(course, 1, rng), rng, 9):
+        opens([course], turn)
+    assert (course.state, course.number) == ("following", 1)
+    assert course.follower is not None
+    assert course.follower.front > files - window
+    assert executor.asked - before <= 4
+
+
+def test_why_a_plan_is_dropped() -> None:
+    files, rng = BATCH * 400, random.Random(2)
+    course = course_of(training(files, seed=1), files=files)
+    other = course_of(training(files, seed=77), files=files)
+    for turn in in_turns(epoch_of(course, 0, rng), rng, 10):
+        opens([course], turn)
+    opened = 0
+    for turn in in_turns(epoch_of(other, 1, rng), rng, 5):
+        opens([course], turn)
+        opened += len(turn)
+        if course.state == "dropped":
+            break
+    assert opened <= 100
+    words = course.why.split()
+    last, others = int(words[3]), int(words[8])
+    assert words[:3] == ["of", "the", "last"]
+    assert 0.7 * last < others <= last <= opened
