@@ -14,8 +14,8 @@ from support.opening import Ranks, Units, in_turns
 from monarch_py.errors import ConfigError
 from monarch_py.plan.follow import Follower
 from monarch_py.plan.loader import Loader
-from monarch_py.plan.run import SEARCHED, Run, locate, window_steps
-from monarch_py.plan.samplers import DistributedSampler, Sampler
+from monarch_py.plan.run import RECENT, SEARCHED, Run, locate, window_steps
+from monarch_py.plan.samplers import DistributedSampler, Sampler, SequentialSampler
 from monarch_py.plan.timeline import Part, Timeline
 
 
@@ -247,6 +247,17 @@ def test_files_of_many_samples_count_where_they_are_used_first() -> None:
     follower = Follower(run)
     watch(follower, np.arange(10, dtype=np.int32))
     assert follower.position == run.starts[-1] + 1
+
+
+def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
+    """Eight workers of four batches of 32 have 1,056 of 51,200 samples under way, of 12 files."""
+    samples, each = 51_200, 100
+    loader = Loader(SequentialSampler(samples), 1, 32, workers=8, prefetch_factor=4)
+    lookup = np.r_[np.arange(samples) // each, -1].astype(np.int32)
+    timeline = Timeline((Part("training", loader, 1, lookup),), 1, 1, samples // each)
+    run = Run.of(timeline.section(0), 0, timeline.units)
+    assert len(run) == samples // each
+    assert run.window == 2 * RECENT
 
 
 def test_windows_and_places_that_are_none() -> None:
