@@ -118,9 +118,10 @@ class Course:
             entries.append(found)
             problem = problem or why
         runs = tuple(self.draw(number) for number in range(min(2, len(self.layout))))
-        return Found(np.concatenate(entries), self._used_ever(), problem, runs)
+        return Found(np.concatenate(entries), self.used_ever(), problem, runs)
 
-    def _used_ever(self) -> npt.NDArray[np.bool_]:
+    def used_ever(self) -> npt.NDArray[np.bool_]:
+        """(files,), which of them some node uses in some section; for the thread."""
         used = np.zeros(self.timeline.units, dtype=bool)
         for section in self.timeline.sections():
             used[section.rows[section.rows != NONE]] = True

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.opening import Ranks, in_turns
 
 from monarch_py.daemon.course import Course, Found, observe
@@ -57,10 +59,10 @@ class InTime(Executor):
 
 
 def training(
-    files: int, seed: int = 5, *, nodes: int = 1, workers: int = 8, batch: int = BATCH
+    files: int, seed: int = 5, *, ranks: int = 1, workers: int = 8, batch: int = BATCH
 ) -> PlanPart:
     loader = Loader(
-        DistributedSampler(files, nodes, seed), nodes, batch, workers=workers, prefetch_factor=4
+        DistributedSampler(files, ranks, seed), ranks, batch, workers=workers, prefetch_factor=4
     )
     return PlanPart("training", 0, loader)
 
@@ -86,10 +88,7 @@ def course_of(
     files += more
     course = Course(root / "plan.npz", None, plan, node, executor or AtOnce())
     runs = tuple(course.draw(number) for number in range(min(2, len(course.layout))))
-    used = np.zeros(files, dtype=bool)
-    for section in course.timeline.sections():
-        used[section.rows[section.rows >= 0]] = True
-    course.begin(Found(np.arange(files, dtype=np.uint64), used, "", runs), files)
+    course.begin(Found(np.arange(files, dtype=np.uint64), course.used_ever(), "", runs), files)
     return course
 
 
@@ -103,6 +102,37 @@ def opens(courses: list[Course], turn: Iterable[int]) -> None:
 def epoch_of(course: Course, epoch: int, rng: random.Random, skip: int = 0) -> Iterator[int]:
     """What the workers open, from this batch on."""
     return iter(Ranks(course.timeline, epoch, rng, in_order=False, skip=skip))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    nodes=st.sampled_from([1, 1, 2, 4]),
+    ranks=st.integers(1, 2),
+    batch=st.sampled_from([8, 32]),
+    steps=st.integers(100, 400),
+    most=st.sampled_from([1, 5, 20]),
+    in_order=st.booleans(),
+)
+def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
+    seed: int, nodes: int, ranks: int, batch: int, steps: int, most: int, in_order: bool
+) -> None:
+    """Eight workers of four batches each have up to a third of an epoch under way; where several
+    nodes read parts of their own, up to two thirds."""
+    rng, all_ranks = random.Random(seed), ranks * nodes
+    files = batch * all_ranks * (steps if nodes == 1 else steps // 2)
+    real, planned = (
+        course_of(training(files, number, ranks=all_ranks, batch=batch), files=files, nodes=nodes)
+        for number in (seed % 1000, seed % 1000 + 1)
+    )
+    opened = 0
+    for turn in in_turns(iter(Ranks(real.timeline, 0, rng, in_order)), rng, most):
+        opens([planned], turn)
+        opened += len(turn)
+        if planned.state == "dropped":
+            break
+    assert planned.state == "dropped"
+    assert opened <= 100 * ranks
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -161,7 +191,7 @@ def test_a_node_that_has_nothing_to_do_in_a_part() -> None:
     """Six files in slices of two leave none for the fourth node."""
     files, nodes, rng = 400, 4, random.Random(1)
     loader = Loader(SequentialSampler(6), nodes, 2, split="slices")
-    parts = training(files, nodes=nodes, batch=4), PlanPart("validation", 1, loader)
+    parts = training(files, ranks=nodes, batch=4), PlanPart("validation", 1, loader)
     course = course_of(*parts, files=files, more=6, nodes=nodes, node=nodes - 1)
     assert not len(course.draw(1))
     for number in range(len(course.layout)):

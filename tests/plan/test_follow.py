@@ -14,7 +14,7 @@ from support.opening import Ranks, Units, in_turns
 from monarch_py.errors import ConfigError
 from monarch_py.plan.follow import Follower
 from monarch_py.plan.loader import Loader
-from monarch_py.plan.run import RECENT, SEARCHED, Run, locate, window_steps
+from monarch_py.plan.run import RECENT, Run, locate, window_steps
 from monarch_py.plan.samplers import DistributedSampler, Sampler, SequentialSampler
 from monarch_py.plan.timeline import Part, Timeline
 
@@ -26,12 +26,10 @@ def timeline_of(
     seed: int = 5,
     workers: int = 0,
     prefetch_factor: int = 2,
-    batch: int = 8,
-    nodes: int = 1,
 ) -> Timeline:
     sampler: Sampler = DistributedSampler(samples, ranks, seed)
-    loader = Loader(sampler, ranks, batch, workers=workers, prefetch_factor=prefetch_factor)
-    return Timeline.of(loader, epochs, nodes)
+    loader = Loader(sampler, ranks, 8, workers=workers, prefetch_factor=prefetch_factor)
+    return Timeline.of(loader, epochs, 1)
 
 
 def runs_of(timeline: Timeline) -> list[Run]:
@@ -108,61 +106,6 @@ def look_for(follower: Follower, runs: list[Run]) -> int | None:
     follower.enter(runs[best], found[best][1])
     follower.observe(np.unique(recent))
     return best
-
-
-def until_dropped(follower: Follower, runs: list[Run], turns: Iterator[Units]) -> int | None:
-    """Accesses until no place is found for them any more, as the daemon looks for one."""
-    opens, again_at = 0, None
-    for turn in turns:
-        number = follower.run.epoch + 1
-        follower.following = runs[number] if number < len(runs) else None
-        watch(follower, turn)
-        opens += len(turn)
-        if again_at is not None and follower.judged < again_at:
-            continue
-        if not follower.is_lost or look_for(follower, runs) is not None:
-            again_at = None
-        elif again_at is not None:
-            return opens
-        else:
-            again_at = follower.judged + max(SEARCHED - follower.unexplained, SEARCHED // 2)
-    return None
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 1 << 30),
-    nodes=st.sampled_from([1, 1, 2, 4]),
-    ranks=st.integers(1, 2),
-    batch=st.sampled_from([8, 32, 128]),
-    steps=st.integers(100, 400),
-    most=st.sampled_from([1, 5, 20]),
-    in_order=st.booleans(),
-)
-def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
-    seed: int, nodes: int, ranks: int, batch: int, steps: int, most: int, in_order: bool
-) -> None:
-    """Eight workers of four batches each have up to a third of an epoch under way; where several
-    nodes read parts of their own, up to two thirds."""
-    rng = random.Random(seed)
-    steps = steps if nodes == 1 else steps // 2
-    real, planned = (
-        timeline_of(
-            batch * steps * ranks * nodes,
-            ranks * nodes,
-            seed=number,
-            workers=8,
-            prefetch_factor=4,
-            batch=batch,
-            nodes=nodes,
-        )
-        for number in (seed % 1000, seed % 1000 + 1)
-    )
-    runs = runs_of(planned)
-    turns = in_turns(iter(Ranks(real, 0, rng, in_order)), rng, most)
-    opens = until_dropped(Follower(runs[0]), runs, turns)
-    assert opens is not None
-    assert opens <= 100 * ranks
 
 
 @settings(max_examples=40, deadline=None)
