@@ -32,8 +32,8 @@ __all__ = ["Course", "Found", "Loaded", "load_plan", "observe"]
 # A plan, and the version of the file that it is from.
 Loaded = tuple[Version, Plan]
 
-# For when a search is to be made again: this one is the last.
-GIVE_UP = -1
+# Searches that find nothing, at least, before a plan is dropped.
+SEARCHES = 2
 
 # What is seen before the files are known is kept up to so many accesses.
 EARLY = 1 << 20
@@ -97,7 +97,8 @@ class Course:
         self._of_entry: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
-        self._search_again_at = GIVE_UP  # if nothing is found: when so many accesses are judged
+        self._in_vain = 0  # searches since the job is lost
+        self._search_at = 0  # accesses that are judged by then
         self._early: list[Ids] = []
         self._over: list[Future[Ids]] = []
         self._is_from_its_beginning = True  # that the run is followed
@@ -138,7 +139,10 @@ class Course:
         # Who reads what the training does not use, as a validation, says nothing about where it is.
         used = np.flatnonzero(found.used).astype(np.int32)
         self._of_entry[found.entries[used]] = used
-        self.follower, self.state = Follower(found.runs[0]), "following"
+        self.follower, self.state = (
+            Follower(found.runs[0], ranks=self.timeline.ranks_per_node),
+            "following",
+        )
         self.follower.following = found.runs[1] if len(found.runs) > 1 else None
         early, self._early = self._early, []
         for ids in early:
@@ -165,13 +169,15 @@ class Course:
             (number, drawn), self._drawing = self._drawing, None
             if number == self.number + 1:
                 self._expect(follower, drawn.result())
+        if self._search is None:
+            self._search_if_lost(follower)
         if self._search is not None:
             self._end_search(follower)
-        else:
-            self._search_if_lost(follower)
         ahead = self.number + 1
         if follower.following is None and self._drawing is None and ahead < len(self.layout):
             self._drawing = ahead, self._executor.submit(self.draw, ahead)
+        if self._search is None:
+            self._drop_if_wrong(follower)
 
     def _expect(self, follower: Follower, following: Run) -> None:
         run = follower.run
@@ -204,18 +210,25 @@ class Course:
         return self._over.pop(0).result()
 
     def _search_if_lost(self, follower: Follower) -> None:
-        if self.state == "searching" and follower.judged < self._search_again_at:
-            return
-        if not follower.is_lost:
+        if self.state == "following":
+            # What does not fit may be the next run's, which is still being drawn.
+            if not follower.is_lost or (follower.is_ending and self._drawing is not None):
+                return
+            self.state, self._in_vain, self._search_at = "searching", 0, follower.judged
+        elif follower.is_found:
             self.state = "following"
-        # What does not fit may be the next run's, which is still being drawn.
-        elif not (follower.is_ending and self._drawing is not None):
-            is_first, self.state = self.state == "following", "searching"
+            return
+        if follower.judged >= self._search_at:
             # Of a job that has just jumped, some of the last accesses are from where it was, though
-            # not those that do not fit. If it was to the end of an epoch, they are from two.
-            more = max(SEARCHED - follower.unexplained, SEARCHED // 2)
-            self._search_again_at = follower.judged + more if is_first else GIVE_UP
+            # not those that do not fit. If it was to the end of an epoch, they are from two. Then
+            # ever more rarely: all runs of the plan are drawn.
+            self._search_at = follower.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, follower.recent)
+
+    def _drop_if_wrong(self, follower: Follower) -> None:
+        if self.state == "searching" and self._in_vain >= SEARCHES and follower.is_wrong:
+            last, others = follower.weighed, follower.unexplained
+            self.drop(f"of the last {last} files that were opened {others} were others")
 
     def _find_place(self, recent: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
         """For the thread: the run in which the last accesses lie together best, and where."""
@@ -232,9 +245,9 @@ class Course:
         if not self._search.done():
             return
         found, self._search = self._search.result(), None
-        if not follower.is_lost:
-            self.state = "following"
-        elif found is not None:
+        if found is None:
+            self._in_vain += 1
+        elif not follower.is_found:
             self.number, run, place = found
             self._over, self._is_from_its_beginning = [], False
             recent = follower.recent
@@ -243,9 +256,6 @@ class Course:
             follower.enter(run, now if share else place)
             follower.observe(np.unique(recent))
             self.state = "following"
-        elif self._search_again_at == GIVE_UP:
-            last, others = follower.weighed, follower.unexplained
-            self.drop(f"of the last {last} files that were opened {others} were others")
 
     # --- what is seen ---------------------------------------------------------------------------
 

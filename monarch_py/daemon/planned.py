@@ -6,8 +6,9 @@ long as it holds. A plan that does not is dropped, and what was before it goes o
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,13 @@ class Planned:
         if not self.is_active or not len(opened):
             return
         self._opened_at = time.monotonic()
-        observe([course for course in self.courses if course.state != "dropped"], opened)
-        self._fetching.opened(opened)
+        followed = [course for course in self.courses if course.state != "dropped"]
+        with self._at_their_risk(followed):
+            observe(followed, opened)
+        if self.is_active:
+            self._fetching.opened(opened)
+        else:
+            self._give_up()
 
     def step(self) -> None:
         """One turn."""
@@ -106,20 +112,28 @@ class Planned:
         if not self._placed:
             return
         for course in self.courses:
-            state = course.state
-            try:
+            with self._at_their_risk([course]):
                 course.step()
                 self._know_used(course)
-            except Exception:  # of the thread: no plan is worth the daemon
-                log.exception("%s cannot be followed", course.file)
-                course.drop("what comes next could not be worked out")
-            if course.state == "dropped" and state != "dropped":
-                self._say_dropped(course)
         if not self.is_active:
             self._give_up()
         elif not self.shared.control.off:
             self._evict()
             self._fetching.step()
+
+    @contextmanager
+    def _at_their_risk(self, courses: Sequence[Course]) -> Iterator[None]:
+        """What goes wrong is the end of these plans, and said: no plan is worth the daemon."""
+        followed = [course for course in courses if course.state != "dropped"]
+        try:
+            yield
+        except Exception:  # of the thread as well
+            log.exception("%s cannot be followed", ", ".join(str(c.file) for c in followed))
+            for course in followed:
+                course.drop("what comes next could not be worked out")
+        for course in followed:
+            if course.state == "dropped":
+                self._say_dropped(course)
 
     def _evict(self) -> None:
         try:

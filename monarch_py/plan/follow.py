@@ -10,6 +10,7 @@ never by the furthest one.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,8 +25,13 @@ from monarch_py.plan.samplers import NONE
 
 __all__ = ["NOT_SOON", "Distances", "Follower"]
 
-# Accesses from which a judgement is made. 100 of a rank must be enough for it.
-JUDGED = 40
+# Accesses by which it is judged whether a node is lost; and of each of its ranks, whether the plan
+# is wrong. For that 100 of a rank must be enough, whatever the turns in which they are seen.
+JUDGED, WEIGHED = 40, 70
+# Of what chance does not explain, so much fits at most where a node is lost, where a plan is wrong,
+# and at least where a node that was lost is so no more. A plan is not wrong either if more fits
+# than chance makes fit on average and by so many standard deviations.
+LOST, WRONG, FOUND_AGAIN, DEVIATIONS = 0.3, 0.4, 0.5, 4
 # The front is never farther than so many times what was seen: it follows others' accesses too.
 SEEN = 4
 # Where chance alone makes more of any order fit, no order can be told from another.
@@ -40,16 +46,21 @@ Distances = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 @dataclass(eq=False)
 class _Progress:
-    """How far a run has come.  seen : (places,);  front : the places before it are done, but for
-    those that lag behind"""
+    """How far a run has come.
+
+    entered : where it was come upon;  seen : (places,), all before that
+    front : the places before it are done, but for those that lag behind
+    """
 
     run: Run
+    entered: int = 0
     seen: Bools = field(init=False)
-    count: int = 0
-    front: int = 0
+    count: int = field(init=False)
+    front: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.seen = np.zeros(len(self.run), dtype=bool)
+        self.seen = np.arange(len(self.run)) < self.entered
+        self.count = self.front = self.entered
         self._recent: deque[int] = deque(maxlen=RECENT)
 
     def _came(self, places: Units) -> Bools:
@@ -79,8 +90,11 @@ class _Progress:
         """How much of so many accesses to the run's units in any order would fit now: a share of
         those that `again` does not know."""
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
-        near = max(0, self.front - 2 * self.run.window), self.front + 2 * self.run.window + 1
-        others = len(self.run) - int(np.count_nonzero(self.seen[slice(*near)]))
+        window = 2 * self.run.window
+        low = max(0, self.front - window)
+        known = np.count_nonzero(self.seen[low : self.front + window + 1])
+        known += max(0, min(self.entered, low) - max(0, self.entered - window))
+        others = len(self.run) - int(known)
         return min(1.0, (min(reach, len(self.run)) - self.count) / max(1, others))
 
     def take(self, units: Units) -> None:
@@ -98,9 +112,11 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Which of these units (n,) were seen a short time ago: who opens a file twice."""
-        places = self.run.place[units]
-        near = np.abs(places - self.front) <= 2 * self.run.window
+        """Which of these units (n,) were seen a short time ago, by who opens a file twice; or may
+        have come when nobody saw it yet, or not: shortly before the run was come upon."""
+        places, window = self.run.place[units], 2 * self.run.window
+        near = np.abs(places - self.front) <= window
+        near |= (places >= self.entered - window) & (places < self.entered)
         return np.asarray((places != NONE) & near & self._came(places))
 
     @property
@@ -130,6 +146,41 @@ class _Verdict:
     own_chance: float
 
 
+@dataclass(frozen=True)
+class _Evidence:
+    """How the last accesses fit.
+
+    fits : of so many `accesses`;  by_chance : of which in any order as many would, on average
+    variance : of the latter
+    """
+
+    fits: int
+    accesses: int
+    by_chance: float
+    variance: float
+
+    @classmethod
+    def of(cls, fits: int, chances: list[tuple[int, float]]) -> _Evidence:
+        """chances : (accesses, how much of them would fit) of each look"""
+        by_chance = sum(n * chance for n, chance in chances)
+        variance = sum(n * chance * (1 - chance) for n, chance in chances)
+        return cls(fits, sum(n for n, _ in chances), by_chance, variance)
+
+    @property
+    def says_something(self) -> bool:
+        return self.by_chance <= MOST_BY_CHANCE * self.accesses
+
+    @property
+    def explained(self) -> float:
+        """Of what would not fit in any order, how much does."""
+        return (self.fits - self.by_chance) / (self.accesses - self.by_chance)
+
+    @property
+    def is_chance(self) -> bool:
+        beyond = DEVIATIONS * math.sqrt(self.variance) / (self.accesses - self.by_chance)
+        return self.explained <= min(beyond, WRONG)
+
+
 class _Chance:
     """How much of accesses in any order would fit, of all units: `fits`; and how much of them is in
     a run of the node."""
@@ -156,10 +207,11 @@ class Follower:
     """Follows a node from one run to the next.
 
     run : where it begins;  following : the run after it, which is set when it is known (`None`: it
-    is not, or there is none)
+    is not, or there is none);  ranks : of the node
     """
 
-    def __init__(self, run: Run, place: int = 0) -> None:
+    def __init__(self, run: Run, place: int = 0, *, ranks: int = 1) -> None:
+        self._weighed = WEIGHED * ranks
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._now = _Progress(run)
@@ -178,8 +230,7 @@ class Follower:
         self._before, self._next, self.following = None, None, None
         # Of the last accesses that fitted near a run's end, which were the next one's.
         self._last: deque[bool] = deque(maxlen=RECENT)
-        self._now = _Progress(run, front=place, count=place)
-        self._now.seen[:place] = True
+        self._now = _Progress(run, place)
         self._verdicts.clear()
         self._judged = 0
 
@@ -264,7 +315,7 @@ class Follower:
             chance = self._chance.fits, own, self._chance.of_own
             self._verdicts.append(_Verdict(units, misfits, *chance))
             self._judged += len(units)
-        while self._verdicts and self._judged - len(self._verdicts[0].units) >= JUDGED:
+        while self._verdicts and self._judged - len(self._verdicts[0].units) >= self._weighed:
             self._judged -= len(self._verdicts.popleft().units)
 
     def _is_own(self, units: Units) -> Bools:
@@ -316,16 +367,35 @@ class Follower:
 
     @property
     def is_lost(self) -> bool:
-        """Whether what is seen fits hardly better than any order would, be it of all units or of
-        those that are the node's: then the node is elsewhere in its plan, or does something else.
-        Never where any order fits as well."""
-        if self._judged < JUDGED:
-            return False
-        fits = self._judged - self.unexplained
-        own = sum(v.own for v in self._verdicts)
-        own_by_chance = sum(v.own * v.own_chance for v in self._verdicts)
-        by_chance = sum(len(v.units) * v.chance for v in self._verdicts)
-        return _is_chance(fits, own, own_by_chance) or _is_chance(fits, self._judged, by_chance)
+        """Whether what is seen fits hardly better than any order would: then the node is elsewhere
+        in its plan, or does something else. Never where any order fits as well."""
+        return any(last.explained <= LOST for last in self._evidence(JUDGED))
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a node that was lost does what the plan says again."""
+        return all(last.explained >= FOUND_AGAIN for last in self._evidence(JUDGED))
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether what fitted for long may be chance alone."""
+        return any(last.is_chance for last in self._evidence(self._weighed))
+
+    def _evidence(self, accesses: int) -> list[_Evidence]:
+        """How the last accesses fit, so many and what was opened with them: all of them, and those
+        that are the node's, if either says something."""
+        if self._judged < accesses:
+            return []
+        last, known = [], 0
+        for verdict in reversed(self._verdicts):
+            last.append(verdict)
+            known += len(verdict.units)
+            if known >= accesses:
+                break
+        fits = known - sum(len(v.misfits) for v in last)
+        every = _Evidence.of(fits, [(len(v.units), v.chance) for v in last])
+        own = _Evidence.of(fits, [(v.own, v.own_chance) for v in last])
+        return [e for e in (every, own) if e.says_something and e.accesses >= accesses // 2]
 
     # --- what comes -----------------------------------------------------------------------------
 
@@ -365,11 +435,6 @@ def _mixed(now: int, begun: int) -> list[bool]:
     last = min(now + begun, RECENT)
     share = round(last * begun / max(1, now + begun))
     return [False] * (last - share) + [True] * share
-
-
-def _is_chance(fits: int, accesses: int, by_chance: float) -> bool:
-    enough = accesses >= JUDGED // 2 and by_chance <= MOST_BY_CHANCE * accesses
-    return enough and fits <= by_chance + (accesses - by_chance) / 4
 
 
 def _distances(

@@ -142,10 +142,11 @@ def test_only_the_wrong_one_of_two_plans_is_dropped(site: Site) -> None:
     )
 
 
+@pytest.mark.parametrize("raises", ["step", "observe"])
 def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path, raises: str
 ) -> None:
-    """What its thread raises would otherwise end the daemon's loop."""
+    """What it raises, or its thread, would otherwise end the daemon's loop."""
     files = Files(tmp_path / "source").add_many(50, 1000)
     plan = plan_of(files, files.root, tmp_path / "plan.npz", epochs=3)
     session = session_factory(files.root, plan=str(plan))
@@ -157,9 +158,10 @@ def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
         wait_until(lambda: [daemon._turn()] and daemon.planned._placed, what="the plan's files")
         assert daemon.filler.keeps is not before
         (course,) = daemon.planned.courses
-        monkeypatch.setattr(course, "step", lambda: 1 / 0)
+        monkeypatch.setattr(course, raises, lambda *_: 1 / 0)
+        daemon.planned.observe(course.entries[:1])
         daemon._turn()
-        assert course.state == "dropped"
+        assert (course.state, course.why) == ("dropped", "what comes next could not be worked out")
         assert daemon.filler.keeps is before
         daemon._turn()
     finally:
