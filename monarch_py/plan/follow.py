@@ -130,11 +130,11 @@ class _Progress:
         return max(self.front, self.count) >= len(self.run) - end
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Verdict:
     """On what was opened between two looks, and nobody else has explained.
 
-    units : (n,);  misfits : (m,) of them
+    units : (n,);  misfits : (m,) of them, as far as is known by now
     chance : how much of so many would fit if they were any units
     own : how many are in a run of the node;  own_chance : how much of any such would fit
     """
@@ -264,9 +264,12 @@ class Follower:
         self.following = following
         if self._now.is_ending:
             early = np.unique(np.concatenate([NO_UNITS, *(v.misfits for v in self._verdicts)]))
-            self._verdicts.clear()
-            self._judged = 0
-            self.judge(early, self.observe(early))
+            early = early[self.observe(early)]
+            before = self.unexplained
+            for verdict in self._verdicts:
+                verdict.misfits = np.setdiff1d(verdict.misfits, early)
+            more = before - self.unexplained
+            self.fits, self.misfits = self.fits + more, self.misfits - more
 
     # --- what is seen ---------------------------------------------------------------------------
 

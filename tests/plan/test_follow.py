@@ -165,6 +165,29 @@ def test_what_comes_is_what_was_not_seen_yet_and_then_the_next_run() -> None:
     assert follower.upcoming(1).tolist() == [runs[1].units[10]]
 
 
+def test_the_next_run_is_known_late() -> None:
+    """What had begun of it fits by then; what others have read still does not, and is no more
+    than it was."""
+    samples, ranks, rng = 8000, 8, random.Random(4)
+    runs = runs_of(timeline_of(samples, ranks, workers=2))
+    follower = Follower(runs[0], ranks=ranks)
+    for low in range(0, samples, 20):
+        watch(follower, np.array(sorted(runs[0].units[low : low + 20]), dtype=np.int32))
+        watch(follower, np.array([rng.randrange(samples)], dtype=np.int32))
+        assert not follower.is_lost
+    others = follower.misfits
+    assert others > 100
+    watch(follower, runs[1].units[:30])
+    assert follower.misfits >= others + 20
+    follower.expect(runs[1])
+    assert follower.run is runs[1]
+    assert not follower.is_lost
+    assert others * 0.7 <= follower.misfits <= others
+    watch(follower, runs[1].units[30:60])
+    assert follower.front > 0
+    assert not follower.is_lost
+
+
 def test_who_opens_each_file_twice_fits() -> None:
     (run, *_) = runs_of(timeline_of(2000, workers=2))
     follower = Follower(run)
