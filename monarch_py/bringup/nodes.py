@@ -14,11 +14,11 @@ from pathlib import Path
 
 from monarch_py.bringup.card import Card, check_cards, check_members, those_that_run
 from monarch_py.bringup.here import Here
-from monarch_py.bringup.launcher import Launch
 from monarch_py.bringup.ranks import Ranks
 from monarch_py.bringup.together import EndError, alike, together, told_once
 from monarch_py.cluster import Cluster, Member
 from monarch_py.daemon.lifecycle import STAY
+from monarch_py.launcher import Launch
 from monarch_py.peers import new_secret
 
 __all__ = ["Node", "bring_up"]

@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from typing import Any, TypeVar
 
-from monarch_py.bringup.launcher import Launch
 from monarch_py.errors import SessionError
+from monarch_py.launcher import Launch
 
 __all__ = ["Ranks"]
 

@@ -3,27 +3,57 @@ end here as one sentence and an exit status."""
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import click
 
 from monarch_py import __version__
-from monarch_py.cli import care, lifecycle, plan, setup, simulate, view, warm
 from monarch_py.errors import MonarchError
 from monarch_py.native import LIBRARY
 
 __all__ = ["main"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+# Whose module is loaded when it is called: `status` needs nothing of what the daemon does.
+MODULES = {
+    "calibrate": "simulate",
+    "clear": "care",
+    "demo": "setup",
+    "doctor": "care",
+    "env": "setup",
+    "plan": "plan",
+    "run": "lifecycle",
+    "serve": "lifecycle",
+    "simulate": "simulate",
+    "start": "lifecycle",
+    "status": "view",
+    "stop": "lifecycle",
+    "verify": "care",
+    "warm": "warm",
+}
+
+
+class _Commands(click.Group):
+    """Those of `MODULES`."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted(MODULES)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in MODULES:
+            return None
+        commands = import_module(f"monarch_py.cli.{MODULES[name]}").COMMANDS
+        return next(command for command in commands if command.name == name)
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="monarch")
 def group() -> None:
     """Serve a dataset on a slow file system from copies on this node's fast storage."""
-
-
-for module in (lifecycle, warm, view, care, plan, setup, simulate):
-    for command in module.COMMANDS:
-        group.add_command(command)
 
 
 def _leave_the_library() -> None:

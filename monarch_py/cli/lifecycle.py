@@ -8,13 +8,14 @@ from typing import Any
 
 import click
 
-from monarch_py.bringup import Launch, Node, bring_up, launched, listed
+from monarch_py.bringup import Node, bring_up, listed
 from monarch_py.cli.options import checked, config_option
 from monarch_py.client import Client
 from monarch_py.daemon.lifecycle import serve as serve_here
 from monarch_py.daemon.lifecycle import spawn, wait_for
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.job import Outcome, keep_daemon, run_job
+from monarch_py.launcher import Launch, launched
 from monarch_py.session import SessionDir
 from monarch_py.units import format_size
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from monarch_py.bringup import with_rank
 from monarch_py.config import Config, load_config
 from monarch_py.errors import ConfigError
+from monarch_py.launcher import with_rank
 
 __all__ = ["as_json", "checked", "config_option"]
 

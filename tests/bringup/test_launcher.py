@@ -12,10 +12,10 @@ import pytest
 
 from monarch_py.bringup.address import serving_address
 from monarch_py.bringup.card import Card, check_cards, check_members, those_that_run
-from monarch_py.bringup.launcher import VARIABLES, Launch, launched, with_rank
 from monarch_py.cluster import Cluster, Member
 from monarch_py.config import Config, PeersConfig
 from monarch_py.errors import ConfigError, SessionError
+from monarch_py.launcher import VARIABLES, Launch, launched, with_rank
 
 # --- the launcher -----------------------------------------------------------------------------
 

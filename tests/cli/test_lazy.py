@@ -1,0 +1,35 @@
+"""A command loads what it needs, and no other command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from monarch_py import cli
+
+
+def test_every_command_is_known_by_its_module() -> None:
+    modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")}
+    modules -= {"__init__", "options"}
+    assert set(cli.MODULES.values()) == modules
+    for module in modules:
+        named = [name for name, of in cli.MODULES.items() if of == module]
+        commands = import_module(f"monarch_py.cli.{module}").COMMANDS
+        assert sorted(command.name for command in commands) == named
+    context = click.Context(cli.group)
+    assert cli.group.list_commands(context) == sorted(cli.MODULES)
+
+
+@pytest.mark.parametrize("module", ["view", "warm", "plan"])
+def test_who_looks_at_a_daemon_does_not_load_one(module: str) -> None:
+    script = f"import sys, monarch_py.cli.{module}\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
+    assert f"monarch_py.cli.{module}" in loaded
+    assert not {"monarch_py.daemon.server", "monarch_py.simulator"} & set(loaded)
