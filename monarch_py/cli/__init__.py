@@ -43,7 +43,7 @@ class _Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in MODULES:
             return None
-        commands = import_module(f"monarch_py.cli.{MODULES[name]}").COMMANDS
+        commands: list[click.Command] = import_module(f"monarch_py.cli.{MODULES[name]}").COMMANDS
         return next(command for command in commands if command.name == name)
 
 

@@ -5,8 +5,9 @@ loop asks now and then; nothing in it waits.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ __all__ = ["Course", "Found", "Loaded", "load_plan", "observe"]
 # A plan, and the version of the file that it is from.
 Loaded = tuple[Version, Plan]
 
-# Searches that find nothing, at least, before a plan is dropped.
+# A plan is dropped if so many searches, at least, have found nothing, the last of them when it is
+# wrong.
 SEARCHES = 2
 
 # What is seen before the files are known is kept up to so many accesses.
@@ -97,8 +99,9 @@ class Course:
         self._of_entry: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
-        self._in_vain = 0  # searches since the job is lost
-        self._search_at = 0  # accesses that are judged by then
+        self._in_vain = 0  # searches that have found nothing since the job was lost
+        self._search_at = 0  # when so many accesses are judged, the next one is made
+        self._is_last = False  # that the search is: the plan is wrong if it finds nothing
         self._early: list[Ids] = []
         self._over: list[Future[Ids]] = []
         self._is_from_its_beginning = True  # that the run is followed
@@ -139,10 +142,8 @@ class Course:
         # Who reads what the training does not use, as a validation, says nothing about where it is.
         used = np.flatnonzero(found.used).astype(np.int32)
         self._of_entry[found.entries[used]] = used
-        self.follower, self.state = (
-            Follower(found.runs[0], ranks=self.timeline.ranks_per_node),
-            "following",
-        )
+        self.follower = Follower(found.runs[0], ranks=self.timeline.ranks_per_node)
+        self.state = "following"
         self.follower.following = found.runs[1] if len(found.runs) > 1 else None
         early, self._early = self._early, []
         for ids in early:
@@ -173,11 +174,11 @@ class Course:
             self._search_if_lost(follower)
         if self._search is not None:
             self._end_search(follower)
+        if not self.is_active:
+            return
         ahead = self.number + 1
         if follower.following is None and self._drawing is None and ahead < len(self.layout):
             self._drawing = ahead, self._executor.submit(self.draw, ahead)
-        if self._search is None:
-            self._drop_if_wrong(follower)
 
     def _expect(self, follower: Follower, following: Run) -> None:
         run = follower.run
@@ -218,17 +219,13 @@ class Course:
         elif follower.is_found:
             self.state = "following"
             return
-        if follower.judged >= self._search_at:
+        self._is_last = self._in_vain + 1 >= SEARCHES and follower.is_wrong
+        if self._is_last or follower.judged >= self._search_at:
             # Of a job that has just jumped, some of the last accesses are from where it was, though
             # not those that do not fit. If it was to the end of an epoch, they are from two. Then
             # ever more rarely: all runs of the plan are drawn.
             self._search_at = follower.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, follower.recent)
-
-    def _drop_if_wrong(self, follower: Follower) -> None:
-        if self.state == "searching" and self._in_vain >= SEARCHES and follower.is_wrong:
-            last, others = follower.weighed, follower.unexplained
-            self.drop(f"of the last {last} files that were opened {others} were others")
 
     def _find_place(self, recent: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
         """For the thread: the run in which the last accesses lie together best, and where."""
@@ -245,9 +242,9 @@ class Course:
         if not self._search.done():
             return
         found, self._search = self._search.result(), None
-        if found is None:
-            self._in_vain += 1
-        elif not follower.is_found:
+        if follower.is_found:
+            self.state = "following"
+        elif found is not None:
             self.number, run, place = found
             self._over, self._is_from_its_beginning = [], False
             recent = follower.recent
@@ -256,6 +253,11 @@ class Course:
             follower.enter(run, now if share else place)
             follower.observe(np.unique(recent))
             self.state = "following"
+        elif self._is_last:
+            last, others = follower.weighed, follower.unexplained
+            self.drop(f"of the last {last} files that were opened {others} were others")
+        else:
+            self._in_vain += 1
 
     # --- what is seen ---------------------------------------------------------------------------
 
@@ -281,11 +283,12 @@ class Course:
             again[known] = self.follower.knows_again(self._of_entry[ids[known]])
         return again
 
-    def judge(self, ids: Ids, fits: npt.NDArray[np.bool_]) -> None:
-        """Takes note of how well they fit: (n,) entries that no other plan explains."""
+    def judge(self, ids: Ids, fits: npt.NDArray[np.bool_], *, alone: bool = True) -> None:
+        """Takes note of how well they fit: (n,) entries that no other plan explains, if there is
+        one."""
         if self.follower is not None and len(ids):
             known = self._is_known(ids)
-            self.follower.judge(self._of_entry[ids[known]], fits[known])
+            self.follower.judge(self._of_entry[ids[known]], fits[known], alone=alone)
 
     def _is_known(self, ids: Ids) -> npt.NDArray[np.bool_]:
         known = ids < len(self._of_entry)
@@ -330,23 +333,30 @@ class Course:
         }
 
 
-def observe(courses: Sequence[Course], opened: Ids) -> None:
+def observe(
+    courses: Sequence[Course],
+    opened: Ids,
+    at_risk: Callable[[Course], AbstractContextManager[object]] = nullcontext,
+) -> None:
     """Tells plans what (n,) entries programs have opened since the last time. Each access is
-    explained by one plan at most, first by the one that has fitted best; nor is it held against any
-    other plan."""
+    explained by one plan at most, first by the one that has fitted best; for any other plan it says
+    nothing, nor does what the job of one opens again.
+
+    at_risk : what is entered for each plan when it is told
+    """
     courses = sorted(courses, key=lambda c: -c.follower.fits if c.follower else 0)
     left = np.ones(len(opened), dtype=bool)
-    fitted = []
-    for course in courses:
-        fits = np.zeros(len(opened), dtype=bool)
-        fits[left] = course.observe(opened[left])
+    fitted, known = np.zeros((2, len(courses), len(opened)), dtype=bool)
+    for course, fits, again in zip(courses, fitted, known, strict=True):
+        with at_risk(course):
+            fits[left] = course.observe(opened[left])
+            again[:] = course.knows_again(opened)
         left &= ~fits
-        fitted.append(fits)
-    for course in courses:
-        left &= ~course.knows_again(opened)
-    for course, fits in zip(courses, fitted, strict=True):
-        mine = fits | left
-        course.judge(opened[mine], fits[mine])
+    times = known.sum(axis=0)
+    for course, fits, again in zip(courses, fitted, known, strict=True):
+        mine = (fits | left) & (times == again)
+        with at_risk(course):
+            course.judge(opened[mine], fits[mine], alone=len(courses) == 1)
 
 
 def _find_files(

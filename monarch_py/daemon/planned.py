@@ -96,8 +96,7 @@ class Planned:
             return
         self._opened_at = time.monotonic()
         followed = [course for course in self.courses if course.state != "dropped"]
-        with self._at_their_risk(followed):
-            observe(followed, opened)
+        observe(followed, opened, self._at_its_risk)
         if self.is_active:
             self._fetching.opened(opened)
         else:
@@ -112,7 +111,7 @@ class Planned:
         if not self._placed:
             return
         for course in self.courses:
-            with self._at_their_risk([course]):
+            with self._at_its_risk(course):
                 course.step()
                 self._know_used(course)
         if not self.is_active:
@@ -122,18 +121,16 @@ class Planned:
             self._fetching.step()
 
     @contextmanager
-    def _at_their_risk(self, courses: Sequence[Course]) -> Iterator[None]:
-        """What goes wrong is the end of these plans, and said: no plan is worth the daemon."""
-        followed = [course for course in courses if course.state != "dropped"]
+    def _at_its_risk(self, course: Course) -> Iterator[None]:
+        """What goes wrong is the end of this plan, and said: no plan is worth the daemon."""
+        was_dropped = course.state == "dropped"
         try:
             yield
         except Exception:  # of the thread as well
-            log.exception("%s cannot be followed", ", ".join(str(c.file) for c in followed))
-            for course in followed:
-                course.drop("what comes next could not be worked out")
-        for course in followed:
-            if course.state == "dropped":
-                self._say_dropped(course)
+            log.exception("%s cannot be followed", course.file)
+            course.drop("what comes next could not be worked out")
+        if course.state == "dropped" and not was_dropped:
+            self._say_dropped(course)
 
     def _evict(self) -> None:
         try:

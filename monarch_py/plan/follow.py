@@ -28,14 +28,14 @@ __all__ = ["NOT_SOON", "Distances", "Follower"]
 # Accesses by which it is judged whether a node is lost; and of each of its ranks, whether the plan
 # is wrong. For that 100 of a rank must be enough, whatever the turns in which they are seen.
 JUDGED, WEIGHED = 40, 70
-# Of what chance does not explain, so much fits at most where a node is lost, where a plan is wrong,
-# and at least where a node that was lost is so no more. A plan is not wrong either if more fits
-# than chance makes fit on average and by so many standard deviations.
+# Of what chance does not explain, so much fits at most where a node is lost, and where a plan is
+# wrong; and at least where a node that was lost is so no more. Of a wrong plan no more fits than
+# chance makes fit, either, on average and by so many standard deviations.
 LOST, WRONG, FOUND_AGAIN, DEVIATIONS = 0.3, 0.4, 0.5, 4
 # The front is never farther than so many times what was seen: it follows others' accesses too.
 SEEN = 4
 # Where chance alone makes more of any order fit, no order can be told from another.
-MOST_BY_CHANCE = 0.75
+MOST_BY_CHANCE = 0.7
 # Later than every access that is known.
 NOT_SOON = np.iinfo(np.int64).max
 
@@ -48,7 +48,7 @@ Distances = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class _Progress:
     """How far a run has come.
 
-    entered : where it was come upon;  seen : (places,), all before that
+    entered : where it was come upon;  seen : (places,), at first all before that
     front : the places before it are done, but for those that lag behind
     """
 
@@ -306,10 +306,10 @@ class Follower:
         enough = min(RECENT, max(1, len(following.run) // 2))
         return following.count >= enough and sum(self._last) >= 0.75 * enough
 
-    def judge(self, units: Units, fits: Bools) -> None:
+    def judge(self, units: Units, fits: Bools, *, alone: bool = True) -> None:
         """Takes note of how what was observed fits: (n,) units that nobody else has explained, and
-        whether they fitted."""
-        known = fits | ~self.knows_again(units)
+        whether they fitted; `alone` as `knows_again` has it."""
+        known = fits | ~self.knows_again(units, alone=alone)
         misfits, units = units[known & ~fits], units[known]
         self.fits += len(units) - len(misfits)
         self.misfits += len(misfits)
@@ -327,11 +327,17 @@ class Follower:
             own |= progress.run.place[units] != NONE
         return own
 
-    def knows_again(self, units: Units) -> Bools:
-        """Which of these units (n,) were seen a short time ago."""
+    def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
+        """Which of these units (n,) were seen a short time ago.
+
+        alone : no other plan's job reads the same files. Then what the last run has ended with is
+        not known any more once this one is under way: of a short run that is most of all units.
+        """
         again = np.zeros(len(units), dtype=bool)
+        forgets = alone and self.front > self.run.window // 4
         for progress in self._all():
-            again |= progress.again(units)
+            if progress is not self._before or not forgets:
+                again |= progress.again(units)
         return again
 
     def _all(self) -> list[_Progress]:
@@ -360,7 +366,7 @@ class Follower:
 
     @property
     def weighed(self) -> int:
-        """The last accesses, by which it is judged where the node is: how many they are."""
+        """The last accesses, by which it is judged whether the plan is wrong: how many they are."""
         return self._judged
 
     @property
@@ -376,12 +382,13 @@ class Follower:
 
     @property
     def is_found(self) -> bool:
-        """Whether a node that was lost does what the plan says again."""
+        """Whether a node that was lost does what the plan says again, or nothing tells that it does
+        not."""
         return all(last.explained >= FOUND_AGAIN for last in self._evidence(JUDGED))
 
     @property
     def is_wrong(self) -> bool:
-        """Whether what fitted for long may be chance alone."""
+        """Whether no more fits, for long, than may be chance alone."""
         return any(last.is_chance for last in self._evidence(self._weighed))
 
     def _evidence(self, accesses: int) -> list[_Evidence]:

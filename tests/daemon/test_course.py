@@ -135,6 +135,44 @@ def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     assert opened <= 100 * ranks
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("steps", "ranks"), [(82, 1), (100, 1), (150, 4), (330, 1)])
+def test_another_seed_after_a_right_epoch_is_noticed(steps: int, ranks: int, seed: int) -> None:
+    """The window of accesses has right ones then; the end of the right epoch, which is most of a
+    short one, is not taken for what the job opens twice."""
+    rng, files = random.Random(seed), BATCH * steps * ranks
+    course, other = (
+        course_of(training(files, seed=number, ranks=ranks), files=files)
+        for number in (seed, 1000 + seed)
+    )
+    for turn in in_turns(epoch_of(course, 0, rng), rng, 5):
+        opens([course], turn)
+    assert course.state == "following"
+    opened = 0
+    for turn in in_turns(epoch_of(other, 1, rng), rng, 5):
+        opens([course], turn)
+        opened += len(turn)
+        if course.state == "dropped":
+            break
+    assert course.state == "dropped"
+    assert opened <= 200 * ranks
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> None:
+    """It is looked for a last time with what it has opened by then."""
+    files, rng = BATCH * 150, random.Random(seed)
+    course = course_of(training(files), files=files)
+    for turn in in_turns(iter(course.draw(0).units[:500].tolist()), rng, 5):
+        opens([course], turn)
+    for unit in rng.sample(range(files), 35):
+        opens([course], [unit])
+    for turn in in_turns(epoch_of(course, 2, rng), rng, 5):
+        opens([course], turn)
+        assert course.state != "dropped"
+    assert (course.state, course.number) == ("following", 2)
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("left", [2, 4, 6, 10, 40])
 def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, seed: int) -> None:

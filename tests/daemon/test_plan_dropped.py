@@ -168,6 +168,29 @@ def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
         daemon._close()
 
 
+def test_one_plan_that_cannot_be_worked_out_leaves_the_other(
+    monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source").add_many(50, 1000)
+    both = [plan_of(files, files.root, tmp_path / f"{n}.npz", seed=n, epochs=3) for n in (1, 2)]
+    session = session_factory(files.root, plan=[str(plan) for plan in both])
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    session.paths.make()
+    daemon = Daemon(load_config(session.config), session.paths)
+    try:
+        wait_until(lambda: [daemon._turn()] and daemon.planned._placed, what="the plans' files")
+        bad, good = daemon.planned.courses
+        monkeypatch.setattr(bad, "observe", lambda *_: 1 / 0)
+        daemon.planned.observe(bad.entries[:1])
+        assert bad.state == "dropped"
+        daemon._turn()
+        assert good.state == "following"
+        assert good.follower is not None
+        assert good.follower.judged == 1
+    finally:
+        daemon._close()
+
+
 def test_what_a_dropped_plan_wanted_is_not_fetched_while_the_next_is_placed(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path
 ) -> None:

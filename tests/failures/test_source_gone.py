@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ def files(source: SlowSource) -> Files:
     return seen
 
 
+def _ends(session: Session, command: list[str], status: int) -> bool:
+    return session.run(command).returncode == status
+
+
 def test_a_missing_file_is_missing(session_factory: Callable[..., Session], tree: Path) -> None:
     session = session_factory(tree).start()
     session.wait_scanned()
@@ -40,7 +45,11 @@ def test_a_missing_file_is_missing(session_factory: Callable[..., Session], tree
     for name in ("nothing", "a/f1", "a/b/f2", "a/f2/below_a_file", "to_file", "to_directory/f1"):
         done = same_without(session, ["cat", str(tree / name)])
         assert done.returncode == 1, name
-        same_without(session, ["stat", "-c", "%n %s %i", str(tree / name)])
+        # Until the daemon has tried to fill it, its attributes are told as they were scanned.
+        look = ["stat", "-c", "%n %s %i", str(tree / name)]
+        here = session.run(look, preload=False).returncode
+        wait_until(partial(_ends, session, look, here), what=f"what {name} is")
+        same_without(session, look)
     # What was catalogued and could not be filled: a/f1 and a/b/f2, and a/b/f1 through its link.
     wait_until(
         lambda: session.status()["sources"][0]["bypass"] == {"changed": 3}, what="the lost files"

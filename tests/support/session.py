@@ -140,7 +140,8 @@ class Session:
         """Runs a command of the command line on this configuration."""
         return subprocess.run(
             self.command(*words),
-            env=self.env(preload=False),
+            # Wide, or tables break the lines of long paths.
+            env=self.env(preload=False, COLUMNS="400"),
             capture_output=True,
             text=True,
             timeout=timeout,
