@@ -33,6 +33,8 @@ DESCRIPTORS = 65536
 KEPT_LOG = 1 << 20
 # What a daemon hears on its lifeline when it shall outlive whoever started it.
 STAY = b"s"
+# They end a daemon well. A launcher may send several, to each process of a step.
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +95,15 @@ def serve(config_file: Path, told: Told | None = None) -> None:
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
             raise SessionError(f"the daemon cannot start: {what}") from error
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ENDING:
             signal.signal(number, lambda *_: daemon.stop_soon())
         if told is not None and told.lifeline is not None:
             hear = threading.Thread(target=_hear, args=(told.lifeline, daemon), daemon=True)
             hear.start()
         daemon.run()
+        # It has ended well, and one more signal, which Python would die of, does not change that.
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _allow_descriptors() -> None:
@@ -181,7 +186,7 @@ def spawn(
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     """Until the daemon ends, which a signal to this process makes it do; SessionError when it did
     not end well, with its last words."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         signal.signal(number, lambda *_: process.terminate())
     status = process.wait()
     if status:

@@ -75,7 +75,7 @@ class Daemon:
         plans = [(file, load_plan(file, nodes)) for file in config.plans]
         self.started = time.monotonic()
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._is_stopping = False
         self._is_closed = False
         self.tiers: list[Tier | None] = []
         self.keepers: dict[int, Keeper] = {}
@@ -137,7 +137,7 @@ class Daemon:
         self.shared.serve()
         rung = quiet = 0
         try:
-            while not self._stopping.is_set():
+            while not self._is_stopping:
                 with self._lock:
                     busy = self._turn()
                 wait_ms = 0 if busy else self._pause_ms(quiet)
@@ -193,8 +193,11 @@ class Daemon:
         return any(map(os.path.exists, self._switches))
 
     def stop_soon(self) -> None:
-        """Safe in a signal handler, which ends the loop's sleep: it ends with this turn."""
-        self._stopping.set()
+        """Safe in a signal handler, which ends the loop's sleep: it ends with this turn.
+
+        Takes no lock, as an Event would: a second signal may come while the first is handled.
+        """
+        self._is_stopping = True
 
     def stop_now(self) -> None:
         """From another thread, which cannot end the loop's sleep by a signal."""
@@ -241,7 +244,7 @@ class Daemon:
         return listener
 
     def _answer_forever(self) -> None:
-        while not self._stopping.is_set():
+        while not self._is_stopping:
             try:
                 connection, _ = self._socket.accept()
             except OSError:

@@ -1,9 +1,12 @@
-"""A daemon that several are brought up with ends when whoever does that dies before its time."""
+"""What ends a daemon: signals, and where several are brought up the death of whoever does that
+before its time."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,3 +62,18 @@ def test_it_stays_when_it_is_told_to(spawned: Spawned) -> None:
 def test_a_daemon_alone_has_none(session_factory: Callable[..., Session], tree: Path) -> None:
     session = session_factory(tree).start()
     assert session.client.ask("where")["cluster"] == ""
+
+
+def test_signals_that_come_while_one_is_handled(
+    session_factory: Callable[..., Session], tree: Path
+) -> None:
+    """A launcher's end of a step sends one to each process, and these hand theirs on."""
+    session = session_factory(tree)
+    for _ in range(3):
+        session.start()
+        assert session.daemon is not None
+        limit = time.monotonic() + 30
+        while session.daemon.poll() is None and time.monotonic() < limit:
+            session.daemon.send_signal(signal.SIGTERM)
+            session.daemon.send_signal(signal.SIGINT)
+        assert session.daemon.poll() == 0

@@ -117,7 +117,8 @@ def test_the_end_of_the_job_ends_the_daemons(slurm: Slurm, tmp_path: Path, confi
 def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(
     slurm: Slurm, tmp_path: Path, config: Path
 ) -> None:
-    seen, go, after, again = (tmp_path / name for name in ("seen", "go", "after", "again"))
+    names = "seen", "go", "after", "again", "enough"
+    seen, go, after, again, enough = (tmp_path / name for name in names)
     script = job_of_the_page().partition("srun python train.py")[0].replace("=4", "=3")
     look = "monarch status --all --json -c tiers.yaml"
     script += f"{look} >{seen}.new; mv {seen}.new {seen}; until [ -e {go} ]; do sleep 0.1; done\n"
@@ -125,18 +126,22 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(
     # The same step again, of which the tasks where a daemon serves end at once.
     (serve,) = re.findall(r"^srun .*? monarch serve .*?&$", script, re.MULTILINE)
     script += f"{serve}\nuntil {look} >{again}; do sleep 0.1; done\n"
+    # The daemon answers before its step has said so, and the job's end would end the step.
+    script += f"until [ -e {enough} ]; do sleep 0.1; done\n"
     job = submit(slurm, tmp_path, config, script)
     wait_until(seen.exists, timeout=60, what="the daemons")
     victim = psutil.Process(json.loads(seen.read_text())["nodes"][1]["status"]["pid"])
     victim.kill()
     # Its `serve` has ended, and Slurm knows.
-    wait_until(lambda: "task 1: Exited with exit code" in (tmp_path / "said").read_text())
+    said_of = (tmp_path / "said").read_text
+    wait_until(lambda: "task 1: Exited with exit code" in said_of(), what="the end of its step")
     go.touch()
+    wait_until(lambda: "2 of 3 daemons served " in said_of(), timeout=60, what="the second step")
+    enough.touch()
     said = finish(slurm, tmp_path, job)
     nodes = json.loads(after.read_text())["nodes"]
     assert [node["why"] for node in nodes] == ["", "cannot be reached", ""], said
     assert "monarch: the daemon has ended" in said, said
-    assert "2 of 3 daemons served " in said, said
     nodes = json.loads(again.read_text())["nodes"]
     assert [node["why"] for node in nodes] == ["", "", ""], said
 
