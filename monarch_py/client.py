@@ -16,6 +16,7 @@ __all__ = ["Client", "session_of"]
 
 # A daemon answers from memory; a stopped one must not keep a command waiting for ever [s].
 ANSWER_LIMIT_S = 15.0
+FULL_PAUSE_S = 0.01
 
 
 def session_of(config_file: Path) -> SessionDir:
@@ -46,7 +47,7 @@ class Client:
             raise SessionError(
                 "no daemon serves this configuration; start one with `monarch start`"
             ) from error
-        if not line:
+        if not line.endswith(b"\n"):
             raise SessionError("the daemon ended before it answered")
         answer = json.loads(line)
         if isinstance(answer, dict) and "error" in answer:
@@ -55,8 +56,16 @@ class Client:
 
     def _connect(self, connection: socket.socket) -> None:
         directory = os.open(self.session.path, os.O_RDONLY | os.O_DIRECTORY)
+        limit = time.monotonic() + ANSWER_LIMIT_S
         try:
-            connection.connect(f"/proc/self/fd/{directory}/socket")
+            while True:
+                try:
+                    connection.connect(f"/proc/self/fd/{directory}/socket")
+                    return
+                except BlockingIOError:  # more come at once than the daemon takes in
+                    if time.monotonic() > limit:
+                        raise TimeoutError from None
+                    time.sleep(FULL_PAUSE_S)
         finally:
             os.close(directory)
 

@@ -6,24 +6,28 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from monarch_py.client import Client
 from monarch_py.daemon.lifecycle import spawn
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.native import LIBRARY
+from monarch_py.processes import Identity
 from monarch_py.session import SessionDir
+from monarch_py.signals import handling
 
 __all__ = ["Outcome", "job_environment", "keep_daemon", "run_job"]
 
 # The shell's statuses for a command that is not there or cannot be run.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# A daemon's end: many copies go, and a tier of a file system is written out. And that of one which
+# does not answer [s].
+END_LIMIT_S, SILENT_LIMIT_S = 600.0, 60.0
+KILL_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +51,6 @@ def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str
     }
 
 
-@contextlib.contextmanager
-def _on_signals(numbers: Sequence[signal.Signals], handler: Any) -> Iterator[None]:
-    old = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, before in old.items():
-            signal.signal(number, before)
-
-
 def _end(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
@@ -73,7 +67,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         else:
             child.send_signal(number)
 
-    with _on_signals(FORWARDED, forward), _on_signals([signal.SIGINT], lambda *_: None):
+    with handling(FORWARDED, forward), handling([signal.SIGINT], lambda *_: None):
         try:
             child = subprocess.Popen(command, env=environment)
         except FileNotFoundError:
@@ -88,24 +82,34 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _end_daemon(client: Client, pid: int) -> None:
-    """Ends a daemon: asked, then told, then killed."""
-    with contextlib.suppress(SessionError):
-        client.ask("stop")
-    with contextlib.suppress(psutil.NoSuchProcess):
-        daemon = psutil.Process(pid)
-        try:
-            daemon.wait(timeout=60)
-        except psutil.TimeoutExpired:
-            daemon.kill()
-            daemon.wait()
+def _serving(client: Client) -> Identity | None:
+    """The daemon that answers, as it knows itself."""
+    try:
+        found = client.ask("where")
+    except SessionError:
+        return None
+    return Identity(int(found["pid"]), int(found["began"]))
+
+
+def _end_daemon(client: Client, daemon: Identity) -> None:
+    """Ends it: asked, or told if it does not answer; killed in the end."""
+    is_asked = False
+    if _serving(client) == daemon:
+        with contextlib.suppress(SessionError):
+            client.ask("stop")
+            is_asked = True
+    if not is_asked:
+        daemon.send(signal.SIGTERM)
+    if not daemon.wait(END_LIMIT_S if is_asked else SILENT_LIMIT_S):
+        daemon.send(signal.SIGKILL)
+        daemon.wait(KILL_LIMIT_S)
 
 
 class _Share:
     """Of a daemon that runs start and share: the last of them ends it.
 
-    Each run holds a shared lock on `users`, whose content is the number of the daemon's process;
-    `turn` is held by whoever starts or ends it. A daemon of `monarch start` is nobody's to end.
+    Each run holds a shared lock on `users`, whose content tells the daemon that is theirs to end;
+    `turn` is held by whoever starts or ends one. A daemon of `monarch start` is nobody's to end.
     """
 
     def __init__(self, config_file: Path) -> None:
@@ -121,17 +125,26 @@ class _Share:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(self.session.path / name, flags, 0o600)
 
+    def _note(self, text: str) -> None:
+        os.ftruncate(self._users, 0)
+        os.pwrite(self._users, text.encode(), 0)
+
+    def _noted(self) -> Identity | None:
+        return Identity.parsed(os.pread(self._users, 100, 0).decode(errors="replace"))
+
     def begin(self) -> None:
         """A daemon serves, and does so until `end`; MonarchError when none can be started."""
         fcntl.flock(self._turn, fcntl.LOCK_EX)
         try:
-            if self.client.runs():
+            serving = _serving(self.client)
+            if serving is None:
+                self._child = spawn(self.config_file, detach=False)
+                self._note(str(Identity.of(self._child.pid)))
+            else:
+                if self._noted() != serving:  # but one that has died since
+                    self._note("")
                 with contextlib.suppress(SessionError):
                     self.client.ask("job")
-            else:
-                self._child = spawn(self.config_file, detach=False)
-                os.ftruncate(self._users, 0)
-                os.pwrite(self._users, str(self._child.pid).encode(), 0)
             fcntl.flock(self._users, fcntl.LOCK_SH)
         finally:
             fcntl.flock(self._turn, fcntl.LOCK_UN)
@@ -144,21 +157,33 @@ class _Share:
         except BlockingIOError:
             pass  # others go on with it
         else:
-            pid = os.pread(self._users, 20, 0).decode()
-            os.ftruncate(self._users, 0)
-            if pid:
-                _end_daemon(self.client, int(pid))
+            daemon = self._noted()
+            self._note("")
+            if daemon is not None:
+                _end_daemon(self.client, daemon)
         finally:
-            os.close(self._users)
-            os.close(self._turn)
+            self._close()
         if self._child is not None:
             self._child.returncode = 0  # waited for above, or somebody else's by now
 
+    def keep(self) -> "subprocess.Popen[bytes] | None":
+        """As `keep_daemon`, once."""
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        try:
+            self._note("")
+            return None if self.client.runs() else spawn(self.config_file, detach=True)
+        finally:
+            self._close()
 
-def keep_daemon(session: SessionDir) -> None:
-    """`monarch start` on a daemon that a run has started: it stays when the run ends."""
-    with contextlib.suppress(FileNotFoundError):
-        os.truncate(session.path / "users", 0)
+    def _close(self) -> None:
+        os.close(self._users)
+        os.close(self._turn)
+
+
+def keep_daemon(config_file: Path) -> "subprocess.Popen[bytes] | None":
+    """A daemon that stays, whatever runs begin and end: a new one, or None where one serves
+    already. SessionError when it does not come up."""
+    return _Share(config_file).keep()
 
 
 def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
@@ -166,7 +191,7 @@ def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
     running; otherwise one is started, and ended with the last run that uses it. If none can be
     started the command runs all the same, on the source. A signal before the command runs ends us
     (SystemExit), and the daemon that we started."""
-    with _on_signals([signal.SIGTERM, signal.SIGHUP], _end):
+    with handling([signal.SIGTERM, signal.SIGHUP], _end):
         return _run_job(config_file, command)
 
 
@@ -183,6 +208,6 @@ def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
         with contextlib.suppress(SessionError):
             report = share.client.ask("status")
     finally:
-        with _on_signals([*FORWARDED, signal.SIGINT], lambda *_: None):
+        with handling([*FORWARDED, signal.SIGINT], lambda *_: None):
             share.end()
     return Outcome(status, report, problem)

@@ -11,15 +11,19 @@ import click
 from monarch_py.bringup import Node, bring_up, listed
 from monarch_py.cli.options import checked, config_option
 from monarch_py.client import Client
+from monarch_py.daemon.lifecycle import end_process, ignore_the_jobs, wait_for
 from monarch_py.daemon.lifecycle import serve as serve_here
-from monarch_py.daemon.lifecycle import spawn, wait_for
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.job import Outcome, keep_daemon, run_job
 from monarch_py.launcher import Launch, launched
+from monarch_py.processes import Identity
 from monarch_py.session import SessionDir
 from monarch_py.units import format_size
 
 __all__ = ["COMMANDS"]
+
+# For `stop`: many copies to remove take seconds [s].
+STOP_LIMIT_S = 60.0
 
 
 def _summary(outcome: Outcome) -> str:
@@ -113,12 +117,10 @@ def start(config_file: Path, alone: bool) -> None:
         _tell(node, config_file)
         return
     config = checked(config_file)
-    client = Client(SessionDir.of(config.file))
-    if client.runs():
-        keep_daemon(client.session)
+    client, process = Client(SessionDir.of(config.file)), keep_daemon(config.file)
+    if process is None:
         click.echo(f"a daemon serves this configuration already (process {_pid(client)})")
         return
-    process = spawn(config.file, detach=True)
     click.echo(f"the daemon serves {config.file} (process {process.pid})")
     for tier in client.ask("status")["tiers"]:
         if not tier["usable"]:
@@ -138,10 +140,11 @@ def serve(config_file: Path, alone: bool) -> None:
     \b
     srun --overlap --ntasks-per-node=1 monarch serve -c tiers.yaml &
     """
+    ignore_the_jobs()
     if (launch := _with_others(alone)) is None:
         checked(config_file)
         serve_here(config_file)
-        return
+        end_process()
     node = bring_up(config_file, launch)
     _tell(node, config_file)
     if not node.started:
@@ -156,26 +159,17 @@ def stop(config_file: Path) -> None:
     """Stop the daemon; running jobs go on, on the source."""
     session = SessionDir.of(config_file)
     try:
-        pid = int(Client(session).ask("stop")["pid"])
+        daemon = Identity(**Client(session).ask("stop"))
     except SessionError as error:
         if _with_others(alone=False) is None:
             raise
         raise SessionError(f"{socket.gethostname()}: {error}") from error
-    if not _wait_until_gone(pid):
-        raise MonarchError(f"process {pid} was asked to stop and still runs after 60 s")
-    click.echo(f"stopped (process {pid})")
-
-
-def _wait_until_gone(pid: int) -> bool:
-    import psutil
-
-    try:
-        psutil.Process(pid).wait(timeout=60)
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.TimeoutExpired:
-        return False
-    return True
+    if not daemon.wait(STOP_LIMIT_S):
+        raise MonarchError(
+            f"process {daemon.pid} was asked to stop, and after {STOP_LIMIT_S:.0f} s is still"
+            " removing copies or writing them out; look again with monarch status"
+        )
+    click.echo(f"stopped (process {daemon.pid})")
 
 
 COMMANDS = [run, start, serve, stop]

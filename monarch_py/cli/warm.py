@@ -19,6 +19,7 @@ from rich.progress import Progress as Bar
 from monarch_py.cli.options import as_json, config_option
 from monarch_py.errors import MonarchError
 from monarch_py.session import SessionDir
+from monarch_py.signals import handle, handling
 from monarch_py.units import format_size
 from monarch_py.warm import Progress, Warm
 
@@ -43,16 +44,11 @@ def _signals_end() -> Iterator[None]:
     """The first signal raises _Ended; another one ends us at once."""
 
     def end(number: int, _frame: object) -> None:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+        handle(SIGNALS, signal.SIG_DFL)
         raise _Ended(number)
 
-    old = {number: signal.signal(number, end) for number in SIGNALS}
-    try:
+    with handling(SIGNALS, end):
         yield
-    finally:
-        for number, before in old.items():
-            signal.signal(number, before)
 
 
 # --- while it runs ------------------------------------------------------------------------------

@@ -435,7 +435,8 @@ class Filler:
         words = self.shared.catalog.words
         unchecked = state_of(words) == State.FILLING
         for number, keeper in self.keepers.items():
-            if keeper.must_check and (unchecked & (tier_of(words) == number)).any():
+            here = bool((unchecked & (tier_of(words) == number)).any())
+            if keeper.must_check and (here or self.scanner.has_unmet(number)):
                 keeper.distrust()
         if self.nodes is not None:
             self.nodes.close()

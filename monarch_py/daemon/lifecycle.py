@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from monarch_py.client import Client
 from monarch_py.cluster import Cluster
@@ -22,11 +23,14 @@ from monarch_py.errors import MonarchError, SessionError
 from monarch_py.native import lib
 from monarch_py.scan import take
 from monarch_py.session import SessionDir, hold
+from monarch_py.signals import handle
 
-__all__ = ["STAY", "Told", "serve", "spawn", "wait_for"]
+__all__ = ["STAY", "Told", "end_process", "ignore_the_jobs", "serve", "spawn", "wait_for"]
 
 # A daemon answers within a second of its start, but for slow sources and tiers [s].
 START_LIMIT_S = 60.0
+# One that nobody waits for any more ends within that, or is killed [s].
+GIVE_UP_LIMIT_S = 5.0
 # As many as a daemon may have open, if the administrator allows it.
 DESCRIPTORS = 65536
 # Of the log of the daemon before so much is kept [bytes].
@@ -34,7 +38,7 @@ KEPT_LOG = 1 << 20
 # What a daemon hears on its lifeline when it shall outlive whoever started it.
 STAY = b"s"
 # They end a daemon well. A launcher may send several, to each process of a step.
-ENDING = (signal.SIGTERM, signal.SIGINT)
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +95,53 @@ def serve(config_file: Path, told: Told | None = None) -> None:
     session = SessionDir.of(config.file)
     with _session_lock(session):
         try:
+            stopping = _Stopping()
             daemon = _daemon(config, session, told)
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
             raise SessionError(f"the daemon cannot start: {what}") from error
-        for number in ENDING:
-            signal.signal(number, lambda *_: daemon.stop_soon())
+        stopping.stops(daemon)
         if told is not None and told.lifeline is not None:
             hear = threading.Thread(target=_hear, args=(told.lifeline, daemon), daemon=True)
             hear.start()
         daemon.run()
         # It has ended well, and one more signal, which Python would die of, does not change that.
-        for number in ENDING:
-            signal.signal(number, signal.SIG_IGN)
+        handle(ENDING, signal.SIG_IGN)
+
+
+class _Stopping:
+    """What signals do to a daemon. One that is not ready yet becomes so, and then ends as it
+    should: half made it would leave tiers that look as if it had been killed."""
+
+    def __init__(self) -> None:
+        self._daemon: Daemon | None = None
+        self._is_asked = False
+        ignore_the_jobs()
+        handle(ENDING, self._stop)
+
+    def _stop(self, _number: int, _frame: object) -> None:
+        self._is_asked = True
+        if self._daemon is not None:
+            self._daemon.stop_soon()
+
+    def stops(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        if self._is_asked:
+            daemon.stop_soon()
+
+
+def ignore_the_jobs() -> None:
+    """Signals that are meant for the training (Slurm's --signal) reach all that runs beside it."""
+    handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)
+
+
+def end_process() -> NoReturn:
+    """Ends a process whose daemon has ended. What its threads still work out (a plan's place, a
+    look at a file system that hangs) is for nobody; the interpreter would wait for it."""
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(0)
 
 
 def _allow_descriptors() -> None:
@@ -175,8 +213,12 @@ def spawn(
     try:
         _wait_until_up(process, session)
     except BaseException:  # also a signal that ends us: nobody else knows of it
-        process.kill()
-        process.wait()
+        process.terminate()
+        try:
+            process.wait(GIVE_UP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         raise
     if detach:
         process.returncode = 0  # not ours to wait for: it outlives us
@@ -186,8 +228,7 @@ def spawn(
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     """Until the daemon ends, which a signal to this process makes it do; SessionError when it did
     not end well, with its last words."""
-    for number in ENDING:
-        signal.signal(number, lambda *_: process.terminate())
+    handle(ENDING, lambda *_: process.terminate())
     status = process.wait()
     if status:
         raise SessionError(f"the daemon has ended: {_last_words(session, status)}")
@@ -254,3 +295,4 @@ def main() -> None:
     except MonarchError as error:
         sys.stderr.write(f"monarch: {error}\n")
         sys.exit(error.exit_status)
+    end_process()

@@ -6,17 +6,18 @@ Every descriptor and mapping of every process of this user is looked at (/proc/P
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from monarch_py.daemon.processes import own_processes
 from monarch_py.daemon.shared import Shared
 from monarch_py.native import State, ffi, state_of, tier_of
+from monarch_py.processes import own_processes
 
-__all__ = ["open_files", "writers"]
+__all__ = ["Opened", "all_opened", "open_files", "writers"]
 
 
 def _numbers(process: Path) -> list[int]:
@@ -102,28 +103,43 @@ class _Finder:
         return {"path": f"{root}/{self.shared.catalog.path(entry)}", "served_by": served_by}
 
 
-def open_files(shared: Shared, staging: int) -> list[dict[str, Any]]:
-    """One row per open descriptor (fd a number) or mapping (fd None) of a known file.
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A descriptor of a regular file, or a mapping (fd None)."""
+
+    pid: int
+    command: str
+    fd: int | None
+    device: int
+    inode: int
+
+
+def all_opened() -> list[Opened]:
+    """Of all processes. Asks their file systems, of which one that hangs never answers."""
+    found = []
+    for process in own_processes():
+        try:
+            about = int(process.name), (process / "comm").read_text().strip()
+        except OSError:
+            continue
+        for fd in _numbers(process):
+            status = _regular_file(process, fd)
+            if status is not None:
+                found.append(Opened(*about, fd, status.st_dev, status.st_ino))
+        found += [Opened(*about, None, *mapped) for mapped in _mappings(process)]
+    return found
+
+
+def open_files(shared: Shared, staging: int, opened: Iterable[Opened]) -> list[dict[str, Any]]:
+    """One row for each of them that is a known file, or a copy of one.
 
     staging : the number of the staging area
     """
     finder = _Finder(shared, staging)
     rows = []
-    for process in own_processes():
-        try:
-            command = (process / "comm").read_text().strip()
-        except OSError:
-            continue
-        about = {"pid": int(process.name), "command": command}
-        for fd in _numbers(process):
-            status = _regular_file(process, fd)
-            found = finder.find(status.st_dev, status.st_ino) if status else None
-            if found:
-                rows.append({**about, "fd": fd, **found})
-        for device, inode in _mappings(process):
-            found = finder.find(device, inode)
-            if found:
-                rows.append({**about, "fd": None, **found})
+    for each in opened:
+        if found := finder.find(each.device, each.inode):
+            rows.append({"pid": each.pid, "command": each.command, "fd": each.fd, **found})
     return rows
 
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monarch_py.daemon.processes import began, own_processes
+from monarch_py.processes import began, own_processes
 
 __all__ = ["Job", "Version", "version_of"]
 

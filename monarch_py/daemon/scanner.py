@@ -144,6 +144,12 @@ class Scanner:
     def scanned(self) -> bool:
         return all(source.scanned for source in self.sources)
 
+    def has_unmet(self, tier_number: int) -> bool:
+        """Whether a tier has copies of earlier sessions that nobody has looked at: of files that
+        the scan has not come to, of other sources, or that wait to be removed."""
+        left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
+        return not self.scanned or any(map(len, left))
+
     # --- the scan -----------------------------------------------------------------------------
 
     def step(self) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:

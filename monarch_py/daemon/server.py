@@ -7,19 +7,22 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from monarch_py.cluster import Cluster
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
+from monarch_py.daemon.course import Loaded
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.keeper import Keeper
 from monarch_py.daemon.members import all_nodes
 from monarch_py.daemon.metadata import Metadata
 from monarch_py.daemon.nodes import Membership
-from monarch_py.daemon.openfiles import open_files, writers
+from monarch_py.daemon.openfiles import all_opened, open_files, writers
 from monarch_py.daemon.planned import Planned, load_plan
 from monarch_py.daemon.ranks import Ranks
 from monarch_py.daemon.report import SCHEMA_VERSION, status
@@ -29,6 +32,7 @@ from monarch_py.daemon.staging import open_staging
 from monarch_py.errors import MonarchError, SessionError, TierError
 from monarch_py.native import lib
 from monarch_py.peers import Purpose
+from monarch_py.processes import Identity
 from monarch_py.scan import Record
 from monarch_py.session import SessionDir
 from monarch_py.tiers import Tier
@@ -51,6 +55,10 @@ BUSY_TURN_MS = 50
 # The same while programs open what a plan says: it is looked at what they open [ms].
 FOLLOWING_TURN_MS = 10
 REQUEST_BYTES = 1 << 20
+# Commands that the kernel holds for us: a large job's ranks all come at once. And before the next
+# is taken in when there is no descriptor for it [s].
+BACKLOG = 1024
+ACCEPT_PAUSE_S = 0.2
 # Commands that leave the loop nothing to do.
 ONLY_TELLING = ("status", "open", "where", "all", "cluster")
 
@@ -80,7 +88,21 @@ class Daemon:
         self.tiers: list[Tier | None] = []
         self.keepers: dict[int, Keeper] = {}
         self._why: list[str] = []
-        self._open_tiers(session)
+        try:
+            self._open_tiers(session)
+            self._make_ready(session, plans, listener, scanned)
+        except BaseException:
+            self._end_keepers()
+            raise
+
+    def _make_ready(
+        self,
+        session: SessionDir,
+        plans: Sequence[tuple[Path, Loaded]],
+        listener: socket.socket | None,
+        scanned: tuple[Record, float] | None,
+    ) -> None:
+        config, cluster = self.config, self.cluster
         self.shared = Shared(session, config)
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
@@ -115,6 +137,13 @@ class Daemon:
             raise TierError("no tier can be used: " + "; ".join(self._why))
         needed = bool(self.config.plans or self.cluster)
         self.tiers.append(open_staging(self.config, session, needed=needed))
+
+    def _end_keepers(self) -> None:
+        """Nothing has been served: what was clean stays so, and what was not is still to check."""
+        for keeper in self.keepers.values():
+            if keeper.must_check:
+                keeper.distrust()
+            keeper.end()
 
     def _mark_open_for_writing(self) -> None:
         control = self.shared.control
@@ -240,17 +269,27 @@ class Daemon:
             listener.bind(f"/proc/self/fd/{directory}/socket")
         finally:
             os.close(directory)
-        listener.listen(16)
+        listener.listen(BACKLOG)
         return listener
 
     def _answer_forever(self) -> None:
-        while not self._is_stopping:
+        while not self._is_closed:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError as error:  # no descriptor for it, say; or the end
+                self._pause_accepting(error)
+                continue
             # One that takes long (`look`, `all`) keeps no other waiting.
-            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+            except RuntimeError as error:  # no more threads are allowed
+                connection.close()
+                self._pause_accepting(error)
+
+    def _pause_accepting(self, error: Exception) -> None:
+        if not self._is_closed:
+            log.warning("a command is not taken in just now: %s", error)
+            time.sleep(ACCEPT_PAUSE_S)
 
     def _attend(self, connection: socket.socket) -> None:
         with connection:
@@ -289,8 +328,7 @@ class Daemon:
     def _actions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         actions: dict[str, Callable[[dict[str, Any]], Any]] = {
             "status": lambda _: self._status(),
-            "open": lambda _: {"open": open_files(self.shared, self.filler.staging.number)},
-            "stop": lambda _: {"pid": os.getpid()},
+            "stop": lambda _: self._identity(),
             "clear": lambda _: {"dropped": self.filler.clear()},
             "drop": self._drop,
             "job": lambda _: self._new_job(),
@@ -300,7 +338,8 @@ class Daemon:
             "take_back": lambda r: {"files": self.filler.wanted.take_back(str(r["ticket"]))},
         }
         held = {name: self._between_turns(action) for name, action in actions.items()}
-        return {**held, "look": self._look, "all": lambda r: self._all(held["status"](r))}
+        held |= {"look": self._look, "all": lambda r: self._all(held["status"](r))}
+        return {**held, "open": lambda _: self._open_files()}
 
     def _between_turns(
         self, action: Callable[[dict[str, Any]], Any]
@@ -317,13 +356,24 @@ class Daemon:
         """Of all nodes. The loop turns while they are asked."""
         return {"schema": SCHEMA_VERSION, "nodes": all_nodes(self.cluster, own)}
 
+    def _open_files(self) -> dict[str, Any]:
+        """The loop turns while processes are looked at, also if the file system of one hangs."""
+        opened, staging = all_opened(), self.filler.staging.number
+        tell = self._between_turns(lambda _: {"open": open_files(self.shared, staging, opened)})
+        answer: dict[str, Any] = tell({})
+        return answer
+
+    @staticmethod
+    def _identity() -> dict[str, int]:
+        return asdict(Identity.of(os.getpid()))
+
     def _new_job(self) -> dict[str, Any]:
         self.planned.new_job()
         return {}
 
     def _where(self) -> dict[str, Any]:
         return {
-            "pid": os.getpid(),
+            **self._identity(),
             "cluster": "" if self.cluster is None else self.cluster.name,
             "generation": int(self.shared.control.generation),
             "scanned": self.scanner.scanned,

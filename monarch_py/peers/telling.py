@@ -62,7 +62,12 @@ class Teller:
             connection.close()
             return
         words = (connection, answer)
-        threading.Thread(target=self._tell, args=words, name="peers-tell", daemon=True).start()
+        thread = threading.Thread(target=self._tell, args=words, name="peers-tell", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads are allowed: who asks may ask again
+            connection.close()
+            self._free.release()
 
     def _tell(self, connection: socket.socket, answer: Callable[[], bytes]) -> None:
         with connection:

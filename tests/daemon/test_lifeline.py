@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from monarch_py.client import Client
 from monarch_py.cluster import Cluster, Member
 from monarch_py.daemon.lifecycle import STAY, Told, spawn
 from monarch_py.peers import listen, new_secret
+from monarch_py.tiers import tier_root
 
 Spawned = tuple[subprocess.Popen[bytes], int, Client]
 
@@ -77,3 +79,35 @@ def test_signals_that_come_while_one_is_handled(
             session.daemon.send_signal(signal.SIGTERM)
             session.daemon.send_signal(signal.SIGINT)
         assert session.daemon.poll() == 0
+
+
+def test_what_a_job_is_signalled_is_not_for_its_daemon(
+    session_factory: Callable[..., Session], tree: Path
+) -> None:
+    """Slurm sends the signal of --signal to all steps."""
+    session = session_factory(tree).start()
+    assert session.daemon is not None
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        session.daemon.send_signal(number)
+        assert session.client.ask("where")["pid"] == session.daemon.pid
+
+
+def test_a_hangup_ends_it_well(session_factory: Callable[..., Session], tree: Path) -> None:
+    session = session_factory(tree).start()
+    assert session.daemon is not None
+    session.daemon.send_signal(signal.SIGHUP)
+    assert session.daemon.wait(30) == 0
+    assert not session.paths.control.exists()
+    assert not tier_root(session.tiers[0]).exists()
+
+
+def test_the_process_ends_whatever_its_threads_do() -> None:
+    script = (
+        "import time; from concurrent.futures import ThreadPoolExecutor;"
+        " from monarch_py.daemon.lifecycle import end_process;"
+        " ThreadPoolExecutor(1).submit(time.sleep, 1000); print('said'); end_process()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "said\n", "")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.files import Files, check_all, du_bytes, random_bytes
-from support.manifests import copies_in, wait_recorded
+from support.manifests import copies_in, manifest_of, wait_recorded
 from support.session import MIB, Session, wait_until
 from support.watch import settle
 
@@ -182,6 +185,77 @@ def test_a_copy_damaged_after_a_kill_is_never_served(
     check_all(session, files)
     again = wait_recorded(session, COUNT)
     assert {again[name] for name in names}.isdisjoint(copies.values())
+
+
+def test_what_a_short_session_did_not_come_to_is_not_trusted_after_it(
+    session: Session, files: Files, source: SlowSource
+) -> None:
+    """Killed, as by a power cut; then a session that ends well before its scan does."""
+    copies = copies_in(session)
+    session.kill()
+    for name in list(files.digests)[:3]:
+        damage_hole(copies[name])
+    source.latency(readdir=0.5)
+    try:
+        session.start()
+        assert not session.status()["scanned"]
+        session.stop()
+    finally:
+        source.latency(readdir=0.0)
+    restart(session)
+    check_all(session, files)
+
+
+def test_what_a_session_of_another_source_did_not_look_at_is_not_trusted_after_it(
+    session: Session, files: Files, tree: Path
+) -> None:
+    copies = copies_in(session)
+    session.kill()
+    for name in list(files.digests)[:3]:
+        damage_hole(copies[name])
+    text = session.config.read_text()
+    session.config.write_text(text.replace(str(files.root), str(tree)))
+    restart(session)
+    session.stop()
+    session.config.write_text(text)
+    restart(session)
+    check_all(session, files)
+
+
+def is_clean(session: Session) -> bool:
+    with closing(sqlite3.connect(f"file:{manifest_of(session)}?mode=ro", uri=True)) as db:
+        return bool(db.execute("SELECT value FROM meta WHERE key = 'clean'").fetchone()[0] == "1")
+
+
+def test_a_start_that_fails_leaves_a_clean_tier_clean(session: Session) -> None:
+    session.stop()
+    assert is_clean(session)
+    in_the_way = session.paths.path / "socket"
+    in_the_way.mkdir()
+    done = session.monarch("serve")
+    assert done.returncode == 3, done.stderr
+    assert is_clean(session)
+    in_the_way.rmdir()
+    restart(session)
+    assert session.status()["sources"][0]["present"] == COUNT
+
+
+def test_a_start_that_is_ended_leaves_a_clean_tier_clean(session: Session) -> None:
+    """Whenever it is; which moments those are differs from machine to machine."""
+    session.stop()
+    began = time.monotonic()
+    session.start()
+    takes = time.monotonic() - began
+    session.stop()
+    for part in range(12):
+        session.start(wait=False)
+        assert session.daemon is not None
+        time.sleep(takes * (0.5 + part / 20))
+        session.daemon.terminate()
+        session.daemon.wait(30)
+        assert is_clean(session)
+    restart(session)
+    assert session.status()["sources"][0]["present"] == COUNT
 
 
 def test_a_copy_that_was_lost_after_a_clean_end_is_not_served(

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -208,7 +209,7 @@ def test_a_daemon_that_was_started_holds_no_pipe_and_outlives_its_shell(
     finally:
         stopped = session.monarch("stop")
     assert stopped.stdout == f"stopped (process {pid})\n"
-    assert not psutil.pid_exists(pid)
+    wait_until(lambda: not psutil.pid_exists(pid), what="whoever waits for it")
     assert_nothing_left(session)
 
 
@@ -311,3 +312,87 @@ def test_runs_at_the_same_time_share_a_daemon_and_the_last_one_ends_it(
     reports = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(4)]
     assert {report["pid"] for report in reports} == {daemon}
     wait_until(lambda: not Path(f"/proc/{daemon}").exists(), what="the daemon's end")
+
+
+@contextmanager
+def running(session: Session) -> Iterator[subprocess.Popen[bytes]]:
+    """A run of a command that goes on until the block's end, or until it is killed."""
+    script = "echo here; cat"
+    with subprocess.Popen(
+        session.command("run", "-q", "--", "sh", "-c", script),
+        env=session.env(preload=False),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"here\n"
+        yield run
+        run.stdin.close()
+        run.wait(timeout=60)
+
+
+def test_a_run_ends_no_daemon_that_came_after_its_own(session: Session) -> None:
+    with running(session):
+        assert session.monarch("stop").returncode == 0
+        assert session.monarch("start").returncode == 0
+        (pid,) = daemons(session)
+    try:
+        assert session.status()["pid"] == pid
+    finally:
+        assert session.monarch("stop").returncode == 0
+    assert_nothing_left(session)
+
+
+def test_a_run_ends_no_daemon_for_one_that_was_killed_with_its_daemon(session: Session) -> None:
+    with running(session) as run:
+        (pid,) = daemons(session)
+        run.kill()
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not daemons(session), what="the daemon's end")
+    assert session.monarch("start").returncode == 0
+    try:
+        (pid,) = daemons(session)
+        assert session.monarch("run", "-q", "--", "true").returncode == 0
+        assert session.status()["pid"] == pid
+    finally:
+        assert session.monarch("stop").returncode == 0
+    assert_nothing_left(session)
+
+
+def test_start_keeps_a_runs_daemon(session: Session) -> None:
+    with running(session):
+        said = session.monarch("start").stdout
+        (pid,) = daemons(session)
+        assert said == f"a daemon serves this configuration already (process {pid})\n"
+    try:
+        assert session.status()["pid"] == pid
+    finally:
+        assert session.monarch("stop").returncode == 0
+    assert_nothing_left(session)
+
+
+def test_stop_waits_for_no_parent(session: Session) -> None:
+    """One that waits for its children late, or never, as the first process of many containers."""
+    session.start()
+    done = session.monarch("stop", timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert session.daemon is not None
+    assert session.daemon.wait(0) == 0  # waited for only now
+
+
+def test_what_is_ignored_stays_ignored(session: Session) -> None:
+    """A job behind nohup outlives its terminal, and so does what it runs."""
+    show = "import sys; print(open('/proc/self/status').read())"
+    done = subprocess.run(
+        ["nohup", *session.command("run", "-q", "--", sys.executable, "-c", show)],
+        env=session.env(preload=False),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    (ignored,) = [line.split()[1] for line in done.stdout.splitlines() if "SigIgn" in line]
+    assert int(ignored, 16) >> (signal.SIGHUP - 1) & 1
+    assert_nothing_left(session)

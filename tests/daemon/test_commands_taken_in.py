@@ -1,0 +1,121 @@
+"""Commands reach the daemon also when many come at once, when it is out of descriptors for a while,
+and when a file system hangs that has nothing to do with it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from support.session import Session, wait_until
+
+from monarch_py.demo.slowsource import SlowSource
+
+HOLDER = "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def session(session_factory: Callable[..., Session], tree: Path) -> Session:
+    return session_factory(tree).start()
+
+
+@pytest.fixture
+def daemon(session: Session) -> psutil.Process:
+    assert session.daemon is not None
+    return psutil.Process(session.daemon.pid)
+
+
+def connected(session: Session, most: int) -> Iterator[socket.socket]:
+    """Connections that ask nothing, as long as the kernel holds more for the daemon."""
+    directory = os.open(session.paths.path, os.O_RDONLY)  # its name may be too long for a socket
+    try:
+        for _ in range(most):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            try:
+                connection.connect(f"/proc/self/fd/{directory}/socket")
+            except BlockingIOError:
+                connection.close()
+                return
+            yield connection
+    finally:
+        os.close(directory)
+
+
+def test_a_command_waits_while_the_kernel_holds_no_more(
+    session: Session, daemon: psutil.Process, tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    try:
+        with ExitStack() as stack, ThreadPoolExecutor(1) as executor:
+            daemon.suspend()
+            try:
+                held = [stack.enter_context(each) for each in connected(session, 8000)]
+                asked = executor.submit(session.client.ask, "where")
+                assert 1000 < len(held) < 8000
+            finally:
+                daemon.resume()
+            assert asked.result(timeout=60)["pid"] == daemon.pid
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_daemon_without_descriptors_is_not_deaf_for_good(
+    session: Session, daemon: psutil.Process
+) -> None:
+    before = daemon.rlimit(psutil.RLIMIT_NOFILE)
+    daemon.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        (connection,) = connected(session, 1)
+        with connection:
+            said = session.log.read_text
+            wait_until(lambda: "a command is not taken in just now" in said(), what="its complaint")
+    finally:
+        daemon.rlimit(psutil.RLIMIT_NOFILE, before)
+    assert session.client.ask("where")["pid"] == daemon.pid
+
+
+def test_a_file_system_that_hangs_under_a_look_at_open_files(
+    session: Session, daemon: psutil.Process, slow_factory: Callable[..., SlowSource]
+) -> None:
+    source = slow_factory(attr_timeout_s=0)
+    (source.backing / "held").write_bytes(b"x")
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(source.mountpoint / "held")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as holder,
+        ThreadPoolExecutor(1) as executor,
+    ):
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        assert holder.stdout.readline() == b"\n"
+        assert source.pid is not None
+        os.kill(source.pid, signal.SIGSTOP)
+        try:
+            looked = executor.submit(session.client.ask, "open")
+            hangs = Path(f"/proc/{daemon.pid}/task")
+            wait_until(lambda: any(map(waits_for_fuse, hangs.iterdir())), what="the look to hang")
+            assert session.status()["pid"] == daemon.pid
+            session.stop()
+        finally:
+            os.kill(source.pid, signal.SIGCONT)
+            holder.stdin.close()
+        assert looked.exception(timeout=60) is not None
+
+
+def waits_for_fuse(task: Path) -> bool:
+    try:
+        return "fuse" in (task / "wchan").read_text() or "fuse" in (task / "stack").read_text()
+    except OSError:
+        return False
