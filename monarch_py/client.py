@@ -12,7 +12,10 @@ from monarch_py.errors import SessionError
 from monarch_py.native import SessionState, ffi
 from monarch_py.session import Segment, SessionDir
 
-__all__ = ["Client", "session_of"]
+__all__ = ["HAS_CHANGED", "Client", "session_of"]
+
+# What is said where a daemon serves already that has read another text in the configuration.
+HAS_CHANGED = "{} has changed since its daemon was started; monarch stop, then start, takes it in"
 
 # A daemon answers from memory; a stopped one must not keep a command waiting for ever [s].
 ANSWER_LIMIT_S = 15.0

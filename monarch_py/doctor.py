@@ -19,12 +19,14 @@ from monarch_py.config import SYSTEM_SWITCH_FILE, Config, load_config, mount_opt
 from monarch_py.errors import MonarchError
 from monarch_py.native import LIBRARY, ffi
 from monarch_py.session import SessionDir, shm_root
-from monarch_py.units import format_size
+from monarch_py.units import MIB, format_size
 
 __all__ = ["Finding", "examine"]
 
 # Shared memory for a catalog: 192 bytes and the path a file, and the clients' segment.
 CATALOG_BYTES_PER_FILE = 288
+# Of the first one, whatever is in it.
+FIRST_CATALOG_BYTES = MIB
 # The daemon has two for each block that it copies, and a job's locks may take one a file.
 MIN_DESCRIPTORS = 256
 # Loading MPI looks for fabrics, on some machines for long.
@@ -95,7 +97,9 @@ def _shared_memory() -> Iterator[Finding]:
         yield Finding("problem", "shared memory", f"{root}: {error.strerror}", "set MONARCH_SHM")
         return
     free = system.f_bavail * system.f_frsize
-    needed = ffi.sizeof("struct monarch_clients") + ffi.sizeof("struct monarch_control") + (1 << 20)
+    shared = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
+    # In whole MiB, as it is said.
+    needed = -(-(sum(map(ffi.sizeof, shared)) + FIRST_CATALOG_BYTES) // MIB) * MIB
     files = max(0, free - needed) // CATALOG_BYTES_PER_FILE
     text = f"{root}: {format_size(free)} free, room for the catalog of {files:,} files"
     if free < needed:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from monarch_py import __version__
 from monarch_py.bringup.address import is_loopback, serving_address
-from monarch_py.client import Client
+from monarch_py.client import HAS_CHANGED, Client
 from monarch_py.cluster import Cluster
 from monarch_py.config import Config
 from monarch_py.errors import SessionError
@@ -51,7 +51,7 @@ def make_card(config: Config, name: str) -> tuple[Card, socket.socket | None]:
     """With the socket that listens, if no daemon runs here. ConfigError, SessionError."""
     session = SessionDir.of(config.file)
     session.make()
-    running = _running(Client(session))
+    running, is_current = _running(Client(session))
     listener = None
     if running is None:
         listener = listen(serving_address(config), config.peers.port)
@@ -63,7 +63,7 @@ def make_card(config: Config, name: str) -> tuple[Card, socket.socket | None]:
         running=running,
         quotas=tuple(tier.quota_bytes for tier in config.tiers),
         agreed=_agreed(config),
-        warnings=config.warnings,
+        warnings=config.warnings + (() if is_current else (HAS_CHANGED.format(config.file),)),
     )
     return card, listener
 
@@ -76,11 +76,13 @@ def _boot() -> str:
         return ""
 
 
-def _running(client: Client) -> str | None:
+def _running(client: Client) -> tuple[str | None, bool]:
+    """Of the daemon that runs here its cluster, and whether it has the configuration as it is."""
     try:
-        return str(client.ask("where").get("cluster", ""))
+        found = client.ask("where")
     except SessionError:
-        return None
+        return None, True
+    return str(found["cluster"]), bool(found["is_current"])
 
 
 def _agreed(config: Config) -> dict[str, str]:
@@ -179,8 +181,9 @@ def _check_places(cards: Sequence[Card]) -> None:
         if other != rank:
             raise SessionError(
                 f"ranks {other} and {rank} are both on {card.place[0]}, with one configuration:"
-                " start one rank a node, with mpiexec -ppn 1 or srun --ntasks-per-node=1, or give"
-                " each a configuration of its own, such as -c 'tiers-{rank}.yaml'"
+                " start one rank a node, with mpiexec -ppn 1 (Open MPI: -N 1) or srun"
+                " --ntasks-per-node=1, or give each a configuration of its own, such as"
+                " -c 'tiers-{rank}.yaml'"
             )
 
 
@@ -192,4 +195,14 @@ def _check_addresses(cards: Sequence[Card]) -> None:
             raise SessionError(
                 f"{card.name}: its address, {card.address[0]}, is one that only it can reach; name"
                 f" another with peers.interface or peers.address in {card.file}"
+            )
+    seen: dict[str, Card] = {}
+    for card in cards:
+        if card.address is None:
+            continue
+        other = seen.setdefault(card.address[0], card)
+        if other.place[:2] != card.place[:2]:
+            raise SessionError(
+                f"{other.name} and {card.name} have one address, {card.address[0]}, as a bridge of"
+                f" containers has on every node; name another with peers.interface in {card.file}"
             )

@@ -21,6 +21,9 @@ from monarch_py.session import SessionDir
 
 __all__ = ["Here"]
 
+# One that is busy may answer late once.
+LOOKS = 2
+
 
 class Here:
     """record : the list of the sources, on the rank that has made it;  began : when that was, on
@@ -96,6 +99,21 @@ class Here:
                 os.close(reading)
         tiers = Client(SessionDir.of(self._config.file)).ask("status")["tiers"]
         return [tier["why"] for tier in tiers if not tier["usable"]]
+
+    def unreached(self) -> list[str]:
+        """Of the other nodes those whose daemons this one does not reach; one sentence each."""
+        client = Client(SessionDir.of(self._config.file))
+        for _ in range(LOOKS):
+            nodes = client.ask("all")["nodes"]
+            silent = [node for node in nodes if not node["answers"]]
+            if not silent:
+                break
+        return [
+            f"{node['name']} {node['why']} from {self._name}, at {node['address']}: each reads from"
+            " the source what the other keeps; is there a firewall, or another network to name with"
+            f" peers.interface in {self._config.file}?"
+            for node in silent
+        ]
 
     def end(self) -> None:
         """Ends the daemon, if this call has started one."""

@@ -93,6 +93,8 @@ def _bring_up(ranks: Ranks, config_file: Path) -> Node:
     started = [card.name for rank, card in enumerate(cards) if rank not in running]
     said = [(card.name, words) for card, why in zip(cards, found, strict=True) for words in why]
     warnings += told_once(said)
+    if started:
+        warnings += together(ranks, here.unreached if ranks.rank == 0 else list)[0]
     return Node(here.process, here.lifeline, ranks.rank, ranks.names, started, warnings)
 
 

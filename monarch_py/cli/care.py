@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from monarch_py.cli.options import as_json, checked, config_option
+from monarch_py.cli.options import as_json, checked, config_option, optional_config_option
 from monarch_py.client import Client
 from monarch_py.doctor import Finding, examine
 from monarch_py.session import SessionDir
@@ -20,9 +20,7 @@ MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "problem": "[red
 
 
 @click.command()
-@click.option(
-    "-c", "--config", "config_file", envvar="MONARCH_CONFIG", type=click.Path(path_type=Path)
-)
+@optional_config_option
 @as_json
 def doctor(config_file: Path | None, as_json: bool) -> None:
     """Say what works here, what does not, and how to mend it.  Exits with 1 on a problem."""

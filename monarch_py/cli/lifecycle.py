@@ -10,7 +10,7 @@ import click
 
 from monarch_py.bringup import Node, bring_up, listed
 from monarch_py.cli.options import checked, config_option
-from monarch_py.client import Client
+from monarch_py.client import HAS_CHANGED, Client
 from monarch_py.daemon.lifecycle import end_process, ignore_the_jobs, wait_for
 from monarch_py.daemon.lifecycle import serve as serve_here
 from monarch_py.errors import MonarchError, SessionError
@@ -119,16 +119,15 @@ def start(config_file: Path, alone: bool) -> None:
     config = checked(config_file)
     client, process = Client(SessionDir.of(config.file)), keep_daemon(config.file)
     if process is None:
-        click.echo(f"a daemon serves this configuration already (process {_pid(client)})")
+        serving = client.ask("where")
+        click.echo(f"a daemon serves this configuration already (process {serving['pid']})")
+        if not serving["is_current"]:
+            sys.stderr.write(f"monarch: {HAS_CHANGED.format(config_file)}\n")
         return
     click.echo(f"the daemon serves {config.file} (process {process.pid})")
     for tier in client.ask("status")["tiers"]:
         if not tier["usable"]:
             sys.stderr.write(f"monarch: {tier['why']}\n")
-
-
-def _pid(client: Client) -> int:
-    return int(client.ask("status")["pid"])
 
 
 @click.command()

@@ -185,7 +185,7 @@ def _draw(figures: Figures, picture: Path) -> None:
         from matplotlib import pyplot
     except ImportError:
         raise MonarchError(
-            "matplotlib is not installed; pip install 'monarch-py[plots]', or leave out --plot"
+            "matplotlib is not installed; pip install matplotlib, or leave out --plot"
         ) from None
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4), constrained_layout=True)
     axes[0].bar(range(len(figures.frequency)), figures.frequency)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from monarch_py.cli.options import optional_config_option
+from monarch_py.config import load_config
 from monarch_py.modulefile import modulefile
 from monarch_py.native import LIBRARY
 from monarch_py.units import parse_size
@@ -14,9 +16,7 @@ __all__ = ["COMMANDS"]
 
 
 @click.command()
-@click.option(
-    "-c", "--config", "config_file", envvar="MONARCH_CONFIG", type=click.Path(path_type=Path)
-)
+@optional_config_option
 @click.option("--library", is_flag=True, help="Only the path of the preload library.")
 @click.option(
     "--modulefile", "as_module", is_flag=True, help="A Tcl modulefile for administrators."
@@ -35,6 +35,7 @@ def env(config_file: Path | None, library: bool, as_module: bool) -> None:
         quoted = shlex.quote(str(LIBRARY))
         click.echo(f'export LD_PRELOAD={quoted}"${{LD_PRELOAD:+:$LD_PRELOAD}}"')
         if config_file is not None:
+            load_config(config_file)  # a job would find out much later
             click.echo(f"export MONARCH_CONFIG={shlex.quote(str(config_file.resolve()))}")
 
 

@@ -32,17 +32,20 @@ def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, An
         member = cluster.members[rank]
         if rank == cluster.rank:
             return _node(rank, member, "", own)
-        return _node(rank, member, *_ask(cluster, member))
+        return _node(rank, member, *_ask(cluster, rank))
 
     with ThreadPoolExecutor(min(len(cluster.members), MOST_AT_A_TIME)) as threads:
         return list(threads.map(look, range(len(cluster.members))))
 
 
-def _ask(cluster: Cluster, member: Member) -> tuple[str, dict[str, Any] | None]:
+def _ask(cluster: Cluster, rank: int) -> tuple[str, dict[str, Any] | None]:
     """Why there is no status, and the status."""
+    member = cluster.members[rank]
     address = (member.host, member.port)
     try:
-        return "", json.loads(ask(address, cluster.secret, ANSWER_LIMIT_S, Purpose.STATUS))
+        told = json.loads(ask(address, cluster.secret, ANSWER_LIMIT_S, Purpose.STATUS))
+        is_asked = told["nodes"]["rank"] == rank
+        return ("", told) if is_asked else ("is another node's address", None)
     except Unreachable as error:
         return WHY.get(error.status, "does not answer"), None
     except ValueError:  # it ended in the middle of its answer

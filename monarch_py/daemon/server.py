@@ -25,6 +25,7 @@ from monarch_py.daemon.nodes import Membership
 from monarch_py.daemon.openfiles import all_opened, open_files, writers
 from monarch_py.daemon.planned import Planned, load_plan
 from monarch_py.daemon.ranks import Ranks
+from monarch_py.daemon.renewal import version_of
 from monarch_py.daemon.report import SCHEMA_VERSION, status
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
@@ -81,7 +82,7 @@ class Daemon:
         self.config, self.cluster = config, cluster
         nodes = len(cluster.members) if cluster else 1
         plans = [(file, load_plan(file, nodes)) for file in config.plans]
-        self.started = time.monotonic()
+        self.started, self._version = time.monotonic(), version_of(config.file)
         self._lock = threading.Lock()
         self._is_stopping = False
         self._is_closed = False
@@ -377,6 +378,7 @@ class Daemon:
             "cluster": "" if self.cluster is None else self.cluster.name,
             "generation": int(self.shared.control.generation),
             "scanned": self.scanner.scanned,
+            "is_current": version_of(self.config.file) in (None, self._version),
             "switched_off": bool(self.shared.control.off),
         }
 

@@ -24,7 +24,7 @@ def can_draw(path: Path) -> None:
     if not path.parent.is_dir():
         raise MonarchError(f"{path} cannot be drawn: there is no directory {path.parent}; make it")
     if find_spec("matplotlib") is None:
-        raise MonarchError("drawing needs matplotlib; pip install 'monarch-py[plots]'")
+        raise MonarchError("drawing needs matplotlib; pip install matplotlib")
 
 
 def draw(document: dict[str, Any], path: Path) -> None:

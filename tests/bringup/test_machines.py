@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +146,47 @@ def test_an_interface_can_be_named(machines: Machines, tmp_path: Path, tree: Pat
         assert addresses == [f"{machines.nodes.address(i)}:7321" for i in range(3)]
     finally:
         together(machines, "stop", "-c", config)
+
+
+def test_the_same_address_on_all_machines_is_refused(
+    machines: Machines, tmp_path: Path, tree: Path
+) -> None:
+    """As the bridge of containers has it on every node."""
+    add_bridge(machines, lambda _: "172.31.0.1")
+    config = write(tmp_path, tree, peers={"interface": "bridge"})
+    done = together(machines, "start", "-c", config)
+    assert done.returncode != 0
+    assert done.stderr.startswith("monarch: node0 and node1 have one address, 172.31.0.1, ")
+    assert str(config) in done.stderr
+
+
+def test_machines_that_do_not_reach_each_other_are_named(
+    machines: Machines, tmp_path: Path, tree: Path
+) -> None:
+    """Addresses of their own that nobody else has a way to; each serves all the same."""
+    add_bridge(machines, lambda machine: f"172.31.{machine}.1")
+    config = write(tmp_path, tree, peers={"interface": "bridge"})
+    done = together(machines, "start", "-c", config)
+    try:
+        assert done.returncode == 0, done.stderr
+        said = done.stderr.splitlines()
+        assert len(said) == 2
+        for machine in (1, 2):
+            (line,) = [line for line in said if line.startswith(f"monarch: node{machine} ")]
+            assert f"from node0, at 172.31.{machine}.1:" in line
+            assert f"peers.interface in {config}" in line
+    finally:
+        for machine in range(len(NAMES)):
+            machines.run(machine, *PROGRAM, "stop", "-c", config, env=env())
+
+
+def add_bridge(machines: Machines, address: Callable[[int], str]) -> None:
+    for machine in range(len(NAMES)):
+        for words in (
+            ("link", "add", "bridge", "type", "veth", "peer", "name", "inside"),
+            ("addr", "add", f"{address(machine)}/24", "dev", "bridge"),
+            ("link", "set", "bridge", "up"),
+            ("link", "set", "inside", "up"),
+        ):
+            done = machines.run(machine, "ip", *words, env=env())
+            assert done.returncode == 0, done.stderr

@@ -119,7 +119,7 @@ def test_two_ranks_with_one_configuration(tree: Path, local_factory: Callable[..
     local.template = local.file(0)
     line = refusal(local, status=3)
     assert "ranks 0 and 1 are both on " in line
-    assert "mpiexec -ppn 1 or srun --ntasks-per-node=1" in line
+    assert "mpiexec -ppn 1 (Open MPI: -N 1) or srun --ntasks-per-node=1" in line
 
 
 def test_the_same_words_of_many_are_said_once(

@@ -47,8 +47,12 @@ def test_four_daemons_know_of_each_other(tree: Path, local_factory: Callable[...
     assert shown.stdout.count("serving") == 4
     assert shown.returncode == 0
     again = local.ranks("start", "-c", local.template)
-    assert again.returncode == 0
+    assert (again.returncode, again.stderr) == (0, "")
     assert "already" in again.stdout
+    local.file(2).write_text(local.file(2).read_text() + "# another text\n")
+    changed = local.ranks("start", "-c", local.template)
+    assert changed.returncode == 0
+    assert f"{local.file(2)} has changed since its daemon was started" in changed.stderr
     assert len(local.daemons()) == 4
     stopped = local.ranks("stop", "-c", local.template)
     assert (stopped.returncode, stopped.stderr) == (0, "")

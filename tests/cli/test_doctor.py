@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import platform
+import re
 import resource
 import shutil
 from collections.abc import Iterator
@@ -186,6 +188,17 @@ def test_shared_memory_without_room_is_a_problem(session: Session) -> None:
     status, findings = examined(session, MONARCH_SHM="/proc")
     assert (status, findings["shared memory"]["level"]) == (1, "problem")
     assert "--shm-size" in findings["shared memory"]["mend"]
+
+
+def test_a_daemon_starts_in_the_least_shared_memory(session: Session, tmp_path: Path) -> None:
+    _, findings = examined(session, MONARCH_SHM="/proc")
+    (least,) = re.findall(r"at least (\d+) MiB", findings["shared memory"]["mend"])
+    with Mounts(tmp_path) as mounts:
+        # And a page for the directory.
+        session.shm = mounts.tmpfs("small", int(least) * MIB + mmap.PAGESIZE)
+        _, findings = examined(session)
+        assert findings["shared memory"]["level"] == "ok"
+        session.start().stop()
 
 
 def test_a_disk_with_less_room_than_the_quota_is_a_warning(

@@ -33,7 +33,7 @@ SCENARIO: dict[str, Any] = {
     ],
     "assumptions": ["No [b]markup[/b] here."],
 }
-NO_MATPLOTLIB = "monarch: drawing needs matplotlib; pip install 'monarch-py[plots]'\n"
+NO_MATPLOTLIB = "monarch: drawing needs matplotlib; pip install matplotlib\n"
 
 
 class Said(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import FILES, Factory
+from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
 
 from monarch_py.daemon.report import SCHEMA_VERSION
@@ -62,9 +63,20 @@ def test_the_report_has_the_documented_fields(served: Session) -> None:
     assert set(report["totals"]) == fields("`totals`")
     assert report["plans"] == []
     assert report["staging"] is None  # without one; test_staging.py has one
-    assert report["nodes"] is None  # without others; test_fastest_place.py has some
+    assert report["nodes"] is None  # without others; the next test has one
     assert report["schema"] == SCHEMA_VERSION
     assert f"This is schema {SCHEMA_VERSION}." in PAGE.read_text()
+
+
+def test_what_a_node_is_among_others_has_the_documented_fields(
+    tmp_path: Path, source: Path
+) -> None:
+    with Nodes(tmp_path / "nodes", [source] * 2, [MIB] * 2).start() as nodes:
+        said = nodes[0].nodes()
+    assert set(said) == fields("`nodes`")
+    mine, other = sorted(said["members"], key=len)
+    assert mine["rank"] == 0
+    assert set(other) == fields("Each of `members`")
 
 
 def test_all_nodes_have_the_documented_fields(served: Session) -> None:
@@ -99,14 +111,6 @@ def test_a_tier_that_is_held_elsewhere_has_the_first_six_fields(
 def test_every_reason_is_documented() -> None:
     section = PAGE.read_text().partition("The reasons of `bypass`:")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == REASONS
-
-
-def test_what_is_reserved_is_zero(served: Session) -> None:
-    served.python("open(__import__('sys').argv[1]).read()", served.source / "a")
-    totals = of_session(served)["totals"]
-    reserved = {name for name, meaning in documented("`totals`") if meaning == "*reserved*"}
-    assert reserved == {"bytes_from_peers"}
-    assert {name for name in totals if totals[name] == 0} >= reserved
 
 
 # --- the numbers --------------------------------------------------------------------------------

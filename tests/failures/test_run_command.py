@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -396,3 +397,29 @@ def test_what_is_ignored_stays_ignored(session: Session) -> None:
     (ignored,) = [line.split()[1] for line in done.stdout.splitlines() if "SigIgn" in line]
     assert int(ignored, 16) >> (signal.SIGHUP - 1) & 1
     assert_nothing_left(session)
+
+
+def test_two_starts_at_once_start_one_daemon(session: Session) -> None:
+    with ThreadPoolExecutor(4) as executor:
+        done = list(executor.map(lambda _: session.monarch("start"), range(4)))
+    try:
+        assert [(each.returncode, each.stderr) for each in done] == [(0, "")] * 4
+        assert len(daemons(session)) == 1
+        assert sum("already" in each.stdout for each in done) == 3
+    finally:
+        assert session.monarch("stop").returncode == 0
+    assert_nothing_left(session)
+
+
+def test_start_tells_of_a_changed_configuration(session: Session) -> None:
+    assert session.monarch("start").returncode == 0
+    try:
+        session.config.write_text(session.config.read_text() + "# another text\n")
+        again = session.monarch("start")
+        assert again.returncode == 0
+        assert again.stderr == (
+            f"monarch: {session.config} has changed since its daemon was started; monarch stop,"
+            " then start, takes it in\n"
+        )
+    finally:
+        assert session.monarch("stop").returncode == 0

@@ -203,7 +203,7 @@ def index_hdf5(root: Path, dataset: str, patterns: tuple[str, ...] = PATTERNS["h
     try:
         import h5py
     except ImportError:
-        raise MonarchError("h5py is not installed; pip install 'monarch-py[hdf5]'") from None
+        raise MonarchError("h5py is not installed; pip install h5py") from None
 
     def read(path: Path) -> Extents:
         with h5py.File(path, "r") as file:
