@@ -37,6 +37,8 @@ def test_many_fills_at_a_time_stay_below_it(
         session.wait_idle()
         if persistent:
             wait_until(lambda: not session.status()["pending"], what="the manifest's last rows")
+        looks = watch.looks
+        wait_until(lambda: watch.looks > looks + 1, what="a look at all of it")
         session.stop()
     assert watch.looks > 5
     assert quota * 0.9 < watch.most_bytes <= quota
