@@ -170,8 +170,9 @@ class _Share:
         """As `keep_daemon`, once."""
         fcntl.flock(self._turn, fcntl.LOCK_EX)
         try:
+            child = None if self.client.runs() else spawn(self.config_file, detach=True)
             self._note("")
-            return None if self.client.runs() else spawn(self.config_file, detach=True)
+            return child
         finally:
             self._close()
 

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from monarch_py.bringup.card import Card, make_card
 from monarch_py.client import Client
@@ -100,20 +101,14 @@ class Here:
         tiers = Client(SessionDir.of(self._config.file)).ask("status")["tiers"]
         return [tier["why"] for tier in tiers if not tier["usable"]]
 
-    def unreached(self) -> list[str]:
-        """Of the other nodes those whose daemons this one does not reach; one sentence each."""
+    def unreached(self) -> list[dict[str, Any]]:
+        """Of the other nodes those whose daemons this one does not reach, as `all` tells them."""
         client = Client(SessionDir.of(self._config.file))
         for _ in range(LOOKS):
-            nodes = client.ask("all")["nodes"]
-            silent = [node for node in nodes if not node["answers"]]
+            silent = [node for node in client.ask("all")["nodes"] if not node["answers"]]
             if not silent:
                 break
-        return [
-            f"{node['name']} {node['why']} from {self._name}, at {node['address']}: each reads from"
-            " the source what the other keeps; is there a firewall, or another network to name with"
-            f" peers.interface in {self._config.file}?"
-            for node in silent
-        ]
+        return silent
 
     def end(self) -> None:
         """Ends the daemon, if this call has started one."""

@@ -11,11 +11,12 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from monarch_py.bringup.card import Card, check_cards, check_members, those_that_run
 from monarch_py.bringup.here import Here
 from monarch_py.bringup.ranks import Ranks
-from monarch_py.bringup.together import EndError, alike, together, told_once
+from monarch_py.bringup.together import EndError, alike, listed, together, told_once
 from monarch_py.cluster import Cluster, Member
 from monarch_py.daemon.lifecycle import STAY
 from monarch_py.launcher import Launch
@@ -94,8 +95,23 @@ def _bring_up(ranks: Ranks, config_file: Path) -> Node:
     said = [(card.name, words) for card, why in zip(cards, found, strict=True) for words in why]
     warnings += told_once(said)
     if started:
-        warnings += together(ranks, here.unreached if ranks.rank == 0 else list)[0]
+        silent = together(ranks, here.unreached if ranks.rank == 0 else list)[0]
+        warnings += _of_unreached(silent, cards[0])
     return Node(here.process, here.lifeline, ranks.rank, ranks.names, started, warnings)
+
+
+def _of_unreached(silent: Sequence[dict[str, Any]], asker: Card) -> list[str]:
+    """One sentence for all that the asker's daemon does not reach for one reason."""
+    found = []
+    for why in dict.fromkeys(node["why"] for node in silent):
+        nodes = [node for node in silent if node["why"] == why]
+        names = listed([node["name"] for node in nodes])
+        found.append(
+            f"{names}: {why} from {asker.name}, at {listed([node['address'] for node in nodes])};"
+            " each would read from the source what the other keeps: look for a firewall, or name"
+            f" another network with peers.interface in {asker.file}"
+        )
+    return found
 
 
 def _start(ranks: Ranks, here: Here, cards: Sequence[Card]) -> list[list[str]]:

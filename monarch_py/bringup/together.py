@@ -70,7 +70,7 @@ def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """A few of them, and how many more there are."""
+    """A few words, and how many more there are."""
     if len(names) <= MOST_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"

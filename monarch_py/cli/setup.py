@@ -35,7 +35,8 @@ def env(config_file: Path | None, library: bool, as_module: bool) -> None:
         quoted = shlex.quote(str(LIBRARY))
         click.echo(f'export LD_PRELOAD={quoted}"${{LD_PRELOAD:+:$LD_PRELOAD}}"')
         if config_file is not None:
-            load_config(config_file)  # a job would find out much later
+            if not config_file.exists():
+                load_config(config_file)  # says so; whether it can work, the nodes of the job know
             click.echo(f"export MONARCH_CONFIG={shlex.quote(str(config_file.resolve()))}")
 
 

@@ -274,23 +274,24 @@ class Daemon:
         return listener
 
     def _answer_forever(self) -> None:
+        is_said = False
         while not self._is_closed:
             try:
-                connection, _ = self._socket.accept()
-            except OSError as error:  # no descriptor for it, say; or the end
-                self._pause_accepting(error)
-                continue
-            # One that takes long (`look`, `all`) keeps no other waiting.
-            try:
-                threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
-            except RuntimeError as error:  # no more threads are allowed
-                connection.close()
-                self._pause_accepting(error)
+                self._take_in(self._socket.accept()[0])
+                is_said = False
+            except (OSError, RuntimeError) as error:  # no descriptor for it, no thread; or the end
+                if not (is_said or self._is_closed):
+                    log.warning("a command is not taken in just now: %s", error)
+                is_said = True
+                time.sleep(ACCEPT_PAUSE_S)
 
-    def _pause_accepting(self, error: Exception) -> None:
-        if not self._is_closed:
-            log.warning("a command is not taken in just now: %s", error)
-            time.sleep(ACCEPT_PAUSE_S)
+    def _take_in(self, connection: socket.socket) -> None:
+        """In a thread: one that takes long (`look`, `all`) keeps no other waiting."""
+        try:
+            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+        except RuntimeError:
+            connection.close()
+            raise
 
     def _attend(self, connection: socket.socket) -> None:
         with connection:
