@@ -19,7 +19,8 @@ from support.slurm import Slurm, why_no_slurm
 
 pytestmark = pytest.mark.slurm
 
-PAGE = Path(__file__).parents[2] / "docs" / "nodes.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, ADMINISTRATORS = DOCS / "nodes.md", DOCS / "administrators.md"
 NAMES = ["node0", "node1", "node2"]
 FILES = 17
 
@@ -144,6 +145,23 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(
     assert "monarch: the daemon has ended" in said, said
     nodes = json.loads(again.read_text())["nodes"]
     assert [node["why"] for node in nodes] == ["", "", ""], said
+
+
+@pytest.mark.parametrize("command", ["start", "serve"])
+def test_daemons_by_themselves(slurm: Slurm, tmp_path: Path, config: Path, command: str) -> None:
+    """As the administrators' page has it. Each has its shared memory in that of its node."""
+    scripts = re.findall(r"```sh\n(#!/bin/sh\n.*?)```", ADMINISTRATORS.read_text(), re.DOTALL)
+    (script,) = [each for each in scripts if f" monarch {command} --alone" in each]
+    train = re.search(r"^srun (--overlap )?python train.py$", script, re.MULTILINE)
+    assert train is not None
+    look = "srun --overlap --ntasks=3 --ntasks-per-node=1 monarch status --json -c tiers.yaml"
+    script = script.replace(train[0], f"{look} >{tmp_path / 'seen'}")
+    script = script.replace("nodes=4", "nodes=3").replace("ntasks=4", "ntasks=3")
+    said = run_job(slurm, tmp_path, config, script.replace("per-node=8", "per-node=2"))
+    seen = (tmp_path / "seen").read_text()
+    assert len(set(re.findall(r'"pid": (\d+)', seen))) == 3, said
+    assert said.count("stopped (process ") == 3, said
+    assert daemons(config) == []
 
 
 def test_a_node_that_cannot_go_on_ends_the_step(slurm: Slurm, tmp_path: Path, config: Path) -> None:
