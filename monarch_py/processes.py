@@ -15,6 +15,8 @@ __all__ = ["Identity", "began", "own_processes"]
 PROC = Path("/proc")
 # It is looked this often whether a process has ended [s].
 LOOK_S = 0.01
+# A parent that waits for it does so at once; others never do [s].
+REAP_LIMIT_S = 0.5
 
 
 def own_processes() -> Iterator[Path]:
@@ -76,10 +78,14 @@ class Identity:
                 os.kill(self.pid, number)
 
     def wait(self, limit_s: float) -> bool:
-        """Until it has ended; False if it has not within the limit [s]."""
+        """Until it has ended, and its number is free where its parent waits for it; False if it has
+        not ended within the limit [s]."""
         limit = time.monotonic() + limit_s
         while not self.has_ended:
             if time.monotonic() >= limit:
                 return False
+            time.sleep(LOOK_S)
+        limit = time.monotonic() + REAP_LIMIT_S
+        while (PROC / str(self.pid)).exists() and time.monotonic() < limit:
             time.sleep(LOOK_S)
         return True

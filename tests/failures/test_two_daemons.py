@@ -47,7 +47,7 @@ def test_a_second_start_says_that_one_serves_already(
         check_all(session, files)
     finally:
         assert session.monarch("stop").returncode == 0
-    assert not psutil.pid_exists(pid)
+    wait_until(lambda: not psutil.pid_exists(pid), what="whoever waits for it")
 
 
 def test_a_second_serve_exits_with_3_and_harms_nothing(
@@ -72,16 +72,14 @@ def test_of_many_starts_at_once_one_wins(
         done = list(pool.map(lambda _: session.monarch("start"), range(4)))
     try:
         pid = session.status()["pid"]
-        # Who comes between the lock and the first answer is told that another daemon has it.
-        assert {answer.returncode for answer in done} <= {0, 3}
-        assert [answer.returncode for answer in done].count(0) >= 1
+        assert {answer.returncode for answer in done} == {0}
         for answer in done:
             said = answer.stdout + answer.stderr
             assert said.count("\n") == 1
             assert str(pid) in said
     finally:
         assert session.monarch("stop").returncode == 0
-    assert not psutil.pid_exists(pid)
+    wait_until(lambda: not psutil.pid_exists(pid), what="whoever waits for it")
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
