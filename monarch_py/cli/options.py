@@ -34,25 +34,24 @@ def _optional(_context: Any, _parameter: Any, value: Path | None) -> Path | None
     return None if value is None else with_rank(value)
 
 
-config_option: Callable[[Any], Any] = click.option(
-    "-c",
-    "--config",
-    "config_file",
-    envvar="MONARCH_CONFIG",
-    type=click.Path(path_type=Path),
-    callback=_required,
-    help="Tiers and sources, in YAML; {rank} in its name is the number that mpiexec or srun has"
+def _config(callback: Callable[..., Path | None], text: str | None = None) -> Callable[[Any], Any]:
+    return click.option(
+        "-c",
+        "--config",
+        "config_file",
+        envvar="MONARCH_CONFIG",
+        type=click.Path(path_type=Path),
+        callback=callback,
+        help=text,
+    )
+
+
+config_option = _config(
+    _required,
+    "Tiers and sources, in YAML; {rank} in its name is the number that mpiexec or srun has"
     " given this process.  [default: $MONARCH_CONFIG]",
 )
-
-optional_config_option: Callable[[Any], Any] = click.option(
-    "-c",
-    "--config",
-    "config_file",
-    envvar="MONARCH_CONFIG",
-    type=click.Path(path_type=Path),
-    callback=_optional,
-)
+optional_config_option = _config(_optional)
 
 as_json: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
