@@ -38,7 +38,7 @@ def run_demo() -> list[Row]:
         raise SystemExit(f"the demo ended with status {done.returncode}")
     rows = []
     for line in done.stdout.splitlines():
-        cells = [cell.strip() for cell in re.split("[│|]", line)[1:-1]]
+        cells = re.split(" {2,}", line.strip())
         if len(cells) == 7 and cells[0].isdigit():
             operations = [int(cell.replace(",", "")) for cell in cells[5:]]
             rows.append(Row(int(cells[0]), float(cells[1]), float(cells[2]), *operations))

@@ -29,6 +29,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fuse_lowlevel.h>
+#include <linux/fuse.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -41,6 +42,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
@@ -60,7 +62,7 @@
 #define MAX_READ_OPTION "max_read=131072"
 
 static struct options {
-    int keep_pages, until_eof;
+    int keep_pages, until_eof, flush;
     double attr_timeout;
     char *link;
 } options = {.attr_timeout = 1.0};
@@ -143,6 +145,12 @@ static void op_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_
     done(req, data_only ? fdatasync((int)fi->fh) : fsync((int)fi->fh));
 }
 
+/* Closing a descriptor asks, and waits for the answer; it counts as fsync. */
+static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
+    if (!refused(req, k_fsync))
+        fuse_reply_err(req, 0);
+}
+
 static void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
                          struct fuse_file_info *fi) {
     if (!refused(req, k_other))
@@ -220,7 +228,7 @@ static void op_init(void *user, struct fuse_conn_info *conn) {
     control->ready = 1;
 }
 
-static const struct fuse_lowlevel_ops operations = {
+static struct fuse_lowlevel_ops operations = {
     .init = op_init,
     .lookup = op_lookup,
     .forget = op_forget,
@@ -333,6 +341,31 @@ static void *watch_stdin(void *unused) {
     return unused;
 }
 
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 14)
+/* Parallel file systems look up many names of one directory at a time. libfuse 3.14 offers that
+ * (FUSE_CAP_PARALLEL_DIROPS) and then leaves it out of its answer to the kernel, which looks up one
+ * name at a time; so the flag is added to the first answer, the one to FUSE_INIT. */
+static ssize_t answer(int fd, struct iovec *parts, int count, void *user) {
+    static atomic_flag is_initialised = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&is_initialised) && count == 2 &&
+        parts[1].iov_len >= sizeof(struct fuse_init_out))
+        ((struct fuse_init_out *)parts[1].iov_base)->flags |= FUSE_PARALLEL_DIROPS;
+    return writev(fd, parts, count);
+}
+
+static ssize_t request(int fd, void *buffer, size_t size, void *user) {
+    return read(fd, buffer, size);
+}
+
+static void look_up_in_parallel(struct fuse_session *session) {
+    static const struct fuse_custom_io device = {.writev = answer, .read = request};
+    if (fuse_session_custom_io(session, &device, fuse_session_fd(session)) != 0)
+        die("libfuse takes no functions for its device");
+}
+#else
+static void look_up_in_parallel(struct fuse_session *session) {}
+#endif
+
 /* Unmounted by somebody, or SIGTERM, SIGINT, SIGHUP, or standard input at its end: all arrive at
  * sigwait. Requests on their way are dropped with the connection, not waited for. */
 static void run(struct fuse_session *session) {
@@ -357,6 +390,7 @@ int main(int argc, char **argv) {
     static const struct fuse_opt known[] = {
         {"keep_pages", offsetof(struct options, keep_pages), 1},
         {"until_eof", offsetof(struct options, until_eof), 1},
+        {"flush", offsetof(struct options, flush), 1},
         {"attr_timeout=%lf", offsetof(struct options, attr_timeout), 0},
         {"link=%s", offsetof(struct options, link), 0},
         FUSE_OPT_END,
@@ -388,9 +422,12 @@ int main(int argc, char **argv) {
     map_control(argv[2]);
     if (options.link)
         share_link(options.link);
+    if (options.flush)
+        operations.flush = op_flush;
     struct fuse_session *session = fuse_session_new(&args, &operations, sizeof operations, NULL);
     if (!session || fuse_session_mount(session, argv[3]) == -1)
         return 1; /* libfuse said why */
+    look_up_in_parallel(session);
     run(session);
     return 0;
 }

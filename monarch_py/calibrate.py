@@ -212,6 +212,8 @@ def scenario_text(config: Config, measured: Calibration) -> str:
     """
     quotas = [tier.quota_bytes for tier in config.tiers]
     staging = min(GIB, max(64 * MIB, quotas[0] // 8))
+    # Whether more threads than were tried would give more nobody knows: the daemon finds that out.
+    threads = min(config.copy_threads, max(THREADS))
     names = ["staging", *(f"{tier.kind}{number}" for number, tier in enumerate(config.tiers))]
     lines = _job_lines(config) + _source_lines(measured) + ["classes:"]
     for name, capacity, read, write in zip(
@@ -224,7 +226,7 @@ def scenario_text(config: Config, measured: Calibration) -> str:
         lines += [
             f"  - name: {name}",
             f"    capacity: {_size_text(capacity)}",
-            f"    threads: {config.copy_threads}",
+            f"    threads: {threads}",
             f"    read: {_curve_text(read)}",
             f"    write: {_curve_text(write)}",
         ]

@@ -15,7 +15,7 @@ __all__ = ["Catalog", "CatalogReader"]
 
 Ids = npt.NDArray[np.uint64]
 
-# What a fresh catalog holds. A typical dataset of files of many samples never needs to grow.
+# Entries of a fresh catalog. A typical dataset of files of many samples never needs to grow.
 FIRST_CAPACITY = 4096
 # Growth trades copying (each doubling copies once) against memory that lies unused until the scan
 # ends and `fit` gives it back.
@@ -93,26 +93,28 @@ class CatalogReader:
 class Catalog(CatalogReader):
     """The daemon's own: adds entries, grows by publishing a larger generation, sets words.
 
-    `publish_generation` is called with the number of each new one, once its segment can be opened.
+    generation : a `uint64_t *` that gets the number of each new one, once its segment can be opened
+
+    writer : all threads of this process write through it, see csrc/daemon/native.h
     """
 
-    def __init__(self, session: SessionDir, publish_generation: Any) -> None:
-        self.session = session
-        self._publish_generation = publish_generation
+    def __init__(self, session: SessionDir, generation: Any) -> None:
+        """MemoryError without memory for the writer."""
+        self.session, self._generation = session, generation
+        self.writer: Any = ffi.gc(lib.monarch_writer_new(), lib.monarch_writer_free)
+        if self.writer == ffi.NULL:
+            raise MemoryError("no memory for the writer of a catalog")
         self._open_generation(1, FIRST_CAPACITY, FIRST_CAPACITY * POOL_BYTES_PER_FILE)
 
     def _open_generation(self, generation: int, capacity: int, pool_bytes: int) -> None:
         size = int(lib.monarch_catalog_bytes(capacity, pool_bytes))
         segment = Segment.create(self.session.catalog(generation), size)
         lib.monarch_catalog_init(ffi.from_buffer(segment.memory), generation, capacity, pool_bytes)
-        old = getattr(self, "c", None)
-        if old is not None:
-            new = segment.as_struct("struct monarch_catalog")
-            if lib.monarch_catalog_copy(old, new) != 0:
-                raise AssertionError("a generation is made large enough for the one before it")
-        super().__init__(segment)
+        new = segment.as_struct("struct monarch_catalog")
         segment.publish()
-        self._publish_generation(generation)
+        if lib.monarch_catalog_move(self.writer, new, self._generation) != 0:
+            raise AssertionError("a generation is made large enough for the one before it")
+        super().__init__(segment)
         if generation > 1:
             self.session.catalog(generation - 1).unlink(missing_ok=True)
 
@@ -139,7 +141,7 @@ class Catalog(CatalogReader):
         while True:
             done += int(
                 lib.monarch_catalog_add(
-                    self.c,
+                    self.writer,
                     pointer(entries[done:], "struct monarch_entry *"),
                     len(entries) - done,
                     pool,
@@ -170,7 +172,7 @@ class Catalog(CatalogReader):
             words = np.full(len(ids), words, dtype=np.uint64)
         words = np.ascontiguousarray(words, dtype=np.uint64)
         lib.monarch_set_words(
-            self.c, len(ids), pointer(ids, "uint64_t *"), pointer(words, "uint64_t *")
+            self.writer, len(ids), pointer(ids, "uint64_t *"), pointer(words, "uint64_t *")
         )
 
     def set_state(self, ids: Ids, state: State, reason: int = 0) -> None:
@@ -201,18 +203,18 @@ class Catalog(CatalogReader):
         columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, words, inodes, sums)]
         mine = np.zeros(len(ids), dtype=np.uint8) if made is None else made.astype(np.uint8)
         pointers = [*(pointer(a, "uint64_t *") for a in columns), pointer(mine, "uint8_t *")]
-        if lib.monarch_publish(self.c, len(ids), *pointers) != 0:
+        if lib.monarch_publish(self.writer, len(ids), *pointers) != 0:
             self._resize(max(int(self.c.capacity), len(self) + 256), int(self.c.pool_bytes))
-            if lib.monarch_publish(self.c, len(ids), *pointers) != 0:
+            if lib.monarch_publish(self.writer, len(ids), *pointers) != 0:
                 self._resize(int(self.c.capacity * 2), int(self.c.pool_bytes))
-                lib.monarch_publish(self.c, len(ids), *pointers)
+                lib.monarch_publish(self.writer, len(ids), *pointers)
 
     def update(self, entry: int, fresh: Any) -> None:
         """New attributes (a `struct monarch_entry *`) for a file that has no copy."""
-        if lib.monarch_catalog_update(self.c, entry, fresh) != 0:
+        if lib.monarch_catalog_update(self.writer, entry, fresh) != 0:
             # Too many files have become others: a new index has their present inodes alone.
             self._resize(int(self.c.capacity), int(self.c.pool_bytes))
-            lib.monarch_catalog_update(self.c, entry, fresh)
+            lib.monarch_catalog_update(self.writer, entry, fresh)
 
 
 def generations(session: SessionDir) -> list[Path]:

@@ -17,6 +17,7 @@ Ids = npt.NDArray[np.uint64]
 
 # Entries whose paths are compared at a time: 16 MiB for paths of 100 bytes.
 PORTION = 16384
+GONE = "gone: it was removed from the source after the scan; restore it, or leave it out"
 EXCLUDED = np.uint64(make_word(State.BYPASS, Reason.EXCLUDED))
 
 
@@ -56,6 +57,7 @@ class Chosen:
         self.ids: Ids = np.zeros(0, dtype=np.uint64)
         self.unknown: dict[tuple[int, str], Place] = {}
         self._named: list[int] = []
+        self._texts: dict[int, str] = {}  # of named files, by their entries
         self._directories: dict[tuple[int, str], Place] = {}
         # Of each directory: files met below it, and those of them that are left out.
         self._below: dict[tuple[int, str], npt.NDArray[np.int64]] = {}
@@ -108,6 +110,7 @@ class Chosen:
             self._leave_out(place.text)
         else:
             self._named.append(entry)
+            self._texts[entry] = place.text
         return True
 
     def _look(self, text: str, catalog: CatalogReader) -> None:
@@ -213,6 +216,44 @@ class Chosen:
             elif path and catalog.find(source, path) < 0:
                 self._walk(place)
 
+    def directories(self, catalog: CatalogReader) -> Ids:
+        """The (n,) known directories whose files are all meant."""
+        known = np.flatnonzero(catalog.entries["kind"] == Kind.DIR)
+        sources = catalog.entries["source"][known].tolist()
+        of = zip(known.tolist(), sources, strict=True)
+        meant = [entry for entry, source in of if self._holds(source, catalog.path(entry))]
+        return np.array(meant, dtype=np.uint64)
+
+    def _holds(self, source: int, path: str) -> bool:
+        while (source, path) not in self._directories:
+            if not path:
+                return False
+            path = os.path.dirname(path)
+        return True
+
+    def walk_anew(self, directories: Sequence[int], catalog: CatalogReader) -> None:
+        """Adds to `unknown` what known directories hold besides what the catalog knows."""
+        for entry in directories:
+            source, path = int(catalog.entries["source"][entry]), catalog.path(entry)
+            top = self.roots[source].spellings[0]
+            try:
+                names = os.listdir(os.path.join(top, path))
+            except OSError as error:
+                place = self._directories.get((source, path))
+                if isinstance(error, FileNotFoundError) and place is not None:
+                    self.problems.append((place.text, GONE))
+                continue
+            for name in names:
+                below = os.path.join(path, name)
+                if catalog.find(source, below) >= 0:
+                    continue
+                place = Place(os.path.join(top, below), source, below)
+                mode = self._mode(place.text)
+                if stat.S_ISREG(mode):
+                    self.unknown[source, below] = place
+                elif stat.S_ISDIR(mode):
+                    self._walk(place)
+
     def _walk(self, place: Place) -> None:
         top = self.roots[place.source].spellings[0]
         device, start = self._device(top), os.path.join(top, place.path)
@@ -241,6 +282,23 @@ class Chosen:
             return os.lstat(path).st_mode
         except OSError:
             return 0
+
+    def gone(self, ids: Ids, catalog: CatalogReader) -> Ids:
+        """Those of (n,) entries that were named and are gone from the source; `problems` tells."""
+        found = [entry for entry in ids.tolist() if entry in self._texts]
+        found = [entry for entry in found if self._is_gone(entry, catalog)]
+        for entry in found:
+            root = self.roots[int(catalog.entries["source"][entry])].spellings[-1]
+            self.problems.append((self._texts[entry] or root, GONE))
+        return np.array(found, dtype=np.uint64)
+
+    def _is_gone(self, entry: int, catalog: CatalogReader) -> bool:
+        top = self.roots[int(catalog.entries["source"][entry])].spellings[0]
+        try:
+            os.lstat(os.path.join(top, catalog.path(entry)))
+        except OSError as error:
+            return isinstance(error, FileNotFoundError | NotADirectoryError)
+        return False
 
     def give_up(self, places: Sequence[Place]) -> None:
         """Files that the daemon does not take into its catalog."""

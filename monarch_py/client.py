@@ -4,17 +4,15 @@ import json
 import os
 import socket
 import time
-from pathlib import Path
 from typing import Any
 
-from monarch_py.config import load_config
-from monarch_py.errors import SessionError
+from monarch_py.errors import NoDaemonError, SessionError, SilentError
 from monarch_py.native import SessionState, ffi
-from monarch_py.session import Segment, SessionDir
+from monarch_py.session import Segment, SessionDir, shm_root
 
-__all__ = ["HAS_CHANGED", "Client", "session_of"]
+__all__ = ["HAS_CHANGED", "Client", "catalog_trouble", "troubles"]
 
-# What is said where a daemon serves already that has read another text in the configuration.
+# Said where the daemon that serves has read another text in the configuration.
 HAS_CHANGED = "{} has changed since its daemon was started; monarch stop, then start, takes it in"
 
 # A daemon answers from memory; a stopped one must not keep a command waiting for ever [s].
@@ -22,9 +20,21 @@ ANSWER_LIMIT_S = 15.0
 FULL_PAUSE_S = 0.01
 
 
-def session_of(config_file: Path) -> SessionDir:
-    """The session of a configuration that can be loaded (ConfigError otherwise)."""
-    return SessionDir.of(load_config(config_file).file)
+def troubles(report: dict[str, Any]) -> list[str]:
+    """Of a status: a sentence on each tier that goes unused or whose copies were of no use, and on
+    a catalog that cannot grow."""
+    said = [text for tier in report["tiers"] for text in (tier["why"], tier["lost"])]
+    return [text for text in (*said, catalog_trouble(report)) if text]
+
+
+def catalog_trouble(report: dict[str, Any]) -> str:
+    if not report["catalog_full"]:
+        return ""
+    return (
+        f"shared memory is full: files beyond the {report['catalog_entries']:,} names that the"
+        f" catalog holds are left to the source; enlarge {shm_root()}, give the tiers another file"
+        " system, or narrow the sources with include and exclude"
+    )
 
 
 class Client:
@@ -34,7 +44,8 @@ class Client:
         self.session = session
 
     def ask(self, command: str, **arguments: Any) -> Any:
-        """Sends one command and returns the answer; SessionError when no daemon answers."""
+        """Sends one command and returns the answer; NoDaemonError when no daemon serves,
+        SilentError when it does not answer, SessionError when it refuses."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(ANSWER_LIMIT_S)
         try:
@@ -43,19 +54,25 @@ class Client:
                 connection.sendall(json.dumps({"do": command, **arguments}).encode() + b"\n")
                 line = connection.makefile("rb").readline()
         except TimeoutError as error:
-            raise SessionError(
+            raise SilentError(
                 f"the daemon does not answer within {ANSWER_LIMIT_S:.0f} s; is it stopped?"
             ) from error
         except OSError as error:
-            raise SessionError(
-                "no daemon serves this configuration; start one with `monarch start`"
-            ) from error
+            raise NoDaemonError(self._why_none()) from error
         if not line.endswith(b"\n"):
             raise SessionError("the daemon ended before it answered")
         answer = json.loads(line)
         if isinstance(answer, dict) and "error" in answer:
             raise SessionError(str(answer["error"]))
         return answer
+
+    def _why_none(self) -> str:
+        if not self.session.control.exists():
+            return "no daemon serves this configuration; start one with `monarch start`"
+        return (
+            "the daemon of this configuration was killed or crashed (`monarch logs` has its last"
+            " words); start another with `monarch start`"
+        )
 
     def _connect(self, connection: socket.socket) -> None:
         directory = os.open(self.session.path, os.O_RDONLY | os.O_DIRECTORY)

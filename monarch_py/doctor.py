@@ -7,26 +7,37 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from monarch_py import memory
 from monarch_py.bringup.address import is_loopback, serving_address
-from monarch_py.client import Client
-from monarch_py.config import SYSTEM_SWITCH_FILE, Config, load_config, mount_options
-from monarch_py.errors import MonarchError
-from monarch_py.native import LIBRARY, ffi
-from monarch_py.session import SessionDir, shm_root
-from monarch_py.units import MIB, format_size
+from monarch_py.client import HAS_CHANGED, Client
+from monarch_py.config import (
+    SYSTEM_SWITCH_FILE,
+    Config,
+    PeersConfig,
+    load_config,
+    mount_options,
+)
+from monarch_py.errors import MonarchError, TierError
+from monarch_py.hanging import hanging
+from monarch_py.manifest import Manifest
+from monarch_py.native import LIBRARY, ffi, lib
+from monarch_py.ownership import doubts, why_not_private
+from monarch_py.peers.handshake import LIBCRYPTO_MEND, NO_LIBCRYPTO, has_libcrypto
+from monarch_py.session import SessionDir, holder_of, least_shm_bytes, shm_root
+from monarch_py.tiers import held_elsewhere, tier_root
+from monarch_py.units import format_size
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "switches"]
 
+NONE_RUNS = "none runs: monarch run starts one for its command, monarch start one that stays"
 # Shared memory for a catalog: 192 bytes and the path a file, and the clients' segment.
 CATALOG_BYTES_PER_FILE = 288
-# Of the first one, whatever is in it.
-FIRST_CATALOG_BYTES = MIB
 # The daemon has two for each block that it copies, and a job's locks may take one a file.
 MIN_DESCRIPTORS = 256
 # Loading MPI looks for fabrics, on some machines for long.
@@ -42,7 +53,8 @@ print(MPI.Get_library_version().split("\\n")[0].strip("\\0"))
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """level : 'ok', 'warning' or 'problem';  mend : what to do, '' when nothing."""
+    """level : 'ok', 'note' (nothing was examined), 'warning' or 'problem';  mend : what to do, ''
+    when nothing."""
 
     level: str
     what: str
@@ -89,18 +101,34 @@ def _library() -> Iterator[Finding]:
         yield Finding("problem", "preload library", problem, mend)
 
 
+def _in_the_way(path: Path, what: str, mend: str) -> Finding | None:
+    """What somebody has put where the daemon makes a directory of this user alone."""
+    try:
+        why = why_not_private(path)
+    except OSError:
+        return None  # there is nothing
+    return Finding("problem", what, f"{path} {why}", mend) if why else None
+
+
 def _shared_memory() -> Iterator[Finding]:
     root = shm_root()
+    in_the_way = _in_the_way(
+        root / f"monarch-{os.geteuid()}",
+        "shared memory",
+        "set MONARCH_SHM to a directory of yours",
+    )
+    if in_the_way is not None:
+        yield in_the_way
+        return
     try:
         system = os.statvfs(root)
     except OSError as error:
         yield Finding("problem", "shared memory", f"{root}: {error.strerror}", "set MONARCH_SHM")
         return
     free = system.f_bavail * system.f_frsize
-    shared = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
-    # In whole MiB, as it is said.
-    needed = -(-(sum(map(ffi.sizeof, shared)) + FIRST_CATALOG_BYTES) // MIB) * MIB
-    files = max(0, free - needed) // CATALOG_BYTES_PER_FILE
+    needed = least_shm_bytes()
+    # Files beyond the most are left to the source, however much room there is.
+    files = min(max(0, free - needed) // CATALOG_BYTES_PER_FILE, lib.MONARCH_MAX_FILES)
     text = f"{root}: {format_size(free)} free, room for the catalog of {files:,} files"
     if free < needed:
         least = format_size(needed)
@@ -110,13 +138,36 @@ def _shared_memory() -> Iterator[Finding]:
         yield Finding("ok", "shared memory", text)
 
 
-def _switches(config: Config | None) -> Iterator[Finding]:
+def is_disabled() -> bool:
+    """Whether this process's environment turns the library off."""
+    return os.environ.get("MONARCH_DISABLE", "0") not in ("", "0")
+
+
+def switches(config: Config | None) -> Iterator[Finding]:
+    """What turns everything off, now and here."""
     files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
     for path in files:
-        if path is not None and path.exists():
+        if path is None:
+            continue
+        if hanging([path]):
+            yield Finding("problem", "switch", f"{path} does not answer", "look at its file system")
+        elif path.exists():
             yield Finding("warning", "switch", f"{path} turns everything off", "remove it")
-    if os.environ.get("MONARCH_DISABLE", "0") not in ("", "0"):
-        yield Finding("warning", "switch", "MONARCH_DISABLE is set", "unset it")
+    if is_disabled():
+        text = "MONARCH_DISABLE is set and turns everything off for what is started here"
+        yield Finding("warning", "switch", text, "unset it")
+
+
+def _places(config: Config) -> Iterator[Finding]:
+    """What others may do to the tiers' directories, and who has them."""
+    for tier in (*config.tiers, *([config.staging] if config.staging else [])):
+        what = f"tier ({tier.kind})"
+        for doubt in doubts(tier.mount_point):
+            level = "problem" if doubt.is_certain else "warning"
+            yield Finding(level, what, doubt.text, doubt.mend)
+        root = tier_root(tier.mount_point)
+        if (found := _in_the_way(root, what, "choose another mount_point")) is not None:
+            yield found
 
 
 def _tiers(config: Config) -> Iterator[Finding]:
@@ -136,6 +187,22 @@ def _tiers(config: Config) -> Iterator[Finding]:
             yield Finding("warning", f"tier ({tier.kind})", text, mend)
         else:
             yield Finding("ok", f"tier ({tier.kind})", text)
+
+
+def _manifests(config: Config) -> Iterator[Finding]:
+    """Of persistent tiers that no daemon has. A damaged one keeps no daemon from starting."""
+    for tier in config.tiers:
+        root = tier_root(tier.mount_point)
+        path = root / "manifest.sqlite"
+        if not (tier.persistent and os.path.lexists(path)) or holder_of(root / "lock") is not None:
+            continue
+        try:
+            manifest = Manifest(path)
+            manifest.check()
+            manifest.load()  # every column, as a daemon would
+            manifest.close()
+        except TierError as error:
+            yield Finding("warning", f"tier ({tier.kind})", str(error))
 
 
 def _sources(config: Config) -> Iterator[Finding]:
@@ -182,21 +249,53 @@ def _address(config: Config) -> Iterator[Finding]:
         yield Finding("ok", "address", f"other nodes reach this one at {address}")
 
 
+def _libcrypto(config: Config) -> Iterator[Finding]:
+    """Without it daemons that know of each other refuse to start; a node alone needs none."""
+    names_peers = config.peers != PeersConfig()
+    may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
+    if may_join and not has_libcrypto():
+        level = "problem" if names_peers else "warning"
+        yield Finding(level, "libcrypto", NO_LIBCRYPTO, LIBCRYPTO_MEND)
+
+
 def _daemon(config: Config) -> Iterator[Finding]:
     client = Client(SessionDir.of(config.file))
     if not client.runs():
-        level = "problem" if client.serves() else "warning"
-        found = "it left its segments and does not answer" if client.serves() else "none runs"
-        yield Finding(level, "daemon", found, f"monarch start -c {config.file}")
+        yield from _no_daemon(config, client)
         return
     report = client.ask("status")
     yield Finding("ok", "daemon", f"process {report['pid']} serves")
+    if not client.ask("where")["is_current"]:
+        yield Finding("warning", "daemon", HAS_CHANGED.format(config.file))
     for tier in report["tiers"]:
         if not tier["usable"]:
-            yield Finding("problem", "tier", tier["why"], "stop the other daemon or mend the tier")
+            yield Finding("problem", "tier", tier["why"])
+        if tier["lost"]:
+            yield Finding("warning", "tier", tier["lost"])
     if report["catalog_full"]:
         mend = "make /dev/shm larger, or narrow the sources with include and exclude"
         yield Finding("warning", "catalog", "shared memory is full; some files are uncached", mend)
+
+
+def _no_daemon(config: Config, client: Client) -> Iterator[Finding]:
+    """Whether `monarch run` could start one."""
+    if (holder := holder_of(client.session.lock)) is not None:
+        found = f"{holder} does not answer: it starts or ends, or it is stopped"
+        yield Finding(
+            "problem", "daemon", found, "run doctor again; if that stays so, end the process"
+        )
+        return
+    held = [held_elsewhere(tier.mount_point, config.file) for tier in config.tiers]
+    for text in filter(None, held):
+        yield Finding("problem" if all(held) else "warning", "tier", text)
+    if all(held):
+        found = "none runs, and none can be started: no tier can be used"
+        yield Finding("problem", "daemon", found, "free a tier, or give hierarchy another one")
+    elif client.serves():
+        found = "the last one was killed or crashed (monarch logs has its words)"
+        yield Finding("problem", "daemon", found, f"monarch start -c {config.file}")
+    else:
+        yield Finding("note", "daemon", NONE_RUNS)
 
 
 def _container(config: Config) -> Iterator[Finding]:
@@ -205,7 +304,8 @@ def _container(config: Config) -> Iterator[Finding]:
     places += [source.path for source in config.sources]
     places += [tier.mount_point for tier in config.tiers]
     shared = " ".join(dict.fromkeys(str(place) for place in places))
-    yield Finding("ok", "containers", f"bind at the same paths, as the same user: {shared}")
+    text = "for a job in one and a daemon outside, bind at the same paths, as the same user"
+    yield Finding("note", "containers", f"{text}: {shared}")
 
 
 def _limits() -> Iterator[Finding]:
@@ -230,22 +330,38 @@ def _environment() -> Iterator[Finding]:
             yield Finding("warning", "LD_PRELOAD", f"names another libmonarch.so: {path}", mend)
 
 
-def examine(config_file: Path | None) -> list[Finding]:
-    """Everything that can be looked at; without a configuration, the machine alone."""
-    findings = [*_machine(), *_library(), *_shared_memory(), *_limits(), *_environment()]
-    findings += _many_nodes()
-    config = None
+def examine(config_file: Path | None) -> Iterator[Finding]:
+    """Everything that can be looked at, each as soon as it is known; without a configuration, the
+    machine alone."""
+    for part in (_machine, _library, _shared_memory, _limits, _environment, _many_nodes):
+        yield from part()
     if config_file is None:
         mend = "name one with -c to have its tiers and sources examined"
-        findings.append(Finding("warning", "configuration", "none is named", mend))
+        yield Finding("warning", "configuration", "none is named", mend)
+        yield from switches(None)
     else:
-        try:
-            config = load_config(config_file)
-        except MonarchError as error:
-            findings.append(Finding("problem", "configuration", str(error)))
-        else:
-            findings.append(Finding("ok", "configuration", str(config.file)))
-            findings += [Finding("warning", "configuration", text) for text in config.warnings]
-            findings += [*_sources(config), *_tiers(config), *_container(config)]
-            findings += [*_address(config), *_daemon(config)]
-    return findings + list(_switches(config))
+        yield from _configured(config_file)
+
+
+def _configured(config_file: Path) -> Iterator[Finding]:
+    config, can_start = None, True
+    parts: tuple[Callable[[Config], Iterator[Finding]], ...] = (_sources, *WITHOUT_SOURCES)
+    try:
+        config = load_config(config_file)
+    except MonarchError as error:
+        yield Finding("problem", "configuration", str(error))
+        can_start = False
+        # A source that is gone or hangs is no reason not to look at the tiers.
+        with suppress(MonarchError):
+            config, parts = load_config(config_file, with_sources=False), WITHOUT_SOURCES
+    else:
+        yield Finding("ok", "configuration", str(config.file))
+    if config is not None:
+        for text in config.warnings:
+            yield Finding("warning", "configuration", text)
+        for part in parts:
+            yield from (f for f in part(config) if can_start or f.found != NONE_RUNS)
+    yield from switches(config)
+
+
+WITHOUT_SOURCES = (_tiers, _manifests, _places, _container, _address, _libcrypto, _daemon)

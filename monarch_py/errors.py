@@ -5,6 +5,8 @@ Each says whose fault it is and carries the exit status of the command that meet
     MonarchError            1   something went wrong; the message says what
     ├── ConfigError         2   the configuration cannot work
     ├── SessionError        3   no daemon answers, or another one holds the session
+    │   ├── NoDaemonError   3   no daemon serves the configuration
+    │   └── SilentError     3   a daemon serves, and does not answer
     ├── TierError           4   a tier cannot be used
     └── PolicyError         5   a policy cannot work on this job
 """
@@ -13,7 +15,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["ConfigError", "MonarchError", "PolicyError", "SessionError", "TierError"]
+__all__ = [
+    "ConfigError",
+    "MonarchError",
+    "NoDaemonError",
+    "PolicyError",
+    "SessionError",
+    "SilentError",
+    "TierError",
+]
 
 
 class MonarchError(Exception):
@@ -32,6 +42,14 @@ class SessionError(MonarchError):
     """No daemon answers, or another daemon holds what this one needs."""
 
     exit_status: ClassVar[int] = 3
+
+
+class NoDaemonError(SessionError):
+    """No daemon serves the configuration."""
+
+
+class SilentError(SessionError):
+    """A daemon serves the configuration and does not answer in time."""
 
 
 class TierError(MonarchError):

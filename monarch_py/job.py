@@ -1,22 +1,22 @@
 """`monarch run`: a command with the library before it, and a daemon for as long as it runs."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_py.client import Client
+from monarch_py.client import Client, troubles
 from monarch_py.daemon.lifecycle import spawn
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.native import LIBRARY
 from monarch_py.processes import Identity
 from monarch_py.session import SessionDir
+from monarch_py.shares import Shares
 from monarch_py.signals import handling
 
 __all__ = ["Outcome", "job_environment", "keep_daemon", "run_job"]
@@ -33,11 +33,13 @@ KILL_LIMIT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """exit_status : of the command, 128 + n for signal n;  report : the daemon's last status, None
-    without a daemon;  problem : why there was none."""
+    without a daemon;  problem : why there was none;  before : its status before the command ran,
+    None if it could not be had."""
 
     exit_status: int
     report: dict[str, Any] | None
     problem: str
+    before: dict[str, Any] | None = None
 
 
 def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -55,7 +57,9 @@ def _end(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], started: Callable[[Identity], None]
+) -> int:
     """What a batch system sends us goes on to the command. The terminal's Ctrl-C reaches it by
     itself; we wait for what it makes of that."""
     child: subprocess.Popen[bytes] | None = None
@@ -76,6 +80,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         except OSError as error:
             sys.stderr.write(f"monarch: {command[0]}: {error.strerror}\n")
             return NOT_RUNNABLE
+        started(Identity.of(child.pid))
         for number in early:
             child.send_signal(number)
         status = child.wait()
@@ -106,79 +111,72 @@ def _end_daemon(client: Client, daemon: Identity) -> None:
 
 
 class _Share:
-    """Of a daemon that runs start and share: the last of them ends it.
-
-    Each run holds a shared lock on `users`, whose content tells the daemon that is theirs to end;
-    `turn` is held by whoever starts or ends one. A daemon of `monarch start` is nobody's to end.
-    """
+    """A run's part of a daemon that runs share (`shares`): the first of them starts it, and the
+    last ends it. While the command of a run that was killed goes on, the daemon serves it, and ends
+    by itself later (`daemon.orphan`). A daemon of `monarch start` is nobody's to end."""
 
     def __init__(self, config_file: Path) -> None:
         self.config_file = config_file
         self.session = SessionDir.of(config_file)
         self.client = Client(self.session)
-        self.session.make()
-        self._users = self._open("users")
-        self._turn = self._open("turn")
+        self._shares = Shares(self.session)
         self._child: subprocess.Popen[bytes] | None = None
-
-    def _open(self, name: str) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(self.session.path / name, flags, 0o600)
-
-    def _note(self, text: str) -> None:
-        os.ftruncate(self._users, 0)
-        os.pwrite(self._users, text.encode(), 0)
-
-    def _noted(self) -> Identity | None:
-        return Identity.parsed(os.pread(self._users, 100, 0).decode(errors="replace"))
+        self._had_turn = False
 
     def begin(self) -> None:
         """A daemon serves, and does so until `end`; MonarchError when none can be started."""
-        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        self._shares.take_turn()
+        self._had_turn = True
         try:
             serving = _serving(self.client)
             if serving is None:
-                self._child = spawn(self.config_file, detach=False)
-                self._note(str(Identity.of(self._child.pid)))
+                self._child = spawn(self.config_file, detach=False, is_shared=True)
+                self._tell_troubles()
             else:
-                if self._noted() != serving:  # but one that has died since
-                    self._note("")
+                if self._shares.daemon() != serving:  # but one that has died since
+                    self._shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
                     self.client.ask("job")
-            fcntl.flock(self._users, fcntl.LOCK_SH)
+            self._shares.join()
         finally:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
+            self._shares.leave_turn()
+
+    def _tell_troubles(self) -> None:
+        with contextlib.suppress(SessionError):
+            for trouble in troubles(self.client.ask("status")):
+                sys.stderr.write(f"monarch: {trouble}\n")
+
+    def started(self, command: Identity) -> None:
+        """The daemon serves it also when this process is killed."""
+        self._shares.note_command(command)
 
     def end(self) -> None:
-        fcntl.flock(self._users, fcntl.LOCK_UN)
-        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        self._shares.leave()
         try:
-            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass  # others go on with it
-        else:
-            daemon = self._noted()
-            self._note("")
-            if daemon is not None:
-                _end_daemon(self.client, daemon)
+            if not self._had_turn:
+                return
+            self._shares.take_turn()
+            if self._shares.is_unused() and not self._shares.has_command():
+                daemon = self._shares.daemon()
+                if daemon is not None:
+                    _end_daemon(self.client, daemon)
+                self._shares.note_daemon(None)
+        except SessionError as error:
+            sys.stderr.write(f"monarch: {error}; the daemon is left running\n")
         finally:
-            self._close()
+            self._shares.close()
         if self._child is not None:
             self._child.returncode = 0  # waited for above, or somebody else's by now
 
     def keep(self) -> "subprocess.Popen[bytes] | None":
         """As `keep_daemon`, once."""
-        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        self._shares.take_turn()
         try:
             child = None if self.client.runs() else spawn(self.config_file, detach=True)
-            self._note("")
+            self._shares.note_daemon(None)
             return child
         finally:
-            self._close()
-
-    def _close(self) -> None:
-        os.close(self._users)
-        os.close(self._turn)
+            self._shares.close()
 
 
 def keep_daemon(config_file: Path) -> "subprocess.Popen[bytes] | None":
@@ -197,18 +195,30 @@ def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
 
 
 def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
-    share, problem, report = _Share(config_file), "", None
+    try:
+        share = _Share(config_file)
+    except MonarchError as error:  # there is no place for a session
+        problem = _tell_problem(error)
+        return Outcome(_run(command, os.environ, lambda _: None), None, problem)
+    problem, report = "", None
+    before: dict[str, Any] | None = None
     try:
         try:
             share.begin()
+            with contextlib.suppress(SessionError):
+                before = share.client.ask("status")
         except MonarchError as error:
-            problem = str(error)
-            sys.stderr.write(f"monarch: {problem}; the command reads from the source\n")
+            problem = _tell_problem(error)
         environment = dict(os.environ) if problem else job_environment(config_file, os.environ)
-        status = _run(command, environment)
+        status = _run(command, environment, share.started)
         with contextlib.suppress(SessionError):
             report = share.client.ask("status")
     finally:
         with handling([*FORWARDED, signal.SIGINT], lambda *_: None):
             share.end()
-    return Outcome(status, report, problem)
+    return Outcome(status, report, problem, before)
+
+
+def _tell_problem(error: MonarchError) -> str:
+    sys.stderr.write(f"monarch: {error}; the command reads from the source\n")
+    return str(error)

@@ -5,7 +5,9 @@ disk. After an unclean end, or another boot, rows are claims: the copies are che
 count.
 """
 
+import os
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ __all__ = ["ROW", "DamagedManifestError", "Manifest", "Row", "boot_id", "damage_
 
 VERSION = 1
 
-# What validating a copy needs, one numpy row per copy. `hash` is the path's XXH3-64 before the
+# For the validation of copies, one numpy row each. `hash` is the path's XXH3-64 before the
 # source's number is mixed in; `source` numbers Manifest.sources; `copy_ino` is the copy's inode,
 # which the directory says, not the manifest.
 ROW = np.dtype(
@@ -97,8 +99,30 @@ class Row:
         )
 
 
+# SQLite's errors for a manifest that may be sound: somebody else uses it, or the disk is to blame.
+# Every other error is about what the file holds. (Python tells the codes since 3.11 only.)
+NOT_THE_FILE = (
+    "access permission denied",
+    "attempt to write a readonly database",
+    "database is locked",
+    "database or disk is full",
+    "database table is locked",
+    "disk I/O error",
+    "out of memory",
+    "unable to open database file",
+)
+MEND = "monarch start sets it aside and makes its copies anew, monarch clear removes them"
+
+
 class DamagedManifestError(TierError):
-    """What the file holds is no manifest: of no use to anybody, also later."""
+    """What has the manifest's name is no manifest: of no use to anybody, also later.
+
+    why : what is wrong with it, without its name
+    """
+
+    def __init__(self, path: Path, why: object) -> None:
+        super().__init__(f"{path}: the manifest is damaged ({why}); {MEND}")
+        self.why = str(why)
 
 
 @contextmanager
@@ -106,10 +130,26 @@ def damage_told(path: Path) -> Iterator[None]:
     """Errors of SQLite, and of rows that are none, as TierError or DamagedManifestError."""
     try:
         yield
-    except sqlite3.OperationalError as error:  # locked, read-only, full: it may be sound
-        raise TierError(f"{path}: the manifest cannot be used ({error})") from error
+    except sqlite3.OperationalError as error:
+        if str(error) in NOT_THE_FILE:
+            raise TierError(f"{path}: the manifest cannot be used ({error})") from error
+        raise DamagedManifestError(path, error) from error
     except (sqlite3.DatabaseError, TypeError, ValueError, OverflowError) as error:
-        raise DamagedManifestError(f"{path}: not a usable manifest ({error})") from error
+        raise DamagedManifestError(path, error) from error
+
+
+def refuse_other_files(path: Path) -> None:
+    """SQLite would follow a link, and blames the disk for a directory or a FIFO. The journal is one
+    of the files that it opens by name."""
+    for file in (path, path.with_name(path.name + "-journal")):
+        try:
+            mode = file.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(mode):
+            raise DamagedManifestError(path, f"{file.name} is not a regular file")
+        if not os.access(file, os.R_OK | os.W_OK):
+            raise DamagedManifestError(path, f"{file.name} cannot be read and written")
 
 
 class Manifest:
@@ -122,15 +162,22 @@ class Manifest:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.sources: dict[str, int] = {}
+        refuse_other_files(path)
         with damage_told(path):
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             # The journal is one file beside it; FULL makes a commit wait for the disk.
             self._db.execute("PRAGMA journal_mode = DELETE")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(SCHEMA)
-            version = self._meta("version")
-            if version not in ("", str(VERSION)):
-                raise TierError(f"{path}: written by version {version} of the manifest's format")
+            version = int(self._meta("version") or VERSION)
+            if version > VERSION:
+                raise TierError(
+                    f"{path}: written by version {version} of the manifest's format, and this"
+                    f" Monarch knows {VERSION}; use the newer one, or remove its copies with"
+                    " monarch clear"
+                )
+            if version < 1:
+                raise ValueError(f"version {version}")
             self._set_meta("version", str(VERSION))
             for number, source in self._db.execute("SELECT id, path FROM sources"):
                 self.sources[source] = number
@@ -149,6 +196,14 @@ class Manifest:
 
     def set_block_size(self, value: int) -> None:
         self._set_meta("block_size", str(value))
+
+    def check(self) -> None:
+        """Looks at every page: one that is damaged may not show until it is written to.
+        DamagedManifestError if one is."""
+        with damage_told(self.path):
+            found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise DamagedManifestError(self.path, " ".join(found.split()))
 
     def begin_use(self) -> bool:
         """Notes that a daemon writes here from now on. Returns whether the copies must be checked

@@ -5,6 +5,7 @@ free them: it kills a process instead. So a RAM tier's room is never more than w
 leaves.
 """
 
+import os
 from pathlib import Path
 
 __all__ = ["available_bytes"]
@@ -23,25 +24,28 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _stat(path: Path, key: str) -> int:
+def _stats(path: Path, *keys: str) -> list[int]:
+    """The numbers behind these words; 0 for one that is not there."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(key + " ")), 0)
+        lines = []
+    told = [words for line in lines if (words := line.split())[1:] and words[0] in keys]
+    found = {words[0]: int(words[1]) for words in told}
+    return [found.get(key, 0) for key in keys]
 
 
 def _groups(cgroup_file: Path, mounts_file: Path) -> list[tuple[Path, bool]]:
     """The directories of our memory cgroup and its ancestors; True for cgroup v2."""
     mounts: dict[str, Path] = {}
-    for line in mounts_file.read_text().splitlines():
+    for line in os.fsdecode(mounts_file.read_bytes()).splitlines():
         _, where, kind, options, *_ = line.split()
         if kind == "cgroup2":
             mounts.setdefault("v2", Path(where))
         elif kind == "cgroup" and "memory" in options.split(","):
             mounts.setdefault("v1", Path(where))
     found: list[tuple[Path, bool]] = []
-    for line in cgroup_file.read_text().splitlines():
+    for line in os.fsdecode(cgroup_file.read_bytes()).splitlines():
         number, controllers, path = line.split(":", 2)
         version = "v2" if number == "0" else "v1" if "memory" in controllers.split(",") else ""
         if version not in mounts:
@@ -59,7 +63,7 @@ def _left_in(group: Path, v2: bool) -> int | None:
     if limit is None or used is None or limit >= NO_LIMIT:
         return None
     # Clean page cache makes room by itself.
-    cache = _stat(group / "memory.stat", "inactive_file" if v2 else "total_inactive_file")
+    (cache,) = _stats(group / "memory.stat", "inactive_file" if v2 else "total_inactive_file")
     return limit - used + min(cache, used) - int(limit * HEADROOM)
 
 
@@ -79,8 +83,7 @@ def available_bytes(
         here = _left_in(group, v2)
         if here is not None:
             left.append(here)
-    total = _stat(meminfo_file, "MemTotal:") * 1024
-    machine = _stat(meminfo_file, "MemAvailable:") * 1024
+    total, machine = _stats(meminfo_file, "MemTotal:", "MemAvailable:")
     if total:
-        left.append(machine - int(total * HEADROOM))
+        left.append(machine * 1024 - int(total * 1024 * HEADROOM))
     return max(0, min(left, default=NO_LIMIT))

@@ -33,9 +33,9 @@ def own_processes() -> Iterator[Path]:
 
 def began(process: Path) -> int | None:
     """When it was started, by which it is told from a later one of its number; None once it has
-    ended, whether it was waited for or not."""
+    ended, whether it was waited for or not. The kernel cuts names within a character."""
     try:
-        state, *fields = (process / "stat").read_text().rpartition(")")[2].split()
+        state, *fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return None if state in "ZX" else int(fields[18])

@@ -8,7 +8,9 @@ in monarch-<uid>/staging-<key of the session>, so that it can be where a tier is
 import logging
 import os
 import shutil
+import stat
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,22 +20,37 @@ import numpy.typing as npt
 
 from monarch_py import memory
 from monarch_py.config import TierConfig
-from monarch_py.errors import MonarchError, SessionError, TierError
+from monarch_py.errors import MonarchError, TierError
 from monarch_py.native import lib
+from monarch_py.ownership import Doubt, doubts
 from monarch_py.placement import TierRoom
-from monarch_py.session import hold, private_directory
+from monarch_py.session import HeldError, hold, holder_of, private_directory
 
-__all__ = ["Tier", "copy_name", "copy_number", "slack_of", "tier_root"]
+__all__ = [
+    "Tier",
+    "copy_name",
+    "copy_number",
+    "held_elsewhere",
+    "refuse_replaceable",
+    "remove_any",
+    "slack_of",
+    "tier_root",
+    "why_gone",
+    "why_refused",
+]
 
 log = logging.getLogger("monarch.tiers")
 
 # Of the quota, for the names and manifest rows of the files placed in one go [bytes].
 SLACK_BYTES = 256 * 1024
-# What a copy takes besides its blocks: its name in the directory, and its row in the manifest with
-# a path. Longer paths show in the manifest's own size [bytes].
+# A copy's room besides its blocks: its name in the directory, and its row in the manifest with a
+# path. Longer paths show in the manifest's own size [bytes].
 NAME_BYTES, ROW_BYTES = 64, 448
 # Left free on the file system beside the quota, for the manifest and the directories [bytes].
 MARGIN_BYTES = 1 << 20
+# Left for a catalog that grows on the same file system, if that is no more than half of it: enough
+# for three million files [bytes].
+CATALOG_BYTES = 1 << 30
 # The kernel takes a millisecond to say how much memory is left, and some calls to say what the
 # directory of copies takes. Neither is asked again within this time, but for memory when so much
 # was filled: small files are placed in a thousand portions a second.
@@ -58,7 +75,17 @@ def copy_number(name: str) -> int | None:
         return None
 
 
-LISTED = np.dtype([("number", "u8"), ("inode", "u8")])
+LISTED = np.dtype([("number", "u8"), ("inode", "u8"), ("size", "u8"), ("is_sound", "?")])
+# Mode of a copy: a regular file that its owner alone may read, and nobody may write.
+COPY_MODE = stat.S_IFREG | 0o400
+
+
+def remove_any(path: Path) -> None:
+    """Removes whatever has this name, a directory with what is in it; OSError when it stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def slack_of(quota_bytes: int) -> int:
@@ -66,50 +93,104 @@ def slack_of(quota_bytes: int) -> int:
     return min(SLACK_BYTES, quota_bytes // 64)
 
 
+def why_gone(mount_point: Path) -> str:
+    return (
+        f"tier {mount_point} goes unused: its directory was removed or replaced;"
+        " monarch stop, then start, makes it anew"
+    )
+
+
+def why_refused(mount_point: Path, doubt: Doubt) -> str:
+    return f"tier {mount_point} goes unused: {doubt.text}; {doubt.mend}"
+
+
+def refuse_replaceable(mount_point: Path) -> None:
+    """TierError when another user could put a directory of his in the place of the copies. What
+    cannot be seen from here is logged."""
+    try:
+        found = doubts(mount_point)
+    except OSError as error:
+        raise TierError(f"tier {mount_point}: {error.filename}: {error.strerror}") from error
+    for doubt in found:
+        if doubt.is_certain:
+            raise TierError(why_refused(mount_point, doubt))
+        log.warning("tier %s: %s; %s", mount_point, doubt.text, doubt.mend)
+
+
+def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
+    """What is said of a tier that another daemon holds.
+
+    config : of the daemon that goes without it; None for a command that needs no daemon
+    """
+    whose = f"the daemon of {holder.config} ({holder})" if holder.config else str(holder)
+    held = f"tier {mount_point} is held by {whose}"
+    if config is None:
+        return f"{held}; stop it first" + (
+            f", with monarch stop -c {holder.config}" if holder.config else ""
+        )
+    if holder.config == str(config):
+        return (
+            f"tier {mount_point} is held by another daemon of this configuration ({holder}), and"
+            " goes unused here: set MONARCH_SHM as for that one to use it, or end it"
+        )
+    return (
+        f"{held}; it goes unused here: give {config.name} a directory of its own, for example"
+        f" mount_point: {mount_point / config.stem}"
+    )
+
+
+def held_elsewhere(mount_point: Path, config: Path) -> str:
+    """The same, if a daemon holds the tier now; "" if none does."""
+    holder = holder_of(tier_root(mount_point) / "lock")
+    return "" if holder is None else why_held(mount_point, holder, config)
+
+
 class Tier:
     """An open tier. TierError when it cannot be used or another daemon holds it.
 
     below : its directory in that of the user, "" for this itself
-    `used_bytes` and `used_inodes` are what its copies take, those being written included.
+    config_file : of the daemon that opens it, None for a command that looks after its copies
+    `used_bytes` and `used_inodes` are what its copies take, those being written included. `lost` is
+    a sentence on copies of earlier sessions that are of no use any more, "" without any. `gone` is
+    why the directory cannot be trusted any more, "" as long as it can.
     """
 
-    def __init__(self, config: TierConfig, below: str = "") -> None:
+    def __init__(
+        self, config: TierConfig, below: str = "", config_file: Path | None = None
+    ) -> None:
         self.config = config
-        self.usable = True
+        self.usable, self.lost, self.gone = True, "", ""
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # of used_bytes: promised to fills that have not ended
         self.files = 0
         # Of copies that took more than their size rounded up, how much more, by their numbers.
         self._excess: dict[int, int] = {}
         self.cap_bytes: int | None = None  # set when the disk was full before the quota was
-        # What memory left for copies at the last look, when to look again, filled since then (less
-        # what went); what the directory took, and when to look again.
+        # Memory left for copies at the last look, when to look again, bytes filled since then (less
+        # those that went); the directory's size, and when to look again.
         self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
         self.root = tier_root(config.mount_point) / below
         self.copies = self.root / "c"
         try:
-            private_directory(tier_root(config.mount_point))
-            private_directory(self.root)
-            private_directory(self.copies)
+            for path in (tier_root(config.mount_point), self.root, self.copies):
+                private_directory(path, "choose another mount_point")
         except MonarchError as error:
             raise TierError(f"tier {config.mount_point}: {error}") from error
         try:
-            self._lock = self._hold()
+            self._lock = self._hold(config_file)
             self.fd = os.open(self.copies, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            self.block_bytes = max(os.fstatvfs(self.fd).f_frsize, 512)
         except OSError as error:  # read-only, or full to the last byte
             raise TierError(f"tier {config.mount_point}: {error.strerror}") from error
-        self.block_bytes = max(os.fstatvfs(self.fd).f_frsize, 512)
         if config.kind == "ram":
             self.block_bytes = max(self.block_bytes, self._least_taken())
 
-    def _hold(self) -> int:
+    def _hold(self, config_file: Path | None) -> int:
         try:
-            return hold(self.root / "lock")
-        except SessionError as error:
-            raise TierError(
-                f"tier {self.config.mount_point} is held by {error}; it goes unused here"
-            ) from error
+            return hold(self.root / "lock", config_file)
+        except HeldError as error:
+            raise TierError(why_held(self.config.mount_point, error, config_file)) from error
 
     def _least_taken(self) -> int:
         """What a file of one byte takes [bytes]: a large page on a tmpfs with `huge=always`, of
@@ -127,20 +208,46 @@ class Tier:
     # --- content at start -------------------------------------------------------------------
 
     def listing(self) -> npt.NDArray[Any]:
-        """The copies that lie here, as (copies,) of LISTED sorted by number. Files with other names
-        are not ours."""
-        with os.scandir(self.copies) as found:
-            numbers = ((copy_number(entry.name), entry.inode()) for entry in found)
-            # A generator: a million Python numbers at a time would stay with the process.
-            listed = np.fromiter((row for row in numbers if row[0] is not None), dtype=LISTED)
+        """What lies here under the names of copies, as (copies,) of LISTED sorted by number.
+        Files with other names are not ours.
+
+        is_sound : a regular file of this user with one name and the mode of a copy. Anything else
+        was put there by others, and a FIFO or a link would lead its reader elsewhere.
+        """
+        # A generator: a million Python numbers at a time would stay with the process.
+        listed = np.fromiter(self._looks(), dtype=LISTED)
         listed.sort(order="number")
         return listed
 
+    def last_number(self) -> int:
+        """The largest number of a copy that lies here; 0 without any."""
+        with os.scandir(self.fd) as found:
+            return max((copy_number(entry.name) or 0 for entry in found), default=0)
+
+    def _looks(self) -> Iterator[tuple[int, int, int, bool]]:
+        owner = os.geteuid()
+        with os.scandir(self.fd) as found:
+            for entry in found:
+                number = copy_number(entry.name)
+                if number is None:
+                    continue
+                try:
+                    st = entry.stat(follow_symlinks=False)
+                except OSError:  # gone, or a damaged inode
+                    yield number, entry.inode(), 0, False
+                    continue
+                is_sound = st.st_mode == COPY_MODE and st.st_uid == owner and st.st_nlink == 1
+                yield number, st.st_ino, st.st_size, is_sound
+
     def remove(self, number: int) -> None:
+        name = copy_name(number)
         try:
-            os.unlink(copy_name(number), dir_fd=self.fd)
-        except (FileNotFoundError, IsADirectoryError):
+            os.unlink(name, dir_fd=self.fd)
+        except FileNotFoundError:
             pass
+        except IsADirectoryError:  # not ours; an empty one can go all the same
+            with suppress(OSError):
+                os.rmdir(name, dir_fd=self.fd)
         except OSError as error:  # read-only, or broken: its room does not come back
             log.warning("tier %s goes unused: %s", self.root, error.strerror)
             self.usable = False
@@ -182,9 +289,12 @@ class Tier:
         overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
         return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)
 
-    def room(self) -> TierRoom:
+    def room(self, *, is_shared: bool = False) -> TierRoom:
         """What can be placed here now: the least of the quota, the file system and, for a RAM
-        tier, what the memory cgroup leaves."""
+        tier, what the memory cgroup leaves.
+
+        is_shared : with a catalog that grows, for which a part of the file system is left
+        """
         nothing = self.room_unit()
         if not self.usable:
             return nothing
@@ -193,7 +303,10 @@ class Tier:
             limits = [self.quota_for_copies() - self.used_bytes]
         except OSError:
             return nothing
-        limits.append(system.f_bavail * system.f_frsize - self.reserved_bytes - MARGIN_BYTES)
+        free = system.f_bavail * system.f_frsize
+        if is_shared:
+            free -= min(system.f_blocks * system.f_frsize // 2, CATALOG_BYTES)
+        limits.append(free - self.reserved_bytes - MARGIN_BYTES)
         if self.cap_bytes is not None:
             limits.append(self.cap_bytes - self.used_bytes)
         if self.config.kind == "ram":
@@ -272,17 +385,54 @@ class Tier:
         """The disk was full before the quota was: no more than what lies here now."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
-    def close(self) -> None:
-        os.close(self.fd)
+    def is_on(self, device: int) -> bool:
+        return os.fstat(self.fd).st_dev == device
+
+    def is_in_place(self) -> bool:
+        """Whether its name still leads to the directory that is held here. In doubt (an error of
+        the file system, which every open of a copy would meet as well) it does."""
+        try:
+            named = self.copies.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        held = os.fstat(self.fd)
+        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+    def give_up(self, why: str) -> None:
+        """Nothing is placed here any more; by its name nothing is touched."""
+        self.usable, self.gone = False, why
+
+    def broken(self, error: OSError) -> TierError:
+        """What is said where what lies here can be neither listed nor put in order."""
+        where = error.filename if isinstance(error.filename, str) else self.copies
+        return TierError(
+            f"tier {self.config.mount_point} goes unused: {where}: {error.strerror};"
+            " mend its file system, then monarch stop and start"
+        )
+
+    def close(self, *, is_used: bool = False) -> None:
+        """The next daemon may have it.  is_used : threads that cannot be ended may still use the
+        directory's descriptor, which is left to the end of the process"""
+        if not is_used:
+            os.close(self.fd)
         os.close(self._lock)
 
-    def discard(self) -> None:
-        """Removes everything of ours, the lock's file too; the tier is closed afterwards."""
+    def discard(self, *, is_used: bool = False) -> None:
+        """Removes everything of ours, the lock's file too; the tier is closed afterwards. Where its
+        name leads elsewhere nothing but the copies goes, by the directory that is held."""
+        if self.gone or not self.is_in_place():
+            with suppress(OSError):
+                self.remove_all(self.listing())
+            self.close(is_used=is_used)
+            return
         shutil.rmtree(self.copies, ignore_errors=True)
         with suppress(OSError):  # read-only by now, or gone
-            for path in (*self.root.glob("manifest.sqlite*"), self.root / "lock"):
-                path.unlink(missing_ok=True)
-        self.close()
+            for path in self.root.glob("manifest.sqlite*"):
+                remove_any(path)
+            (self.root / "lock").unlink(missing_ok=True)
+        self.close(is_used=is_used)
         with suppress(OSError):  # something in it is not ours
             self.root.rmdir()
             tier_root(self.config.mount_point).rmdir()

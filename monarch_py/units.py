@@ -5,7 +5,17 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["GIB", "KIB", "MIB", "TIB", "format_size", "parse_amount", "parse_rate", "parse_size"]
+__all__ = [
+    "GIB",
+    "KIB",
+    "MIB",
+    "TIB",
+    "counted",
+    "format_size",
+    "parse_amount",
+    "parse_rate",
+    "parse_size",
+]
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -101,8 +111,10 @@ def _parts(text: str, written: str, what: str) -> tuple[int, int, int]:
     if found is None:
         raise ValueError(f"{written!r} is not a {what}")
     whole, decimals, unit = found[1], found[2] or "", found[3].lower()
+    if unit + "ib" in _UNIT_BYTES and unit not in _UNIT_BYTES:
+        raise ValueError(f"{written!r} is not a {what}: the unit is {found[3]}iB or {found[3]}B")
     if unit not in _UNIT_BYTES:
-        raise ValueError(f"{written!r} is not a {what}, {found[3]!r} being no unit")
+        raise ValueError(f"{written!r} is not a {what}: {found[3]!r} is not a unit")
     return int(whole + decimals), int(10 ** len(decimals)), _UNIT_BYTES[unit]
 
 
@@ -126,3 +138,10 @@ def format_size(n_bytes: int) -> str:
 def _tenths(n_bytes: int, unit: int) -> int:
     """`n_bytes` in tenths of `unit`, rounded half up."""
     return (20 * n_bytes + unit) // (2 * unit)
+
+
+def counted(n: int, noun: str) -> str:
+    """A number of things: ``1 copy``, ``1,234 copies``."""
+    if n == 1:
+        return f"1 {noun}"
+    return f"{n:,} {noun[:-1]}ies" if noun.endswith("y") else f"{n:,} {noun}s"

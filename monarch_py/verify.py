@@ -1,6 +1,7 @@
 """`verify` and `clear`: looking after the copies, with and without a daemon."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -8,27 +9,31 @@ import numpy as np
 
 from monarch_py.catalog import CatalogReader
 from monarch_py.client import Client
-from monarch_py.config import Config
+from monarch_py.config import Config, TierConfig
 from monarch_py.errors import SessionError
 from monarch_py.manifest import Manifest
 from monarch_py.native import State, copy_of, ffi, lib, state_of, tier_of
 from monarch_py.session import SessionDir
-from monarch_py.tiers import Tier, copy_name, tier_root
+from monarch_py.tiers import Tier, copy_name, tier_root, why_gone
 
-__all__ = ["Verdict", "clear_tiers", "verify_copies"]
+__all__ = ["Verdict", "clear_tiers", "tiers_out_of_use", "verify_copies"]
 
 
 @dataclass(slots=True)
 class Verdict:
     """damaged : source paths of copies whose bytes are not what their checksum says; outdated : of
-    copies that are not what the source has now."""
+    copies that are not what the source has now; out_of_use : a sentence on each tier that could
+    not be looked at."""
 
     checked: int = 0
     damaged: list[str] = field(default_factory=list)
     outdated: list[str] = field(default_factory=list)
+    out_of_use: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        told = asdict(self)
+        del told["out_of_use"]
+        return told
 
 
 def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
@@ -57,6 +62,20 @@ def verify_copies(config: Config, *, against_source: bool) -> Verdict:
     return checker.verdict
 
 
+def _is_gone(tier: TierConfig) -> bool:
+    return not os.path.lexists(tier_root(tier.mount_point) / "c")
+
+
+def tiers_out_of_use(config: Config, client: Client) -> Iterator[tuple[int, str]]:
+    """(number, a sentence) of each tier that the daemon does not use, or is about to give up."""
+    told = client.ask("status")["tiers"]
+    for number, (tier, said) in enumerate(zip(config.tiers, told, strict=False)):
+        if said["why"]:
+            yield number, said["why"]
+        elif _is_gone(tier):
+            yield number, why_gone(tier.mount_point)
+
+
 class _Checker:
     """Checks one copy after the other and keeps the verdict."""
 
@@ -81,11 +100,14 @@ def _verify_catalog(
     config: Config, client: Client, catalog: CatalogReader, checker: _Checker
 ) -> None:
     bad = []
+    gone = {number for number, tier in enumerate(config.tiers) if _is_gone(tier)}
     for entry in np.flatnonzero(state_of(catalog.words) == State.PRESENT):
         row = catalog.entries[entry].copy()
         number = int(tier_of(row["word"]))
-        # What is staged may be gone before it is read.
+        # A staged copy may be gone before it is read.
         if state_of(row["word"]) != State.PRESENT or number >= len(config.tiers):
+            continue
+        if number in gone:
             continue
         tier = config.tiers[number]
         name = copy_name(int(copy_of(row["word"])))
@@ -96,6 +118,11 @@ def _verify_catalog(
     if bad:
         client.ask("drop", entries=bad)
         client.wait_until_dropped()
+    # One that takes no more copies since an error may still serve those that it has.
+    serving = set(tier_of(catalog.words[state_of(catalog.words) == State.PRESENT]).tolist()) - gone
+    checker.verdict.out_of_use = [
+        why for number, why in tiers_out_of_use(config, client) if number not in serving
+    ]
 
 
 def _verify_manifests(config: Config, checker: _Checker) -> None:
@@ -105,6 +132,8 @@ def _verify_manifests(config: Config, checker: _Checker) -> None:
         tier = Tier(tier_config)
         try:
             manifest = Manifest(tier.root / "manifest.sqlite")
+            manifest.check()
+            manifest.load()  # every column, as a daemon would
             bad = []
             for copy, source, raw, size, expected, _ in manifest.all_copies():
                 path = os.path.join(source, os.fsdecode(raw))

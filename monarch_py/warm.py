@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import numpy.typing as npt
 from monarch_py.catalog import CatalogReader
 from monarch_py.chosen import Chosen, Ids, Place, Root
 from monarch_py.client import Client
-from monarch_py.errors import SessionError
+from monarch_py.errors import SessionError, SilentError
+from monarch_py.hanging import LIMIT_S, hanging
 from monarch_py.native import Reason, State, ffi, lib, reason_of, state_of
 from monarch_py.session import Segment, SessionDir
 
@@ -26,7 +28,6 @@ ORDER = 65536
 LOOKS = 64
 # Looks at the catalog: this often, and never for more than a tenth of the time [s].
 LOOK_S = 0.1
-UNFILLED = (State.ABSENT, State.WANTED, State.FILLING)
 
 
 @dataclass(slots=True)
@@ -34,7 +35,8 @@ class Progress:
     """Of the chosen files, as far as they are known. Sizes are in bytes.
 
     there : had their copies before;  filled : got them since, those under way with what is done of
-    them;  at_source : by reason, as `bypass` in docs/status.md;  complete : no more will be met
+    them;  replaced : of these, whose copies were of an earlier version;  at_source : by reason, as
+    `bypass` in docs/status.md;  complete : no more will be met
     """
 
     files: int = 0
@@ -43,6 +45,7 @@ class Progress:
     there_bytes: int = 0
     filled_files: int = 0
     filled_bytes: int = 0
+    replaced_files: int = 0
     at_source: dict[str, int] = field(default_factory=dict)
     at_source_bytes: int = 0
     complete: bool = False
@@ -64,6 +67,12 @@ def _is_left(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     states = state_of(words)
     when_read = (states == State.ABSENT) & (reason_of(words) != Reason.NONE)
     return np.asarray((states == State.BYPASS) | when_read)
+
+
+def _has_changed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which files are left to the source because they have changed."""
+    is_left = (state_of(words) == State.BYPASS) & (reason_of(words) == Reason.CHANGED)
+    return np.asarray(is_left)
 
 
 class _View:
@@ -134,6 +143,9 @@ class Warm:
         self.chosen = Chosen(self._view.roots(), texts, self._view.catalog)
         self._ticket = f"{os.getpid()}.{time.time_ns()}"
         self._was_there = np.zeros(0, dtype=bool)
+        self._was_outdated = np.zeros(0, dtype=bool)
+        # Entries that are still to be compared with the source: files with copies, directories.
+        self._to_compare = np.zeros(0, dtype=np.uint64)
         self._finished = False
         self.progress = Progress()
 
@@ -141,6 +153,13 @@ class Warm:
     def problems(self) -> list[tuple[str, str]]:
         """(path, what is wrong and the mend); complete when `progress` is."""
         return self.chosen.problems
+
+    def no_room(self) -> tuple[int, int]:
+        """The chosen files that fit into no tier: how many, and their bytes."""
+        ids, catalog = self.chosen.ids, self._view.catalog
+        words = catalog.words[ids]
+        left = ids[_is_left(words) & (reason_of(words) == Reason.NO_ROOM)]
+        return len(left), int(catalog.entries["size"][left].sum())
 
     def _refuse_off(self) -> None:
         if self._view.switched_off:
@@ -155,18 +174,22 @@ class Warm:
         """Until all is filled that can be, or, without `wait`, until all is known and ordered.
 
         `show` sees how far it is, several times a second. Whatever else ends this (SessionError, a
-        signal) takes back what is not begun.
+        signal) cancels the fills that no thread of the daemon has begun.
         """
         try:
             while not (self.progress.is_done if wait else self.progress.complete):
                 start = time.monotonic()
                 self._step()
                 show(self.progress)
-                if self.progress.left_files and not self.chosen.unknown:
+                is_asking = self.chosen.unknown or len(self._to_compare)
+                if self.progress.left_files and not is_asking:
                     time.sleep(max(LOOK_S, 9 * (time.monotonic() - start)))
+            self._leave_out_gone()
         except BaseException:
             with suppress(SessionError):
                 self._client.ask("take_back", ticket=self._ticket)
+                if len(self._was_there) == len(self.chosen.ids):  # else interrupted in between
+                    self._count(complete=self.progress.complete)
             raise
 
     def _step(self) -> None:
@@ -175,19 +198,38 @@ class Warm:
         view, catalog = self._view, self._view.catalog
         is_scanned = view.scanned or not self.chosen.needs_scan
         new = self.chosen.meet(catalog)
-        states = state_of(catalog.words[new])
-        self._was_there = np.append(self._was_there, states == State.PRESENT)
-        self._order(new[states != State.PRESENT])
+        words = catalog.words[new]
+        is_there = state_of(words) == State.PRESENT
+        self._was_there = np.append(self._was_there, is_there)
+        self._was_outdated = np.append(self._was_outdated, np.zeros(len(new), dtype=bool))
+        self._to_compare = np.append(self._to_compare, new[is_there | _has_changed(words)])
+        self._order(new[~is_there])
         if is_scanned and not self._finished:
             self.chosen.finish(catalog)
+            self._to_compare = np.append(self._to_compare, self.chosen.directories(catalog))
             self._finished = True
+        self._compare()
         self._look_at_unknown()
-        self._count(complete=is_scanned and not self.chosen.unknown)
+        is_asking = self.chosen.unknown or len(self._to_compare)
+        absent = self._count(complete=is_scanned and not is_asking)
+        # Another command has cancelled them, or their copies were dropped: they are still meant.
+        self._order(absent)
 
     def _order(self, ids: Ids) -> None:
         for at in range(0, len(ids), ORDER):
             entries = ids[at : at + ORDER].tolist()
             self._client.ask("warm", ticket=self._ticket, entries=entries)
+
+    def _compare(self) -> None:
+        """What is there already may be of an earlier version; and a directory that has changed may
+        hold more than the scan has met."""
+        if not len(self._to_compare):
+            return
+        told = self._ask_source("compare", entries=self._to_compare[:ORDER].tolist())
+        self._to_compare = self._to_compare[told["compared"] :]
+        self._was_outdated |= np.isin(self.chosen.ids, told["outdated"])
+        self._was_there &= ~self._was_outdated
+        self.chosen.walk_anew(told["directories"], self._view.catalog)
 
     def _look_at_unknown(self) -> None:
         """The scan may meet them first: a few at a time."""
@@ -195,12 +237,33 @@ class Warm:
         if not places:
             return
         asked = [[place.source, place.path] for place in places]
-        entries = self._client.ask("look", paths=asked)["entries"]
+        entries = self._ask_source("look", paths=asked)["entries"]
         self.chosen.give_up([p for p, e in zip(places, entries, strict=True) if e < 0])
+
+    def _ask_source(self, command: str, **arguments: Any) -> Any:
+        """What the daemon answers once the source has answered it."""
+        try:
+            return self._client.ask(command, **arguments)
+        except SilentError:
+            for path in hanging([Path(root.spellings[0]) for root in self._view.roots()]):
+                raise SessionError(
+                    f"{str(path)!r} does not answer within {LIMIT_S:.0f} s; its file system hangs"
+                ) from None
+            raise
+
+    def _leave_out_gone(self) -> None:
+        """Files that were named and are gone are a problem, and counted nowhere."""
+        ids, catalog = self.chosen.ids, self._view.catalog
+        gone = self.chosen.gone(ids[_has_changed(catalog.words[ids])], catalog)
+        kept = ~np.isin(ids, gone)
+        self.chosen.ids = ids[kept]
+        self._was_there, self._was_outdated = self._was_there[kept], self._was_outdated[kept]
+        self._count(complete=self.progress.complete)
 
     # --- counting -------------------------------------------------------------------------------
 
-    def _count(self, *, complete: bool) -> None:
+    def _count(self, *, complete: bool) -> Ids:
+        """Brings `progress` up to date. Returns the (n,) files that nobody has ordered."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = state_of(words)
@@ -216,9 +279,9 @@ class Warm:
             filled_files=int(filled.sum()),
             filled_bytes=int(sizes[filled].sum())
             + self._view.partial_bytes(words[running], sizes[running]),
+            replaced_files=int((filled & self._was_outdated).sum()),
             at_source={Reason(r).name.lower(): n for r, n in sorted(reasons.items())},
             at_source_bytes=int(sizes[bypass].sum()),
             complete=complete,
         )
-        # Another command has taken them back, or their copies were dropped: they are still meant.
-        self._order(ids[(states == State.ABSENT) & ~bypass])
+        return np.asarray(ids[(states == State.ABSENT) & ~bypass])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -32,6 +33,15 @@ LONG_LIMIT_S = 2000  # of a test marked long: two runs of a suite, and some
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests that take minutes as well")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Under nohup, or in a shell's background, SIGHUP and SIGINT are ignored, and programs inherit
+    that. A handler is not inherited by what is executed: we go on to ignore them, and the programs
+    that tests start have the defaults."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -202,6 +202,17 @@ def test_the_command_writes_the_file(place: Path, monarch: Monarch) -> None:  # 
     done = monarch("calibrate", "-c", config, "-o", str(place / "mine.yaml"))
     assert done.returncode == 0, done.stderr
     assert load_scenario(place / "mine.yaml").name == "this machine"
+    (place / "mine.yaml").write_text("# filled in\n")
+    done = monarch("calibrate", "-c", config, "-o", str(place / "mine.yaml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"monarch: {place / 'mine.yaml'} is there already, and may hold lines that you have filled"
+        " in; give another file, or --force to write over it\n"
+    )
+    assert (place / "mine.yaml").read_text() == "# filled in\n"
+    done = monarch("calibrate", "-c", config, "-o", str(place / "mine.yaml"), "--force")
+    assert done.returncode == 0, done.stderr
+    assert load_scenario(place / "mine.yaml").name == "this machine"
     done = monarch("calibrate", "-c", config, "-o", str(place / "no" / "mine.yaml"))
     assert done.returncode == 2
     assert done.stderr.endswith(f"there is no directory {place / 'no'}; make it\n")
@@ -231,7 +242,7 @@ def test_what_is_cancelled_leaves_nothing(place: Path, number: signal.Signals) -
         wait_until(lambda: any(file.is_file() for file in (place / "tier").rglob("*")))
         run.send_signal(number)
         out, err = run.communicate(timeout=30)
-    assert run.returncode == (143 if number == signal.SIGTERM else 1)
+    assert run.returncode == 128 + number
     assert out == ""
     assert "Traceback" not in err
     assert left(place) == []

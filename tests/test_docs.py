@@ -52,8 +52,16 @@ def test_the_tests_of_the_traps_exist() -> None:
     assert named <= written
 
 
+def test_the_scale_of_many_nodes_counts_messages_as_they_are() -> None:
+    wire = (ROOT / "csrc" / "peers" / "wire.h").read_text()
+    sizes = dict(re.findall(r"sizeof\(struct monarch_peer_(\w+)\) == (\d+)", wire))
+    request, frame = int(sizes["request"]), int(sizes["frame"])
+    said = f"({request} bytes) and its answer's three frames ({frame} each, {3 * frame})"
+    assert said in (ROOT / "docs" / "scale.md").read_text()
+
+
 def test_the_changelog_begins_with_this_version() -> None:
-    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    first = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert first is not None
     assert first[1] == monarch_py.__version__
 

@@ -92,7 +92,9 @@ def test_what_it_makes_is_for_its_owner_alone(mount: Path, open_tier: Opener) ->
 
 def test_one_daemon_holds_it(mount: Path, open_tier: Opener) -> None:
     tier = open_tier()
-    with pytest.raises(TierError, match=f"{mount} is held by process {os.getpid()}; it goes"):
+    with pytest.raises(
+        TierError, match=f"{mount} is held by process {os.getpid()}; stop it first$"
+    ):
         open_tier()
     tier.close()
     open_tier()

@@ -22,7 +22,17 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from monarch_py.peers import FileId, FileServer, Peer, PeerStatus, TcpTransport, listen, new_gets
+from monarch_py.native import ffi, lib
+from monarch_py.peers import (
+    FileId,
+    FileServer,
+    Party,
+    Peer,
+    PeerStatus,
+    TcpTransport,
+    listen,
+    new_gets,
+)
 
 BLOCK_BYTES = 4 << 20
 # The plain receiver's reads, as large as the client's own.
@@ -36,6 +46,11 @@ def cpu_ns() -> int:
 
 def file_id(number: int, size: int) -> FileId:
     return FileId(source=0, path_hash=number + 1, size=size, mtime_ns=1)
+
+
+def party_of(secret: bytes, rank: int, serving: tuple[str, int]) -> Party:
+    """Rank 0 has the files and serves there; rank 1 wants them, and serves nobody."""
+    return Party(secret, rank, (serving, ("", 0)))
 
 
 def answer(*numbers: int) -> None:
@@ -63,9 +78,14 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
     plain = socket.create_server((host, 0))
     args = (plain, fd, len(content))
     threading.Thread(target=send_plainly, args=args, daemon=True).start()
-    server = FileServer(secret, listen(host))
-    server.share(file_id(0, len(content)), fd, BLOCK_BYTES, np.array(sums, dtype=np.uint64))
+    listener = listen(host)
+    server = FileServer(party_of(secret, 0, listener.getsockname()[:2]), listener)
+    # What a fill has recorded.
+    digests = b"".join(server.digest(content[at : at + BLOCK_BYTES]) for at in starts)
+    known = np.array(sums, dtype=np.uint64)
+    server.share(file_id(0, len(content)), fd, BLOCK_BYTES, known, digests)
     server.share(file_id(1, len(content)), fd, BLOCK_BYTES)
+    # Of copies of one block nothing is kept but the file's sum.
     small = np.array([xxhash.xxh3_64_intdigest(content[:small_bytes])], dtype=np.uint64)
     for number in range(small_files):
         server.share(file_id(2 + number, small_bytes), fd, BLOCK_BYTES, small)
@@ -90,7 +110,7 @@ class Getter:
 
     def __init__(self, secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
         self.plain = (host, plain)
-        self.peer = Peer(TcpTransport(secret), (host, ours))
+        self.peer = Peer(TcpTransport(party_of(secret, 1, (host, ours))), 0)
         self.buffer = pages(READ_BYTES)
         self.file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self.memory = pages(0)
@@ -116,6 +136,15 @@ class Getter:
         gets = self._gets(size, number)
         gets["to"], gets["at"] = self.file, gets["first"]
         self._fetch(gets)
+
+    def mac(self, size: int) -> None:
+        """GMAC of so many bytes, block by block, and nothing else."""
+        digest = ffi.new("unsigned char[]", lib.MONARCH_MAC_BYTES)
+        if len(self.memory) < size:
+            self.memory = pages(size)
+        for at in range(0, size, BLOCK_BYTES):
+            block = ffi.from_buffer("char[]", self.memory[at : at + BLOCK_BYTES])
+            lib.monarch_digest_of(bytes(lib.MONARCH_KEY_BYTES), block, len(block), digest)
 
     def small(self, size: int, count: int) -> None:
         """`count` files at once, one behind the other."""
@@ -147,6 +176,7 @@ def get(secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
         "memory": getter.into_memory,
         "file": getter.into_file,
         "small": getter.small,
+        "mac": getter.mac,
     }
     for line in sys.stdin:
         way, *numbers = line.split()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.numbers import Result, describe_machine, report
-from monarch_py.plan import Loader, Timeline, analyse, find_holders, next_uses
+from monarch_py.plan import NEVER, Loader, Timeline, analyse, find_holders, next_uses
 from monarch_py.plan.binomial import expected_above
 from monarch_py.plan.samplers import DistributedSampler, NumpySampler
 
@@ -56,7 +56,7 @@ TRAININGS = {
 def own_plan(training: Training) -> dict[str, Any]:
     timeline = training.timeline()
     found = analyse(timeline, 0)
-    again = sum(int(np.count_nonzero(next_ >= 0)) for _, next_ in next_uses(timeline, 0))
+    again = sum(int(np.count_nonzero(next_ != NEVER)) for _, next_ in next_uses(timeline, 0))
     # Every access but the last one of each file has a next one.
     accesses, used = int(found.frequency.sum()), int(np.count_nonzero(found.frequency))
     assert again == accesses - used, "next uses are lost"

@@ -2,19 +2,28 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "doorbell.h"
-#include "native.h"
 #include "path.h"
 #include "sys.h"
+#include "writer.h"
 
-/* Of an index, two thirds are in use, or little more: a probe then ends in one cache line, mostly.
- */
-#define FULL(slots) ((slots) / 3 * 2)
+struct monarch_writer *monarch_writer_new(void) {
+    struct monarch_writer *w = calloc(1, sizeof *w);
+    if (w)
+        pthread_mutex_init(&w->lock, NULL);
+    return w;
+}
+
+void monarch_writer_free(struct monarch_writer *w) {
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
 
 uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes) {
     struct monarch_catalog c;
@@ -30,60 +39,33 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
     monarch_lay_out(c, capacity, pool_bytes);
 }
 
-static uint64_t next(const struct monarch_catalog *c, uint64_t i) {
-    return i + 1 == c->slots ? 0 : i + 1;
-}
-
 static void put_inode(struct monarch_catalog *c, const struct monarch_entry *e, uint64_t id) {
     uint32_t *slots = (uint32_t *)((char *)c + c->inodes_at);
     uint64_t hash = monarch_mix(e->ino + e->source), i = monarch_first_slot(hash, c->slots);
     while (slots[i])
-        i = next(c, i);
+        i = monarch_next_slot(c, i);
     __atomic_store_n(&slots[i], monarch_inode_slot(hash, id), __ATOMIC_SEQ_CST);
     c->inodes_used++;
 }
 
 /* The upper half of a copy's slot is the lower half of its hash. */
-static void put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
+void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
     uint64_t *slots = (uint64_t *)((char *)c + c->copies_at);
     uint64_t hash = monarch_mix(ino + tier), i = monarch_first_slot(hash, c->slots);
     while (slots[i])
-        i = next(c, i);
+        i = monarch_next_slot(c, i);
     __atomic_store_n(&slots[i], hash << 32 | (id + 1), __ATOMIC_SEQ_CST);
     c->copies_used++;
 }
 
-static struct monarch_slot *slot_in(struct monarch_catalog *c, uint64_t i) {
-    return (struct monarch_slot *)((char *)c + c->index_at) + i;
-}
-
 static void put_path(struct monarch_catalog *c, const struct monarch_entry *e, uint64_t id) {
     uint64_t i = monarch_first_path_slot(e->hash, c->slots);
-    while (slot_in(c, i)->place)
-        i = next(c, i);
-    __atomic_store_n(&slot_in(c, i)->copy, monarch_guess_of(e->hash, e->word), __ATOMIC_SEQ_CST);
-    __atomic_store_n(&slot_in(c, i)->place, monarch_slot_of(e->hash, e->path, id),
+    while (monarch_path_slot(c, i)->place)
+        i = monarch_next_slot(c, i);
+    __atomic_store_n(&monarch_path_slot(c, i)->copy, monarch_guess_of(e->hash, e->word),
                      __ATOMIC_SEQ_CST);
-}
-
-/* The word, and what the index says of it. A guess may be old, so that the order is of no account;
- * but what was set last stays. */
-static void set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
-                     uint64_t word) {
-    uint64_t old = e->word;
-    int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
-    __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
-    /* A copy that is gone is known by its slot or its stamp. Its inode's number would come into the
-     * index of a larger catalog once more, and for the first tier. */
-    if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
-        __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
-    if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
-        return;
-    uint64_t i = monarch_first_path_slot(e->hash, c->slots), place;
-    while ((place = slot_in(c, i)->place) && monarch_slot_id(place) != id)
-        i = next(c, i);
-    if (place)
-        __atomic_store_n(&slot_in(c, i)->copy, monarch_guess_of(e->hash, word), __ATOMIC_SEQ_CST);
+    __atomic_store_n(&monarch_path_slot(c, i)->place, monarch_slot_of(e->hash, e->path, id),
+                     __ATOMIC_SEQ_CST);
 }
 
 static uint64_t text_bytes(uint64_t len) {
@@ -115,9 +97,9 @@ static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e
                 : 0;
 }
 
-uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_entry *entries,
-                             uint64_t n, const char *pool, uint64_t *ids, uint64_t *added) {
-    struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
+static uint64_t add(struct monarch_catalog *c, const struct monarch_entry *entries, uint64_t n,
+                    const char *pool, uint64_t *ids, uint64_t *added) {
+    struct monarch_entry *table = monarch_table(c);
     for (uint64_t i = 0; i < n; i++) {
         const struct monarch_entry *e = &entries[i];
         const char *path = pool + e->path, *target = pool + e->copy_ino;
@@ -146,9 +128,16 @@ uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_ent
     return n;
 }
 
-int monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
-                           const struct monarch_entry *fresh) {
-    struct monarch_entry *e = (struct monarch_entry *)((char *)c + c->entries_at) + id;
+uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
+                             uint64_t n, const char *pool, uint64_t *ids, uint64_t *added) {
+    pthread_mutex_lock(&w->lock);
+    uint64_t taken = add(w->catalog, entries, n, pool, ids, added);
+    pthread_mutex_unlock(&w->lock);
+    return taken;
+}
+
+static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
+    struct monarch_entry *e = monarch_table(c) + id;
     uint64_t old_ino = e->ino;
     /* What can still be added has its slots. */
     if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
@@ -179,8 +168,16 @@ int monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
     return 0;
 }
 
-int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_catalog *to) {
-    struct monarch_entry *table = (struct monarch_entry *)((char *)to + to->entries_at);
+int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
+                           const struct monarch_entry *fresh) {
+    pthread_mutex_lock(&w->lock);
+    int r = update(w->catalog, id, fresh);
+    pthread_mutex_unlock(&w->lock);
+    return r;
+}
+
+static int copy(const struct monarch_catalog *from, struct monarch_catalog *to) {
+    struct monarch_entry *table = monarch_table(to);
     if (from->count > to->capacity || from->pool_used > to->pool_bytes || to->count)
         return -1;
     memcpy(table, monarch_entries(from), from->count * sizeof *table);
@@ -196,10 +193,22 @@ int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_cata
         index_entry(to, id);
         if (e->kind == MONARCH_FILE && e->copy_ino && MONARCH_WORD_COPY(e->word) &&
             MONARCH_WORD_TIER(e->word) + 1 != to->stamped)
-            put_copy(to, e->copy_ino, MONARCH_WORD_TIER(e->word), id);
+            monarch_put_copy(to, e->copy_ino, MONARCH_WORD_TIER(e->word), id);
     }
     to->count = from->count;
     return 0;
+}
+
+int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
+                         uint64_t *generation) {
+    pthread_mutex_lock(&w->lock);
+    int r = w->catalog ? copy(w->catalog, to) : 0;
+    if (r == 0) {
+        w->catalog = to;
+        __atomic_store_n(generation, to->generation, __ATOMIC_SEQ_CST);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return r;
 }
 
 #ifndef MADV_COLLAPSE
@@ -222,45 +231,6 @@ void monarch_collapse(const char *path) {
             munmap(map, bytes);
     }
     close(fd);
-}
-
-void monarch_set_words(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
-                       const uint64_t *words) {
-    struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
-    for (uint64_t i = 0; i < n; i++)
-        set_word(c, &table[ids[i]], ids[i], words[i]);
-}
-
-static int is_stamped(const struct monarch_catalog *c, uint64_t word, int is_made) {
-    unsigned tier = MONARCH_WORD_TIER(word);
-    return tier + 1 == c->stamped || (is_made && (c->evicting >> tier & 1));
-}
-
-int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
-                    const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
-                    const uint8_t *made) {
-    struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
-    uint64_t places = 0;
-    for (uint64_t i = 0; i < n; i++)
-        places += !is_stamped(c, words[i], made && made[i]);
-    if (places && c->copies_used + places > FULL(c->slots))
-        return -1;
-    for (uint64_t i = 0; i < n; i++) {
-        struct monarch_entry *e = &table[ids[i]];
-        unsigned tier = MONARCH_WORD_TIER(words[i]);
-        /* A dropped copy's entry keeps its inode for descriptors that are still open. Once the file
-         * system gives the number to another copy there are none. */
-        int has_stamp = is_stamped(c, words[i], made && made[i]);
-        int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
-        if (old >= 0 && (uint64_t)old != ids[i])
-            __atomic_store_n(&table[old].copy_ino, 0, __ATOMIC_SEQ_CST);
-        __atomic_store_n(&e->sum, sums[i], __ATOMIC_RELEASE);
-        __atomic_store_n(&e->copy_ino, copy_inos[i], __ATOMIC_SEQ_CST);
-        if (!has_stamp)
-            put_copy(c, copy_inos[i], tier, ids[i]);
-        set_word(c, e, ids[i], words[i]);
-    }
-    return 0;
 }
 
 static int64_t find_behind_links(const struct monarch_control *k, const struct monarch_clients *m,
@@ -290,31 +260,42 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
     }
 }
 
-static uint64_t take_bits(uint64_t *bitmap, uint64_t count, uint64_t *ids, uint64_t max) {
-    uint64_t n = 0, words = (count + 63) / 64;
-    if (words > MONARCH_MAX_FILES / 64)
-        words = MONARCH_MAX_FILES / 64;
-    for (uint64_t w = 0; w < words && n + 64 <= max; w++) {
-        if (!__atomic_load_n(&bitmap[w], __ATOMIC_RELAXED))
-            continue;
-        uint64_t bits = __atomic_exchange_n(&bitmap[w], 0, __ATOMIC_SEQ_CST);
-        for (; bits; bits &= bits - 1) {
-            uint64_t id = w * 64 + (uint64_t)__builtin_ctzll(bits);
-            if (id < count) /* a client of an earlier daemon may set any bit */
-                ids[n++] = id;
-        }
+/* The bits of one word, whose bit in the summary goes first: one that is set meanwhile sets it
+ * again. */
+static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
+    uint64_t n = 0;
+    __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);
+    uint64_t bits = __atomic_exchange_n(&b->word[word], 0, __ATOMIC_SEQ_CST);
+    for (; bits; bits &= bits - 1) {
+        uint64_t id = word * 64 + (uint64_t)__builtin_ctzll(bits);
+        if (id < count) /* a client of an earlier daemon may set any bit */
+            ids[n++] = id;
+    }
+    return n;
+}
+
+static uint64_t take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max) {
+    uint64_t n = 0, files = count < MONARCH_MAX_FILES ? count : MONARCH_MAX_FILES;
+    for (uint64_t i = 0; i < (files + 4095) / 4096; i++) {
+        uint64_t above = __atomic_load_n(&b->summary[i], __ATOMIC_RELAXED);
+        for (; above && n + 64 <= max; above &= above - 1)
+            n += take_word(b, i * 64 + (uint64_t)__builtin_ctzll(above), count, ids + n);
     }
     return n;
 }
 
 uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids,
                             uint64_t max) {
-    return take_bits(m->wanted, count, ids, max);
+    return take_bits(&m->wanted, count, ids, max);
 }
 
 uint64_t monarch_take_opened(struct monarch_clients *m, uint64_t count, uint64_t *ids,
                              uint64_t max) {
-    return take_bits(m->opened, count, ids, max);
+    return take_bits(&m->opened, count, ids, max);
+}
+
+uint64_t monarch_take_read(struct monarch_clients *m, uint64_t count, uint64_t *ids, uint64_t max) {
+    return take_bits(&m->read, count, ids, max);
 }
 
 void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,
@@ -322,7 +303,33 @@ void monarch_find_changed(const struct monarch_clients *m, const struct monarch_
                           uint8_t *flags) {
     for (uint64_t i = 0; i < n; i++) {
         const struct monarch_entry *e = &monarch_entries(c)[ids[i]];
-        flags[i] = (uint8_t)monarch_is_changed(m, k->source[e->source].dev, e->ino);
+        flags[i] = (uint8_t)monarch_is_marked(m, k->source[e->source].dev, e->ino);
+    }
+}
+
+static void mark_source(struct monarch_clients *m, const struct monarch_control *k,
+                        const struct monarch_catalog *c, uint32_t source) {
+    const struct monarch_entry *entries = monarch_entries(c);
+    __atomic_fetch_add(&m->renames, 1, __ATOMIC_SEQ_CST);
+    for (uint64_t i = 0; i < c->count; i++)
+        if (entries[i].source == source)
+            monarch_mark_changed(m, k->source[source].dev, entries[i].ino);
+}
+
+void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
+                          const struct monarch_catalog *c, int fd, uint64_t *at) {
+    struct monarch_change change;
+    for (uint64_t told; (told = __atomic_load_n(&m->told, __ATOMIC_SEQ_CST));) {
+        while (pread(fd, &change, sizeof change, (off_t)*at) == (ssize_t)sizeof change) {
+            *at += sizeof change;
+            monarch_mark_changed(m, change.dev, change.ino);
+            for (uint32_t i = 0; change.is_tree && i < k->sources; i++)
+                if (k->source[i].dev == change.dev)
+                    mark_source(m, k, c, i);
+        }
+        for (uint32_t i = 0; told == MONARCH_CHANGE_UNKNOWN && i < k->sources; i++)
+            mark_source(m, k, c, i);
+        __atomic_compare_exchange_n(&m->told, &told, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
     }
 }
 

@@ -3,10 +3,12 @@
 #ifndef MONARCH_DOORBELL_H
 #define MONARCH_DOORBELL_H
 
+#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdint.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "catalog.h"
@@ -38,9 +40,14 @@ static inline void monarch_ring_for_demand(struct monarch_clients *m) {
         monarch_bell_ring(&m->engine[way], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps as `who` unless it was rung since it said `seen`. */
-static inline void monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who) {
-    syscall(SYS_futex, &b->rings, FUTEX_WAIT_BITSET, seen, NULL, NULL, who);
+/* Sleeps as `who` unless it was rung since it said `seen`; no longer than `until_ns`
+ * [CLOCK_MONOTONIC], if that is not 0. Returns 0 if that time has come. */
+static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who,
+                                     uint64_t until_ns) {
+    struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};
+    long r =
+        syscall(SYS_futex, &b->rings, FUTEX_WAIT_BITSET, seen, until_ns ? &until : NULL, NULL, who);
+    return r == 0 || errno != ETIMEDOUT;
 }
 
 #endif

@@ -7,9 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "joining.h"
 #include "schedule.h"
 #include "waking.h"
 #include "work.h"
+#include "writer.h"
 
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
@@ -34,15 +36,25 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
     for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
         p->slot[p->free_slots++] = MONARCH_FILL_SLOTS - 1 - i;
     pthread_mutex_init(&p->lock, NULL);
-    p->threads = monarch_start_threads(p, p->worker, MONARCH_FROM_SOURCE, threads);
-    if (p->threads)
-        p->peer_threads =
-            monarch_start_threads(p, p->worker + p->threads, MONARCH_FROM_PEER, peer_threads);
-    if (p->threads)
+    p->most_threads = threads;
+    if (monarch_start_threads(p, peer_threads))
         return &p->shared;
     free(places);
     free(p);
     return NULL;
+}
+
+void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
+                            struct monarch_control *control) {
+    e->control = control;
+    e->writer = w;
+}
+
+void monarch_engine_await(struct monarch_engine *e, int is_awaited) {
+    struct pool *p = (struct pool *)e;
+    pthread_mutex_lock(&p->lock);
+    p->awaits_results = is_awaited;
+    pthread_mutex_unlock(&p->lock);
 }
 
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root) {
@@ -71,10 +83,12 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
     __atomic_store_n(&e->ops_per_s, ops_per_s, __ATOMIC_RELAXED);
 }
 
-void monarch_engine_width(struct monarch_engine *e, int width) {
+void monarch_engine_width(struct monarch_engine *e, int width, int rests) {
     struct pool *p = (struct pool *)e;
-    __atomic_store_n(&p->width, (uint32_t)width, __ATOMIC_SEQ_CST);
-    monarch_ring_all(p, MONARCH_FROM_SOURCE);
+    pthread_mutex_lock(&p->lock);
+    p->width = (uint32_t)width;
+    __atomic_store_n(&p->rests, rests, __ATOMIC_RELAXED);
+    monarch_unlock_and_ring(p);
 }
 
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares) {
@@ -143,6 +157,9 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
+    /* A copy that is published may take its inode's number from any entry. */
+    if (e->writer)
+        pthread_mutex_lock(&e->writer->lock);
     for (uint64_t i = 0; i < n; i++) {
         struct job *job = new_job(p, c, kind, ids[i], tiers[i], copies[i], sums ? sums[i] : 0,
                                   peers ? peers + i * MONARCH_ASKED : NULL);
@@ -150,6 +167,8 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
             break;
         monarch_push(&fresh, job);
     }
+    if (e->writer)
+        pthread_mutex_unlock(&e->writer->lock);
     struct queue *queue = in_use ? p->in_use : p->normal;
     return enqueue(p, kind == MONARCH_PAGE_IN ? &p->to_page_in : queue, in_use, &fresh);
 }
@@ -174,6 +193,23 @@ int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *id
     return enqueue(p, &p->urgent, 1, &fresh);
 }
 
+uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids) {
+    struct pool *p = (struct pool *)e;
+    uint64_t taken = 0;
+    pthread_mutex_lock(&p->lock);
+    for (uint64_t i = 0; i < n; i++) {
+        struct job *job = monarch_queued_fill(p, ids[i]);
+        if (!job || job->result.in_use)
+            continue;
+        monarch_unqueue(p, job);
+        job->result.status = MONARCH_ABANDONED;
+        monarch_push(&p->done, job);
+        taken++;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return taken;
+}
+
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out,
                                 uint64_t max) {
     struct pool *p = (struct pool *)e;
@@ -191,16 +227,18 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
     return n;
 }
 
+static void free_job(struct job *job) {
+    free(job->result.block_sums);
+    free(job);
+}
+
 void monarch_engine_settle(struct monarch_engine *e) {
     struct pool *p = (struct pool *)e;
     unsigned free_before;
     pthread_mutex_lock(&p->lock);
     free_before = p->free_slots;
-    for (struct job *job; (job = monarch_pop(&p->told)); free(job))
-        if (job->slot >= 0) {
-            __atomic_store_n(&e->fills->word[job->slot], 0, __ATOMIC_SEQ_CST);
-            p->slot[p->free_slots++] = job->slot;
-        }
+    for (struct job *job; (job = monarch_pop(&p->told)); free_job(job))
+        monarch_free_slot(p, job);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
         monarch_unlock_and_ring(p); /* orders may have waited for a slot */
     else
@@ -228,6 +266,10 @@ uint64_t monarch_engine_bytes(struct monarch_engine *e) {
     return __atomic_load_n(&e->bytes, __ATOMIC_RELAXED);
 }
 
+uint64_t monarch_engine_files(struct monarch_engine *e) {
+    return __atomic_load_n(&e->files, __ATOMIC_RELAXED);
+}
+
 uint64_t monarch_engine_peer_bytes(struct monarch_engine *e) {
     return __atomic_load_n(&e->peer_bytes, __ATOMIC_RELAXED);
 }
@@ -244,25 +286,30 @@ static void abandon_fills(struct pool *p) {
 }
 
 static void free_orders(struct queue *q) {
-    for (struct job *job; (job = monarch_pop(q)); free(job))
+    for (struct job *job; (job = monarch_pop(q)); free_job(job))
         ;
 }
 
-void monarch_engine_stop(struct monarch_engine *e) {
+int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     struct pool *p = (struct pool *)e;
+    struct timespec until = monarch_join_limit(limit_ms);
+    int left = 0;
     __atomic_store_n(&e->stopping, 1, __ATOMIC_SEQ_CST);
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
         if (e->peers[i]) /* one that drips would keep a thread for as long as it may take */
             monarch_peer_hang_up(e->peers[i]);
-    for (int i = 0; i < p->threads + p->peer_threads; i++)
-        pthread_join(p->worker[i].thread, NULL);
+    for (int i = 0; i < p->peer_threads; i++)
+        left += !monarch_join(p->worker[p->most_threads + i].thread, &until);
+    /* One that was about to start others has done so when it is joined. */
+    for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
+        left += !monarch_join(p->worker[i].thread, &until);
+    if (left)
+        return left;
     abandon_fills(p);
-    for (struct job *job; (job = monarch_pop(&p->done)); free(job))
-        free(job->result.block_sums);
-    struct queue *rest[] = {&p->urgent,    &p->told,      &p->in_use[0], &p->in_use[1],
-                            &p->normal[0], &p->normal[1], &p->to_page_in};
+    struct queue *rest[] = {&p->urgent,    &p->done,      &p->told,      &p->in_use[0],
+                            &p->in_use[1], &p->normal[0], &p->normal[1], &p->to_page_in};
     for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
         free_orders(rest[i]);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
@@ -271,9 +318,8 @@ void monarch_engine_stop(struct monarch_engine *e) {
     pthread_mutex_destroy(&p->lock);
     free(e->place);
     free(p);
+    return 0;
 }
-
-void monarch_free(void *memory) { free(memory); }
 
 /* glibc raises its threshold for separate mappings with every large block that is freed, and makes
  * an arena for each thread; both keep a scan's or a manifest's memory for good. */

@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+#include "block_sum.h"
 #include "holdings.h"
-#include "xxh3.h"
 
 /* One read and one write move this much at most: long enough that a system call costs nothing,
  * short enough that the bytes are still in the second-level cache when they are hashed and
@@ -34,6 +34,7 @@ struct job {
 struct monarch_engine {
     uint64_t block_bytes;
     uint64_t bytes;      /* atomic: read from sources */
+    uint64_t files;      /* atomic: filled from sources */
     uint64_t peer_bytes; /* atomic: got from peers */
     int stopping;        /* atomic */
     /* Whom an order names, by number; NULL for who is not there. Atomic. */
@@ -46,10 +47,14 @@ struct monarch_engine {
     /* At most this much from the sources each second; 0: no limit. The times are atomic: when the
      * next operation, the next byte may be asked for [ns]. */
     uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
+    /* Through which finished copies are published; NULL: by whoever takes the results. */
+    struct monarch_writer *writer;
+    struct monarch_control *control;
     uint32_t kept_sources; /* atomic: a bit for each whose pages stay when they were read */
     struct monarch_clients *clients;
     struct monarch_fills *fills;
-    struct place *place; /* the sources, then each peer by its number: see flow.c */
+    struct place *place;                /* the sources, then each peer by its number: see flow.c */
+    uint32_t fast[MONARCH_MAX_SOURCES]; /* atomic: see monarch_note_speed */
 };
 
 /* --- flow.c ---------------------------------------------------------------------------------- */
@@ -75,6 +80,9 @@ struct visit monarch_visit(struct monarch_engine *e, unsigned place);
 void monarch_leave(const struct visit *v, uint64_t bytes);
 /* The time that it was there for says nothing of the place. */
 void monarch_leave_unseen(const struct visit *v);
+/* A file of one unit took so long at its source, to be opened and read. What most of the last files
+ * took says whether the source is a fast one. */
+void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
 
 /* --- job.c ----------------------------------------------------------------------------------- */
 
@@ -85,11 +93,12 @@ void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer);
 
 int monarch_fail(struct job *job, int status, int error); /* always -1 */
 int monarch_tier_status(int error);
+void monarch_remove_copy(struct job *job); /* says in the result if it stays */
 void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]);
 /* -1: *status is why, and errno, or 0. Several threads may open it for one order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
-/* The same file, unchanged, before the first byte and after the last: only then do the bytes
- * between belong together. */
+/* After the last byte: whether the file is still what the catalog says, so that all bytes belong
+ * together. The source's server is asked: what the kernel remembers may be older than the bytes. */
 int monarch_source_is_unchanged(struct job *job, int fd);
 /* Reads up to `n` bytes at `at`; fewer only at the end of the file; -errno. */
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at);
@@ -126,7 +135,11 @@ struct fill {
     uint64_t blocks_left; /* atomic: without a checksum yet */
     uint64_t written[2];  /* atomic: blocks + 1 whose write-back was begun last, and before that */
     uint64_t *sums;       /* of the blocks */
-    uint32_t *left;       /* atomic, of every block: units that are not written yet */
+    const unsigned char *content_key; /* NULL: nobody needs digests of the blocks */
+    struct monarch_digest *digests;   /* NULL: the same */
+    int lacks_digest;                 /* atomic: one could not be made */
+    uint64_t source_ns;               /* of one unit: what the open and the reads took */
+    uint32_t *left;                   /* atomic, of every block: units that are not written yet */
 };
 
 /* Opens both files and makes the copy known to readers. NULL: the job has its answer. */
@@ -134,7 +147,7 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
 /* Moves `count` units, of one block, that the caller has claimed. `stream` is the checksum of the
  * block's bytes so far when they come in order, else NULL. */
 void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
-                       char *buffer, struct xxh3_stream *stream);
+                       char *buffer, struct block_sum_stream *stream);
 int monarch_fill_is_over(const struct fill *f); /* complete, or failed */
 /* Once it is over and nobody else uses it: the answer; frees it. */
 void monarch_fill_end(struct monarch_engine *e, struct fill *f);
@@ -142,10 +155,10 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f);
 /* --- origin.c -------------------------------------------------------------------------------- */
 
 /* Gets the bytes [at, at + n) of one block from the peer that the order names and writes them to
- * the copy. *sum is that of the bytes. 0 when they have to come from the source: the order names no
+ * the copy. *sum is theirs. 0 when they have to come from the source: the order names no
  * peer, or it has failed. */
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
-                  uint64_t *sum);
+                  struct block_sum *sum);
 /* The peer that gave all of a fill that is over, -1 for none. It sends the last block only when it
  * has the file whole. */
 int monarch_giver_of(const struct fill *f);

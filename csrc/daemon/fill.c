@@ -28,24 +28,49 @@ void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, u
     }
 }
 
+/* Whether a client's request for the file lies in the bitmap, not taken yet: then the file is
+ * ABSENT only until the daemon's next turn. */
+static int is_requested(const struct monarch_clients *m, uint64_t id) {
+    return id < MONARCH_MAX_FILES && monarch_bit_is_set(m->wanted.word, id);
+}
+
+static int is_settled(const struct monarch_clients *m, const struct monarch_catalog *c,
+                      uint64_t id) {
+    if (id >= c->count)
+        return 1;
+    uint64_t word = __atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE);
+    unsigned state = MONARCH_WORD_STATE(word);
+    return state != MONARCH_WANTED && state != MONARCH_FILLING &&
+           !(state == MONARCH_ABSENT && is_requested(m, id));
+}
+
+/* Answers the demands that stood when it began: a reader that asks again at once, elsewhere in the
+ * table, is not met a second time. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
-    uint64_t waiting = 0;
+    uint64_t standing[MONARCH_DEMANDS], waiting = 0;
+    for (int i = 0; i < MONARCH_DEMANDS; i++)
+        standing[i] = __atomic_load_n(&m->demand[i], __ATOMIC_ACQUIRE);
     for (int i = 0; i < MONARCH_DEMANDS; i++) {
-        uint64_t d = __atomic_load_n(&m->demand[i], __ATOMIC_ACQUIRE);
-        if (!d)
-            continue;
-        uint64_t id = monarch_demand_entry(d);
-        uint64_t word = id < c->count
-                            ? __atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE)
-                            : MONARCH_BYPASS;
-        if (MONARCH_WORD_STATE(word) == MONARCH_WANTED ||
-            MONARCH_WORD_STATE(word) == MONARCH_FILLING)
+        uint64_t d = standing[i];
+        if (d && !is_settled(m, c, monarch_demand_entry(d)))
             waiting++;
-        else if (__atomic_compare_exchange_n(&m->demand[i], &d, 0, 0, __ATOMIC_SEQ_CST,
-                                             __ATOMIC_RELAXED))
+        else if (d && __atomic_compare_exchange_n(&m->demand[i], &d, 0, 0, __ATOMIC_SEQ_CST,
+                                                  __ATOMIC_RELAXED))
             monarch_futex_wake(futex_of(&m->demand[i]));
     }
     return waiting;
+}
+
+int monarch_awaits_order(const struct monarch_clients *m, const struct monarch_catalog *c) {
+    uint64_t count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
+    for (int i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t d = __atomic_load_n(&m->demand[i], __ATOMIC_ACQUIRE);
+        uint64_t id = d ? monarch_demand_entry(d) : count;
+        if (id < count && MONARCH_WORD_STATE(__atomic_load_n(&monarch_entries(c)[id].word,
+                                                             __ATOMIC_ACQUIRE)) != MONARCH_FILLING)
+            return 1;
+    }
+    return 0;
 }
 
 /* --- beginning ---------------------------------------------------------------------------------
@@ -58,11 +83,16 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     uint64_t units = (size + unit - 1) / unit, blocks = (size + block - 1) / block;
     struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
     uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
+    /* Of a copy of one block they would not be kept (sums.h). */
+    const unsigned char *key =
+        blocks > 1 ? monarch_holdings_key(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE)) : NULL;
     if (!f || !sums) {
         free(f);
         free(sums);
         return NULL;
     }
+    f->digests = key ? malloc(blocks * sizeof *f->digests) : NULL;
+    f->content_key = f->digests ? key : NULL;
     f->job = job;
     f->units = units;
     f->unit_bytes = unit;
@@ -104,7 +134,7 @@ static int create_copy(struct job *job) {
     if (reserve(fd, job->entry.size) != 0) {
         monarch_fail(job, monarch_tier_status(errno), errno);
         close(fd);
-        unlinkat(job->copies, name, 0); /* ours alone: nobody else holds the number */
+        monarch_remove_copy(job); /* ours alone: nobody else holds the number */
         return -1;
     }
     return fd;
@@ -132,6 +162,7 @@ static void show(struct monarch_engine *e, struct fill *f) {
 
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     int is_by_peer = job->peer[0] >= 0, status;
+    uint64_t began_ns = monarch_now_ns(), source_ns;
     int from = is_by_peer ? -1 : monarch_open_source(e, job, &status);
     if (from < 0 && !is_by_peer) {
         monarch_fail(job, status, errno);
@@ -139,21 +170,21 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     }
     if (from >= 0)
         monarch_note_source(e);
+    source_ns = monarch_now_ns() - began_ns;
     int to = create_copy(job);
     struct fill *f = to < 0 ? NULL : new_fill(e, job);
     if (f) {
         f->from = from;
+        f->source_ns = source_ns;
         f->peers = f->peers_left = !is_by_peer ? 0 : job->peer[1] < 0 ? 1 : MONARCH_ASKED;
         f->to = to;
         show(e, f);
         return f;
     }
     if (to >= 0) {
-        char name[MONARCH_COPY_NAME + 4];
-        monarch_copy_name(job, name);
         monarch_fail(job, MONARCH_TIER_ERROR, ENOMEM);
         close(to);
-        unlinkat(job->copies, name, 0);
+        monarch_remove_copy(job);
     }
     if (from >= 0)
         close(from);
@@ -173,22 +204,31 @@ static uint64_t end_of_block(const struct fill *f, uint64_t block) {
     return end < size ? end : size;
 }
 
-static int sum_from_copy(struct fill *f, uint64_t block, char *buffer, uint64_t *sum) {
-    struct xxh3_stream stream;
+static int sum_from_copy(struct fill *f, uint64_t block, char *buffer, struct block_sum *sum) {
+    struct block_sum_stream stream;
     uint64_t end = end_of_block(f, block);
-    monarch_xxh3_begin(&stream);
-    for (uint64_t at = block * f->block_bytes; at < end;) {
+    int r = 0;
+    monarch_block_sum_begin(&stream, f->content_key);
+    for (uint64_t at = block * f->block_bytes; r == 0 && at < end;) {
         uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
         ssize_t got = monarch_read_fully(f->to, buffer, n, (off_t)at);
         if (got != (ssize_t)n) {
             give_up(f, MONARCH_TIER_ERROR, got < 0 ? (int)-got : EIO);
-            return -1;
+            r = -1;
         }
-        monarch_xxh3_add(&stream, buffer, n);
+        monarch_block_sum_add(&stream, buffer, n);
         at += n;
     }
-    *sum = monarch_xxh3_end(&stream);
-    return 0;
+    monarch_block_sum_end(&stream, sum);
+    return r;
+}
+
+static void record(struct fill *f, uint64_t block, const struct block_sum *sum) {
+    f->sums[block] = sum->xxh3;
+    if (f->digests && sum->has_digest)
+        f->digests[block] = sum->digest;
+    else
+        __atomic_store_n(&f->lacks_digest, 1, __ATOMIC_RELAXED);
 }
 
 static void wait_for_write_back(struct fill *f, uint64_t block) {
@@ -201,11 +241,11 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
  * never pile up. The source's pages are not read again by us; those that a program maps or reads
  * through at this moment stay. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
-                      const uint64_t *sum) {
-    if (sum)
-        f->sums[block] = *sum;
-    else if (sum_from_copy(f, block, buffer, &f->sums[block]) != 0)
+                      const struct block_sum *sum) {
+    struct block_sum own;
+    if (!sum && sum_from_copy(f, block, buffer, &own) != 0)
         return;
+    record(f, block, sum ? sum : &own);
     if (f->job->entry.size > MONARCH_CHUNK) {
         uint64_t at = block * f->block_bytes;
         int from = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
@@ -230,7 +270,7 @@ static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, u
 
 /* Bytes of the source, [at, end); whether the copy has them now. */
 static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t end,
-                       char *buffer, struct xxh3_stream *stream) {
+                       char *buffer, struct block_sum_stream *stream) {
     int status, from = monarch_source_of(e, f, &status);
     if (from < 0) {
         give_up(f, status, errno);
@@ -245,6 +285,8 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
         struct visit v = monarch_visit(e, MONARCH_PLACE_OF_SOURCES);
         monarch_wait_turn(e, n);
         ssize_t got = monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
+        if (f->units == 1)
+            f->source_ns += monarch_now_ns() - v.since_ns;
         monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
         if (got < 0)
             give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
@@ -260,15 +302,16 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
             return 0;
         }
         if (stream)
-            monarch_xxh3_add(stream, buffer, n);
+            monarch_block_sum_add(stream, buffer, n);
         at += n;
     }
     return 1;
 }
 
 void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
-                       char *buffer, struct xxh3_stream *stream) {
-    uint64_t size = f->job->entry.size, at = unit * f->unit_bytes, sum;
+                       char *buffer, struct block_sum_stream *stream) {
+    uint64_t size = f->job->entry.size, at = unit * f->unit_bytes;
+    struct block_sum sum;
     uint64_t end = (unit + count) * f->unit_bytes, block = at / f->block_bytes;
     end = end < size ? end : size;
     int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
@@ -279,7 +322,7 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
-        sum = monarch_xxh3_end(stream);
+        monarch_block_sum_end(stream, &sum);
     mark_done(e, f, unit, count);
     if (__atomic_sub_fetch(&f->left[block], (uint32_t)count, __ATOMIC_ACQ_REL) == 0)
         end_block(e, f, block, buffer, has_sum ? &sum : NULL);
@@ -323,23 +366,26 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     } else {
         close(f->to);
     }
-    if (f->from >= 0)
+    if (f->from >= 0) {
         close(f->from);
+        __atomic_fetch_add(&e->files, r == 0, __ATOMIC_RELAXED);
+        if (r == 0 && f->units == 1 && !f->peers && e->control)
+            monarch_note_speed(e, job->entry.source, f->source_ns);
+    }
     if (r == 0) {
         monarch_holdings_sums(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE), job->result.copy,
-                              f->sums, f->blocks);
+                              f->sums, f->lacks_digest ? NULL : f->digests, f->blocks);
         __atomic_store_n(&f->map->whole, 1, __ATOMIC_SEQ_CST);
         job->result.status = MONARCH_DONE;
         job->result.block_sums = f->sums;
         job->result.blocks = f->blocks;
     } else {
-        char name[MONARCH_COPY_NAME + 4];
         __atomic_store_n(&f->map->failed, 1, __ATOMIC_SEQ_CST);
         monarch_answer(e->clients, job->result.id, 0, MONARCH_FILL_UNITS);
-        monarch_copy_name(job, name);
-        unlinkat(job->copies, name, 0);
+        monarch_remove_copy(job);
         free(f->sums);
     }
     wake_askers(e, job);
+    free(f->digests);
     free(f);
 }

@@ -28,8 +28,7 @@ static int is_kept(const holdings *h, uint64_t id) {
 }
 
 static void want(holdings *h, uint64_t id) {
-    uint64_t *word = &h->clients->wanted[id / 64], bit = 1ULL << (id % 64);
-    if (!(__atomic_fetch_or(word, bit, __ATOMIC_SEQ_CST) & bit))
+    if (monarch_set_bit(&h->clients->wanted, id))
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 

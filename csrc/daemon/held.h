@@ -30,7 +30,8 @@ struct monarch_holdings {
     int patience;      /* atomic: enum monarch_patience */
     uint32_t next_tag; /* atomic: of a demand */
     struct monarch_sums *sums;
-    pthread_mutex_t checking; /* of the next three */
+    unsigned char content_key[MONARCH_KEY_BYTES]; /* of digests */
+    pthread_mutex_t checking;                     /* of the next three */
     struct checked checked[CHECKS];
     struct rotten rotten[MONARCH_ROTTEN];
     uint64_t rotten_count;

@@ -4,6 +4,7 @@
 #include "holdings.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "connection.h"
 #include "doorbell.h"
@@ -18,12 +19,16 @@
 
 typedef struct monarch_holdings holdings;
 
-static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
+static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
+                  struct monarch_digest *digest) {
     const struct held *held = file;
+    const struct monarch_digest *known = held->sums ? monarch_sums_digest(held->sums, block) : NULL;
     (void)arg;
-    if (held->sums)
-        *sum = monarch_sums_of(held->sums, block);
-    return held->sums != NULL;
+    if (!known)
+        return 0;
+    *sum = monarch_sums_of(held->sums, block);
+    *digest = *known;
+    return 1;
 }
 
 /* Whether the entry has this copy still. */
@@ -88,7 +93,7 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
  */
 
 holdings *monarch_holdings_new(struct monarch_clients *clients, const struct monarch_fills *fills,
-                               uint64_t block_bytes) {
+                               uint64_t block_bytes, const unsigned char *content_key) {
     holdings *h = calloc(1, sizeof *h);
     uint64_t *kept = calloc(MONARCH_MAX_FILES / 64, sizeof *kept);
     struct monarch_sums *sums = monarch_sums_new();
@@ -103,6 +108,7 @@ holdings *monarch_holdings_new(struct monarch_clients *clients, const struct mon
     h->block_bytes = block_bytes;
     h->kept = kept;
     h->sums = sums;
+    memcpy(h->content_key, content_key, sizeof h->content_key);
     for (int i = 0; i < MONARCH_MAX_TIERS; i++)
         h->copies[i] = -1;
     pthread_rwlock_init(&h->lock, NULL);
@@ -140,7 +146,7 @@ struct monarch_peer_server *monarch_holdings_serve(holdings *h,
     struct monarch_peer_files files = {
         h,     monarch_held_open, monarch_held_available, monarch_held_is_coming, sum_of,
         check, monarch_held_close};
-    struct monarch_peer_server *s = monarch_peer_serve(&files, bounds);
+    struct monarch_peer_server *s = monarch_peer_serve(&files, bounds, h->content_key);
     pthread_mutex_lock(&h->waking);
     h->server = s;
     pthread_mutex_unlock(&h->waking);
@@ -156,9 +162,12 @@ void monarch_holdings_wake(holdings *h, uint32_t source, uint64_t path_hash) {
     pthread_mutex_unlock(&h->waking);
 }
 
-void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums, uint64_t blocks) {
+const unsigned char *monarch_holdings_key(const holdings *h) { return h ? h->content_key : NULL; }
+
+void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
+                           const struct monarch_digest *digests, uint64_t blocks) {
     if (h && sums)
-        monarch_sums_keep(h->sums, copy, sums, blocks);
+        monarch_sums_keep(h->sums, copy, sums, digests, blocks);
     else if (h)
         monarch_sums_drop(h->sums, copy);
 }

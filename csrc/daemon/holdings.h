@@ -22,10 +22,12 @@ static inline int64_t monarch_times_of(const struct monarch_entry *e) {
 }
 #endif
 
-/* NULL without memory. The segments are those of the session. */
+/* NULL without memory. The segments are those of the session. content_key: MONARCH_KEY_BYTES, for
+ * digests. */
 struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
                                               const struct monarch_fills *fills,
-                                              uint64_t block_bytes);
+                                              uint64_t block_bytes,
+                                              const unsigned char *content_key);
 void monarch_holdings_source(struct monarch_holdings *h, uint32_t source, uint64_t device);
 /* The directory of a tier's copies. */
 void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies);
@@ -47,10 +49,14 @@ struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
 /* Something of this file has come, or will not come any more; NULL: nobody can ask. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
-/* The sums of the blocks of a copy that is whole now; NULL: the copy is gone. NULL for `h`: nobody
- * asks. */
+#ifndef MONARCH_CDEF
+/* The key that a fill makes digests of blocks with; NULL for NULL: nobody asks. */
+const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
+/* The sums of the blocks of a copy that is whole now; NULL: the copy is gone. digests: NULL if they
+ * are not known. NULL for `h`: nobody asks. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
-                           uint64_t blocks);
+                           const struct monarch_digest *digests, uint64_t blocks);
+#endif
 /* What was waited for and is settled without a copy: whoever waits for it is told. */
 void monarch_holdings_answer(struct monarch_holdings *h);
 /* Takes copies that are not what their fills have written: (MONARCH_ROTTEN,) entries, and the words

@@ -66,6 +66,14 @@ void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]) 
              (unsigned long long)job->result.copy);
 }
 
+void monarch_remove_copy(struct job *job) {
+    char name[MONARCH_COPY_NAME + 4];
+    monarch_copy_name(job, name);
+    /* A directory of this name is somebody else's, and the copy gone. */
+    if (unlinkat(job->copies, name, 0) != 0 && errno != ENOENT && errno != EISDIR)
+        job->result.left = errno;
+}
+
 /* --- limits ------------------------------------------------------------------------------------
  */
 
@@ -109,15 +117,18 @@ void monarch_wait_turn(struct monarch_engine *e, uint64_t n) {
 
 /* --- the source file -------------------------------------------------------------------------- */
 
-static int64_t ns(struct timespec t) { return t.tv_sec * 1000000000LL + t.tv_nsec; }
+static int64_t ns(struct statx_timestamp t) { return monarch_time_ns(t.tv_sec, t.tv_nsec); }
 
-static int is_as_catalogued(const struct monarch_entry *e, const struct stat *st) {
-    return S_ISREG(st->st_mode) && st->st_ino == e->ino && (uint64_t)st->st_size == e->size &&
-           ns(st->st_mtim) == e->mtime_ns && ns(st->st_ctim) == e->ctime_ns;
+/* sync: AT_STATX_DONT_SYNC, or AT_STATX_FORCE_SYNC to ask the source's server. */
+static int is_as_catalogued(const struct monarch_entry *e, int fd, int sync) {
+    unsigned mask = STATX_TYPE | STATX_INO | STATX_SIZE | STATX_MTIME | STATX_CTIME;
+    struct statx x;
+    return statx(fd, "", AT_EMPTY_PATH | sync, mask, &x) == 0 && S_ISREG(x.stx_mode) &&
+           x.stx_ino == e->ino && x.stx_size == e->size && ns(x.stx_mtime) == e->mtime_ns &&
+           ns(x.stx_ctime) == e->ctime_ns;
 }
 
 static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
-    struct stat st;
     monarch_wait_turn(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
     /* Reading changes nothing at the source, its access time included, where we may say so. */
@@ -129,7 +140,10 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         *status = is_gone ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR;
         return -1;
     }
-    if (fstat(fd, &st) != 0 || !is_as_catalogued(&job->entry, &st)) {
+    /* What the open brought is enough, since the look behind the last byte asks the server. Some
+     * file systems know the size only when they are asked. */
+    if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
+        !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);
         *status = MONARCH_SOURCE_CHANGED;
         errno = 0;
@@ -151,8 +165,7 @@ int monarch_open_source(struct monarch_engine *e, const struct job *job, int *st
 }
 
 int monarch_source_is_unchanged(struct job *job, int fd) {
-    struct stat st;
-    if (fstat(fd, &st) != 0 || !is_as_catalogued(&job->entry, &st))
+    if (!is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC))
         return monarch_fail(job, MONARCH_SOURCE_CHANGED, 0);
     return 0;
 }
@@ -273,14 +286,10 @@ static void compare(struct monarch_engine *e, struct job *job, char *buffer) {
 }
 
 static void drop(struct monarch_engine *e, struct job *job) {
-    char name[MONARCH_COPY_NAME + 4];
-    monarch_copy_name(job, name);
     monarch_holdings_sums(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE), job->result.copy, NULL,
-                          0);
-    if (unlinkat(job->copies, name, 0) != 0 && errno != ENOENT)
-        monarch_fail(job, MONARCH_TIER_ERROR, errno);
-    else
-        job->result.status = MONARCH_DONE;
+                          NULL, 0);
+    monarch_remove_copy(job);
+    job->result.status = MONARCH_DONE;
 }
 
 /* Whether all pages of a chunk are in memory. Nothing of the mapping is touched. */

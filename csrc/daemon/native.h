@@ -6,35 +6,44 @@
 #include "catalog.h"
 #include "path.h"
 
-/* --- writing the catalog: catalog_write.c ---------------------------------------------------- */
+/* --- writing the catalog: catalog_write.c, publish.c ------------------------------------------ */
 
 uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes);
 void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes);
 
+/* Through which all threads of the daemon write a session's catalog, one at a time; readers take no
+ * lock. NULL without memory. Freed when nobody writes any more. */
+struct monarch_writer *monarch_writer_new(void);
+void monarch_writer_free(struct monarch_writer *w);
+/* Everything goes from the catalog that is written into `to`, which is empty and no smaller; that
+ * is the one from then on, and *generation, which clients look at, gets its number. Nothing is
+ * written in between. The first one has nothing to take over. 0, or -1 if it does not fit. */
+int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
+                         uint64_t *generation);
 /* Adds entries whose `path` (and a link's `copy_ino`) are offsets in `pool`. ids[i] gets the
  * number, that of the older entry if the path is known. Returns how many of them were taken:
  * fewer than n when the segment is full and must grow. *added counts the new ones. */
-uint64_t monarch_catalog_add(struct monarch_catalog *c, const struct monarch_entry *entries,
+uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
 /* New attributes for a file that has no copy. Who reads the old ones meanwhile sees it by their
- * version, and asks the source. Returns -1 when the index of inodes must be rebuilt (copy the
+ * version, and asks the source. Returns -1 when the index of inodes must be rebuilt (move the
  * catalog) first; nothing is changed then. */
-int monarch_catalog_update(struct monarch_catalog *c, uint64_t id,
+int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
-/* Everything of `from` into `to`, which is no smaller; 0, or -1 if it does not fit. */
-int monarch_catalog_copy(const struct monarch_catalog *from, struct monarch_catalog *to);
 
 /* Asks the kernel to put a segment that will not grow soon on huge pages: a look-up among a million
  * files then misses fewer translations. Where it cannot, nothing changes. */
 void monarch_collapse(const char *path);
-void monarch_set_words(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
+void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const uint64_t *words);
 /* Makes copies known by their inode, then visible. Returns -1 when the index of copies must be
- * rebuilt (copy the catalog) first; nothing is published then. made[i]: this daemon has made it, so
+ * rebuilt (move the catalog) first; nothing is published then. made[i]: this daemon has made it, so
  * that it is stamped where the others of its tier are; NULL for none. */
-int monarch_publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
+int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
                     const uint8_t *made);
+/* When this returns, the engine publishes nothing in this tier any more. */
+void monarch_lose_tier(struct monarch_writer *w, unsigned tier);
 
 /* The entries of `n` files by their names, one after the other in `pool`, where name i begins at
  * starts[i] and ends at starts[i + 1]; `prefix`, which ends with a slash or is empty, goes before
@@ -49,6 +58,12 @@ uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t 
 /* The same of those that clients have opened for reading; in no order. */
 uint64_t monarch_take_opened(struct monarch_clients *m, uint64_t count, uint64_t *ids,
                              uint64_t max);
+/* The same of those that were read to their end by programs that had found no copy. */
+uint64_t monarch_take_read(struct monarch_clients *m, uint64_t count, uint64_t *ids, uint64_t max);
+/* Marks what processes without room for the segments have told, in the session's file of changes
+ * (`fd`) from *at on. */
+void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
+                          const struct monarch_catalog *c, int fd, uint64_t *at);
 /* Of `n` entries, sets flags[i] for those that the changed filter names. */
 void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
@@ -80,12 +95,25 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
                                      const struct monarch_source *source, unsigned number, int root,
                                      uint64_t *at, uint64_t max);
 
+/* --- what lies beside a file: beside.c ----------------------------------------------------------
+ */
+
+/* Files of a directory that have no copy and that nobody wants, in the order of the catalog; those
+ * for which there was no room are left out. `directory` is relative to the source, of `length`
+ * bytes, 0 for the root; is_deep: also what lies in directories below it. Looks at `looks` entries
+ * at most from entry *at on, and moves *at behind them. Returns how many numbers are in `ids`,
+ * `max` at most. */
+uint64_t monarch_find_absent(const struct monarch_catalog *c, unsigned source,
+                             const char *directory, uint64_t length, int is_deep, uint64_t *at,
+                             uint64_t looks, uint64_t *ids, uint64_t max);
+
 /* --- scanning: scan.c ------------------------------------------------------------------------ */
 
 struct monarch_batch {
     uint64_t count, capacity, pool_used, pool_bytes;
     struct monarch_entry *entries;
     char *pool;
+    uint64_t begun_ns; /* its first entry was found, of CLOCK_MONOTONIC */
     struct monarch_batch *next;
 };
 struct monarch_scan;
@@ -99,11 +127,26 @@ struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished);
 void monarch_batch_free(struct monarch_batch *b);
 /* Directories and files that could not be read; *error the first errno. */
 uint64_t monarch_scan_errors(struct monarch_scan *s, int *error);
-void monarch_scan_stop(struct monarch_scan *s); /* joins the threads and frees it */
+/* Joins the threads and frees it: 0. Threads that have not ended within `limit_ms`, as the source
+ * does not answer: how many, and nothing is freed. */
+int monarch_scan_stop(struct monarch_scan *s, int limit_ms);
 
 /* One file by its path relative to `root`: 0 and the entry, or -errno. `target` gets a link's. */
 int monarch_stat_entry(int root, unsigned source, const char *path, struct monarch_entry *e,
                        char *target, uint64_t target_bytes);
+
+/* --- comparing: compare.c -------------------------------------------------------------------- */
+
+/* What an entry of the catalog is at the source: as it says, another version, or no such thing any
+ * more. What the source does not tell is taken for the same. */
+enum monarch_compared { MONARCH_SAME, MONARCH_REPLACED, MONARCH_GONE };
+/* Compares `n` entries, files and directories, in this order until `limit_ns` are over; returns how
+ * many it has come to, one at least. found[i] gets an enum monarch_compared, fresh[i] the
+ * attributes of what is another version. roots[s]: descriptor of source s. threads, ops_per_s as
+ * for a scan. */
+uint64_t monarch_compare(const struct monarch_catalog *c, const int32_t *roots, uint64_t n,
+                         const uint64_t *ids, int threads, uint64_t ops_per_s, uint64_t limit_ns,
+                         uint8_t *found, struct monarch_entry *fresh);
 
 /* --- copying: engine.c ----------------------------------------------------------------------- */
 
@@ -127,13 +170,19 @@ enum monarch_job_status {
 
 struct monarch_result {
     uint64_t id, copy, copy_ino, bytes, copy_bytes, sum;
-    uint64_t *block_sums; /* the caller frees them: monarch_free */
+    uint64_t *block_sums; /* until monarch_engine_settle */
     uint64_t blocks;
     int64_t mtime_ns, ctime_ns; /* of the source */
     int64_t started_ns;         /* when the work on it began, on the wall clock */
     uint32_t kind, status, tier, in_use;
     int32_t error;
     int32_t giver; /* of a FILL: the peer that gave all of it, and so has it whole; -1 for none */
+    /* Of a FILL or CHECK that is DONE: the catalog has said PRESENT of it. Else it is the caller's
+     * to see why not. */
+    uint32_t is_published;
+    /* Errno of a DROP or a failed FILL that could not remove its copy, which still takes its room;
+     * 0 where the copy is gone. */
+    int32_t left;
 };
 
 /* What threads have got so far from one place (the sources, or a peer that had the file whole), and
@@ -145,20 +194,25 @@ struct monarch_flow {
 
 struct monarch_engine;
 
-/* `threads` threads do what readers wait for, at first `width` of them everything else;
- * `peer_threads` others do what comes from peers. Blocks are those of the checksums. The segments
- * are those of the session. */
+/* At most `threads` threads, which are started as they are needed, do what readers wait for, at
+ * first `width` of them everything else; `peer_threads` others do what comes from peers. Blocks are
+ * those of the checksums. The segments are those of the session. */
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
+/* From now on the threads publish what they have made; clients' changes are those of the sources in
+ * `control`. Before the first order. */
+void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
+                            struct monarch_control *control);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 /* A tier whose copies are stamped with their entries' numbers (monarch_stamp). */
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
 /* The most that the sources are asked for, each second; 0: no limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
-/* How many threads copy what no reader waits for. */
-void monarch_engine_width(struct monarch_engine *e, int width);
+/* How many threads may copy what no reader waits for at a time; and whether they rest after
+ * each file, so that programs have the processors. */
+void monarch_engine_width(struct monarch_engine *e, int width, int rests);
 /* Of what readers wait for, each rank of this node has as many turns as its share among those of
  * the ranks that wait: MONARCH_RANKS numbers, by the rank's in a demand. 0, as all are at first:
  * its readers take their turns as those that belong to no rank. */
@@ -175,10 +229,17 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
  * `bytes`. */
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                         const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
+/* Takes back fills of these `n` entries, as far as nobody uses the file and no thread has begun:
+ * each has the result ABANDONED at once. Returns how many. */
+uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
 /* The catalog says by now what the results so far have told: readers no longer need the maps of
- * these fills. */
+ * those fills that were not published, nor anybody the block sums. */
 void monarch_engine_settle(struct monarch_engine *e);
+/* The doorbell is rung at once for what was not published. For what was, when many results have
+ * come together; a caller who has more to order, or waits for room, says so and is rung earlier:
+ * before there is nothing left to do. Results lie there unrung all the same. */
+void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Orders without a result yet, but for PAGE_IN: for files in use, or for all others, of one way, or
  * of both (MONARCH_WAYS). */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int way);
@@ -187,12 +248,15 @@ void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t
 /* Of the sources, then of each peer by its number; `n` in all. */
 void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, uint32_t n);
 uint64_t monarch_engine_bytes(struct monarch_engine *e);      /* read from sources so far */
+uint64_t monarch_engine_files(struct monarch_engine *e);      /* filled from sources so far */
 uint64_t monarch_engine_peer_bytes(struct monarch_engine *e); /* got from peers so far */
-void monarch_engine_stop(struct monarch_engine *e); /* abandons what runs; joins and frees */
+/* Abandons what runs; otherwise as monarch_scan_stop. */
+int monarch_engine_stop(struct monarch_engine *e, int limit_ms);
 /* Readers whose file will not be filled any more, or is complete, are told to look again. Returns
  * how many others wait. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);
-void monarch_free(void *p);
+/* Whether a reader waits for a file that the engine has no order for. */
+int monarch_awaits_order(const struct monarch_clients *m, const struct monarch_catalog *c);
 /* XXH3-64 of the block sums of one file, for those who have only its path; 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);
 
@@ -203,6 +267,10 @@ int monarch_syncfs(int fd); /* 0 or -errno */
 /* --- for tests ------------------------------------------------------------------------------- */
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
+/* Whether a source is a fast one after each of n files that took so long there. */
+void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
+/* Sets a file's bit as a client does; whether anything was new. */
+int monarch_want_file(struct monarch_clients *m, uint64_t id);
 /* Readers that always wait take turns: of each (n,) the rank, where it waits, which is another
  * place each, and when for the first time; who is served, `turns` times, goes to served. */
 void monarch_take_turns(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,

@@ -1,6 +1,7 @@
 /* Where the bytes of a fill come from: a peer that holds the file, and when there is none or it
  * fails, the source. */
 #define _GNU_SOURCE
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,9 +27,12 @@
 
 static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a thread's buffer does for a fetch");
 
-static void note_sum(void *sum, uint64_t which, uint64_t first, uint64_t bytes, uint64_t value) {
+static void note_sum(void *sum, uint64_t which, uint64_t first, uint64_t bytes, uint64_t value,
+                     const unsigned char *digest) {
+    struct block_sum *to = sum;
     (void)which, (void)first, (void)bytes;
-    *(uint64_t *)sum = value;
+    *to = (struct block_sum){.xxh3 = value, .has_digest = 1};
+    memcpy(to->digest.bytes, digest, sizeof to->digest.bytes);
 }
 
 /* Whether a reader waits for any of these bytes now. */
@@ -55,7 +59,7 @@ static int is_too_early(const struct fill *f, int is_last) {
  * and where it was not left alone for an older failure. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
-                    uint64_t *sum) {
+                    struct block_sum *sum) {
     struct visit v = monarch_visit(e, MONARCH_PLACE_OF_PEER(f->job->peer[which]));
     int r = monarch_peer_ask(peer, get, 1, buffer, note_sum, sum);
     int is_ok = get->status == MONARCH_PEER_OK;
@@ -82,7 +86,7 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
 /* get->status says what came of it; MONARCH_PEER_LATER: the source is to be asked at once, and
  * MONARCH_PEER_COMING: by now, without any fault of the peer's. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
-                struct monarch_peer_get *get, char *buffer, uint64_t *sum) {
+                struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
     uint64_t began = monarch_now_ns(), unasked = began; /* nobody waited then */
     get->status = MONARCH_PEER_TIMEOUT;
@@ -113,7 +117,7 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
 }
 
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
-                  uint64_t *sum) {
+                  struct block_sum *sum) {
     const struct monarch_entry *entry = &f->job->entry;
     uint64_t began = monarch_now_ns();
     int is_last = f->blocks > 1 && at >= (f->blocks - 1) * f->block_bytes;

@@ -2,34 +2,57 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "doorbell.h"
+#include "joining.h"
 #include "native.h"
+#include "pace.h"
+#include "sys.h"
 
 #define BATCH_ENTRIES 4096
 #define BATCH_POOL (512 * 1024)
-#define BATCHES_AHEAD 8 /* finished batches that wait for Python before the threads do */
+#define BATCHES_AHEAD 8 /* batches that wait for Python before the threads wait for it */
+/* Names that one thread looks at before it takes more. A directory is listed by one thread, and its
+ * names are shared out in portions: a flat directory of a million files keeps all threads busy. */
+#define PORTION 64
+/* Portions that may wait for a thread, for each thread; past it the lister looks at names too. */
+#define PORTIONS_AHEAD 4
+/* A thread hands over what it has found after this time, and rings for Python as often: fills wait
+ * for it [ns]. */
+#define BATCH_NS 20000000ULL
 
-struct directory {
-    struct directory *next;
-    char path[]; /* relative; "" is the root */
+/* A directory to list (`names` is 0), or a portion of its names to look at. */
+struct task {
+    struct task *next;
+    uint32_t names;
+    uint32_t place; /* of the first of them among the names of the directory */
+    size_t text;    /* length of `path` with its NUL, and of the names behind it */
+    char path[];    /* of the directory, relative, "" is the root; then inode and name of each */
 };
 
 struct monarch_scan {
     pthread_mutex_t lock;
     pthread_cond_t more_work, room;
-    struct directory *todo;
+    struct task *todo; /* directories, newest first: the tree is walked depth first */
+    /* Portions, before all directories and oldest first: the catalog's order is nearly the
+     * source's. */
+    struct task *portion, *last_portion;
     struct monarch_batch *first, *last;
-    int batches, busy, threads, stopping, root, error;
+    int batches, portions, busy, threads, stopping, root, error;
     unsigned source;
-    uint64_t dev, ops_per_s, ops, errors, next_op_ns;
+    uint64_t dev, errors;
+    struct monarch_pace pace;
     uint32_t *doorbell;
+    uint64_t rung_ns; /* when the bell was last rung for a batch */
     pthread_t thread[];
 };
 
@@ -110,27 +133,53 @@ static struct monarch_batch *new_batch(void) {
     return b;
 }
 
-static void hand_over(struct monarch_scan *s, struct monarch_batch *b) {
-    if (!b || !b->count) {
-        monarch_batch_free(b);
-        return;
+/* Moves the entries of `b` behind those of `to` if they have room there. */
+static int merge(struct monarch_batch *to, struct monarch_batch *b) {
+    if (!to || to->count + b->count > to->capacity || to->pool_used + b->pool_used > to->pool_bytes)
+        return 0;
+    for (uint64_t i = 0; i < b->count; i++) {
+        struct monarch_entry *e = &to->entries[to->count + i];
+        *e = b->entries[i];
+        e->path += to->pool_used;
+        if (e->kind == MONARCH_LINK)
+            e->copy_ino += to->pool_used;
     }
+    memcpy(to->pool + to->pool_used, b->pool, b->pool_used);
+    to->count += b->count;
+    to->pool_used += b->pool_used;
+    b->count = b->pool_used = 0;
+    return 1;
+}
+
+/* Takes what a thread has found away from it: *batch is empty then, or NULL. Each thread finds
+ * little in a short time; what all of them find becomes one batch as long as Python does not take
+ * it, so that a turn of its loop is spent on many files. */
+static void hand_over(struct monarch_scan *s, struct monarch_batch **batch) {
+    if (!*batch || !(*batch)->count)
+        return;
+    uint64_t now = sys_now_ns();
     pthread_mutex_lock(&s->lock);
     while (s->batches >= BATCHES_AHEAD && !s->stopping)
         pthread_cond_wait(&s->room, &s->lock);
-    if (s->last)
-        s->last->next = b;
-    else
-        s->first = b;
-    s->last = b;
-    s->batches++;
+    if (!merge(s->last, *batch)) {
+        *(s->last ? &s->last->next : &s->first) = *batch;
+        s->last = *batch;
+        s->batches++;
+        *batch = NULL;
+    }
+    int rings = now - s->rung_ns >= BATCH_NS || (!*batch && s->first != s->last);
+    if (rings)
+        s->rung_ns = now;
     pthread_mutex_unlock(&s->lock);
-    monarch_doorbell_ring(s->doorbell);
+    if (rings)
+        monarch_doorbell_ring(s->doorbell);
 }
 
 static void add_to_batch(struct monarch_batch *b, struct monarch_entry *e, const char *path,
                          const char *target) {
     size_t len = strlen(path);
+    if (!b->count)
+        b->begun_ns = sys_now_ns();
     e->path = b->pool_used;
     e->path_len = (uint16_t)len;
     memcpy(b->pool + b->pool_used, path, len + 1);
@@ -154,33 +203,34 @@ static void count_error(struct monarch_scan *s, int error) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Spaces operations evenly over all threads; a pause is not caught up by a burst. */
-static void pace(struct monarch_scan *s) {
-    struct timespec t;
-    if (!s->ops_per_s)
-        return;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    uint64_t now = (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
-    pthread_mutex_lock(&s->lock);
-    uint64_t mine = s->next_op_ns > now ? s->next_op_ns : now;
-    s->next_op_ns = mine + 1000000000ULL / s->ops_per_s;
-    pthread_mutex_unlock(&s->lock);
-    t.tv_sec = (time_t)(mine / 1000000000ULL);
-    t.tv_nsec = (long)(mine % 1000000000ULL);
-    while (mine > now && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
-        ;
+static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
+
+static struct task *new_task(struct monarch_scan *s, const char *path, size_t room) {
+    size_t len = strlen(path) + 1;
+    struct task *t = malloc(sizeof *t + len + room);
+    if (!t) {
+        count_error(s, ENOMEM);
+        return NULL;
+    }
+    t->names = t->place = 0;
+    t->text = len;
+    memcpy(t->path, path, len);
+    return t;
 }
 
-static void add_directory(struct monarch_scan *s, const char *path) {
-    struct directory *d = malloc(sizeof *d + strlen(path) + 1);
-    if (!d) {
-        count_error(s, ENOMEM);
+static void add_task(struct monarch_scan *s, struct task *t) {
+    if (!t)
         return;
-    }
-    strcpy(d->path, path);
     pthread_mutex_lock(&s->lock);
-    d->next = s->todo;
-    s->todo = d;
+    if (t->names) {
+        t->next = NULL;
+        *(s->portion ? &s->last_portion->next : &s->portion) = t;
+        s->last_portion = t;
+        s->portions++;
+    } else {
+        t->next = s->todo;
+        s->todo = t;
+    }
     pthread_cond_signal(&s->more_work);
     pthread_mutex_unlock(&s->lock);
 }
@@ -193,10 +243,8 @@ static int is_on_source(struct monarch_scan *s, const char *path) {
 static void report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
                    const char *path, const char *target) {
     if (*batch && ((*batch)->count == (*batch)->capacity ||
-                   (*batch)->pool_used + 2 * MONARCH_PATH_MAX > (*batch)->pool_bytes)) {
-        hand_over(s, *batch);
-        *batch = NULL;
-    }
+                   (*batch)->pool_used + 2 * MONARCH_PATH_MAX > (*batch)->pool_bytes))
+        hand_over(s, batch);
     if (!*batch && !(*batch = new_batch())) {
         count_error(s, ENOMEM);
         return;
@@ -204,11 +252,14 @@ static void report(struct monarch_scan *s, struct monarch_batch **batch, struct 
     add_to_batch(*batch, e, path, target);
 }
 
+static _Thread_local uint64_t looks; /* of this thread at names */
+
 static void visit(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                   uint32_t place, uint64_t ino) {
     struct monarch_entry e;
     char target[MONARCH_PATH_MAX];
     pace(s);
+    looks++;
     int r = monarch_stat_entry(s->root, s->source, path, &e, target, sizeof target);
     if (r != 0) {
         if (r != -ENOENT)
@@ -223,11 +274,11 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
     e.place = place;
     report(s, batch, &e, path, target);
     if (e.kind == MONARCH_DIR)
-        add_directory(s, path);
+        add_task(s, new_task(s, path, 0));
 }
 
-/* A directory is reported a second time when all its names are: with their number, and as it is
- * now. If that is not what it was before they were read, the names may be neither's. */
+/* A directory is reported a second time when all its names are read: with their number, and as it
+ * is now. If that is not what it was before they were read, the names may be neither's. */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;
@@ -239,14 +290,93 @@ static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, 
     report(s, batch, &e, path, target);
 }
 
-static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch, const char *path) {
+static void hand_over_in_time(struct monarch_scan *s, struct monarch_batch **batch) {
+    if (*batch && (*batch)->count && sys_now_ns() - (*batch)->begun_ns > BATCH_NS)
+        hand_over(s, batch);
+}
+
+static void look_at_names(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     char child[MONARCH_PATH_MAX];
-    size_t len = strlen(path);
-    struct monarch_entry root;
+    size_t len = strlen(t->path);
+    const char *at = t->path + len + 1;
+    memcpy(child, t->path, len);
+    if (len)
+        child[len++] = '/';
+    for (uint32_t i = 0; i < t->names && !__atomic_load_n(&s->stopping, __ATOMIC_RELAXED); i++) {
+        uint64_t ino;
+        memcpy(&ino, at, sizeof ino);
+        at += sizeof ino;
+        size_t n = strlen(at) + 1;
+        if (len + n <= sizeof child) {
+            memcpy(child + len, at, n);
+            visit(s, batch, child, t->place + i, ino);
+            hand_over_in_time(s, batch);
+        }
+        at += n;
+    }
+}
+
+static int others_have_enough(struct monarch_scan *s) {
+    pthread_mutex_lock(&s->lock);
+    int enough = s->portions >= (s->threads - 1) * PORTIONS_AHEAD;
+    pthread_mutex_unlock(&s->lock);
+    return enough;
+}
+
+static void share_out(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
+    if (!others_have_enough(s)) {
+        add_task(s, t);
+        return;
+    }
+    look_at_names(s, batch, t);
+    free(t);
+}
+
+static int is_dot(const char *name) {
+    return name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2]));
+}
+
+/* Reads the names of a directory and shares them out but for the last portion, which is left in
+ * *rest. Returns how many names there are, -1 if not all could be read. */
+static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
+                          DIR *d, struct task **rest) {
+    const size_t room = PORTION * (sizeof(uint64_t) + NAME_MAX + 1);
     uint32_t names = 0;
-    int stopped = 0;
+    struct task *t = NULL;
+    errno = 0;
+    for (struct dirent *entry; (entry = readdir(d)); errno = 0) {
+        if (__atomic_load_n(&s->stopping, __ATOMIC_RELAXED)) {
+            errno = ECANCELED;
+            break;
+        }
+        if (is_dot(entry->d_name))
+            continue;
+        size_t n = strlen(entry->d_name) + 1;
+        if (t &&
+            (t->names == PORTION || t->text + sizeof(uint64_t) + n > strlen(path) + 1 + room)) {
+            share_out(s, batch, t);
+            t = NULL;
+        }
+        if (!t && !(t = new_task(s, path, room)))
+            break;
+        t->place = t->names ? t->place : names;
+        uint64_t ino = entry->d_ino;
+        memcpy(t->path + t->text, &ino, sizeof ino);
+        memcpy(t->path + t->text + sizeof ino, entry->d_name, n);
+        t->text += sizeof ino + n;
+        t->names++;
+        names++;
+    }
+    *rest = t;
+    return errno ? -1 : (int64_t)names;
+}
+
+static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch, const char *path) {
+    struct monarch_entry root;
+    struct task *rest;
+    char target[1];
     pace(s);
-    int fd = openat(s->root, len ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = openat(s->root, *path ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     if (!d) {
         count_error(s, errno);
@@ -254,62 +384,92 @@ static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,
             close(fd);
         return;
     }
-    if (!len && monarch_stat_entry(fd, s->source, "", &root, child, sizeof child) == 0)
+    if (!*path && monarch_stat_entry(fd, s->source, "", &root, target, sizeof target) == 0)
         report(s, batch, &root, "", "");
-    memcpy(child, path, len);
-    if (len)
-        child[len++] = '/';
-    errno = 0;
-    for (struct dirent *entry; !stopped && (entry = readdir(d)); errno = 0) {
-        size_t n = strlen(entry->d_name);
-        stopped = __atomic_load_n(&s->stopping, __ATOMIC_RELAXED);
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
-            continue;
-        if (len + n < sizeof child) {
-            memcpy(child + len, entry->d_name, n + 1);
-            visit(s, batch, child, names, entry->d_ino);
-        }
-        names++;
-    }
-    if (errno == 0 && !stopped)
-        close_listing(s, batch, path, fd, names);
+    int64_t names = list_names(s, batch, path, d, &rest);
+    if (names < 0 && errno != ECANCELED)
+        count_error(s, errno);
+    if (names >= 0)
+        close_listing(s, batch, path, fd, (uint32_t)names);
     closedir(d);
+    if (rest)
+        look_at_names(s, batch, rest);
+    free(rest);
 }
 
-static struct directory *next_directory(struct monarch_scan *s) {
-    struct directory *d = NULL;
+/* A thread hands over its batch before it waits for work, so that a directory that hangs hides only
+ * its own files. */
+static struct task *next_task(struct monarch_scan *s, struct monarch_batch **batch) {
+    struct task *t = NULL;
+    pthread_mutex_lock(&s->lock);
+    int waits = !s->portion && !s->todo;
+    pthread_mutex_unlock(&s->lock);
+    if (waits)
+        hand_over(s, batch);
     pthread_mutex_lock(&s->lock);
     s->busy--;
-    while (!s->todo && s->busy > 0 && !s->stopping)
+    while (!s->portion && !s->todo && s->busy > 0 && !s->stopping)
         pthread_cond_wait(&s->more_work, &s->lock);
-    if (s->todo && !s->stopping) {
-        d = s->todo;
-        s->todo = d->next;
+    struct task **from = s->portion ? &s->portion : &s->todo;
+    if (*from && !s->stopping) {
+        t = *from;
+        *from = t->next;
+        s->portions -= t->names > 0;
         s->busy++;
     } else {
         pthread_cond_broadcast(&s->more_work);
     }
     pthread_mutex_unlock(&s->lock);
-    return d;
+    return t;
+}
+
+/* A look at a source that lies elsewhere has its thread sleep. One that hardly ever sleeps takes a
+ * processor, from the job if there is no idle one: it stands back, for good. Threads of a source
+ * that they wait for must not: what they find is what is filled ahead. */
+#define LOOKS 64
+#define LOOKS_EACH_SLEEP 8
+
+static int stands_back(const struct rusage *begin) {
+    struct rusage now;
+    if (getrusage(RUSAGE_THREAD, &now) != 0 ||
+        (uint64_t)(now.ru_nvcsw - begin->ru_nvcsw) * LOOKS_EACH_SLEEP > looks)
+        return 0;
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 19);
+    return 1;
 }
 
 static void *scan_thread(void *arg) {
     struct monarch_scan *s = arg;
     struct monarch_batch *batch = NULL;
-    for (struct directory *d; (d = next_directory(s)); free(d)) {
-        walk_directory(s, &batch, d->path);
-        /* What is found must not wait in a batch while other threads go on for long. */
-        if (batch && batch->count > BATCH_ENTRIES / 8) {
-            hand_over(s, batch);
-            batch = NULL;
-        }
+    struct rusage begin;
+    int is_behind = getrusage(RUSAGE_THREAD, &begin) != 0;
+    for (struct task *t; (t = next_task(s, &batch)); free(t)) {
+        if (t->names)
+            look_at_names(s, &batch, t);
+        else
+            walk_directory(s, &batch, t->path);
+        if (!is_behind && looks >= LOOKS)
+            is_behind = stands_back(&begin);
     }
-    hand_over(s, batch);
+    hand_over(s, &batch);
+    monarch_batch_free(batch);
     pthread_mutex_lock(&s->lock);
     s->threads--;
     pthread_mutex_unlock(&s->lock);
     monarch_doorbell_ring(s->doorbell);
     return NULL;
+}
+
+/* So many threads cannot be started; those that were may be waiting for what they would find. */
+static void lack(struct monarch_scan *s, int started, int missing) {
+    s->thread[started] = 0; /* libc has written to it */
+    pthread_mutex_lock(&s->lock);
+    s->busy -= missing;
+    s->threads -= missing;
+    pthread_cond_broadcast(&s->more_work);
+    pthread_mutex_unlock(&s->lock);
+    if (!started)
+        count_error(s, EAGAIN);
 }
 
 /* --- for Python ------------------------------------------------------------------------------ */
@@ -328,16 +488,13 @@ struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, 
     s->root = root;
     s->source = source;
     s->dev = st.st_dev;
-    s->ops_per_s = ops_per_s;
+    monarch_pace_init(&s->pace, ops_per_s);
     s->doorbell = doorbell;
-    add_directory(s, "");
+    add_task(s, new_task(s, "", 0));
     s->busy = s->threads = threads; /* each gives its share back when it first asks for work */
     for (int i = 0; i < threads; i++)
         if (pthread_create(&s->thread[i], NULL, scan_thread, s) != 0) {
-            pthread_mutex_lock(&s->lock);
-            s->busy -= threads - i;
-            s->threads -= threads - i;
-            pthread_mutex_unlock(&s->lock);
+            lack(s, i, threads - i);
             break;
         }
     return s;
@@ -366,18 +523,24 @@ uint64_t monarch_scan_errors(struct monarch_scan *s, int *error) {
     return n;
 }
 
-void monarch_scan_stop(struct monarch_scan *s) {
-    int finished;
+int monarch_scan_stop(struct monarch_scan *s, int limit_ms) {
+    int finished, left = 0;
+    struct timespec until = monarch_join_limit(limit_ms);
     pthread_mutex_lock(&s->lock);
     __atomic_store_n(&s->stopping, 1, __ATOMIC_RELAXED);
     pthread_cond_broadcast(&s->more_work);
     pthread_cond_broadcast(&s->room);
     pthread_mutex_unlock(&s->lock);
     for (int i = 0; s->thread[i]; i++) /* calloc left a zero behind the last one started */
-        pthread_join(s->thread[i], NULL);
+        left += !monarch_join(s->thread[i], &until);
+    if (left)
+        return left;
     for (struct monarch_batch *b; (b = monarch_scan_take(s, &finished));)
         monarch_batch_free(b);
-    for (struct directory *d; (d = s->todo); free(d))
-        s->todo = d->next;
+    for (struct task *t; (t = s->todo); free(t))
+        s->todo = t->next;
+    for (struct task *t; (t = s->portion); free(t))
+        s->portion = t->next;
     free(s);
+    return 0;
 }

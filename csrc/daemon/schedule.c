@@ -33,6 +33,27 @@ static void forget(struct pool *p, const struct job *job) {
         }
 }
 
+struct job *monarch_queued_fill(const struct pool *p, uint64_t id) {
+    struct job *job = p->bucket[id % MONARCH_BUCKETS];
+    while (job && (job->result.id != id || job->result.kind != MONARCH_FILL))
+        job = job->same;
+    return job;
+}
+
+void monarch_unqueue(struct pool *p, struct job *job) {
+    monarch_take_out(job);
+    if (monarch_is_awaited(job))
+        forget(p, job);
+}
+
+void monarch_free_slot(struct pool *p, struct job *job) {
+    if (job->slot < 0)
+        return;
+    __atomic_store_n(&p->shared.fills->word[job->slot], 0, __ATOMIC_SEQ_CST);
+    p->slot[p->free_slots++] = job->slot;
+    job->slot = -1;
+}
+
 /* --- fills under way ----------------------------------------------------------------------------
  */
 
@@ -69,9 +90,7 @@ void monarch_remove_fill(struct pool *p, const struct fill *f) {
  */
 
 static void begins(struct pool *p, struct job *job, struct work *w) {
-    monarch_take_out(job);
-    if (monarch_is_awaited(job))
-        forget(p, job);
+    monarch_unqueue(p, job);
     if (job->result.kind == MONARCH_FILL)
         job->slot = p->slot[--p->free_slots];
     *w = (struct work){.job = job};
@@ -305,36 +324,56 @@ static int find_order(struct pool *p, enum monarch_way way, int in_use, struct w
     return find_job(p, way, q, w);
 }
 
-uint32_t monarch_roles_of(const struct pool *p, const struct worker *me) {
-    if (me->way == MONARCH_FROM_PEER)
-        return MONARCH_DOES_ALL;
-    return (me->number < __atomic_load_n(&p->width, __ATOMIC_SEQ_CST) ? MONARCH_DOES_ALL
-                                                                      : MONARCH_DOES_AWAITED) |
-           (me->number % 2 ? MONARCH_READS_AHEAD : 0);
+uint32_t monarch_roles_of(const struct worker *me) {
+    int reads_ahead = me->way == MONARCH_FROM_SOURCE && me->number % 2;
+    return MONARCH_DOES_ALL | (reads_ahead ? MONARCH_READS_AHEAD : 0);
 }
 
-static int find_any(struct pool *p, const struct worker *me, uint32_t roles, struct work *w) {
+/* Threads that wait for peers are no load on the sources. */
+static int is_within_width(const struct pool *p, enum monarch_way way) {
+    return way == MONARCH_FROM_PEER || p->unasked < p->width;
+}
+
+static int find_unasked(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_way way = me->way;
-    int does_all = roles & MONARCH_DOES_ALL;
-    if (find_demand(p, me, w))
-        return 1;
-    if (roles & MONARCH_ANYBODY && way == MONARCH_FROM_SOURCE && find_job(p, way, &p->urgent, w))
-        return 1;
-    if (does_all && (find_ahead(p, way, w) || find_block(p, way, 1, w) || find_order(p, way, 1, w)))
-        return 1;
-    if (roles & MONARCH_READS_AHEAD && find_job(p, way, &p->to_page_in, w))
-        return 1;
-    return does_all && (find_block(p, way, 0, w) || find_order(p, way, 0, w));
+    if (!is_within_width(p, way) ||
+        !((in_use && find_ahead(p, way, w)) || find_block(p, way, in_use, w) ||
+          find_order(p, way, in_use, w)))
+        return 0;
+    me->is_unasked = way == MONARCH_FROM_SOURCE;
+    p->unasked += (uint32_t)me->is_unasked;
+    return 1;
+}
+
+static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct work *w) {
+    enum monarch_way way = me->way;
+    return find_demand(p, me, w) ||
+           (way == MONARCH_FROM_SOURCE && find_job(p, way, &p->urgent, w)) ||
+           find_unasked(p, me, 1, w) ||
+           (roles & MONARCH_READS_AHEAD && find_job(p, way, &p->to_page_in, w)) ||
+           find_unasked(p, me, 0, w);
+}
+
+/* What it did before is over. */
+static void rest(struct pool *p, struct worker *me) {
+    go_to(p, me, -1);
+    p->unasked -= (uint32_t)me->is_unasked;
+    me->is_unasked = 0;
+    p->resting[me->number % 2] += me->is_at_work;
+    me->is_at_work = 0;
 }
 
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w) {
     if (roles == MONARCH_DOES_DEMANDS)
         return find_demand(p, me, w);
-    go_to(p, me, -1);
-    int found = find_any(p, me, roles, w);
-    if (found)
-        go_to(p, me, (w->job ? w->job : w->fill->job)->peer[0]);
-    return found;
+    rest(p, me);
+    if (!find_any(p, me, roles, w))
+        return 0;
+    go_to(p, me, (w->job ? w->job : w->fill->job)->peer[0]);
+    me->is_at_work = me->way == MONARCH_FROM_SOURCE;
+    p->resting[me->number % 2] -= me->is_at_work;
+    w->leaves_nobody = me->is_at_work && p->resting[me->number % 2] == 0;
+    return 1;
 }
 
 /* --- who is needed ------------------------------------------------------------------------------
@@ -367,10 +406,11 @@ static int has_late(struct pool *p, enum monarch_way way) {
 
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way) {
     if (has_demand(p, way) || (way == MONARCH_FROM_SOURCE && can_begin(p, way, &p->urgent)))
-        return MONARCH_ANYBODY;
+        return MONARCH_DOES_ALL;
     uint32_t who = way == MONARCH_FROM_SOURCE && p->to_page_in.first ? MONARCH_READS_AHEAD : 0;
-    if (can_begin(p, way, &p->in_use[way]) || can_begin(p, way, &p->normal[way]) ||
-        has_parts(p, way) || has_late(p, way))
+    if (is_within_width(p, way) &&
+        (can_begin(p, way, &p->in_use[way]) || can_begin(p, way, &p->normal[way]) ||
+         has_parts(p, way) || has_late(p, way)))
         who |= MONARCH_DOES_ALL;
     return who;
 }

@@ -13,16 +13,14 @@
 /* Slots that fills from peers leave to those from the source, which other nodes wait for. */
 #define MONARCH_SLOTS_OF_SOURCE (MONARCH_FILL_SLOTS / 4)
 
-/* What a thread may do of its way: everything; what readers wait for, and removals; or, in the
- * middle of something else, what readers wait for. Every other thread of the sources' may read
- * copies into memory beside it, and no other does: a tier that hangs keeps whoever reads there, and
- * never all. All but DEMANDS are bits by which a thread is woken. */
+/* What a thread may do of its way: everything; or, in the middle of something else, what readers
+ * wait for. Every other thread of the sources' may read copies into memory beside it, and no other
+ * does: a tier that hangs keeps whoever reads there, and never all. ALL and READS_AHEAD are bits by
+ * which a thread is woken. */
 enum monarch_role {
     MONARCH_DOES_ALL = 1,
-    MONARCH_DOES_AWAITED = 2,
-    MONARCH_ANYBODY = MONARCH_DOES_ALL | MONARCH_DOES_AWAITED,
-    MONARCH_DOES_DEMANDS = 4,
-    MONARCH_READS_AHEAD = 8,
+    MONARCH_DOES_DEMANDS = 2,
+    MONARCH_READS_AHEAD = 4,
 };
 
 /* Orders whose turn came when their peer had its share of the threads. */
@@ -46,13 +44,23 @@ struct pool {
     unsigned next_demand, free_slots;
     uint32_t share[MONARCH_RANKS]; /* of each rank in both kinds of threads, see turns.h */
     struct turns turns[MONARCH_WAYS];
-    int rung; /* the daemon has been told of what is done, and has not taken it */
+    int rung;           /* the daemon has been told of what is done, and has not taken it */
+    int awaits_results; /* it has said so */
     int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */
-    uint32_t width;               /* atomic: threads that do what nobody waits for */
+    /* At most `width` threads of the sources' are at orders and blocks that no reader has demanded;
+     * so many are. */
+    uint32_t width, unasked;
+    int rests; /* after each file; atomic */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
     uint32_t stamped; /* a bit for each tier */
     uint64_t salt;
-    int threads, peer_threads; /* the latter are the last ones */
+    /* Threads of the sources' are started when they are needed: so many run (atomic), of at most
+     * so many. */
+    int threads, most_threads;
+    int resting[2];            /* of them: those of each kind (READS_AHEAD) without work */
+    int is_starting;           /* one of them starts others */
+    uint64_t start_after_ns;   /* none could be started a moment ago */
+    int peer_threads;          /* workers from most_threads on */
     int at[MONARCH_MAX_PEERS]; /* so many of them are at this peer, */
     int away;                  /* and at any */
     struct worker {
@@ -60,6 +68,8 @@ struct pool {
         uint32_t number; /* among those of its way */
         enum monarch_way way;
         int peer; /* that it is at; -1: none */
+        int is_at_work, is_unasked;
+        char *buffer; /* MONARCH_CHUNK bytes */
         pthread_t thread;
     } worker[];
 };
@@ -69,6 +79,13 @@ struct pool {
 /* Whether a reader may wait for the order: those that have not begun can be found by entry. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
+/* The order to fill this entry that no thread has begun; NULL for none. */
+struct job *monarch_queued_fill(const struct pool *p, uint64_t id);
+/* Removes an order from its queue, and from those that are found by entry. */
+void monarch_unqueue(struct pool *p, struct job *job);
+
+/* Readers no longer need the map of its fill; an order without a slot has none to give back. */
+void monarch_free_slot(struct pool *p, struct job *job);
 
 /* --- fills under way --- */
 
@@ -84,12 +101,12 @@ struct work {
     struct fill *fill; /* a unit or a block of it */
     uint64_t unit, block;
     int is_unit;
+    int leaves_nobody; /* no thread of the caller's kind is without work now */
 };
 
 enum monarch_way monarch_way_of(const struct job *job);
-/* What it may do now, as bits: what nobody waits for is done by as many threads as the width says.
- */
-uint32_t monarch_roles_of(const struct pool *p, const struct worker *me);
+/* What it may do when it has nothing to do, as bits. */
+uint32_t monarch_roles_of(const struct worker *me);
 /* Whether there is any of that, and then what is first. Who does more than demands has ended what
  * it did before. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);

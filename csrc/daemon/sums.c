@@ -10,6 +10,7 @@
 struct monarch_sums_held {
     struct monarch_sums_held *next;
     uint64_t copy, blocks, holders; /* the chain is one of them */
+    struct monarch_digest *digests; /* behind the sums; NULL: not known */
     uint64_t sums[];
 };
 
@@ -36,12 +37,17 @@ struct monarch_sums *monarch_sums_new(void) {
 }
 
 void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
-                       uint64_t blocks) {
-    kept *k = blocks > 1 ? malloc(sizeof *k + blocks * sizeof *sums) : NULL;
+                       const struct monarch_digest *digests, uint64_t blocks) {
+    size_t each = sizeof *sums + (digests ? sizeof *digests : 0);
+    kept *k = blocks > 1 ? malloc(sizeof *k + blocks * each) : NULL;
     if (!k)
         return;
     *k = (kept){.copy = copy, .blocks = blocks, .holders = 1};
     memcpy(k->sums, sums, blocks * sizeof *sums);
+    if (digests) {
+        k->digests = (struct monarch_digest *)(k->sums + blocks);
+        memcpy(k->digests, digests, blocks * sizeof *digests);
+    }
     pthread_mutex_lock(&s->lock);
     k->next = s->chain[copy % CHAINS];
     s->chain[copy % CHAINS] = k;
@@ -68,6 +74,10 @@ kept *monarch_sums_hold(struct monarch_sums *s, uint64_t copy, uint64_t blocks) 
 }
 
 uint64_t monarch_sums_of(const kept *k, uint64_t block) { return k->sums[block]; }
+
+const struct monarch_digest *monarch_sums_digest(const kept *k, uint64_t block) {
+    return k->digests ? &k->digests[block] : NULL;
+}
 
 void monarch_sums_release(struct monarch_sums *s, kept *k) {
     if (!k)

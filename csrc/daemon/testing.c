@@ -1,4 +1,7 @@
 /* What the tests reach through Python. */
+#include <stdlib.h>
+
+#include "engine.h"
 #include "native.h"
 #include "turns.h"
 #include "xxh3.h"
@@ -13,7 +16,24 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece) 
     return monarch_xxh3_end(&s);
 }
 
+int monarch_want_file(struct monarch_clients *m, uint64_t id) {
+    return monarch_set_bit(&m->wanted, id);
+}
+
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id) { return monarch_stamp(salt, id); }
+
+void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast) {
+    const unsigned source = 3;
+    struct monarch_control *control = calloc(1, sizeof *control);
+    struct monarch_engine *engine = calloc(1, sizeof *engine);
+    for (uint64_t i = 0; control && engine && i < n; i++) {
+        engine->control = control;
+        monarch_note_speed(engine, source, ns[i]);
+        is_fast[i] = control->fast_sources == 1U << source;
+    }
+    free(engine);
+    free(control);
+}
 
 uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                           uint64_t n, uint32_t *met) {

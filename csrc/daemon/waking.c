@@ -22,8 +22,11 @@ void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who) {
         monarch_bell_ring(&p->shared.clients->engine[way], 1, who);
 }
 
+/* At the end: also where a client has written over what says that somebody sleeps. */
 void monarch_ring_all(struct pool *p, enum monarch_way way) {
-    monarch_bell_ring(&p->shared.clients->engine[way], INT_MAX, MONARCH_ANYBODY);
+    struct monarch_bell *bell = &p->shared.clients->engine[way];
+    __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
+    monarch_futex_wake(&bell->rings);
 }
 
 void monarch_unlock_and_ring(struct pool *p) {
@@ -53,11 +56,13 @@ int monarch_look(struct worker *me, uint32_t roles, struct work *w) {
     return found;
 }
 
-void monarch_sleep(const struct worker *me, uint32_t seen, uint32_t roles) {
+int monarch_sleep(const struct worker *me, uint32_t seen, uint32_t roles, uint64_t until_ns) {
     struct pool *p = me->pool;
     struct monarch_bell *bell = &p->shared.clients->engine[me->way];
+    int was_rung = 1;
     __atomic_fetch_add(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&p->shared.stopping, __ATOMIC_SEQ_CST))
-        monarch_bell_sleep(bell, seen, roles);
+        was_rung = monarch_bell_sleep(bell, seen, roles, until_ns);
     __atomic_fetch_sub(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
+    return was_rung;
 }

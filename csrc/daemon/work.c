@@ -3,34 +3,93 @@
 #include "work.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 
-#include "buffer.h"
 #include "doorbell.h"
 #include "waking.h"
+#include "writer.h"
 
-/* Results of copies that nobody waits for, in the daemon's hands at a time: a quarter of the slots,
- * which they hold until then. */
-#define RESULTS_AT_ONCE (MONARCH_FILL_SLOTS / 4)
+/* Results of published copies for which a daemon that waits for some is rung, and one that does
+ * not; and with fewer orders than this it may have others. */
+#define RESULTS_AWAITED 64
+#define RESULTS_AT_ONCE 512
+#define ORDERS_LEFT 64
+/* A thread waits this long for the catalog's writer [ns]. */
+#define WRITER_NS 20000000L
 /* A reader has waited for a unit of the file within this time: it is moved in units [ns]. */
 #define ASKED_NS 500000000ULL
+/* Nothing here takes much of a stack, and files are read into a buffer [bytes]. */
+#define STACK_BYTES (256 * 1024)
+/* A thread without work keeps the memory of its buffer this long [ns]. */
+#define KEEPS_NS 1000000000ULL
+/* A thread that rests does so for so many times what its work took, no longer than this [ns]. */
+#define REST 9
+#define MOST_REST_NS 2000000ULL
+/* Where no thread can be started (RLIMIT_NPROC, memory), the next attempt is this much later [ns].
+ */
+#define RETRY_NS 1000000000ULL
 
-/* A daemon that has been rung for one result takes all. A copy that nobody waits for can wait for
- * others, so that a turn of the daemon's loop is not spent on every small file: until they hold a
- * part of the slots, or there is little left to do. */
-static void finish(struct pool *p, struct job *job) {
+/* A daemon that has been rung for one result takes all. A copy that serves already can wait for
+ * others, so that a turn of the daemon's loop is not spent on every file. */
+static int rings_for(const struct pool *p, const struct job *job) {
+    if (p->rung)
+        return 0;
+    if (job->result.kind == MONARCH_PAGE_IN)
+        return !p->to_page_in.length;
+    if (!job->result.is_published || p->done.length >= RESULTS_AT_ONCE)
+        return 1;
+    return p->awaits_results && (p->done.length >= RESULTS_AWAITED ||
+                                 p->normal[MONARCH_FROM_SOURCE].length < ORDERS_LEFT);
+}
+
+static void push_result(struct pool *p, struct job *job) {
     pthread_mutex_lock(&p->lock);
+    unsigned free_before = p->free_slots;
+    if (job->result.is_published)
+        monarch_free_slot(p, job);
     monarch_push(&p->done, job);
-    uint64_t left = p->normal[MONARCH_FROM_SOURCE].length;
-    int can_wait = job->result.kind == MONARCH_FILL && !job->result.in_use &&
-                   job->result.status == MONARCH_DONE && p->done.length < RESULTS_AT_ONCE &&
-                   left >= RESULTS_AT_ONCE;
-    can_wait |= job->result.kind == MONARCH_PAGE_IN && p->to_page_in.length;
-    int rings = !can_wait && !p->rung;
+    int rings = rings_for(p, job);
     p->rung |= rings;
-    pthread_mutex_unlock(&p->lock);
+    if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
+        monarch_unlock_and_ring(p); /* orders may have waited for a slot */
+    else
+        pthread_mutex_unlock(&p->lock);
     if (rings)
         monarch_doorbell_ring(&p->shared.clients->doorbell);
+}
+
+static int lock_soon(pthread_mutex_t *lock) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += WRITER_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return pthread_mutex_timedlock(lock, &until) == 0;
+}
+
+/* The order's answer. A copy that is whole is published here, and its result lies there for Python
+ * before the writer is let go: so it comes before that of a removal, which can be ordered as soon
+ * as the copy is visible, but sets the word first. */
+static void finish(struct pool *p, struct job *job) {
+    const struct monarch_engine *e = &p->shared;
+    uint64_t id = job->result.id;
+    if (!e->writer || !monarch_is_awaited(job) || job->result.status != MONARCH_DONE) {
+        push_result(p, job);
+        return;
+    }
+    /* The lock is held for long while the catalog grows. The copy is published with its result
+     * then, and this thread goes on. */
+    if (!lock_soon(&e->writer->lock)) {
+        push_result(p, job);
+        return;
+    }
+    int is_published = monarch_publish_result(e->writer, e->control, e->clients, &job->result);
+    job->result.is_published = (uint32_t)is_published;
+    push_result(p, job); /* from here on it may be gone */
+    pthread_mutex_unlock(&e->writer->lock);
+    if (is_published)
+        monarch_answer(e->clients, id, 0, MONARCH_FILL_UNITS);
 }
 
 /* Whoever leaves a fill last ends it. */
@@ -91,7 +150,9 @@ static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64
     /* A peer sends a whole block with the sum that it has recorded. */
     uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
     pthread_mutex_lock(&p->lock);
-    if (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS)
+    /* A program that has just opened the file is about to ask for its first unit. */
+    int is_expected = f->job->result.in_use && *unit == 0;
+    if (!is_expected && (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS))
         most = run / f->unit_bytes ? run / f->unit_bytes : 1;
     for (; *unit < end && monarch_is_claimed(f, *unit); ++*unit)
         *whole = 0;
@@ -104,14 +165,15 @@ static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64
 static void move_block(struct pool *p, struct fill *f, uint64_t block, char *buffer, int depth) {
     uint64_t per_block = f->block_bytes / f->unit_bytes, unit = block * per_block;
     uint64_t end = unit + per_block < f->units ? unit + per_block : f->units;
-    struct xxh3_stream stream;
+    struct block_sum_stream stream;
     int whole = 1;
-    monarch_xxh3_begin(&stream);
+    monarch_block_sum_begin(&stream, f->content_key);
     for (uint64_t n; (n = claim_run(p, f, &unit, end, &whole)) > 0; unit += n) {
         monarch_fill_move(&p->shared, f, unit, n, buffer, whole ? &stream : NULL);
         if (unit + n < end)
             serve_demands(p, buffer, depth);
     }
+    monarch_block_sum_end(&stream, NULL);
 }
 
 static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
@@ -163,31 +225,95 @@ static void do_work(struct pool *p, const struct work *w, char *buffer) {
     leave(p, w->fill);
 }
 
+static void start_more(struct pool *p);
+
+/* Readers' demands wake others meanwhile. */
+static void rest(uint64_t since_ns) {
+    uint64_t ns = REST * (monarch_now_ns() - since_ns);
+    struct timespec t = {0, (long)(ns < MOST_REST_NS ? ns : MOST_REST_NS)};
+    nanosleep(&t, NULL);
+}
+
 /* The bell is the clients' as well: a wrong ring only wakes. */
 static void *work(void *arg) {
     me = arg;
     struct pool *p = me->pool;
     const struct monarch_bell *bell = &p->shared.clients->engine[me->way];
-    char *buffer = monarch_new_buffer(MONARCH_CHUNK);
-    while (buffer && !__atomic_load_n(&p->shared.stopping, __ATOMIC_ACQUIRE)) {
+    uint32_t roles = monarch_roles_of(me);
+    int has_used = 0;
+    while (!__atomic_load_n(&p->shared.stopping, __ATOMIC_ACQUIRE)) {
         struct work w;
         uint32_t seen = __atomic_load_n(&bell->rings, __ATOMIC_SEQ_CST);
-        uint32_t roles = monarch_roles_of(p, me); /* who changes them rings */
-        if (monarch_look(me, roles, &w))
-            do_work(p, &w, buffer);
-        else
-            monarch_sleep(me, seen, roles);
+        if (monarch_look(me, roles, &w)) {
+            if (w.leaves_nobody)
+                start_more(p);
+            uint64_t begun_ns = __atomic_load_n(&p->rests, __ATOMIC_RELAXED) ? monarch_now_ns() : 0;
+            do_work(p, &w, me->buffer);
+            has_used = 1;
+            if (begun_ns && me->is_unasked)
+                rest(begun_ns);
+        } else if (!monarch_sleep(me, seen, roles, has_used ? monarch_now_ns() + KEEPS_NS : 0)) {
+            madvise(me->buffer, MONARCH_CHUNK, MADV_DONTNEED);
+            has_used = 0;
+        }
     }
-    free(buffer);
+    munmap(me->buffer, MONARCH_CHUNK);
     return NULL;
 }
 
-int monarch_start_threads(struct pool *p, struct worker *workers, enum monarch_way way,
-                          int threads) {
-    for (int i = 0; i < threads; i++) {
-        workers[i] = (struct worker){.pool = p, .number = (uint32_t)i, .way = way, .peer = -1};
-        if (pthread_create(&workers[i].thread, NULL, work, &workers[i]) != 0)
-            return i;
+/* Of its buffer a thread has what it has touched: the size of its largest file. Huge pages would
+ * take all of it at once. */
+static int start(struct pool *p, struct worker *w, enum monarch_way way, int number) {
+    pthread_attr_t attributes;
+    char *buffer =
+        mmap(NULL, MONARCH_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (buffer == MAP_FAILED)
+        return 0;
+    madvise(buffer, MONARCH_CHUNK, MADV_NOHUGEPAGE);
+    *w = (struct worker){
+        .pool = p, .number = (uint32_t)number, .way = way, .peer = -1, .buffer = buffer};
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    int is_started = pthread_create(&w->thread, &attributes, work, w) == 0;
+    pthread_attr_destroy(&attributes);
+    if (!is_started)
+        munmap(buffer, MONARCH_CHUNK);
+    return is_started;
+}
+
+/* The number is counted once the thread is there to be joined: whoever starts it is one of those
+ * before it. Under the lock, which is let go meanwhile. */
+static int start_next(struct pool *p) {
+    int number = p->threads;
+    p->resting[number % 2]++;
+    pthread_mutex_unlock(&p->lock);
+    int is_started = start(p, &p->worker[number], MONARCH_FROM_SOURCE, number);
+    pthread_mutex_lock(&p->lock);
+    p->resting[number % 2] -= !is_started;
+    __atomic_store_n(&p->threads, number + is_started, __ATOMIC_SEQ_CST);
+    return is_started;
+}
+
+/* Until some of each kind are without work, or as many run as may; whoever finds somebody at it
+ * leaves it to him. */
+static void start_more(struct pool *p) {
+    pthread_mutex_lock(&p->lock);
+    if (!p->is_starting && (!p->start_after_ns || monarch_now_ns() > p->start_after_ns)) {
+        int is_ok = p->is_starting = 1;
+        while (is_ok && p->threads < p->most_threads && !(p->resting[0] && p->resting[1]))
+            is_ok = start_next(p);
+        p->is_starting = 0;
+        p->start_after_ns = is_ok ? 0 : monarch_now_ns() + RETRY_NS;
     }
-    return threads;
+    pthread_mutex_unlock(&p->lock);
+}
+
+int monarch_start_threads(struct pool *p, int peer_threads) {
+    start_more(p);
+    struct worker *workers = p->worker + p->most_threads;
+    int n = 0;
+    while (p->threads && n < peer_threads && start(p, &workers[n], MONARCH_FROM_PEER, n))
+        n++;
+    p->peer_threads = n;
+    return p->threads;
 }

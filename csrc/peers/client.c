@@ -39,9 +39,10 @@ typedef struct monarch_peer_link link_t;
 struct monarch_peer_link {
     int fd;
     uint32_t first_byte_ms, between_ms, bound_ms; /* bound_ms: of the two, the one that holds now */
-    uint64_t frames, tag;
-    size_t least; /* what the socket's low-water mark is set to */
-    char *buffer; /* of the fetch that is under way */
+    uint64_t frames, tag; /* of answers, of requests: numbers of their seals too */
+    struct monarch_mac *hears, *says, *content; /* says: whoever asks; the others: whoever takes */
+    size_t least;                               /* what the socket's low-water mark is set to */
+    char *buffer;                               /* of the fetch that is under way */
 };
 
 /* The answer that is being read. */
@@ -107,23 +108,26 @@ static enum monarch_peer_status put(link_t *l, const void *from, size_t n) {
     return MONARCH_PEER_OK;
 }
 
-static struct monarch_peer_request request_of(const get *g, uint64_t tag) {
-    return (struct monarch_peer_request){.magic = MONARCH_PEER_REQUEST,
-                                         .source = g->source,
-                                         .tag = tag,
-                                         .path_hash = g->path_hash,
-                                         .size = g->size,
-                                         .mtime_ns = g->mtime_ns,
-                                         .first = g->first,
-                                         .length = g->length,
-                                         .is_awaited = g->is_awaited,
-                                         .is_doubted = g->is_doubted};
+/* The next request. It has a number only once it was sent. */
+static struct monarch_peer_request request_of(const link_t *l, const get *g, uint64_t tag) {
+    struct monarch_peer_request q = {.magic = MONARCH_PEER_REQUEST,
+                                     .source = g->source,
+                                     .tag = tag,
+                                     .path_hash = g->path_hash,
+                                     .size = g->size,
+                                     .mtime_ns = g->mtime_ns,
+                                     .first = g->first,
+                                     .length = g->length,
+                                     .is_awaited = g->is_awaited,
+                                     .is_doubted = g->is_doubted};
+    monarch_seal(l->says, tag, &q, MONARCH_SEALED_OF_REQUEST, NULL, q.seal);
+    return q;
 }
 
 static enum monarch_peer_status ask(link_t *l, const get *gets, uint64_t n) {
     struct monarch_peer_request q[AHEAD];
     for (uint64_t i = 0; i < n; i++)
-        q[i] = request_of(&gets[i], l->tag++);
+        q[i] = request_of(l, &gets[i], l->tag++);
     return put(l, q, n * sizeof *q);
 }
 
@@ -155,6 +159,7 @@ static enum monarch_peer_status take_part(link_t *l, struct answer *a, size_t n,
     if (status != MONARCH_PEER_OK)
         return status;
     monarch_xxh3_add(&a->stream, to, n);
+    monarch_mac_add(l->content, to, n);
     if (!g->memory && store(g, to, n, a->came) != 0)
         return MONARCH_PEER_NO_ROOM;
     a->came += n;
@@ -183,22 +188,41 @@ static enum monarch_peer_status take_data(link_t *l, struct answer *a, uint64_t 
     return status;
 }
 
-static enum monarch_peer_status judge(struct answer *a, uint64_t value) {
-    get *g = a->g;
-    if (a->came == g->received || monarch_xxh3_end(&a->stream) != value)
-        return MONARCH_PEER_WRONG_BYTES;
-    g->received = a->came;
+static void begin_piece(link_t *l, struct answer *a) {
     monarch_xxh3_begin(&a->stream);
+    monarch_mac_begin(l->content, 0);
+}
+
+/* Bytes that are not those of the sum have rotted, as a rule, where they came from: somebody in
+ * between who has changed them as well makes no difference. */
+static enum monarch_peer_status judge(link_t *l, struct answer *a,
+                                      const struct monarch_peer_frame *f,
+                                      struct monarch_digest *digest) {
+    get *g = a->g;
+    int has_digest = monarch_mac_end(l->content, digest->bytes);
+    if (a->came == g->received || monarch_xxh3_end(&a->stream) != f->value)
+        return MONARCH_PEER_WRONG_BYTES;
+    if (!has_digest ||
+        !monarch_is_sealed(l->hears, l->frames - 1, f, MONARCH_SEALED_OF_FRAME, digest, f->seal))
+        return MONARCH_PEER_FORGED;
+    g->received = a->came;
+    begin_piece(l, a);
     return MONARCH_PEER_OK;
 }
 
+/* The seal of a SUM is looked at with its bytes' digest. */
 static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame *f, uint64_t tag) {
     uint64_t deadline = bound_from(l, monarch_peer_now_ns());
     enum monarch_peer_status status = take(l, f, sizeof *f, deadline);
-    if (status == MONARCH_PEER_OK && (f->magic != MONARCH_PEER_FRAME || f->tag != tag))
+    if (status != MONARCH_PEER_OK)
+        return status;
+    if (f->magic != MONARCH_PEER_FRAME)
         return MONARCH_PEER_CUT;
-    l->frames += status == MONARCH_PEER_OK;
-    return status;
+    uint64_t number = l->frames++;
+    if (f->kind != MONARCH_PEER_SUM &&
+        !monarch_is_sealed(l->hears, number, f, MONARCH_SEALED_OF_FRAME, NULL, f->seal))
+        return MONARCH_PEER_FORGED;
+    return f->tag == tag ? MONARCH_PEER_OK : MONARCH_PEER_CUT;
 }
 
 /* Whether an END may say this: what is wrong with the connection is not for the peer to say. */
@@ -213,10 +237,11 @@ static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
                        monarch_peer_arrived arrived, void *arg) {
     struct answer a = {.g = g};
     struct monarch_peer_frame f;
+    struct monarch_digest digest;
     uint64_t ms = (uint64_t)l->first_byte_ms + l->between_ms;
     a.deadline_ns = monarch_peer_now_ns() + ms * 1000000 +
                     (uint64_t)((double)g->length / LEAST_BYTES_PER_S * 1e9);
-    monarch_xxh3_begin(&a.stream);
+    begin_piece(l, &a);
     l->bound_ms = l->first_byte_ms;
     while ((g->status = take_frame(l, &f, tag)) == MONARCH_PEER_OK) {
         l->bound_ms = l->between_ms;
@@ -224,9 +249,9 @@ static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
         if (f.kind == MONARCH_PEER_DATA) {
             g->status = take_data(l, &a, f.value);
         } else if (f.kind == MONARCH_PEER_SUM) {
-            g->status = judge(&a, f.value);
+            g->status = judge(l, &a, &f, &digest);
             if (g->status == MONARCH_PEER_OK && arrived)
-                arrived(arg, which, first, g->received - first, f.value);
+                arrived(arg, which, first, g->received - first, f.value, digest.bytes);
         } else if (f.kind == MONARCH_PEER_END && is_an_end(&a, f.value)) {
             g->status = (uint32_t)f.value;
             return 0;
@@ -242,17 +267,15 @@ static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
 /* --- from Python --------------------------------------------------------------------------------
  */
 
-link_t *monarch_peer_link_new(int fd, uint32_t first_byte_ms, uint32_t between_ms) {
+static void free_link(link_t *l) {
+    monarch_mac_free(l->hears);
+    monarch_mac_free(l->says);
+    monarch_mac_free(l->content);
+    free(l);
+}
+
+static void set_options(int fd, uint32_t between_ms) {
     int on = 1, room = AT_A_WAKE, locked = SOCK_RCVBUF_LOCK;
-    link_t *l = malloc(sizeof *l);
-    if (!l)
-        return NULL;
-    l->fd = fd;
-    l->first_byte_ms = first_byte_ms;
-    l->between_ms = between_ms;
-    l->buffer = NULL;
-    l->least = 0;
-    l->frames = l->tag = 0;
     struct timeval t = {between_ms / 1000, between_ms % 1000 * 1000};
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
@@ -262,6 +285,25 @@ link_t *monarch_peer_link_new(int fd, uint32_t first_byte_ms, uint32_t between_m
      * way fills the queues of the network until one of them overflows, and others use it too. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
+}
+
+link_t *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
+                              const unsigned char *content_key, uint32_t first_byte_ms,
+                              uint32_t between_ms) {
+    link_t *l = malloc(sizeof *l);
+    if (!l)
+        return NULL;
+    *l = (link_t){.fd = fd,
+                  .first_byte_ms = first_byte_ms,
+                  .between_ms = between_ms,
+                  .hears = monarch_mac_new(keys->theirs),
+                  .says = monarch_mac_new(keys->mine),
+                  .content = monarch_mac_new(content_key)};
+    if (!l->hears || !l->says || !l->content) {
+        free_link(l);
+        return NULL;
+    }
+    set_options(fd, between_ms);
     return l;
 }
 
@@ -307,7 +349,7 @@ int monarch_peer_fetch(link_t *l, get *gets, uint64_t n, char *buffer, monarch_p
 }
 
 int monarch_peer_request(link_t *l, const get *g, uint64_t *tag) {
-    struct monarch_peer_request q = request_of(g, l->tag);
+    struct monarch_peer_request q = request_of(l, g, l->tag);
     ssize_t r = send(l->fd, &q, sizeof q, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (r != sizeof q) {
         if (r > 0)
@@ -333,5 +375,5 @@ void monarch_peer_link_cut(const link_t *l) { shutdown(l->fd, SHUT_RDWR); }
 
 void monarch_peer_link_close(link_t *l) {
     close(l->fd);
-    free(l);
+    free_link(l);
 }

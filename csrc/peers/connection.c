@@ -31,9 +31,16 @@ static void give(connection *c, uint32_t ms) {
     c->deadline_ns = monarch_peer_now_ns() + ms * 1000000ULL;
 }
 
-static void queue(connection *c, uint32_t kind, uint64_t value) {
-    c->out[c->frames++] = (struct monarch_peer_frame){
+static void queue_with(connection *c, uint32_t kind, uint64_t value,
+                       const struct monarch_digest *digest) {
+    struct monarch_peer_frame *f = &c->out[c->frames++];
+    *f = (struct monarch_peer_frame){
         .magic = MONARCH_PEER_FRAME, .kind = kind, .tag = c->in.request.tag, .value = value};
+    monarch_seal(c->says, c->said++, f, MONARCH_SEALED_OF_FRAME, digest, f->seal);
+}
+
+static void queue(connection *c, uint32_t kind, uint64_t value) {
+    queue_with(c, kind, value, NULL);
 }
 
 /* `more`: bytes of the file follow at once, and shall share a segment with the frames. */
@@ -114,6 +121,9 @@ static turn read_request(connection *c, stage_t *stage) {
         if (c->got >= 4 && c->in.request.magic != MONARCH_PEER_REQUEST)
             return MONARCH_PEER_TO_CLOSE;
     }
+    if (!monarch_is_sealed(c->hears, c->heard++, &c->in, MONARCH_SEALED_OF_REQUEST, NULL,
+                           c->in.request.seal))
+        return MONARCH_PEER_TO_CLOSE;
     c->got = 0;
     c->due_ns = 0;
     c->state = MONARCH_PEER_OPENING;
@@ -146,20 +156,27 @@ static turn open_file(connection *c, stage_t *stage) {
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-static int hash_range(const connection *c, char *buffer, uint64_t at, uint64_t end, uint64_t *sum) {
+/* digest: NULL if nobody needs it. */
+static int hash_range(const connection *c, stage_t *stage, uint64_t at, uint64_t end, uint64_t *sum,
+                      struct monarch_digest *digest) {
     struct xxh3_stream stream;
     monarch_xxh3_begin(&stream);
+    if (digest)
+        monarch_mac_begin(stage->content, 0);
     while (at < end) {
-        ssize_t r = pread(c->file.fd, buffer, least(end - at, MONARCH_PEER_CHUNK), (off_t)at);
+        uint64_t n = least(end - at, MONARCH_PEER_CHUNK);
+        ssize_t r = pread(c->file.fd, stage->buffer, n, (off_t)at);
         if (r < 0 && errno == EINTR)
             continue;
         if (r <= 0)
             return -1;
-        monarch_xxh3_add(&stream, buffer, (size_t)r);
+        monarch_xxh3_add(&stream, stage->buffer, (size_t)r);
+        if (digest)
+            monarch_mac_add(stage->content, stage->buffer, (size_t)r);
         at += (uint64_t)r;
     }
     *sum = monarch_xxh3_end(&stream);
-    return 0;
+    return digest && !monarch_mac_end(stage->content, digest->bytes) ? -1 : 0;
 }
 
 static uint64_t end_of_block(const connection *c, uint64_t block) {
@@ -177,8 +194,8 @@ static int is_sound(const connection *c, stage_t *stage) {
     void *arg = stage->files->arg;
     return (is_whole_block(c) && !c->in.request.is_doubted) ||
            stage->files->check(arg, c->file.file, block, NULL) ||
-           (hash_range(c, stage->buffer, block * c->file.block_bytes, end_of_block(c, block),
-                       &sum) == 0 &&
+           (hash_range(c, stage, block * c->file.block_bytes, end_of_block(c, block), &sum, NULL) ==
+                0 &&
             stage->files->check(arg, c->file.file, block, &sum));
 }
 
@@ -207,14 +224,15 @@ static turn begin_frame(connection *c, stage_t *stage) {
  * without a sum count for nothing with who gets them. */
 static turn end_piece(connection *c, stage_t *stage) {
     uint64_t sum, block = c->piece / c->file.block_bytes;
+    struct monarch_digest digest;
     int is_whole = is_whole_block(c);
-    if (!is_whole || !stage->files->sum(stage->files->arg, c->file.file, block, &sum)) {
-        if (hash_range(c, stage->buffer, c->piece, c->piece_end, &sum) != 0)
+    if (!is_whole || !stage->files->sum(stage->files->arg, c->file.file, block, &sum, &digest)) {
+        if (hash_range(c, stage, c->piece, c->piece_end, &sum, &digest) != 0)
             return MONARCH_PEER_TO_CLOSE;
         if (is_whole && !stage->files->check(stage->files->arg, c->file.file, block, &sum))
             return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
     }
-    queue(c, MONARCH_PEER_SUM, sum);
+    queue_with(c, MONARCH_PEER_SUM, sum, &digest);
     c->state = MONARCH_PEER_FRAMING;
     return MONARCH_PEER_GO;
 }

@@ -30,9 +30,10 @@ struct monarch_peer_connection {
     /* The server's, under its lock. */
     int fd; /* -1: none */
     uint32_t generation;
-    int is_busy;      /* a thread works on it, and all below is that thread's */
-    int is_waiting;   /* for a wake, */
-    uint32_t wait_at; /* in this place among those that wait */
+    struct monarch_mac *hears, *says; /* the keys of requests and of frames; while it has an fd */
+    int is_busy;                      /* a thread works on it, and all below is that thread's */
+    int is_waiting;                   /* for a wake, */
+    uint32_t wait_at;                 /* in this place among those that wait */
     uint64_t deadline_ns;
 
     uint64_t due_ns; /* when it has waited for bytes as long as it may; 0: it does not wait */
@@ -42,6 +43,7 @@ struct monarch_peer_connection {
         char bytes[sizeof(struct monarch_peer_request)];
     } in;
     unsigned got;
+    uint64_t heard, said; /* requests and frames: numbers of their seals */
     struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
     unsigned frames, sent; /* frames; bytes of them */
     struct monarch_peer_opened file;
@@ -53,9 +55,10 @@ struct monarch_peer_connection {
 struct monarch_peer_stage {
     const struct monarch_peer_files *files;
     const struct monarch_peer_bounds *bounds;
-    uint64_t *requests, *bytes; /* atomic */
-    char *buffer;               /* the thread's own, MONARCH_PEER_CHUNK */
-    int may_block;              /* for MONARCH_PEER_STAY_MS, until the socket takes more */
+    uint64_t *requests, *bytes;  /* atomic */
+    char *buffer;                /* the thread's own, MONARCH_PEER_CHUNK */
+    struct monarch_mac *content; /* the thread's own: makes digests */
+    int may_block;               /* for MONARCH_PEER_STAY_MS, until the socket takes more */
 };
 
 /* How long a thread waits for one peer that takes nothing [ms]. */
@@ -80,7 +83,8 @@ void monarch_peer_wake_if(struct monarch_peer_server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg);
 struct monarch_peer_server *monarch_peer_serve(const struct monarch_peer_files *files,
-                                               const struct monarch_peer_bounds *bounds);
+                                               const struct monarch_peer_bounds *bounds,
+                                               const unsigned char *content_key);
 void monarch_peer_end(struct monarch_peer_server *s); /* closes all; joins and frees */
 
 #endif

@@ -26,8 +26,8 @@ struct monarch_peer_files {
     /* Of bytes that did not come in time: whether what they come from gives something, so that it
      * is worth while to ask again. */
     int (*is_coming)(void *arg);
-    /* Whether the sum of a whole block that is there is known. */
-    int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum);
+    /* Whether the sum of a whole block that is there is known, and its digest. */
+    int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum, struct monarch_digest *digest);
     /* Whether a block's bytes, whose sum was computed just now, are what was recorded. Without a
      * sum: whether that is known well enough to send a part of the block without a look at it. */
     int (*check)(void *arg, void *file, uint64_t block, const uint64_t *sum);

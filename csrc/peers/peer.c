@@ -79,7 +79,8 @@ int monarch_peer_is_starting(const peer *p) {
            monarch_peer_now_ns() - p->made_ns < START_NS;
 }
 
-void monarch_peer_forget_idle(peer *p) {
+/* Closes the links that nobody uses. */
+static void forget_idle(peer *p) {
     struct monarch_peer_link *links[IDLE_LINKS];
     pthread_mutex_lock(&p->lock);
     unsigned n = p->idle;
@@ -107,7 +108,7 @@ static int has_ended(peer *p) {
 }
 
 void monarch_peer_free(peer *p) {
-    monarch_peer_forget_idle(p);
+    forget_idle(p);
     pthread_cond_destroy(&p->turn);
     pthread_cond_destroy(&p->handed);
     pthread_mutex_destroy(&p->lock);
@@ -133,7 +134,7 @@ static void note_success(peer *p, struct monarch_peer_link *l) {
     if (l && !is_kept)
         monarch_peer_link_close(l);
     if (is_well_again)
-        p->report(p->arg, MONARCH_PEER_OK);
+        p->report(p->arg, MONARCH_PEER_OK, 0);
 }
 
 static void note_failure(peer *p) {
@@ -143,12 +144,12 @@ static void note_failure(peer *p) {
 }
 
 /* What says that the peer or the way to it is not well. NO_ROOM is our own fault. */
-static void fails(peer *p, uint32_t status) {
+static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
-        p->report(p->arg, status);
+        p->report(p->arg, status, began_ns);
     /* Afterwards, so that every failure that was told of is followed by the next success. */
     note_failure(p);
-    monarch_peer_forget_idle(p);
+    forget_idle(p);
 }
 
 /* --- the use of a link --------------------------------------------------------------------------
@@ -237,7 +238,7 @@ static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_
 static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++)
         if (gets[i].status == MONARCH_PEER_TIMEOUT || gets[i].status == MONARCH_PEER_WRONG_BYTES ||
-            gets[i].status == MONARCH_PEER_NO_ROOM)
+            gets[i].status == MONARCH_PEER_NO_ROOM || gets[i].status == MONARCH_PEER_FORGED)
             return gets[i].status;
     return MONARCH_PEER_CUT;
 }
@@ -312,6 +313,7 @@ static void end_turn(peer *p, int has_come) {
 static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_link, char *buffer,
                monarch_peer_arrived arrived, void *arg) {
     uint32_t status = MONARCH_PEER_CUT;
+    uint64_t began = monarch_peer_now_ns();
     struct use me = {.can_be_followed = shares_link};
     if (!shares_link || !follow(p, &me, gets))
         me = (struct use){.can_be_followed = shares_link, .link = take_idle(p)};
@@ -328,10 +330,10 @@ static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_li
         monarch_peer_link_close(me.link);
         if (!was_closed) {
             have_looked_at(p, gets, n);
-            fails(p, reason(gets, n));
+            fails(p, reason(gets, n), began);
             return -1;
         }
-        monarch_peer_forget_idle(p);
+        forget_idle(p);
     }
     me = (struct use){.can_be_followed = shares_link};
     me.link = has_ended(p) ? NULL : p->connect(p->arg, &status);
@@ -345,7 +347,7 @@ static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_li
     }
     monarch_peer_link_close(me.link);
     have_looked_at(p, gets, n);
-    fails(p, reason(gets, n));
+    fails(p, reason(gets, n), began);
     return -1;
 }
 

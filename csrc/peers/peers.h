@@ -8,6 +8,13 @@
 
 #include "wire.h"
 
+/* What both ends of a connection have made of the session's secret and of what they greeted each
+ * other with (monarch_py/peers/handshake.py). */
+struct monarch_peer_keys {
+    unsigned char mine[MONARCH_KEY_BYTES];   /* of what this end says */
+    unsigned char theirs[MONARCH_KEY_BYTES]; /* of what the other says */
+};
+
 /* --- what is shared: table.c -------------------------------------------------------------------
  */
 
@@ -16,11 +23,12 @@ struct monarch_peer_table;
 
 struct monarch_peer_table *monarch_peer_table_new(void);
 /* Shares a file under a duplicate of `fd`, in place of one with the same source and hash. sums: of
- * its blocks, or NULL if they are not known, and then they are computed each time. is_whole: all
- * of it is there; else what monarch_peer_table_block tells. 0 or -errno. */
+ * its blocks, with their digests, MONARCH_MAC_BYTES each; NULL if they are not known, and then they
+ * are computed each time. is_whole: all of it is there; else what monarch_peer_table_block tells.
+ * 0 or -errno. */
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
-                             const uint64_t *sums, int is_whole);
+                             const uint64_t *sums, const unsigned char *digests, int is_whole);
 /* One more block is there, in any order; whoever waits for it is served. -ENOENT: no such file. */
 int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t block, uint64_t sum);
@@ -51,13 +59,16 @@ struct monarch_peer_counts {
 
 struct monarch_peer_server;
 
-/* NULL without memory, descriptors or threads. */
+/* content_key: MONARCH_KEY_BYTES that all nodes of the session have alike, for digests. NULL
+ * without memory, descriptors, threads or libcrypto. */
 struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
-                                                      const struct monarch_peer_bounds *bounds);
+                                                      const struct monarch_peer_bounds *bounds,
+                                                      const unsigned char *content_key);
 /* Takes over a connected socket whose owner has proved what it is, in place of one that was idle
  * for long when there are as many as there may be; -EBUSY when all of those are at work, and then,
  * as after every error, it stays the caller's. */
-int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd);
+int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd,
+                              const struct monarch_peer_keys *keys);
 int monarch_peer_server_has_room(struct monarch_peer_server *s);
 void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_peer_counts *out);
 /* Closes all, joins the threads and frees it; what it shares stays. */
@@ -88,14 +99,16 @@ struct monarch_peer_get {
 
 struct monarch_peer_link;
 
-/* What is told of bytes whose sum was right: `bytes` of gets[which], from `first` on in its range.
- */
+/* What is told of bytes whose sum and seal were right: `bytes` of gets[which], from `first` on in
+ * its range; their XXH3-64, and their digest (MONARCH_MAC_BYTES). */
 typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, uint64_t bytes,
-                                     uint64_t sum);
+                                     uint64_t sum, const unsigned char *digest);
 
-/* Takes over a connected socket; NULL without memory, and then it stays the caller's. */
-struct monarch_peer_link *monarch_peer_link_new(int fd, uint32_t first_byte_ms,
-                                                uint32_t between_ms);
+/* Takes over a connected socket; NULL without memory or libcrypto, and then it stays the caller's.
+ * content_key: as for the server. */
+struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
+                                                const unsigned char *content_key,
+                                                uint32_t first_byte_ms, uint32_t between_ms);
 /* Asks for all ranges, without waiting for one answer before the next request, and returns when
  * each has its status. 0; -1 when the link cannot be used any more: what was not answered by then
  * is CUT. One thread at a time. buffer: MONARCH_PEER_CHUNK bytes for what goes into files, of the
@@ -121,8 +134,9 @@ void monarch_peer_link_close(struct monarch_peer_link *l);
 struct monarch_peer;
 /* A new link; or NULL, and *status says why, or that the peer is left alone for now. */
 typedef struct monarch_peer_link *(*monarch_peer_connect)(void *arg, uint32_t *status);
-/* A link has broken, with this status; MONARCH_PEER_OK: it works again. */
-typedef void (*monarch_peer_report)(void *arg, uint32_t status);
+/* A link has broken, with this status; MONARCH_PEER_OK: it works again. began_ns: when that which
+ * failed was begun, on CLOCK_MONOTONIC. */
+typedef void (*monarch_peer_report)(void *arg, uint32_t status, uint64_t began_ns);
 
 /* NULL without memory. */
 struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
@@ -133,8 +147,6 @@ int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint
                      char *buffer, monarch_peer_arrived arrived, void *arg);
 /* Whether it has not answered yet, and may be about to. */
 int monarch_peer_is_starting(const struct monarch_peer *p);
-/* Closes the links that nobody uses. */
-void monarch_peer_forget_idle(struct monarch_peer *p);
 /* Ends all that is asked of it, and asks it nothing any more: whoever waits for it has CUT. */
 void monarch_peer_hang_up(struct monarch_peer *p);
 /* When nobody asks it any more. */
@@ -142,7 +154,7 @@ void monarch_peer_free(struct monarch_peer *p);
 
 #ifdef MONARCH_CDEF
 extern "Python" struct monarch_peer_link *monarch_connect_peer(void *arg, uint32_t *status);
-extern "Python" void monarch_report_peer(void *arg, uint32_t status);
+extern "Python" void monarch_report_peer(void *arg, uint32_t status, uint64_t began_ns);
 #endif
 
 #endif

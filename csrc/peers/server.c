@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdalign.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -38,6 +39,7 @@ struct monarch_peer_server {
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
     int epoll, stop, stopping, idle_tick_ms;         /* stopping: atomic; stop: readable with it */
     int has_send_room;
+    unsigned char content_key[MONARCH_KEY_BYTES];
     uint32_t threads;
     pthread_t *thread;
     connection *at; /* bounds.connections */
@@ -62,6 +64,8 @@ static int is_active(const connection *c) { return c->state != MONARCH_PEER_READ
 
 static void close_locked(server *s, connection *c) {
     close(c->fd);
+    monarch_mac_free(c->hears);
+    monarch_mac_free(c->says);
     c->fd = -1;
     c->generation++;
     s->open--;
@@ -216,12 +220,13 @@ void monarch_peer_wake_if(server *s,
 static void *serve(void *arg) {
     server *s = arg;
     alignas(MONARCH_PAGE_BYTES) char buffer[MONARCH_PEER_CHUNK]; /* see buffer.h */
-    struct monarch_peer_stage stage = {&s->files, &s->bounds, &s->requests, &s->bytes, buffer, 0};
+    struct monarch_peer_stage stage = {
+        &s->files, &s->bounds, &s->requests, &s->bytes, buffer, monarch_mac_new(s->content_key), 0};
     /* sendfile has no MSG_NOSIGNAL: to a peer that is gone it raises SIGPIPE. */
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
-    while (!__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
+    while (stage.content && !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
         struct epoll_event event;
         /* All of them look for deadlines: whichever does so may be kept by its disk. */
         int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : s->idle_tick_ms;
@@ -234,6 +239,7 @@ static void *serve(void *arg) {
             sweep(s, &stage);
         sweep(s, &stage);
     }
+    monarch_mac_free(stage.content);
     return NULL;
 }
 
@@ -282,26 +288,40 @@ static uint32_t find_place(server *s) {
     return idle;
 }
 
-int monarch_peer_server_adopt(server *s, int fd) {
-    int r = -EBUSY;
-    pthread_mutex_lock(&s->lock);
-    uint32_t i = find_place(s);
-    if (i < s->bounds.connections && s->at[i].fd >= 0)
-        close_locked(s, &s->at[i]);
-    if (i < s->bounds.connections) {
-        connection *c = &s->at[i], empty = {.fd = fd, .generation = c->generation};
-        empty.deadline_ns = monarch_peer_now_ns() + s->bounds.idle_ms * 1000000ULL;
-        *c = empty;
-        s->used = i < s->used ? s->used : i + 1;
-        set_options(fd, &s->bounds, s->has_send_room);
-        struct epoll_event e = {.events = EPOLLONESHOT | EPOLLIN, .data.u64 = name_of(s, c)};
-        r = epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &e) == 0 ? 0 : -errno;
-        if (r != 0)
-            c->fd = -1;
+/* Under the lock; 0 or -errno. */
+static int enter_locked(server *s, connection *c, const connection *fresh) {
+    uint32_t i = (uint32_t)(c - s->at), generation = c->generation;
+    *c = *fresh;
+    c->generation = generation;
+    c->deadline_ns = monarch_peer_now_ns() + s->bounds.idle_ms * 1000000ULL;
+    s->used = i < s->used ? s->used : i + 1;
+    set_options(c->fd, &s->bounds, s->has_send_room);
+    struct epoll_event e = {.events = EPOLLONESHOT | EPOLLIN, .data.u64 = name_of(s, c)};
+    if (epoll_ctl(s->epoll, EPOLL_CTL_ADD, c->fd, &e) != 0) {
+        c->fd = -1;
+        return -errno;
     }
-    s->open += r == 0;
-    s->accepted += r == 0;
+    s->open++;
+    s->accepted++;
+    return 0;
+}
+
+int monarch_peer_server_adopt(server *s, int fd, const struct monarch_peer_keys *keys) {
+    connection fresh = {
+        .fd = fd, .hears = monarch_mac_new(keys->theirs), .says = monarch_mac_new(keys->mine)};
+    int r = fresh.hears && fresh.says ? -EBUSY : -ENOMEM;
+    pthread_mutex_lock(&s->lock);
+    uint32_t i = r == -EBUSY ? find_place(s) : s->bounds.connections;
+    if (i < s->bounds.connections) {
+        if (s->at[i].fd >= 0)
+            close_locked(s, &s->at[i]);
+        r = enter_locked(s, &s->at[i], &fresh);
+    }
     pthread_mutex_unlock(&s->lock);
+    if (r != 0) {
+        monarch_mac_free(fresh.hears);
+        monarch_mac_free(fresh.says);
+    }
     return r;
 }
 
@@ -354,12 +374,14 @@ void monarch_peer_end(server *s) {
 }
 
 server *monarch_peer_serve(const struct monarch_peer_files *files,
-                           const struct monarch_peer_bounds *bounds) {
-    server *s = calloc(1, sizeof *s);
+                           const struct monarch_peer_bounds *bounds,
+                           const unsigned char *content_key) {
+    server *s = monarch_mac_is_there() ? calloc(1, sizeof *s) : NULL;
     if (!s)
         return NULL;
     s->files = *files;
     s->bounds = *bounds;
+    memcpy(s->content_key, content_key, sizeof s->content_key);
     s->has_send_room = can_have_send_room();
     s->idle_tick_ms = bounds->idle_ms < IDLE_TICK_MS ? (int)bounds->idle_ms : IDLE_TICK_MS;
     s->at = calloc(bounds->connections, sizeof *s->at);

@@ -23,8 +23,9 @@ struct shared {
     int64_t mtime_ns;
     unsigned users;   /* the table, and every connection that sends it; the table's lock */
     int is_withdrawn; /* atomic */
-    int knows_sums;
-    uint64_t *sums;       /* of each block; valid once it is there */
+    int knows_sums, knows_digests;
+    uint64_t *sums; /* of each block; valid once it is there */
+    struct monarch_digest *digests;
     unsigned char *there; /* atomic, of each block */
 };
 
@@ -96,12 +97,14 @@ static int is_coming(void *arg) {
     return 0;
 }
 
-static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum) {
+static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
+                  struct monarch_digest *digest) {
     struct shared *f = file;
     (void)arg;
-    if (!f->knows_sums)
+    if (!f->knows_digests)
         return 0;
     *sum = f->sums[block];
+    *digest = f->digests[block];
     return 1;
 }
 
@@ -124,33 +127,37 @@ table *monarch_peer_table_new(void) {
 }
 
 static struct shared *new_shared(uint64_t size, uint64_t block_bytes, const uint64_t *sums,
-                                 int is_whole) {
+                                 const unsigned char *digests, int is_whole) {
     uint64_t blocks = size / block_bytes + (size % block_bytes != 0);
-    /* Nine bytes a block: more than this is no file's [blocks]. */
+    /* 25 bytes a block: more than this is no file's [blocks]. */
     if (blocks > UINT32_MAX)
         return NULL;
-    struct shared *f = calloc(1, sizeof *f + blocks * (sizeof *f->sums + 1));
+    struct shared *f = calloc(1, sizeof *f + blocks * (sizeof *f->sums + sizeof *f->digests + 1));
     if (!f)
         return NULL;
     f->sums = (uint64_t *)(f + 1);
-    f->there = (unsigned char *)(f->sums + blocks);
+    f->digests = (struct monarch_digest *)(f->sums + blocks);
+    f->there = (unsigned char *)(f->digests + blocks);
     f->size = size;
     f->block_bytes = block_bytes;
     f->blocks = blocks;
     f->users = 1;
     f->knows_sums = sums || !is_whole;
+    f->knows_digests = sums && digests;
     if (sums)
         memcpy(f->sums, sums, blocks * sizeof *sums);
+    if (f->knows_digests)
+        memcpy(f->digests, digests, blocks * sizeof *f->digests);
     memset(f->there, is_whole, blocks);
     return f;
 }
 
 int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint64_t size,
                              int64_t mtime_ns, int fd, uint64_t block_bytes, const uint64_t *sums,
-                             int is_whole) {
+                             const unsigned char *digests, int is_whole) {
     if (block_bytes == 0 || block_bytes > LARGEST_BLOCK || size > INT64_MAX)
         return -EINVAL;
-    struct shared *f = new_shared(size, block_bytes, sums, is_whole != 0);
+    struct shared *f = new_shared(size, block_bytes, sums, digests, is_whole != 0);
     if (!f)
         return -ENOMEM;
     f->source = source;
@@ -229,10 +236,11 @@ void monarch_peer_table_free(table *t) {
 }
 
 struct monarch_peer_server *monarch_peer_server_start(table *t,
-                                                      const struct monarch_peer_bounds *bounds) {
+                                                      const struct monarch_peer_bounds *bounds,
+                                                      const unsigned char *content_key) {
     struct monarch_peer_files files = {t,      open_shared, available,   is_coming,
                                        sum_of, check,       close_shared};
-    struct monarch_peer_server *s = monarch_peer_serve(&files, bounds);
+    struct monarch_peer_server *s = monarch_peer_serve(&files, bounds, content_key);
     pthread_mutex_lock(&t->lock);
     t->server = s;
     pthread_mutex_unlock(&t->lock);

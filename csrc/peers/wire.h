@@ -5,22 +5,29 @@
  *
  *     DATA n, n bytes, [DATA n, n bytes, ...] SUM, ..., END status
  *
- * A SUM is the XXH3-64 of the bytes since the last one, and stands at every block's end and at the
- * end of the range. An END may come at any frame's place: what follows no SUM counts for nothing.
- * Requests may be sent without waiting for answers, which come in the same order.
+ * Requests and frames end in a seal: the MAC of what stands before it, under the key of this
+ * connection and direction and with their number on it, counted from 0 (mac.h). So nobody in
+ * between can change, repeat, swap or leave out one, nor send one back to whoever made it. A SUM
+ * has the XXH3-64 of the bytes since the last one, as their fill recorded it, and its seal covers
+ * their digest too. It stands at every block's end and at the end of the range. An END may come at
+ * any frame's place: what follows no SUM counts for nothing. Requests may be sent without waiting
+ * for answers, which come in the same order.
  *
  * Numbers are little-endian, as on every machine that Monarch runs on; no path is ever sent. */
 #ifndef MONARCH_PEER_WIRE_H
 #define MONARCH_PEER_WIRE_H
 
+#include "mac.h"
+
 #ifndef MONARCH_CDEF
 #include <assert.h>
+#include <stddef.h>
 #include <stdint.h>
 #endif
 
 enum {
-    MONARCH_PEER_REQUEST = 0x3451504d, /* "MPQ4" */
-    MONARCH_PEER_FRAME = 0x3246504d,   /* "MPF2" */
+    MONARCH_PEER_REQUEST = 0x3551504d, /* "MPQ5" */
+    MONARCH_PEER_FRAME = 0x3346504d,   /* "MPF3" */
 };
 
 /* A file is meant by what every node's catalog says of it alike. */
@@ -34,6 +41,7 @@ struct monarch_peer_request {
     uint64_t first, length; /* the bytes asked for; none is a question whether it is there */
     uint32_t is_awaited;    /* somebody waits for these very bytes */
     uint32_t is_doubted;    /* their block came wrong: the holder is to look at it */
+    unsigned char seal[MONARCH_MAC_BYTES];
 };
 
 enum monarch_peer_kind { MONARCH_PEER_DATA = 1, MONARCH_PEER_SUM, MONARCH_PEER_END };
@@ -43,6 +51,7 @@ struct monarch_peer_frame {
     uint32_t kind;
     uint64_t tag;
     uint64_t value; /* DATA: bytes that follow; SUM: the sum; END: enum monarch_peer_status */
+    unsigned char seal[MONARCH_MAC_BYTES];
 };
 
 enum monarch_peer_status {
@@ -55,13 +64,18 @@ enum monarch_peer_status {
     MONARCH_PEER_CUT,          /* the connection ended, or what came was no answer */
     MONARCH_PEER_WRONG_BYTES,  /* a sum is not that of the bytes */
     MONARCH_PEER_NO_ROOM,      /* they came, and could not be written here */
+    MONARCH_PEER_FORGED,       /* a seal is wrong: somebody in between has changed something */
+    MONARCH_PEER_OTHER_NODE,   /* who answers has proved to be another node of the session */
     MONARCH_PEER_LATER,        /* never sent: the file is not there yet, ask again */
 };
 
 #ifndef MONARCH_CDEF
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are sent as they lie in memory");
-static_assert(sizeof(struct monarch_peer_request) == 64, "another wire: another magic");
-static_assert(sizeof(struct monarch_peer_frame) == 24, "another wire: another magic");
+static_assert(sizeof(struct monarch_peer_request) == 80, "another wire: another magic");
+static_assert(sizeof(struct monarch_peer_frame) == 40, "another wire: another magic");
+/* What a seal covers of its own struct. */
+#define MONARCH_SEALED_OF_REQUEST offsetof(struct monarch_peer_request, seal)
+#define MONARCH_SEALED_OF_FRAME offsetof(struct monarch_peer_frame, seal)
 #endif
 
 #endif

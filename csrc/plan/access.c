@@ -40,7 +40,7 @@ int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64
             continue;
         if ((uint64_t)accesses[i] >= units)
             return -1;
-        if (first[accesses[i]] < 0)
+        if (first[accesses[i]] == MONARCH_PLAN_NEVER)
             first[accesses[i]] = start + (int64_t)i;
     }
     return 0;
@@ -49,7 +49,7 @@ int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next) {
     for (uint64_t i = n; i-- > 0;) {
-        next[i] = -1;
+        next[i] = MONARCH_PLAN_NEVER;
         if (accesses[i] < 0)
             continue;
         if ((uint64_t)accesses[i] >= units)

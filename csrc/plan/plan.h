@@ -54,10 +54,14 @@ int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, ui
  * counts is (nodes, units). */
 int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                              uint64_t per_node, uint16_t *counts, uint64_t units);
-/* first[u] = the position of the first access, if it is -1; positions count up from `start`. */
+/* The position of a use that does not come: later than all others. */
+#define MONARCH_PLAN_NEVER INT64_MAX
+/* first[u] = the position of the first access, if it is MONARCH_PLAN_NEVER; positions count up from
+ * `start`. */
 int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
                        uint64_t units);
-/* Backwards: next[i] = later[u], then later[u] = the position of i. */
+/* Backwards: next[i] = later[u], then later[u] = the position of i; next[i] is MONARCH_PLAN_NEVER
+ * where there is no access. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next);
 

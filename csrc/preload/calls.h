@@ -25,6 +25,7 @@
 #include "attributes.h"
 
 struct statx;
+struct open_how;
 struct file_handle;
 
 #define MONARCH_CALLS(X)                                                                           \
@@ -42,6 +43,21 @@ struct file_handle;
     X(mkostemps, int, (char *template, int suffix, int flags))                                     \
     X(posix_spawn_file_actions_addopen, int,                                                       \
       (posix_spawn_file_actions_t * actions, int fd, const char *path, int flags, mode_t mode))    \
+    X(openat2, int, (int dir, const char *path, const struct open_how *how, size_t n))             \
+    X(open_by_handle_at, int, (int mount, struct file_handle *handle, int flags))                  \
+    /* spawning: spawn.c */                                                                        \
+    X(posix_spawn, int,                                                                            \
+      (pid_t * pid, const char *path, const posix_spawn_file_actions_t *actions,                   \
+       const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]))               \
+    X(posix_spawnp, int,                                                                           \
+      (pid_t * pid, const char *file, const posix_spawn_file_actions_t *actions,                   \
+       const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]))               \
+    X(pidfd_spawn, int,                                                                            \
+      (int *pidfd, const char *path, const posix_spawn_file_actions_t *actions,                    \
+       const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]))               \
+    X(pidfd_spawnp, int,                                                                           \
+      (int *pidfd, const char *file, const posix_spawn_file_actions_t *actions,                    \
+       const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]))               \
     /* reading: read.c */                                                                          \
     X(read, ssize_t, (int fd, void *buf, size_t n))                                                \
     X(pread, ssize_t, (int fd, void *buf, size_t n, off_t at))                                     \
@@ -151,6 +167,9 @@ struct file_handle;
     X(readlinkat, ssize_t, (int dir, const char *path, char *target, size_t n))                    \
     X(__readlink_chk, ssize_t, (const char *path, char *target, size_t n, size_t size))            \
     X(__readlinkat_chk, ssize_t, (int dir, const char *path, char *target, size_t n, size_t size)) \
+    X(realpath, char *, (const char *path, char *resolved))                                        \
+    X(__realpath_chk, char *, (const char *path, char *resolved, size_t size))                     \
+    X(canonicalize_file_name, char *, (const char *path))                                          \
     X(opendir, DIR *, (const char *path))                                                          \
     X(readdir, struct dirent *, (DIR * d))                                                         \
     X(readdir_r, int, (DIR * d, struct dirent * entry, struct dirent * *result))                   \
@@ -173,10 +192,18 @@ struct file_handle;
       (int dir, const char *path, struct file_handle *handle, int *mount, int flags))              \
     X(ioctl, int, (int fd, unsigned long request, ...))                                            \
     X(inotify_add_watch, int, (int fd, const char *path, uint32_t mask))                           \
-    /* where we are: where.c */                                                                    \
+    /* where we are: cwd.c, place.c */                                                             \
     X(chdir, int, (const char *path))                                                              \
     X(fchdir, int, (int fd))                                                                       \
     X(chroot, int, (const char *path))                                                             \
+    X(clone, int, (int (*run)(void *), void *stack, int flags, void *data, ...))                   \
+    X(capset, int, (void *header, const void *data))                                               \
+    X(setgroups, int, (size_t n, const gid_t *groups))                                             \
+    X(initgroups, int, (const char *user, gid_t group))                                            \
+    X(setgid, int, (gid_t gid))                                                                    \
+    X(setegid, int, (gid_t gid))                                                                   \
+    X(setregid, int, (gid_t real, gid_t effective))                                                \
+    X(setresgid, int, (gid_t real, gid_t effective, gid_t saved))                                  \
     X(unshare, int, (int flags))                                                                   \
     X(setns, int, (int fd, int type))
 
@@ -197,6 +224,8 @@ struct file_handle;
 #define TWIN(alias, name) __asm__(".globl " #alias "\n.set " #alias ", " #name);
 
 #define TWINS_OF_OPEN(TWIN)        \
+    TWIN(__open, open)             \
+    TWIN(__open64, open)           \
     TWIN(open64, open)             \
     TWIN(openat64, openat)         \
     TWIN(__open64_2, __open_2)     \
@@ -207,16 +236,26 @@ struct file_handle;
     TWIN(mkstemps64, mkstemps)     \
     TWIN(mkostemps64, mkostemps)
 #define TWINS_OF_READ(TWIN)          \
+    TWIN(__read, read)               \
+    TWIN(__pread64, pread)           \
     TWIN(pread64, pread)             \
     TWIN(preadv64, preadv)           \
     TWIN(preadv64v2, preadv2)        \
     TWIN(__pread64_chk, __pread_chk) \
     TWIN(mmap64, mmap)
 #define TWINS_OF_DESCRIPTORS(TWIN) \
+    TWIN(__close, close)           \
+    TWIN(__dup2, dup2)             \
+    TWIN(__fcntl, fcntl)           \
+    TWIN(__lseek, lseek)           \
+    TWIN(__fork, fork)             \
+    TWIN(_IO_fclose, fclose)       \
+    TWIN(_IO_fdopen, fdopen)       \
     TWIN(fcntl64, fcntl)           \
     TWIN(sendfile64, sendfile)     \
     TWIN(lseek64, lseek)
 #define TWINS_OF_STDIO(TWIN) \
+    TWIN(_IO_fopen, fopen)   \
     TWIN(fopen64, fopen)     \
     TWIN(freopen64, freopen)
 #define TWINS_OF_STAT(TWIN)    \
@@ -236,10 +275,13 @@ struct file_handle;
     TWIN(scandir64, scandir)       \
     TWIN(scandirat64, scandirat)
 #define TWINS_OF_FILESYSTEM(TWIN) \
+    TWIN(__statfs, statfs)        \
     TWIN(statfs64, statfs)        \
     TWIN(fstatfs64, fstatfs)      \
     TWIN(statvfs64, statvfs)      \
     TWIN(fstatvfs64, fstatvfs)
+
+#define TWINS_OF_PLACE(TWIN) TWIN(__clone, clone)
 
 #define X(name, ret, args) typedef ret(*name##_call) args;
 MONARCH_CALLS(X)

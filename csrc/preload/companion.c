@@ -332,8 +332,8 @@ void monarch_companion_compare(int fd) {
         behind >= 0 && s && sys_fstat(fd, &copy) == 0 ? monarch_behind_copy(&s, &c, &copy) : NULL;
     if (!e || sys_fstat(behind, &now) != 0 || now.st_ino != e->ino ||
         ((uint64_t)now.st_size == e->size &&
-         now.st_mtim.tv_sec * 1000000000 + now.st_mtim.tv_nsec == e->mtime_ns &&
-         now.st_ctim.tv_sec * 1000000000 + now.st_ctim.tv_nsec == e->ctime_ns))
+         monarch_time_ns(now.st_mtim.tv_sec, now.st_mtim.tv_nsec) == e->mtime_ns &&
+         monarch_time_ns(now.st_ctim.tv_sec, now.st_ctim.tv_nsec) == e->ctime_ns))
         return;
     monarch_mark_changed(s->clients, now.st_dev, now.st_ino);
     become_source(fd, behind);

@@ -3,8 +3,9 @@
 
 #include "attributes.h"
 #include "rank.h"
+#include "ring.h"
 #include "sys.h"
-#include "where.h"
+#include "track.h"
 
 /* Demands that one call has standing: what it needs first, and what comes next. */
 #define AHEAD 8
@@ -13,62 +14,98 @@
 /* A look at the daemon's signs of life, and how long it may show none: it is rung at every look,
  * its loop beats then, and every unit counts [ns]. */
 #define SLICE_NS 50000000L
+#ifndef SILENCE_NS /* tests have more: a busy machine may stop the daemon for longer */
 #define SILENCE_NS 250000000ULL
+#endif
 /* A daemon that lives may have a slow source: the reader would not have it faster [ns]. */
+#ifndef PATIENCE_NS /* tests have less, or more */
 #define PATIENCE_NS 5000000000ULL
-/* Of one file until it is read from the source; of all until everything is, for a while. */
-#define TIMEOUTS_OF_FILE 2
-#define TIMEOUTS 8
-#define PAUSE_NS 30000000000ULL
-/* What a process waits in vain in all its life [ns]. */
+#endif
+/* A wait in vain is a debt that time pays off, so that a few hiccups in a long life turn nothing
+ * off for good. Each costs its file and the process DEBT_NS. A file that owes for more than one,
+ * and everything while the process owes for more than seven, is read from the source [ns]. */
+#ifndef DEBT_NS
+#define DEBT_NS 60000000000ULL
+#endif
+#define FILE_LIMIT (2 * DEBT_NS)
+#define LIMIT (8 * DEBT_NS)
+/* Besides, a process waits in vain for a minute at most, and then for a 20th of its time [ns]. */
+#ifndef WASTE_NS
 #define WASTE_NS 60000000000ULL
+#endif
+#define WASTE_SHARE 20
+#define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
 
-/* Who needs a whole file waits this long, if no more than so much of it is missing [ns, bytes]; and
- * then for the daemon's word [ns]. */
+/* Limits for a caller that needs the whole file: it waits at most WHOLE_NS, and only if at most
+ * WHOLE_BYTES are missing; then at most WORD_NS for the daemon to publish the copy. */
 #define WHOLE_NS 1000000000ULL
 #ifndef WHOLE_BYTES /* tests want mappings that do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
 #define WORD_NS 200000000ULL
 
-static uint8_t timeouts_of[1024] SELDOM; /* by entry */
-static uint32_t timeouts;
-static uint64_t paused_until_ns, wasted_ns;
+/* Debts are times of CLOCK_MONOTONIC: when they will be paid off. Children of a fork inherit them.
+ */
+static uint64_t file_debts[1024] SELDOM; /* by entry */
+static uint64_t debt, waste_debt;
 static uint32_t next_tag;
 
+/* NULL as long as nothing in this process has mapped them: see monarch_fills_of. */
 static const struct monarch_fills *fills_of(const struct session *s) {
     return __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
 }
 
-/* Never 0. */
+/* Never 0. Callers have mapped `fills`. */
 static uint64_t signs_of_life(const struct session *s) {
     return (__atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED) +
             __atomic_load_n(&fills_of(s)->units, __ATOMIC_RELAXED)) |
            1ULL << 63;
 }
 
-static int may_wait(const struct monarch_wanted *w) {
-    uint64_t *silent_at = &w->session->clients->silent_at;
-    uint64_t silent = __atomic_load_n(silent_at, __ATOMIC_RELAXED);
-    if (silent) {
-        if (silent == signs_of_life(w->session))
-            return 0;
-        __atomic_store_n(silent_at, 0, __ATOMIC_RELAXED);
-    }
-    if (__atomic_load_n(&timeouts_of[w->id % 1024], __ATOMIC_RELAXED) >= TIMEOUTS_OF_FILE ||
-        __atomic_load_n(&wasted_ns, __ATOMIC_RELAXED) > WASTE_NS)
-        return 0;
-    uint64_t until = __atomic_load_n(&paused_until_ns, __ATOMIC_RELAXED);
-    return !until || sys_now_ns() >= until;
+/* What is owed of a debt that never exceeds `limit`: more than that comes from another clock (a
+ * child in a time namespace of its own). */
+static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
+    uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
+    return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
 }
 
-static void note_timeout(const struct monarch_wanted *w, uint64_t waited_ns) {
-    uint8_t *of_file = &timeouts_of[w->id % 1024];
-    __atomic_fetch_add(&wasted_ns, waited_ns, __ATOMIC_RELAXED);
-    if (__atomic_load_n(of_file, __ATOMIC_RELAXED) < TIMEOUTS_OF_FILE)
-        __atomic_fetch_add(of_file, 1, __ATOMIC_RELAXED);
-    if (__atomic_add_fetch(&timeouts, 1, __ATOMIC_RELAXED) % TIMEOUTS == 0)
-        __atomic_store_n(&paused_until_ns, sys_now_ns() + PAUSE_NS, __ATOMIC_RELAXED);
+static void owe(uint64_t *what, uint64_t more, uint64_t limit, uint64_t now) {
+    uint64_t seen = __atomic_load_n(what, __ATOMIC_RELAXED), sum;
+    do
+        sum = owed(&seen, limit, now) + more;
+    while (!__atomic_compare_exchange_n(what, &seen, now + (sum < limit ? sum : limit), 0,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
+static int is_silent(const struct session *s) {
+    uint64_t *silent_at = &s->clients->silent_at;
+    uint64_t silent = __atomic_load_n(silent_at, __ATOMIC_RELAXED);
+    if (silent && silent == signs_of_life(s))
+        return 1;
+    if (silent)
+        __atomic_store_n(silent_at, 0, __ATOMIC_RELAXED);
+    return 0;
+}
+
+static int may_wait(const struct monarch_wanted *w) {
+    uint64_t now = sys_now_ns();
+    return !monarch_is_fast(w->session, w->entry) && !is_silent(w->session) &&
+           owed(&file_debts[w->id % 1024], FILE_LIMIT, now) <= FILE_LIMIT - DEBT_NS &&
+           owed(&debt, LIMIT, now) <= LIMIT - DEBT_NS &&
+           owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
+}
+
+/* That a whole file does not come within a limit says nothing of its parts: it is time wasted, and
+ * no debt. An open that waits instead of the source keeps its own account (await.c). */
+static void note_timeout(const struct monarch_wanted *w) {
+    uint64_t now = sys_now_ns();
+    if (w->is_instead)
+        return;
+    owe(&waste_debt, (now - w->since_ns) * WASTE_SHARE, WASTE_LIMIT, now);
+    if (w->limit_ns)
+        return;
+    owe(&file_debts[w->id % 1024], DEBT_NS, FILE_LIMIT, now);
+    owe(&debt, DEBT_NS, LIMIT, now);
 }
 
 static const struct monarch_fill *map_of(const struct monarch_fills *fills, uint64_t word,
@@ -145,7 +182,9 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {
-        sys_futex_wait((const uint32_t *)at, (uint32_t)demand, SLICE_NS);
+        uint64_t left_ns = w->since_ns + patience_ns > now ? w->since_ns + patience_ns - now : 0;
+        sys_futex_wait((const uint32_t *)at, (uint32_t)demand,
+                       left_ns < SLICE_NS ? (long)left_ns : SLICE_NS);
         uint64_t seen = signs_of_life(w->session);
         now = sys_now_ns();
         if (seen != signs)
@@ -163,8 +202,8 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     __atomic_fetch_add(&n->wait_ns, now - start, __ATOMIC_RELAXED);
     if (timed_out && now - alive_ns > SILENCE_NS)
         __atomic_store_n(&w->session->clients->silent_at, signs, __ATOMIC_RELAXED);
-    else if (timed_out && !w->limit_ns)
-        note_timeout(w, now - start);
+    else if (timed_out)
+        note_timeout(w);
     return !timed_out;
 }
 
@@ -182,7 +221,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     for (uint64_t unit = first; unit <= last && unit < first + AHEAD; unit++) {
         uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
         uint64_t d = monarch_demand(w->id, unit, tag, monarch_rank);
-        uint64_t *here = place(s, d, tag + (uint32_t)sys_getpid());
+        uint64_t *here = place(s, d, tag + monarch_track_process());
         if (unit == first) {
             at = here;
             demand = d;
@@ -206,6 +245,13 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
+/* The daemon's word may take as long as the rest of a caller's own limit. */
+static uint64_t left_for_word(const struct monarch_wanted *w) {
+    uint64_t waited = sys_now_ns() - w->since_ns;
+    uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;
+    return left < WORD_NS || w->limit_ns < WHOLE_NS ? left : WORD_NS;
+}
+
 /* Bytes of the file that are not there yet, as far as it is known without waiting. */
 static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
     unsigned slot;
@@ -226,7 +272,7 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
     w.at = 0;
     w.n = w.entry->size;
     w.since_ns = sys_now_ns();
-    w.limit_ns = WHOLE_NS;
+    w.limit_ns = wanted->limit_ns ? wanted->limit_ns : WHOLE_NS;
     if (!monarch_fills_of(w.session) || missing(&w, monarch_word_of(&w)) > WHOLE_BYTES)
         return 0;
     while (w.n) {
@@ -240,8 +286,24 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
             return 0;
         w.at += (uint64_t)ready;
         w.n -= (uint64_t)ready;
-        if (!ready && !monarch_demand_and_wait(&w))
+        /* Answered, and still ABSENT: nobody fills it. */
+        if (!ready && (!monarch_demand_and_wait(&w) ||
+                       MONARCH_WORD_STATE(monarch_word_of(&w)) == MONARCH_ABSENT))
             return 0;
     }
-    return wait_for_word(&w, WORD_NS);
+    return wait_for_word(&w, left_for_word(&w));
+}
+
+int monarch_is_under_way(const struct monarch_wanted *w, uint64_t word) {
+    unsigned slot;
+    const struct monarch_fills *fills = fills_of(w->session);
+    return fills && map_of(fills, word, &slot) != NULL;
+}
+
+void monarch_demand_first(const struct monarch_wanted *w) {
+    uint64_t unit_bytes = monarch_unit_of(w->entry->size, w->session->control->block_bytes);
+    uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
+    uint64_t demand = monarch_demand(w->id, w->at / unit_bytes, tag, monarch_rank);
+    if (!is_silent(w->session) && place(w->session, demand, tag + monarch_track_process()))
+        ring_engine(w->session);
 }

@@ -9,7 +9,11 @@
 #include "descriptors.h"
 #include "locks.h"
 #include "mappings.h"
+#include "momentary.h"
+#include "progress.h"
 #include "promote.h"
+#include "record.h"
+#include "serve.h"
 #include "sys.h"
 
 /* Apart, so that a descriptor that we know nothing of costs two looks. */
@@ -33,8 +37,9 @@ PUBLIC int close(int fd) {
 void monarch_will_close_stream(FILE *stream) {
     if (!stream || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return;
-    int old_errno = errno;
-    monarch_will_close(fileno(stream)); /* a stream in memory has none */
+    int old_errno = errno, fd = fileno(stream); /* a stream in memory has none */
+    monarch_progress_end(stream, fd);
+    monarch_will_close(fd);
     errno = old_errno;
 }
 
@@ -156,6 +161,11 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
+/* Opening the file again by a link in /proc, with O_NOFOLLOW among the flags, would fail. */
+__attribute__((noinline)) static int program_flags(int fd, int flags) {
+    return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
+}
+
 PUBLIC int fcntl(int fd, int command, ...) {
     va_list args;
     va_start(args, command);
@@ -164,7 +174,7 @@ PUBLIC int fcntl(int fd, int command, ...) {
     struct monarch_held held;
     if (monarch_is_lock(command))
         return monarch_lock(fd, command, arg);
-    if (is_lease(command) && !monarch_become_source(fd)) {
+    if (is_lease(command) && !(monarch_settle(fd) && monarch_become_source(fd))) {
         errno = ENOLCK;
         return -1;
     }
@@ -181,6 +191,8 @@ PUBLIC int fcntl(int fd, int command, ...) {
         return done;
     }
     int r = REAL(fcntl)(fd, command, arg);
+    if (command == F_GETFL && r >= 0 && r & O_NOFOLLOW)
+        return program_flags(fd, r);
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
@@ -203,23 +215,34 @@ PUBLIC off_t lseek(int fd, off_t offset, int whence) {
     return REAL(lseek)(fd, offset, whence);
 }
 
+void monarch_count_stream(int fd) {
+    uint64_t w = monarch_tracked(fd);
+    struct session *s = w ? monarch_track_session(w) : NULL;
+    const struct monarch_catalog *c = s ? monarch_catalog_of(s) : NULL;
+    if (c && monarch_track_entry(w) < c->capacity)
+        monarch_count_source(s, monarch_entries(c)[monarch_track_entry(w)].size);
+}
+
 /* These move the offset inside libc or the kernel. */
 
 PUBLIC FILE *fdopen(int fd, const char *mode) {
     uses_offset(fd);
-    return REAL(fdopen)(fd, mode);
+    FILE *f = REAL(fdopen)(fd, mode);
+    if (f)
+        monarch_count_stream(fd);
+    return f;
 }
 
 PUBLIC ssize_t sendfile(int to, int from, off_t *at, size_t n) {
     if (!at)
         uses_offset(from);
-    return REAL(sendfile)(to, from, at, n);
+    return monarch_count_read(from, REAL(sendfile)(to, from, at, n));
 }
 
 PUBLIC ssize_t splice(int from, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
     if (!at)
         uses_offset(from);
-    return REAL(splice)(from, at, to, to_at, n, flags);
+    return monarch_count_read(from, REAL(splice)(from, at, to, to_at, n, flags));
 }
 
 static ssize_t real_copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
@@ -242,7 +265,7 @@ PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, si
     ssize_t r = real_copy_file_range(from, at, to, to_at, n, flags);
     int behind = r < 0 && errno == EXDEV ? monarch_companion(from) : -1;
     if (behind < 0)
-        return r;
+        return monarch_count_read(from, r);
     errno = old_errno;
     r = real_copy_file_range(behind, at, to, to_at, n, flags);
     if (r > 0 && !at)
@@ -252,12 +275,15 @@ PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, si
 
 PUBLIC pid_t fork(void) {
     monarch_track_share_all();
-    int mapped = monarch_mappings_before_fork();
+    monarch_momentary_before_fork();
     pid_t child = REAL(fork)();
-    if (child == 0)
+    if (child == 0) {
         monarch_track_adopt();
-    if (mapped || child == 0)
-        monarch_mappings_after_fork(child == 0);
+        monarch_momentary_forget();
+        monarch_mappings_after_fork();
+    } else {
+        monarch_momentary_after_fork();
+    }
     return child;
 }
 

@@ -13,4 +13,8 @@ static inline void monarch_will_close(int fd) {
 }
 void monarch_will_close_stream(FILE *stream);
 
+/* A stream takes a tracked descriptor over: its reads are made inside libc, and counted as one of
+ * the whole file. */
+void monarch_count_stream(int fd);
+
 #endif

@@ -20,9 +20,7 @@ struct directory {
     uint32_t used; /* atomic */
     int fd;        /* of the source's directory, once it was asked for; else -1 */
     DIR *real;     /* the source's, once the listing did not hold any more; else NULL */
-    struct session *session;
-    const struct monarch_catalog *catalog;
-    const struct monarch_entry *entry;
+    struct monarch_known of;
     uint64_t listing, at; /* the next name; 0 and 1 are the dots */
     struct dirent found;
 };
@@ -45,37 +43,36 @@ static struct directory *take(void) {
     return NULL;
 }
 
-static void give_back(struct directory *d) { __atomic_store_n(&d->used, 0, __ATOMIC_RELEASE); }
+static void give_back(struct directory *d) {
+    __atomic_fetch_sub(&d->of.session->listings, 1, __ATOMIC_ACQ_REL);
+    __atomic_store_n(&d->used, 0, __ATOMIC_RELEASE);
+}
 
-/* MONARCH_THERE: *d is open. MONARCH_ASK also when `path` leads to no directory. */
-static enum monarch_answer open_listing(int dir, const char *path, struct directory **d) {
+/* NULL: the source is to be asked. */
+static struct directory *open_listing(int dir, const char *path) {
     struct monarch_known k;
-    enum monarch_answer answer = monarch_know(dir, path, 1, &k);
-    if (answer != MONARCH_THERE)
-        return answer;
-    uint64_t listing = monarch_listing_of(k.session, k.catalog, k.entry);
-    if (!listing || !(*d = take()))
-        return MONARCH_ASK;
-    (*d)->fd = -1;
-    (*d)->real = NULL;
-    (*d)->session = k.session;
-    (*d)->catalog = k.catalog;
-    (*d)->entry = k.entry;
-    (*d)->listing = listing;
-    (*d)->at = 0;
-    return MONARCH_THERE;
+    struct directory *d;
+    uint64_t listing = monarch_know(dir, path, 1, &k) ? monarch_look_and_list(&k, dir, path) : 0;
+    if (!listing || !(d = take()))
+        return NULL;
+    d->fd = -1;
+    d->real = NULL;
+    d->of = k;
+    __atomic_fetch_add(&k.session->listings, 1, __ATOMIC_ACQ_REL); /* keeps its catalog */
+    d->listing = listing;
+    d->at = 0;
+    monarch_count_told(&k);
+    return d;
 }
 
 PUBLIC DIR *opendir(const char *path) {
-    struct directory *d;
-    enum monarch_answer answer = open_listing(AT_FDCWD, path, &d);
-    if (answer == MONARCH_THERE)
+    struct directory *d = open_listing(AT_FDCWD, path);
+    if (d)
         return (DIR *)d;
-    if (answer == MONARCH_MISSING) {
-        errno = ENOENT;
-        return NULL;
-    }
-    return REAL(opendir)(path);
+    DIR *real = REAL(opendir)(path);
+    if (real && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
+        monarch_learn_listed(path, REAL(dirfd)(real));
+    return real;
 }
 
 /* --- names ------------------------------------------------------------------------------------ */
@@ -85,18 +82,19 @@ static unsigned char type_of(const struct monarch_entry *e) {
 }
 
 static uint64_t inode_above(const struct directory *d) {
-    const struct monarch_entry *e = d->entry;
+    const struct monarch_entry *e = d->of.entry;
     if (!e->path_len)
-        return d->session->control->source[e->source].up_ino;
-    const char *path = monarch_pool(d->catalog, e->path);
+        return d->of.session->control->source[e->source].up_ino;
+    const char *path = monarch_pool(d->of.catalog, e->path);
     const char *slash = memrchr(path, '/', e->path_len);
-    int64_t above = monarch_find(d->catalog, e->source, path, slash ? (size_t)(slash - path) : 0);
-    return above >= 0 ? monarch_entries(d->catalog)[above].ino : e->ino;
+    int64_t above =
+        monarch_find(d->of.catalog, e->source, path, slash ? (size_t)(slash - path) : 0);
+    return above >= 0 ? monarch_entries(d->of.catalog)[above].ino : e->ino;
 }
 
 /* Fills `out` with the name at `at`; 0 behind the last. */
 static int get(const struct directory *d, uint64_t at, struct dirent *out) {
-    const struct monarch_entry *e = d->entry;
+    const struct monarch_entry *e = d->of.entry;
     const char *name = "..";
     size_t n = at + 1;
     if (at >= monarch_listing_length(d->listing) + 2)
@@ -105,14 +103,14 @@ static int get(const struct directory *d, uint64_t at, struct dirent *out) {
         out->d_ino = at ? inode_above(d) : e->ino;
         out->d_type = DT_DIR;
     } else {
-        uint64_t id = monarch_names(d->catalog)[monarch_listing_first(d->listing) + at - 2];
+        uint64_t id = monarch_names(d->of.catalog)[monarch_listing_first(d->listing) + at - 2];
         size_t skip = e->path_len ? e->path_len + 1U : 0;
-        if (id >= d->catalog->capacity) /* damaged */
+        if (id >= d->of.catalog->capacity) /* damaged */
             return 0;
-        e = &monarch_entries(d->catalog)[id];
+        e = &monarch_entries(d->of.catalog)[id];
         out->d_ino = e->ino;
         out->d_type = type_of(e);
-        name = monarch_pool(d->catalog, e->path) + skip;
+        name = monarch_pool(d->of.catalog, e->path) + skip;
         n = e->path_len > skip ? e->path_len - skip : 0;
         if (!n || n >= sizeof out->d_name)
             return 0;
@@ -161,7 +159,7 @@ PUBLIC void seekdir(DIR *stream, long at) {
 static int open_source(struct directory *d) {
     char path[MONARCH_PATH_MAX];
     int fd = -ENAMETOOLONG;
-    if (monarch_source_path(d->session, d->catalog, d->entry, path))
+    if (monarch_source_path(d->of.session, d->of.catalog, d->of.entry, path))
         fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC);
     if (fd >= 0)
         return fd;
@@ -178,7 +176,13 @@ PUBLIC int dirfd(DIR *stream) {
     return d->fd;
 }
 
-/* Who rewinds sees what the directory has become meanwhile. */
+static int is_still_listed(const struct directory *d) {
+    char path[MONARCH_PATH_MAX];
+    return monarch_source_path(d->of.session, d->of.catalog, d->of.entry, path) &&
+           monarch_look_and_list(&d->of, AT_FDCWD, path) == d->listing;
+}
+
+/* A program that rewinds sees what the directory has become meanwhile. */
 PUBLIC void rewinddir(DIR *stream) {
     struct directory *d = ours(stream);
     if (!d || d->real) {
@@ -186,9 +190,10 @@ PUBLIC void rewinddir(DIR *stream) {
         return;
     }
     d->at = 0;
-    if (monarch_listing_of(d->session, d->catalog, d->entry) == d->listing)
+    if (is_still_listed(d))
         return;
-    /* Where that cannot be had, the program goes on with the names that there were. */
+    /* If the source's directory cannot be opened, the program goes on with the names that there
+     * were. */
     int old_errno = errno;
     if (d->fd < 0)
         d->fd = open_source(d);
@@ -261,26 +266,15 @@ static int list_all(struct directory *d, struct dirent ***names, choose_fn *choo
 
 PUBLIC int scandir(const char *path, struct dirent ***names, choose_fn *choose,
                    compare_fn *compare) {
-    struct directory *d;
-    enum monarch_answer answer = open_listing(AT_FDCWD, path, &d);
-    if (answer == MONARCH_THERE)
-        return list_all(d, names, choose, compare);
-    if (answer == MONARCH_ASK)
-        return REAL(scandir)(path, names, choose, compare);
-    errno = ENOENT;
-    return -1;
+    struct directory *d = open_listing(AT_FDCWD, path);
+    return d ? list_all(d, names, choose, compare) : REAL(scandir)(path, names, choose, compare);
 }
 
 PUBLIC int scandirat(int dir, const char *path, struct dirent ***names, choose_fn *choose,
                      compare_fn *compare) {
-    struct directory *d;
-    enum monarch_answer answer = open_listing(dir, path, &d);
-    if (answer == MONARCH_THERE)
-        return list_all(d, names, choose, compare);
-    if (answer == MONARCH_ASK)
-        return REAL(scandirat)(dir, path, names, choose, compare);
-    errno = ENOENT;
-    return -1;
+    struct directory *d = open_listing(dir, path);
+    return d ? list_all(d, names, choose, compare)
+             : REAL(scandirat)(dir, path, names, choose, compare);
 }
 
 TWINS_OF_DIRECTORIES(TWIN)

@@ -5,8 +5,10 @@
 
 #include "calls.h"
 #include "companion.h"
+#include "copies.h"
 #include "metadata.h"
 #include "record.h"
+#include "roots.h"
 #include "sys.h"
 
 static void fill(const struct monarch_filesystem *f, struct statfs *s) {
@@ -24,26 +26,23 @@ static void fill(const struct monarch_filesystem *f, struct statfs *s) {
     memcpy(&s->f_fsid, f->fsid, sizeof f->fsid);
 }
 
-/* 1: answered; -1: no such file; 0: the kernel is to be asked. The numbers are as old as the last
- * comparison with the source. */
+/* 1: answered; 0: the kernel is to be asked. The numbers are as old as the last comparison with the
+ * source. */
 static int answer(const char *path, struct statfs *s) {
     struct monarch_known k;
     MAYBE_NULL(s);
-    enum monarch_answer a = s ? monarch_know(AT_FDCWD, path, 1, &k) : MONARCH_ASK;
-    if (a == MONARCH_MISSING)
-        errno = ENOENT;
-    if (a != MONARCH_THERE)
-        return a == MONARCH_MISSING ? -1 : 0;
+    if (!s || !monarch_know(AT_FDCWD, path, 1, &k))
+        return 0;
     const struct monarch_filesystem *f = &k.session->control->source[k.entry->source].filesystem;
-    if (!f->bsize || !monarch_is_fresh(k.session) || !monarch_mounts_are_ours(k.session))
+    if (!f->bsize || !monarch_is_fresh(k.session) || !monarch_mounts_are_ours(k.session) ||
+        !monarch_can_tell(&k)) /* a file that is gone has no file system */
         return 0;
     fill(f, s);
     return 1;
 }
 
 PUBLIC int statfs(const char *path, struct statfs *s) {
-    int r = answer(path, s);
-    return r ? (r > 0 ? 0 : -1) : REAL(statfs)(path, s);
+    return answer(path, s) ? 0 : REAL(statfs)(path, s);
 }
 
 /* A copy's file may have no name any more; its source has one. */
@@ -102,10 +101,10 @@ static void to_statvfs(const struct statfs *s, struct statvfs *v) {
 PUBLIC int statvfs(const char *path, struct statvfs *v) {
     struct statfs s;
     MAYBE_NULL(v);
-    int r = v ? answer(path, &s) : 0;
-    if (r > 0)
-        to_statvfs(&s, v);
-    return r ? (r > 0 ? 0 : -1) : REAL(statvfs)(path, v);
+    if (!v || !answer(path, &s))
+        return REAL(statvfs)(path, v);
+    to_statvfs(&s, v);
+    return 0;
 }
 
 PUBLIC int fstatvfs(int fd, struct statvfs *v) {
@@ -113,10 +112,18 @@ PUBLIC int fstatvfs(int fd, struct statvfs *v) {
     return source ? statvfs(source, v) : REAL(fstatvfs)(fd, v);
 }
 
+/* Apart, so that few calls need the room for a path. */
+__attribute__((noinline)) static int
+handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount, int flags) {
+    char real[MONARCH_PATH_MAX];
+    if (monarch_names_copy(path, real) && real[0])
+        path = real;
+    return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
+}
+
 /* A handle names a file to its file system. */
 PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *handle, int *mount,
                              int flags) {
-    char real[MONARCH_PATH_MAX];
     MAYBE_NULL(path);
     if (__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) && path) {
         int behind = monarch_means_descriptor(path, flags) ? monarch_companion(dir) : -1;
@@ -126,8 +133,8 @@ PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *hand
         }
         if (behind >= 0)
             dir = behind;
-        else if ((flags & AT_SYMLINK_FOLLOW) && monarch_names_copy(path, real) && real[0])
-            path = real;
+        else if (flags & AT_SYMLINK_FOLLOW)
+            return handle_of_link(dir, path, handle, mount, flags);
     }
     return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
 }

@@ -20,14 +20,16 @@ static int no_lock(void) {
 /* In `on`, the descriptor that a lock of `fd` is to be taken on; 0 with errno if there can be none.
  */
 static int find_descriptor(int fd, int *on) {
-    int behind = monarch_companion(fd);
+    int behind = monarch_settle(fd) ? monarch_companion(fd) : -2;
     if (behind == -2) {
         no_lock();
         return 0;
     }
     *on = behind >= 0 ? behind : fd;
-    monarch_keep_locks(*on);
-    return 1;
+    if (monarch_keep_locks(*on))
+        return 1;
+    no_lock();
+    return 0;
 }
 
 static int granted(int r, int fd, int on) {
@@ -44,13 +46,14 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Whether what came of it may be a closing's work. An answer that is neither is the file's own. */
+/* Whether what came of it may be a closing's work. An answer that is neither is the file's own. A
+ * lock that stays doubtful is refused: it may have been lost, and a refusal stands as it is. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }
 
 PUBLIC int lockf(int fd, int command, off_t length) {
-    int on, r, old_errno = errno;
+    int on, r, old_errno = errno, rounds = 0;
     uint32_t closings;
     if (!find_descriptor(fd, &on))
         return -1;
@@ -60,7 +63,9 @@ PUBLIC int lockf(int fd, int command, off_t length) {
         if (!monarch_await_closings(&closings))
             return no_lock();
         r = REAL(lockf)(on, command, length);
-    } while (is_doubtful(r, closings));
+    } while (is_doubtful(r, closings) && ++rounds < MONARCH_LOCK_ROUNDS);
+    if (r == 0 && rounds == MONARCH_LOCK_ROUNDS)
+        return no_lock();
     if (r == 0)
         errno = old_errno;
     return granted(r, fd, on);
@@ -73,7 +78,7 @@ int monarch_is_lock(int command) {
 }
 
 int monarch_lock(int fd, int command, void *arg) {
-    int on, r, changes = command == F_SETLK || command == F_SETLKW, old_errno = errno;
+    int on, r, changes = command == F_SETLK || command == F_SETLKW, old_errno = errno, rounds = 0;
     uint32_t closings;
     if (!find_descriptor(fd, &on))
         return -1;
@@ -81,10 +86,12 @@ int monarch_lock(int fd, int command, void *arg) {
         monarch_companion_has_posix_locks();
     do {
         int can_try = (!changes && command != F_GETLK) || monarch_await_closings(&closings);
-        if (!can_try && changes)
+        if (changes && !can_try)
             return no_lock();
         r = REAL(fcntl)(on, command, arg);
-    } while (changes && is_doubtful(r, closings));
+    } while (changes && is_doubtful(r, closings) && ++rounds < MONARCH_LOCK_ROUNDS);
+    if (r == 0 && rounds == MONARCH_LOCK_ROUNDS)
+        return no_lock();
     if (r == 0)
         errno = old_errno;
     return granted(r, fd, on);

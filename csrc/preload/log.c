@@ -2,6 +2,7 @@
 #include "log.h"
 
 #include <stdlib.h>
+#include <strings.h>
 
 #include "attributes.h"
 #include "sys.h"
@@ -15,7 +16,7 @@ static char directory[DIRECTORY_BYTES] SELDOM;
 
 void monarch_log_init(void) {
     const char *level = secure_getenv("MONARCH_LOG"), *place = secure_getenv("MONARCH_LOG_DIR");
-    if (!level || strcmp(level, "debug") != 0)
+    if (!level || strcasecmp(level, "debug") != 0)
         return;
     if (!place || !*place)
         place = "/tmp";

@@ -17,7 +17,8 @@ struct slot {
     uint32_t state;  /* atomic; only the thread ends REPLACING, and that needs no lock */
     uint32_t number; /* another after each change */
     uint64_t begin, end, offset;
-    uint64_t id; /* of the entry */
+    uint64_t id;      /* of the entry */
+    uint32_t version; /* its, when it was of the file that is mapped */
     struct session *session;
     struct monarch_mapped file;
     int flags, advice;
@@ -30,10 +31,7 @@ struct own {
     uint32_t pid;    /* 0: the table is still the parent's */
     uint32_t helper; /* a thread runs, or is being started */
     uint32_t tid;
-    uint32_t bell;    /* futex: the thread is to look at once */
-    uint32_t opened;  /* atomic: the thread has a copy open */
-    uint32_t forking; /* atomic: it must not */
-    uint64_t fork_ns; /* atomic: since when */
+    uint32_t bell; /* futex: the thread is to look at once */
 };
 
 extern struct slot monarch_slots[SLOTS];

@@ -15,8 +15,6 @@
 /* Whoever holds the lock so long is no more: a vfork's child that was killed [ns]. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
-/* A fork waits so long for the thread to close the copy that it has open [ns]. */
-#define FORK_NS 20000000ULL
 #define END_NS 500000000ULL
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
@@ -112,6 +110,7 @@ static struct slot *put(const struct slot *what) {
         SET(s->end, what->end);
         s->offset = what->offset;
         s->id = what->id;
+        s->version = what->version;
         s->session = what->session;
         s->file = what->file;
         s->flags = what->flags;
@@ -275,6 +274,7 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
                      .end = end_of(at, n),
                      .offset = offset,
                      .id = w->id,
+                     .version = w->version,
                      .session = w->session,
                      .flags = flags};
     if (!o || GET(given_up) || !monarch_mapped_file(s.begin, &s.file))
@@ -298,25 +298,8 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
     sys_signals(SIG_SETMASK, set);
 }
 
-/* A child must not keep the descriptor that the thread has open for a moment. */
-int monarch_mappings_before_fork(void) {
+void monarch_mappings_after_fork(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
-    if (!o)
-        return 0;
-    uint64_t start = sys_now_ns();
-    SET(o->fork_ns, start);
-    __atomic_fetch_add(&o->forking, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&o->opened, __ATOMIC_SEQ_CST) && sys_now_ns() - start < FORK_NS)
-        nap(NAP_NS);
-    return 1;
-}
-
-void monarch_mappings_after_fork(int is_child) {
-    struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
-    if (!is_child) {
-        __atomic_fetch_sub(&o->forking, 1, __ATOMIC_SEQ_CST);
-        return;
-    }
     /* ThreadSanitizer ends a program that starts a thread in the child of one with threads. */
     if (REAL(__tsan_init))
         __atomic_store_n(&given_up, 1, __ATOMIC_SEQ_CST);

@@ -32,9 +32,8 @@ static inline void monarch_mappings_say(const void *at, uint64_t n, int what) {
 /* From here on no mapping is added, or some may be again: all memory is locked. */
 void monarch_mappings_refuse(int refuse);
 
-/* Around a fork; the first says whether the other is to be called in the parent. */
-int monarch_mappings_before_fork(void);
-void monarch_mappings_after_fork(int is_child);
+/* In the child of a fork. */
+void monarch_mappings_after_fork(void);
 /* Before a call that a process with several threads is refused: everything is forgotten and the
  * thread is gone. */
 void monarch_mappings_end(void);

@@ -1,16 +1,11 @@
-/* What the catalog may say of a path, so that the source need not be asked: whether it is there, as
- * what, and with which attributes. */
+/* What the catalog tells of a path in place of the source. It only ever tells what is there: that
+ * there is no such file is the source's to say, because a process without the library may have made
+ * the file since the scan. */
 #ifndef MONARCH_METADATA_H
 #define MONARCH_METADATA_H
 
 #include "attributes.h"
 #include "where.h"
-
-enum monarch_answer {
-    MONARCH_ASK,     /* the source: nothing of ours, or any doubt */
-    MONARCH_THERE,   /* `entry` is what the path leads to */
-    MONARCH_MISSING, /* the source has nothing of this name (ENOENT) */
-};
 
 struct monarch_known {
     struct session *session;
@@ -19,27 +14,34 @@ struct monarch_known {
     uint32_t version; /* of the entry's attributes, see monarch_is_same_version */
 };
 
-enum monarch_answer monarch_know_near(int dir, const char *path, int follow,
-                                      struct monarch_known *k);
+int monarch_know_near(int dir, const char *path, int follow, struct monarch_known *k);
 
-static inline enum monarch_answer monarch_know(int dir, const char *path, int follow,
-                                               struct monarch_known *k) {
+/* Whether the catalog has an entry for what `path` leads to, and this process may be told of it.
+ * What of it can be told, the functions below say. */
+static inline int monarch_know(int dir, const char *path, int follow, struct monarch_known *k) {
     MAYBE_NULL(path);
-    if (!path || monarch_is_far(dir, path))
-        return MONARCH_ASK;
-    return monarch_know_near(dir, path, follow, k);
+    return path && !monarch_leads_nowhere(dir, path) && monarch_know_near(dir, path, follow, k);
 }
+
+/* Whether the entry's attributes can be told. Those of a directory can while its listing can, so
+ * that a program which compares its times before and after it lists the directory sees a change. */
+int monarch_can_tell(const struct monarch_known *k);
 
 /* After the entry's attributes were read: whether they belong together. */
 int monarch_is_same_version(const struct monarch_known *k);
 
-/* Whether what was compared with the source is young enough to be told. If not, the daemon hears of
- * it. */
+/* Whether the last comparison of the directories with the source is younger than `revalidate`. If
+ * not, the daemon hears of it. */
 int monarch_is_fresh(struct session *s);
 
-/* The listing of a directory that can be told, 0 if there is none: changed, or not compared with
- * the source for too long. Then the daemon hears of it. */
-uint64_t monarch_listing_of(struct session *s, const struct monarch_catalog *c,
-                            const struct monarch_entry *e);
+/* The listing of a directory, for as long as a look at the source holds; 0 if there is none. */
+uint64_t monarch_listing_of(const struct monarch_known *k);
+/* The same, with a look if none holds: one statx of `path`, which has led to the entry. */
+uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const char *path);
+
+/* The catalog has answered in place of the source. */
+static inline void monarch_count_told(const struct monarch_known *k) {
+    __atomic_fetch_add(&monarch_my_stats(k->session)->metadata_hits, 1, __ATOMIC_RELAXED);
+}
 
 #endif

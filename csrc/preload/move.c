@@ -7,6 +7,7 @@
 
 #include "calls.h"
 #include "mapping_table.h"
+#include "momentary.h"
 #include "promote.h"
 #include "serve.h"
 
@@ -15,8 +16,6 @@
 #define LATER_NS 20000000L
 /* Its frames take 6 KiB. glibc takes static thread-locals out of it, signals their frame [bytes].*/
 #define STACK 262144
-/* A fork that takes longer is none: a handler has jumped out of it [ns]. */
-#define FORKING_NS 1000000000ULL
 /* Looks at an entry that is PRESENT and whose copy cannot be mapped (no descriptors, no address
  * space), and the time that a daemon may show no sign of life, before a mapping is left alone. */
 #define TRIES 500
@@ -28,13 +27,13 @@ enum verdict { LATER, SOON, NOW, NEVER };
 
 static enum verdict judge(const struct slot *s, uint64_t *word) {
     struct session *now = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
-    struct monarch_wanted w = {.session = s->session, .id = s->id};
+    struct monarch_wanted w = {.session = s->session, .id = s->id, .version = s->version};
     if (now != s->session || !monarch_is_serving(now))
         return NEVER;
     *word = monarch_word_of(&w);
     unsigned state = MONARCH_WORD_STATE(*word);
     const struct monarch_entry *e = &monarch_entries(monarch_catalog_of(now))[s->id];
-    if (state == MONARCH_BYPASS ||
+    if (state == MONARCH_BYPASS || monarch_is_replaced(&w) ||
         monarch_is_changed(now->clients, now->control->source[e->source].dev, e->ino))
         return NEVER;
     if (state != MONARCH_PRESENT)
@@ -118,11 +117,8 @@ static void drop(struct own *o, struct slot *s, const struct slot *seen, int hop
 
 /* [open] The copy is opened before the slot is taken: a tier may hang. */
 static void replace(struct own *o, struct slot *s, const struct slot *seen, uint64_t word) {
-    __atomic_store_n(&o->opened, 1, __ATOMIC_SEQ_CST);
-    int is_forking = __atomic_load_n(&o->forking, __ATOMIC_SEQ_CST) &&
-                     sys_now_ns() - GET(o->fork_ns) < FORKING_NS;
-    int done = 0;
-    int copy = is_forking ? -1 : open_copy(seen, word);
+    monarch_momentary_begin();
+    int copy = open_copy(seen, word), done = 0;
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
@@ -132,12 +128,12 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
             monarch_slots_recount();
             monarch_slots_unlock(o);
         }
-    } else if (copy < 0 && !is_forking) {
+    } else if (copy < 0) {
         drop(o, s, seen, copy == NO_COPY);
     }
     if (copy >= 0)
         sys_close(copy);
-    __atomic_store_n(&o->opened, 0, __ATOMIC_SEQ_CST);
+    monarch_momentary_end();
     if (done > 0)
         __atomic_fetch_add(&monarch_my_stats(seen->session)->promotions, 1, __ATOMIC_RELAXED);
 }

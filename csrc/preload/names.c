@@ -64,10 +64,11 @@ PUBLIC int link(const char *from, const char *to) {
     return REAL(link)(from, to);
 }
 
-PUBLIC int linkat(int fromdir, const char *from, int todir, const char *to, int flags) {
+/* Apart, so that the room for one path is given back before the other's is needed. */
+__attribute__((noinline)) static int link_changed(int fromdir, const char *from, int todir,
+                                                  const char *to, int flags) {
     char real[MONARCH_PATH_MAX];
     const char *source = NULL;
-    monarch_changed_names(todir, to);
     if (monarch_means_descriptor(from, flags))
         source = monarch_fd_to_change(fromdir, real);
     else
@@ -76,6 +77,11 @@ PUBLIC int linkat(int fromdir, const char *from, int todir, const char *to, int 
         return REAL(linkat)(AT_FDCWD, source, todir, to, 0);
     /* What `real` names is the file itself. */
     return REAL(linkat)(fromdir, from, todir, to, from == real ? 0 : flags);
+}
+
+PUBLIC int linkat(int fromdir, const char *from, int todir, const char *to, int flags) {
+    monarch_changed_names(todir, to);
+    return link_changed(fromdir, from, todir, to, flags);
 }
 
 static void will_go(int dir, const char *path) {

@@ -9,9 +9,10 @@
 
 /* Moves the offset over the next n bytes of the file, as far as that goes, and says which they are:
  * [w->at, w->at + w->n). 0: nothing was moved, because there are none, or because the number may be
- * another file's by now. */
-int monarch_claim_offset(int fd, struct monarch_wanted *w, size_t n);
-/* The last n bytes of what was claimed were not read. */
-void monarch_give_back_offset(int fd, const struct monarch_wanted *w, long n);
+ * another file's by now. `tracked` is the descriptor's word in the table. */
+int monarch_claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n);
+/* The last n bytes of what was claimed were not read. Who has closed the number meanwhile does not
+ * ask where it was. */
+void monarch_give_back_offset(int fd, uint64_t tracked, long n);
 
 #endif

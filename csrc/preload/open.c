@@ -1,21 +1,17 @@
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/openat2.h>
 #include <stdarg.h>
 #include <string.h>
 
+#include "await.h"
 #include "calls.h"
+#include "progress.h"
+#include "promote.h"
 #include "record.h"
 #include "serve.h"
 #include "sys.h"
-
-/* open(2) reads `mode` only for these flags. O_TMPFILE contains the O_DIRECTORY bit, so compare
- * the full pattern: opening a directory passes no mode. */
-static int needs_mode(int flags) { return (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE; }
-
-/* O_RDONLY | O_TRUNC truncates, and access mode 3 is for ioctl with the right to write. */
-static int may_change(int flags) {
-    return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || needs_mode(flags);
-}
+#include "track.h"
 
 __attribute__((noinline)) static int open_for_change(int dir, const char *path, int flags,
                                                      mode_t mode, int plain) {
@@ -43,6 +39,49 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
     return fd;
 }
 
+/* A copy that is made at this moment; -1 if the source is to be opened. */
+__attribute__((noinline)) static int open_awaited(struct session *s, int dir, const char *path,
+                                                  int flags, struct monarch_opening *o) {
+    int old_errno = errno;
+    int fd = monarch_wait_at_open(s, dir, path, flags, o)
+                 ? REAL(open)(o->copy, monarch_copy_flags(flags))
+                 : -1;
+    errno = old_errno;
+    if (fd >= 0) {
+        monarch_opened_copy(s, o);
+        /* Nobody sees how much of a copy is read. One that was waited for had none when it was
+         * opened, and counts as a small file that was read at the source. */
+        monarch_progress(s, (uint64_t)o->id, o->entry->size);
+    }
+    return fd;
+}
+
+/* The copy comes to the number of its source's file, unless the program has locks on that. */
+static int is_promoted(struct session *s, const struct monarch_opening *o, int flags, int fd) {
+    struct monarch_wanted w = {.session = s, .entry = o->entry, .id = (uint64_t)o->id};
+    w.version = __atomic_load_n(&o->entry->version, __ATOMIC_ACQUIRE);
+    w.ino = o->entry->ino;
+    if (!o->served || !monarch_is_plain(flags) || w.version & 1)
+        return 0;
+    monarch_track(s, fd, w.id);
+    return monarch_promote(fd, monarch_tracked(fd), &w);
+}
+
+/* The first open in a directory outside every source has learnt that it leads into one: a program
+ * may open no other file there. */
+__attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
+                                                  int flags, int fd) {
+    struct monarch_opening o;
+    int old_errno = errno;
+    uint64_t since_ns = sys_now_ns();
+    monarch_look_up(s, dir, path, flags, &o);
+    if (o.entry && is_promoted(s, &o, flags, fd))
+        monarch_opened_copy(s, &o);
+    else if (o.entry)
+        monarch_opened_source(s, &o, flags, since_ns, fd);
+    errno = old_errno;
+}
+
 static int open_for_reading(int dir, const char *path, int flags, int plain) {
     struct session *s = session_for_reading();
     struct monarch_opening o;
@@ -52,23 +91,30 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     if (monarch_begin_look_up(s, dir, path, flags, &aim, &o)) {
         int old_errno = errno;
         uint64_t guess = o.word;
-        int fd = guess ? REAL(open)(o.copy, flags) : -1;
+        int fd = guess ? REAL(open)(o.copy, monarch_copy_flags(flags)) : -1;
         monarch_end_look_up(s, &aim, dir, path, flags, &o);
         int is_right = o.served && (o.word ^ guess) >> 8 == 0;
         if (fd >= 0 && !is_right)
             REAL(close)(fd); /* who is behind us has seen it opened */
         if (o.served && !is_right)
-            fd = REAL(open)(o.copy, flags);
+            fd = REAL(open)(o.copy, monarch_copy_flags(flags));
         errno = old_errno;
         if (fd >= 0 && o.served) {
             monarch_opened_copy(s, &o);
             return fd;
         }
         /* No such copy any more, no O_DIRECT on the tier, ...: the source. */
+        if (!o.served && (fd = open_awaited(s, dir, path, flags, &o)) >= 0)
+            return fd;
     }
+    uint64_t began_ns = o.id != MONARCH_OUTSIDE ? sys_now_ns() : 0;
     int fd = plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
-    if (fd >= 0 && o.id != MONARCH_OUTSIDE)
-        monarch_opened_source(s, &o, flags, fd);
+    if (fd >= 0 && began_ns) {
+        monarch_note_source_open(began_ns);
+        monarch_opened_source(s, &o, flags, began_ns, fd);
+    }
+    if (fd >= 0 && !began_ns && monarch_opened_elsewhere(s, &o, path, fd))
+        open_learnt(s, dir, path, flags, fd);
     return fd;
 }
 
@@ -84,7 +130,7 @@ static int open_any(int dir, const char *path, int flags, mode_t mode, int plain
     MAYBE_NULL(path);
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
-    if (may_change(flags))
+    if (monarch_may_change(flags))
         return open_for_change(dir, path, flags, mode, plain);
     if (monarch_names_copy(path, NULL))
         return open_again(dir, path, flags, plain);
@@ -93,7 +139,7 @@ static int open_any(int dir, const char *path, int flags, mode_t mode, int plain
 
 /* `mode` is read only when the flags say that it was passed. */
 static mode_t mode_of(int flags, va_list args) {
-    return needs_mode(flags) ? va_arg(args, mode_t) : 0;
+    return monarch_needs_mode(flags) ? va_arg(args, mode_t) : 0;
 }
 
 PUBLIC int open(const char *path, int flags, ...) {
@@ -117,13 +163,13 @@ int __open_2(const char *path, int flags);
 int __openat_2(int dir, const char *path, int flags);
 
 PUBLIC int __open_2(const char *path, int flags) {
-    if (needs_mode(flags) && REAL(__open_2))
+    if (monarch_needs_mode(flags) && REAL(__open_2))
         return REAL(__open_2)(path, flags);
     return open(path, flags);
 }
 
 PUBLIC int __openat_2(int dir, const char *path, int flags) {
-    if (needs_mode(flags) && REAL(__openat_2))
+    if (monarch_needs_mode(flags) && REAL(__openat_2))
         return REAL(__openat_2)(dir, path, flags);
     return openat(dir, path, flags);
 }
@@ -139,13 +185,52 @@ static int made(int fd, const char *name) {
     return fd;
 }
 
-/* The child opens it inside libc. */
+/* Of the structure of openat2(2), which may have grown. */
+static int64_t flags_of(const struct open_how *how, size_t n) {
+    MAYBE_NULL(how);
+    return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
+}
+
+/* What RESOLVE_... asks for is the kernel's to see: reads go to the source. glibc has it
+ * since 2.43.
+ */
+int openat2(int dir, const char *path, const struct open_how *how, size_t n);
+PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {
+    char real[MONARCH_PATH_MAX];
+    int flags = (int)flags_of(how, n), changes = monarch_may_change(flags);
+    if (changes && flags & O_TRUNC)
+        monarch_changed_path(dir, path, !(flags & O_NOFOLLOW));
+    int fd = -1;
+    if (REAL(openat2))
+        fd = REAL(openat2)(dir, path, how, n);
+    else
+        errno = ENOSYS;
+    if (fd >= 0 && changes)
+        monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real);
+    return fd;
+}
+
+/* A handle says nothing of its file before it is open. */
+PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
+    int old_errno = errno, changes = monarch_may_change(flags);
+    if (changes && flags & O_TRUNC && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
+        int fd = REAL(open_by_handle_at)(mount, handle, O_PATH | O_CLOEXEC);
+        monarch_changed_fd(fd);
+        if (fd >= 0)
+            sys_close(fd);
+        errno = old_errno;
+    }
+    int fd = REAL(open_by_handle_at)(mount, handle, flags);
+    if (fd >= 0 && changes)
+        monarch_changed_fd(fd);
+    return fd;
+}
+
+/* The child opens it inside libc; spawn.c records it. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];
-    if (flags & O_CREAT)
-        monarch_changed_names(AT_FDCWD, path);
-    if (may_change(flags))
+    if (monarch_may_change(flags))
         path = monarch_path_to_change(AT_FDCWD, path, !(flags & O_NOFOLLOW), real);
     return REAL(posix_spawn_file_actions_addopen)(actions, fd, path, flags, mode);
 }

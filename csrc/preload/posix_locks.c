@@ -149,13 +149,14 @@ static void end_closing(void) { count(0); }
 
 int monarch_await_closings(uint32_t *closings) {
     uint64_t since_ns = 0, seen;
+    unsigned n = 0;
     *closings = __atomic_load_n(&so_far, __ATOMIC_SEQ_CST);
     while ((uint32_t)(seen = __atomic_load_n(&under_way, __ATOMIC_SEQ_CST)) &&
            count_of(seen, (uint32_t)sys_getpid())) {
         since_ns = since_ns ? since_ns : sys_now_ns();
         if (sys_now_ns() - since_ns > PATIENCE_NS)
             return 0;
-        sys6(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+        sys_relax(n++);
     }
     return 1;
 }

@@ -16,7 +16,13 @@ void monarch_reader_close(const struct monarch_reader *r);
 /* The next character; 0 at the end. */
 char monarch_reader_next(struct monarch_reader *r);
 
-/* Calls act(fd, data) for each descriptor of this process. */
-void monarch_for_descriptors(void (*act)(int fd, void *data), void *data);
+/* Calls act(fd, data) for each descriptor of this thread's table; whether it could for all. */
+int monarch_for_descriptors(void (*act)(int fd, void *data), void *data);
+/* Whether all threads have the same table of descriptors, as far as the kernel compares them. */
+int monarch_have_one_table(void);
+
+/* Whether a thread of this process sleeps in the system call `call`, inside the kernel and not
+ * before its entry (a tracer, a filter), with these first and fourth arguments. 0 without /proc. */
+int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 
 #endif

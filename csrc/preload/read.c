@@ -7,12 +7,17 @@
 #include <limits.h>
 #include <string.h>
 
+#include "await.h"
 #include "calls.h"
 #include "demand.h"
 #include "log.h"
 #include "mappings.h"
+#include "momentary.h"
 #include "offset.h"
+#include "posix_locks.h"
+#include "progress.h"
 #include "promote.h"
+#include "roots.h"
 #include "serve.h"
 #include "sys.h"
 #include "track.h"
@@ -23,28 +28,42 @@
 /* --- which file ---------------------------------------------------------------------------------
  */
 
+/* After a chroot or in another mount name space the names of copies may lead to other files. */
+static int is_readable(int fd, const struct monarch_wanted *w) {
+    struct session *s = w->session;
+    return MONARCH_WORD_STATE(__atomic_load_n(&w->entry->word, __ATOMIC_ACQUIRE)) !=
+               MONARCH_BYPASS &&
+           !monarch_is_changed(s->clients, s->control->source[w->entry->source].dev, w->ino) &&
+           monarch_sees_source(s, w->entry->source) && monarch_is_callers(fd, w);
+}
+
 /* The file behind a tracked descriptor; 0 if there is nothing to gain any more. */
 static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
     struct session *s = session_for_reading();
     w->id = monarch_track_entry(tracked);
     if (s && s == monarch_track_session(tracked)) {
         const struct monarch_catalog *c = monarch_catalog_of(s);
-        const struct monarch_entry *e = &monarch_entries(c)[w->id];
+        w->session = s;
+        w->entry = &monarch_entries(c)[w->id];
+        w->since_ns = w->limit_ns = 0;
+        w->is_instead = 0;
+        w->version = __atomic_load_n(&w->entry->version, __ATOMIC_ACQUIRE);
+        w->ino = w->entry->ino;
         monarch_tick(s);
-        if (MONARCH_WORD_STATE(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) != MONARCH_BYPASS &&
-            !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino) &&
-            monarch_is_still(fd, s, e)) {
-            w->session = s;
-            w->entry = e;
-            w->since_ns = w->limit_ns = 0;
+        if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        }
+        /* No more of its reads are seen, once it is not tracked. */
+        if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
+                                             &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
+            monarch_count_source(s, w->entry->size);
     } else if (s && !monarch_is_off(s) && !s->control->off) {
         ; /* another daemon's by now: it has other numbers */
     } else {
         return 0; /* switched off for a while, or between two daemons */
     }
-    monarch_untrack(fd);
+    /* Another thread may have to give back what it has claimed of the offset. */
+    if (!(tracked & TRACK_OFFSET))
+        monarch_untrack_seen(fd, tracked);
     return 0;
 }
 
@@ -57,12 +76,14 @@ static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uin
     char path[MONARCH_COPY_PATH];
     uint64_t done = 0;
     monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), path);
-    int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    for (long r; done < n && (r = sys_pread(fd, buf + done, n - done, (long)(at + done))) > 0;)
+    monarch_momentary_begin();
+    int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    for (long r;
+         fd >= 0 && done < n && (r = sys_pread(fd, buf + done, n - done, (long)(at + done))) > 0;)
         done += (uint64_t)r;
-    sys_close(fd);
+    if (fd >= 0)
+        sys_close(fd);
+    monarch_momentary_end();
     return done;
 }
 
@@ -83,11 +104,15 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
         int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
         if (state == MONARCH_FILLING)
             ready = monarch_ready(w, word);
-        if (state == MONARCH_BYPASS || ready < 0 || !is_coming(w, word))
+        /* Parts of one file are not joined to those of the one that has taken its name. */
+        if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) || !is_coming(w, word) ||
+            (!ready && monarch_is_fast(w->session, w->entry)))
             break;
         if (ready) {
             uint64_t got = read_from(w->session, word, buf, (uint64_t)ready, w->at);
             filling += state == MONARCH_FILLING ? got : 0;
+            if (w->since_ns && w->entry->size <= MONARCH_UNIT)
+                monarch_note_source_read(w->since_ns); /* the fill has waited for it */
             w->since_ns = 0;
             buf += got;
             w->at += got;
@@ -103,25 +128,61 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     }
     if (filling)
         __atomic_fetch_add(&stats->bytes_while_filling, filling, __ATOMIC_RELAXED);
+    monarch_progress(w->session, w->id, w->at - begin);
     return w->at - begin;
 }
 
-/* Another file is on the number, by another thread. */
+/* Another file is on the number, by another thread, or none. */
 #define OTHER_FILE (-2)
+
+/* The source's file, opened by its name for the library alone, because another thread has closed
+ * the descriptor that a call began with; -1: its name leads elsewhere by now. monarch_close_unseen
+ * ends it. */
+__attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w) {
+    char path[MONARCH_PATH_MAX];
+    if (!monarch_source_path(w->session, monarch_catalog_of(w->session), w->entry, path))
+        return -1;
+    int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 || monarch_is_callers(fd, w))
+        return fd;
+    monarch_close_unseen(fd, -1);
+    return -1;
+}
+
+static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
+    monarch_momentary_begin();
+    int fd = open_by_name(w);
+    /* Our own call: a cancellation in libc's would leave the descriptor open. */
+    ssize_t r = fd >= 0 ? sys_pread(fd, buf, n, at) : 0;
+    if (fd >= 0)
+        monarch_close_unseen(fd, -1);
+    monarch_momentary_end();
+    if (fd < 0)
+        return OTHER_FILE;
+    if (r < 0) {
+        errno = (int)-r;
+        return -1;
+    }
+    if (r > 0)
+        monarch_count_source(w->session, (uint64_t)r);
+    return r;
+}
 
 /* What the copy has not given, from the source. Bytes of another file must not be joined to those
  * that are there, or be given for those of an offset that was the first one's. Where the number was
  * promoted meanwhile the copy is complete. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
+    uint64_t began_ns = sys_now_ns();
     ssize_t r = REAL(pread)(fd, buf, n, at);
-    if (monarch_is_still(fd, w->session, w->entry))
-        return r;
+    monarch_note_source_read(began_ns);
+    if (monarch_is_callers(fd, w))
+        return monarch_count_read(fd, r);
     errno = old_errno;
     uint64_t word = monarch_word_of(w), got = 0;
-    if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
+    if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_replaced(w))
         got = read_from(w->session, word, buf, w->n, w->at);
-    return got ? (ssize_t)got : OTHER_FILE;
+    return got ? (ssize_t)got : read_by_name(w, buf, n, at);
 }
 
 /* --- reads with an offset of their own -----------------------------------------------------------
@@ -143,33 +204,39 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
     size_t wanted = w->n, done = read_copy(w, buf);
     if (done == wanted)
         return (ssize_t)done;
-    if (!done && !joined)
-        return REAL(pread)(fd, buf, n, at);
     int old_errno = errno;
     ssize_t r = read_rest(fd, w, (char *)buf + done, n - done, at + (off_t)done);
+    if (r == OTHER_FILE && !done && !joined)
+        return REAL(pread)(fd, buf, n, at);
     if (r >= 0 || !done)
         return r < 0 ? r : r + (ssize_t)done;
     errno = old_errno; /* what was read before an error counts */
     return (ssize_t)done;
 }
 
-__attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag,
+/* n : bytes that are asked for */
+__attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag, size_t n,
                                             struct monarch_wanted *w) {
     if (!tracked)
         return 0;
     if (flag && !(tracked & flag))
         monarch_track_flag(fd, flag);
+    tracked |= flag;
     if (!find_file(fd, tracked, w))
         return 0;
-    return !monarch_promote(fd, monarch_tracked(fd), w);
+    /* Another thread may close the number as soon as it is the copy's: this call reads by its own
+     * descriptor all the same. */
+    if (monarch_promote(fd, monarch_tracked(fd), w))
+        monarch_progress_unseen(w->session, w->id, n);
+    return 1;
 }
 
 /* Apart, so that a descriptor that is none of ours pays for no room on the stack. */
 __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
     struct monarch_wanted w;
-    if (served(fd, monarch_tracked(fd), 0, &w))
+    if (served(fd, monarch_tracked(fd), 0, n, &w))
         return read_at(fd, &w, buf, n, at, 0);
-    return REAL(pread)(fd, buf, n, at);
+    return monarch_count_read(fd, REAL(pread)(fd, buf, n, at));
 }
 
 PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
@@ -182,8 +249,8 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
 /* --- reads at the descriptor's offset
  * ------------------------------------------------------------- */
 
-static ssize_t read_next(int fd, struct monarch_wanted *w, void *buf, size_t n) {
-    if (!n || is_absurd(n) || !monarch_claim_offset(fd, w, n < MOST ? n : MOST))
+static ssize_t read_next(int fd, uint64_t tracked, struct monarch_wanted *w, void *buf, size_t n) {
+    if (!n || is_absurd(n) || !monarch_claim_offset(fd, tracked, w, n < MOST ? n : MOST))
         return REAL(read)(fd, buf, n);
     size_t wanted = w->n;
     off_t at = (off_t)w->at;
@@ -197,15 +264,16 @@ static ssize_t read_next(int fd, struct monarch_wanted *w, void *buf, size_t n) 
     if (r == OTHER_FILE) /* whose offset is its own */
         return done ? (ssize_t)done : REAL(read)(fd, buf, n);
     size_t got = done + (r > 0 ? (size_t)r : 0);
-    monarch_give_back_offset(fd, w, (long)(wanted - got));
+    monarch_give_back_offset(fd, tracked, (long)(wanted - got));
     return r < 0 && !done ? r : (ssize_t)got;
 }
 
 __attribute__((noinline)) static ssize_t read_tracked(int fd, void *buf, size_t n) {
+    uint64_t tracked = monarch_tracked(fd);
     struct monarch_wanted w;
-    if (served(fd, monarch_tracked(fd), TRACK_OFFSET, &w))
-        return read_next(fd, &w, buf, n);
-    return REAL(read)(fd, buf, n);
+    if (served(fd, tracked, TRACK_OFFSET, n, &w))
+        return read_next(fd, tracked, &w, buf, n);
+    return monarch_count_read(fd, REAL(read)(fd, buf, n));
 }
 
 PUBLIC ssize_t read(int fd, void *buf, size_t n) {
@@ -258,13 +326,13 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     struct monarch_wanted w;
     size_t n;
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
-        !served(fd, tracked, TRACK_OFFSET, &w) || !monarch_claim_offset(fd, &w, n))
-        return REAL(readv)(fd, parts, count);
+        !served(fd, tracked, TRACK_OFFSET, n, &w) || !monarch_claim_offset(fd, tracked, &w, n))
+        return monarch_count_read(fd, REAL(readv)(fd, parts, count));
     long wanted = (long)w.n; /* no more is read: what has grown since is for the next call */
     ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
     if (r == OTHER_FILE)
         return REAL(readv)(fd, parts, count);
-    monarch_give_back_offset(fd, &w, wanted - (r > 0 ? r : 0));
+    monarch_give_back_offset(fd, tracked, wanted - (r > 0 ? r : 0));
     return r;
 }
 
@@ -273,8 +341,8 @@ PUBLIC ssize_t preadv(int fd, const struct iovec *parts, int count, off_t at) {
     struct monarch_wanted w;
     size_t n;
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) || at < 0 ||
-        !served(fd, tracked, 0, &w))
-        return REAL(preadv)(fd, parts, count, at);
+        !served(fd, tracked, 0, n, &w))
+        return monarch_count_read(fd, REAL(preadv)(fd, parts, count, at));
     ssize_t r = fill_parts(fd, &w, parts, count, n, at);
     return r == OTHER_FILE ? REAL(preadv)(fd, parts, count, at) : r;
 }
@@ -315,24 +383,47 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 /* Raw, because open is a cancellation point and mmap is none. ThreadSanitizer counts descriptors
  * that libc's functions are given, and must hear of this one. */
 #ifdef __SANITIZE_THREAD__
-#define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC)
+#define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
 #else
-#define OPEN(path) sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC)
+#define OPEN(path) sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) sys_close(fd)
 #endif
 
-/* A descriptor of the complete copy, whose name may not be in the catalog yet; or -1. */
-static int open_whole(struct monarch_wanted *w) {
-    char path[MONARCH_COPY_PATH];
+/* The path of the complete copy, whose name may not be in the catalog yet; whether there is one. */
+static int find_whole(struct monarch_wanted *w, char *path) {
     w->at = 0;
     w->n = w->entry->size;
     if (!is_coming(w, monarch_word_of(w)) || !monarch_wait_for_all(w))
-        return -1;
+        return 0;
     uint64_t word = monarch_word_of(w);
+    if (monarch_is_replaced(w))
+        return 0;
     monarch_copy_path(&w->session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
                       path);
-    return OPEN(path);
+    return 1;
+}
+
+static void *map_copy(void *at, size_t n, int prot, int flags, struct monarch_wanted *w,
+                      off_t offset) {
+    char path[MONARCH_COPY_PATH];
+    if (!find_whole(w, path))
+        return MAP_FAILED;
+    monarch_momentary_begin();
+    int copy = OPEN(path);
+    void *r = copy >= 0 ? REAL(mmap)(at, n, prot, flags, copy, offset) : MAP_FAILED;
+    if (copy >= 0)
+        CLOSE(copy);
+    monarch_momentary_end();
+    return r;
+}
+
+/* Bytes of the file among `n` from `offset` on, which count as read. */
+static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t offset) {
+    uint64_t left = (uint64_t)offset < w->entry->size ? w->entry->size - (uint64_t)offset : 0;
+    n = n < left ? n : left;
+    monarch_progress(w->session, w->id, n);
+    return n;
 }
 
 static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
@@ -341,21 +432,30 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
     if (!find_file(fd, tracked, &w))
         return REAL(mmap)(at, n, prot, flags, fd, offset);
     int moves = w.session->control->promote_mappings && monarch_mapping_can_wait(prot, flags);
-    int old_errno = errno, copy = open_whole(&w);
-    if (copy >= 0) {
-        void *r = REAL(mmap)(at, n, prot, flags, copy, offset);
-        CLOSE(copy);
-        if (r != MAP_FAILED) {
-            monarch_mappings_say(r, n, MONARCH_FORGET);
-            return r;
-        }
-        errno = old_errno;
+    int old_errno = errno;
+    void *r = map_copy(at, n, prot, flags, &w, offset);
+    if (r != MAP_FAILED) {
+        monarch_mappings_say(r, n, MONARCH_FORGET);
+        count_mapped(&w, n, offset);
+        return r;
     }
-    void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    if (r != MAP_FAILED && moves && monarch_is_still(fd, w.session, w.entry)) {
+    errno = old_errno;
+    /* Another thread may have closed the number, or given it to another file, during the wait. */
+    int is_callers = monarch_is_callers(fd, &w);
+    if (!is_callers)
+        monarch_momentary_begin();
+    int named = is_callers ? -1 : open_by_name(&w), from = named >= 0 ? named : fd;
+    r = REAL(mmap)(at, n, prot, flags, from, offset);
+    if (r != MAP_FAILED && moves && monarch_is_callers(from, &w)) {
         monarch_mappings_say(r, n, MONARCH_FORGET);
         monarch_mapping_add(&w, r, n, flags, (uint64_t)offset);
     }
+    if (r != MAP_FAILED)
+        monarch_count_source(w.session, count_mapped(&w, n, offset));
+    if (named >= 0)
+        monarch_close_unseen(named, -1);
+    if (!is_callers)
+        monarch_momentary_end();
     return r;
 }
 

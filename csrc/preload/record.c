@@ -8,33 +8,46 @@
 #include "log.h"
 #include "serve.h"
 #include "sys.h"
+#include "tell.h"
 #include "text.h"
 
-static void mark(struct session *s, const struct stat *st) {
-    if (monarch_source_on(s, st->st_dev, 0) < 0)
-        return;
+/* Whether a daemon has to hear of changes: by its session *s, which is NULL where there is no room
+ * to map it. */
+static int is_heard(struct session **s) {
+    *s = session_for_change();
+    return *s || monarch_lacks_room();
+}
+
+static int is_on_source(const struct session *s, const struct stat *st) {
+    return s && monarch_source_on(s, st->st_dev, 0) >= 0;
+}
+
+/* Whether it lies on a source's device. */
+static int mark(struct session *s, const struct stat *st, int is_tree) {
+    int is_told = monarch_lacks_room() && monarch_tell_change(st, is_tree);
+    if (!is_on_source(s, st))
+        return is_told;
     if (monarch_logging) {
         char inode[24];
         put_number(inode, st->st_ino, 10, 1);
         monarch_log("changed, inode", inode, NULL);
     }
     monarch_mark_changed(s->clients, st->st_dev, st->st_ino);
+    return 1;
 }
 
 int monarch_changed_path(int dir, const char *path, int follow) {
-    struct session *s = session_for_change();
+    struct session *s;
     struct stat st;
-    if (!s || sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) != 0)
-        return 0;
-    mark(s, &st);
-    return monarch_source_on(s, st.st_dev, 0) >= 0;
+    return is_heard(&s) && sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0 &&
+           mark(s, &st, 0);
 }
 
 void monarch_changed_fd(int fd) {
-    struct session *s = session_for_change();
+    struct session *s;
     struct stat st;
-    if (s && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
-        mark(s, &st);
+    if (is_heard(&s) && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+        mark(s, &st, 0);
 }
 
 static void mark_below(struct session *s, const struct monarch_catalog *c,
@@ -68,17 +81,17 @@ static void mark_below_directory(struct session *s, const struct stat *st) {
 }
 
 static void mark_all(struct session *s, const struct stat *st) {
-    mark(s, st);
-    if (S_ISDIR(st->st_mode) && monarch_source_on(s, st->st_dev, 0) >= 0)
+    int is_tree = S_ISDIR(st->st_mode);
+    mark(s, st, is_tree);
+    if (is_tree && is_on_source(s, st))
         mark_below_directory(s, st);
 }
 
 void monarch_changed_tree(int dir, const char *path) {
-    struct session *s = session_for_change();
+    struct session *s;
     struct stat st;
-    if (!s || sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
-        return;
-    mark_all(s, &st);
+    if (is_heard(&s) && sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        mark_all(s, &st);
 }
 
 /* Descriptors of copies outlive the daemon: this asks for none. */
@@ -103,30 +116,17 @@ int monarch_is_copy(int fd, char *real) {
            describes_copy(&st, real);
 }
 
-/* Letter by letter, for the first ones tell nearly all paths apart. */
-static inline int may_lead_to_descriptor(const char *p) {
-    if (p[0] != '/')
-        return 0;
-    if (p[1] == 'p')
-        return p[2] == 'r' && p[3] == 'o' && p[4] == 'c' && p[5] == '/';
-    return p[1] == 'd' && p[2] == 'e' && p[3] == 'v' && p[4] == '/' &&
-           ((p[5] == 'f' && p[6] == 'd' && p[7] == '/') ||
-            (p[5] == 's' && p[6] == 't' && p[7] == 'd'));
-}
-
-int monarch_names_copy(const char *path, char *real) {
+int monarch_leads_to_copy(const char *path, char *real) {
     struct stat st;
-    if (!path || !may_lead_to_descriptor(path))
-        return 0;
     return __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) &&
            sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
 }
 
 /* `st` is of what is to change; whether it was a copy, and its source file is instead. */
 static int record(struct stat *st, char *real) {
-    struct session *s = session_for_change();
-    int is_copy = describes_copy(st, real);
-    if (s && (!is_copy || sys_fstatat(AT_FDCWD, real, st, AT_SYMLINK_NOFOLLOW) == 0))
+    struct session *s;
+    int is_due = is_heard(&s), is_copy = describes_copy(st, real);
+    if (is_due && (!is_copy || sys_fstatat(AT_FDCWD, real, st, AT_SYMLINK_NOFOLLOW) == 0))
         mark_all(s, st);
     return is_copy;
 }
@@ -146,7 +146,7 @@ static void mark_above(struct session *s, int dir, char *path) {
         n--;
     strcpy(path + n, n ? "" : ".");
     if (sys_fstatat(dir, path, &st, 0) == 0)
-        mark(s, &st);
+        mark(s, &st, 0);
 }
 
 /* 0 for a path that the kernel does not take. */
@@ -160,17 +160,24 @@ static int copy_path(char *to, const char *path) {
 
 void monarch_changed_names(int dir, const char *path) {
     char above[MONARCH_PATH_MAX];
-    struct session *s = session_for_change();
+    struct session *s;
     struct stat st;
     /* A bad pointer is the kernel's to find. */
-    if (s && sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != -EFAULT && copy_path(above, path))
+    if (is_heard(&s) && sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != -EFAULT &&
+        copy_path(above, path))
         mark_above(s, dir, above);
 }
 
+void monarch_changed_names_of(int dir, char *path) {
+    struct session *s;
+    if (is_heard(&s) && *path)
+        mark_above(s, dir, path);
+}
+
 /* The name that was made may be one that a link in `path` leads to. */
-static void mark_made(struct session *s, const struct stat *st, int fd, int dir, const char *path,
-                      char *real) {
-    if (s && monarch_source_on(s, st->st_dev, 0) >= 0 &&
+static void mark_made(const struct stat *st, int fd, int dir, const char *path, char *real) {
+    struct session *s;
+    if (is_heard(&s) && (is_on_source(s, st) || monarch_lacks_room()) &&
         (monarch_name_of(fd, real) || copy_path(real, path)))
         mark_above(s, dir, real);
 }
@@ -178,7 +185,7 @@ static void mark_made(struct session *s, const struct stat *st, int fd, int dir,
 void monarch_made(int fd, int dir, const char *path, char *real) {
     struct stat st;
     if (sys_fstat(fd, &st) == 0)
-        mark_made(session_for_change(), &st, fd, dir, path, real);
+        mark_made(&st, fd, dir, path, real);
 }
 
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real) {
@@ -186,7 +193,7 @@ const char *monarch_opened_for_change(int fd, int created, int dir, const char *
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0)
         return NULL;
     if (created)
-        mark_made(session_for_change(), &st, fd, dir, path, real);
+        mark_made(&st, fd, dir, path, real);
     return record(&st, real) ? real : NULL;
 }
 

@@ -4,25 +4,13 @@
 #include <string.h>
 
 #include "attributes.h"
-#include "bytes.h"
-#include "demand.h"
+#include "await.h"
 #include "log.h"
+#include "progress.h"
 #include "rank.h"
+#include "ring.h"
 #include "sys.h"
 #include "track.h"
-
-/* Every open writes a name: 16 hexadecimal digits at once, of which the number's are the first. */
-void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *out) {
-    const unsigned unused = 4 * (16 - MONARCH_COPY_NAME);
-    two_words bytes = {__builtin_bswap64(number << unused), 0};
-    sixteen_bytes high = (sixteen_bytes)bytes >> 4, low = (sixteen_bytes)bytes & 15;
-    sixteen_bytes digits = __builtin_shuffle(
-        high, low, (sixteen_bytes){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
-    char *name = out + tier->path_len;
-    memcpy(out, tier->path, tier->path_len);
-    *(sixteen_bytes *)name = digits + '0' + ((sixteen_bytes)(digits > 9) & ('a' - '0' - 10));
-    name[MONARCH_COPY_NAME] = 0;
-}
 
 /* What was asked for of files that are not to be filled at once: entry << 32 | KiB. A file that
  * shares its place with another begins again. */
@@ -43,31 +31,10 @@ static int is_enough(const struct session *s, const struct monarch_entry *e, uin
 }
 
 int monarch_want(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n) {
-    uint64_t *word = &s->clients->wanted[id / 64], bit = 1ULL << (id % 64);
     if (!s->control->fill_on_open || id >= MONARCH_MAX_FILES || !is_enough(s, e, id, n))
         return 0;
-    if (!(__atomic_load_n(word, __ATOMIC_RELAXED) & bit) &&
-        !(__atomic_fetch_or(word, bit, __ATOMIC_SEQ_CST) & bit))
+    if (monarch_set_bit(&s->clients->wanted, id))
         monarch_ring(s);
-    return 1;
-}
-
-int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
-    const struct monarch_entry *e = o->entry;
-    if (!e || o->served ||
-        monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino))
-        return 0;
-    struct monarch_wanted w = {.session = s, .entry = e, .id = (uint64_t)o->id};
-    unsigned state = MONARCH_WORD_STATE(monarch_word_of(&w));
-    if (state == MONARCH_BYPASS ||
-        (state == MONARCH_ABSENT && !monarch_want(s, e, w.id, e->size)) ||
-        !monarch_wait_for_all(&w))
-        return 0;
-    uint64_t word = monarch_word_of(&w);
-    if (MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
-        return 0;
-    monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), o->copy);
-    o->waited = 1;
     return 1;
 }
 
@@ -94,15 +61,30 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     monarch_count_rank(s, size, missed);
 }
 
+/* Of a descriptor that an earlier daemon's session knew, nobody counts: see monarch_session_at. */
+void monarch_count_source(struct session *s, uint64_t n_bytes) {
+    if (!s->clients)
+        return;
+    __atomic_fetch_add(&monarch_my_stats(s)->source_bytes_read_by_programs, n_bytes,
+                       __ATOMIC_RELAXED);
+}
+
+ssize_t monarch_count_read(int fd, ssize_t n) {
+    uint64_t w = monarch_tracked(fd);
+    if (__builtin_expect(w != 0, 0) && n > 0) {
+        monarch_count_source(monarch_track_session(w), (uint64_t)n);
+        monarch_progress(monarch_track_session(w), monarch_track_entry(w), (uint64_t)n);
+    }
+    return n;
+}
+
 /* The daemon looks in its own time: it is not rung, and an open that it has not seen yet costs the
  * next one of the same file a load. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)
         return;
-    uint64_t *word = &s->clients->opened[id / 64], bit = 1ULL << (id % 64);
-    if (!(__atomic_load_n(word, __ATOMIC_RELAXED) & bit))
-        __atomic_fetch_or(word, bit, __ATOMIC_RELAXED);
+    monarch_set_bit(&s->clients->opened, id);
 }
 
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
@@ -112,8 +94,38 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     tell_opened(s, (uint64_t)o->id);
 }
 
-void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags, int fd) {
+/* Tells the daemon of a file that the catalog does not know, by the name that the kernel has for
+ * it: links and dots are resolved there. Only once it is open, because the daemon asks the source
+ * for what it is told of, and nobody may pay for files that do not exist. Apart, because few opens
+ * need the room for a path. */
+__attribute__((noinline)) static void tell_unknown(struct session *s, int fd) {
+    char path[MONARCH_PATH_MAX];
+    const char *rel;
+    if (!monarch_may_mail(s))
+        return;
+    size_t n = monarch_name_of(fd, path) ? strlen(path) : 0;
+    int source = n ? monarch_prefix(s->control, path, n, &rel) : -1;
+    if (source >= 0)
+        monarch_mail_path(s, (unsigned)source, rel, n - (size_t)(rel - path));
+}
+
+/* By how long programs wait the daemon sees whether it asks too much of the source. */
+static void count_wait(struct session *s, uint64_t since_ns) {
+    struct monarch_stats *n = monarch_my_stats(s);
+    __atomic_fetch_add(&n->source_opens, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&n->source_open_ns, sys_now_ns() - since_ns, __ATOMIC_RELAXED);
+}
+
+/* A small file that the source gives as soon as a copy: to follow its descriptor takes longer than
+ * to read it. It is taken to be read to its end. */
+static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
+    return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
+}
+
+void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
+                           uint64_t since_ns, int fd) {
     struct stat st;
+    count_wait(s, since_ns);
     if (__builtin_expect(monarch_logging, 0))
         monarch_log("open", o->entry ? monarch_pool(monarch_catalog_of(s), o->entry->path) : NULL,
                     o->entry ? why_source(s, o->entry) : "source: not scanned yet");
@@ -121,12 +133,19 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         uint64_t word = __atomic_load_n(&o->entry->word, __ATOMIC_ACQUIRE);
         count(s, 0, o->entry->size, MONARCH_WORD_STATE(word) != MONARCH_BYPASS);
         tell_opened(s, (uint64_t)o->id);
-        if (MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size &&
-            !(flags & ~(O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | O_LARGEFILE)))
+        int may_come = MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size;
+        if (may_come && is_left_alone(s, o->entry))
+            monarch_progress(s, (uint64_t)o->id, o->entry->size);
+        else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id);
+        if (!monarch_tracked(fd))
+            monarch_count_source(s, o->entry->size);
     }
-    if (!o->entry && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+    if (!o->entry && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
         count(s, 0, (uint64_t)st.st_size, 1);
+        monarch_count_source(s, (uint64_t)st.st_size);
+        tell_unknown(s, fd);
+    }
 }
 
 /* With `metadata: source`, each open asks whether the file is what its copy was made of. One that
@@ -138,9 +157,7 @@ static int is_as_known(struct session *s, const struct monarch_entry *e, int dir
     if (s->control->metadata_cached)
         return 1;
     if (sys_fstatat(dir, path, &now, flags & O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0) == 0 &&
-        now.st_ino == e->ino && now.st_dev == dev && (uint64_t)now.st_size == e->size &&
-        now.st_mtim.tv_sec * 1000000000 + now.st_mtim.tv_nsec == e->mtime_ns &&
-        now.st_ctim.tv_sec * 1000000000 + now.st_ctim.tv_nsec == e->ctime_ns)
+        monarch_is_as_scanned(s, e, &now))
         return 1;
     monarch_mark_changed(s->clients, dev, e->ino);
     return 0;
@@ -150,11 +167,15 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
                           struct monarch_aim *a, struct monarch_opening *o) {
     o->entry = NULL;
     o->id = MONARCH_OUTSIDE;
-    o->served = o->waited = 0;
-    o->word = 0;
-    if (!path || flags & (O_PATH | O_DIRECTORY) /* these open no file */ ||
-        monarch_is_far(dir, path) || !monarch_aim(s, dir, path, a))
+    o->served = o->waited = o->is_new = 0;
+    o->word = o->version = 0;
+    /* The first two open no file; see monarch_copy_flags for the third. */
+    if (!path || flags & (O_PATH | O_DIRECTORY | O_DSYNC))
         return 0;
+    if (!monarch_aim(s, dir, path, 1, a)) {
+        o->is_new = a->is_new;
+        return 0;
+    }
     monarch_tick(s); /* while the memory that was asked for comes */
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
@@ -175,11 +196,18 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-void monarch_end_look_up(struct session *s, const struct monarch_aim *a, int dir, const char *path,
+/* Of a file that was found by its inode: whether the entry is of another file by now. Asked after
+ * the word, which may name that one's copy. */
+static int is_anothers(const struct monarch_entry *e, uint32_t version) {
+    return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
+}
+
+void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, const char *path,
                          int flags, struct monarch_opening *o) {
-    int64_t id = monarch_locate_aimed(s, a, dir, path, !(flags & O_NOFOLLOW), 1);
+    int64_t id = monarch_locate_aimed(s, a, dir, path, !(flags & O_NOFOLLOW));
     if (id < 0) {
         o->id = id;
+        o->is_new = a->is_new;
         return;
     }
     const struct monarch_entry *e = &monarch_entries(a->catalog)[id];
@@ -206,15 +234,11 @@ void monarch_end_look_up(struct session *s, const struct monarch_aim *a, int dir
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
         monarch_want(s, e, (uint64_t)id, 0); /* one that is filled ahead is in use from now on */
     }
-}
-
-int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
-                        const struct monarch_entry *e, char *real) {
-    const struct monarch_source *source = &s->control->source[e->source];
-    if (source->path_len + 1u + e->path_len >= MONARCH_PATH_MAX)
-        return 0;
-    memcpy(real, source->path, source->path_len);
-    real[source->path_len] = '/';
-    memcpy(real + source->path_len + 1, monarch_pool(c, e->path), e->path_len + 1u);
-    return 1;
+    if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {
+        o->entry = NULL;
+        o->id = MONARCH_OUTSIDE;
+        o->served = 0;
+    } else if (a->lead != MONARCH_LEAD_FILES && !o->served) {
+        o->version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
+    }
 }

@@ -9,31 +9,45 @@
  * that were dropped before it was made, and descriptors of those may be open. */
 #define MONARCH_OLDER 8
 
+/* A session is never freed: threads that hang in a call, mappings that wait and the words of
+ * track.h know it. What it has mapped is replaced with zeros once nothing of it is needed. */
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
     const struct monarch_fills *fills;     /* atomic, NULL until it is needed */
     const struct monarch_catalog *catalog; /* atomic */
+    uint64_t roots[2];                     /* atomic: see monarch_root_is_ours */
+    /* Atomic: 1 if a switch file exists, or nothing may be read from copies; above it, the number
+     * of the look that found so. */
+    uint32_t off;
+    uint32_t mounts;        /* atomic: 1 our mount name space is the daemon's, 2 it is not */
+    struct session *before; /* atomic: of a daemon that is gone; its copies may be open */
     /* Atomic, the oldest may be missing; they stay mapped for their readers. */
     const struct monarch_catalog *older[MONARCH_OLDER];
-    uint32_t older_used;    /* atomic */
-    uint64_t roots;         /* atomic: four bits a source, see monarch_root_is_ours */
-    uint32_t off;           /* atomic: a switch file exists */
-    uint32_t mounts;        /* atomic: 1 our mount name space is the daemon's, 2 it is not */
-    struct session *before; /* of a daemon that is gone; its copies may be open */
+    uint32_t older_used; /* atomic */
+    uint32_t number;     /* see monarch_session_at */
+    uint64_t dev, ino;   /* of its `control` */
+    uint64_t linked_ns;  /* atomic: when a change last saw that its name leads there */
+    uint32_t listings;   /* atomic: open directories whose names are in its catalog */
+    uint32_t needed;     /* atomic: the last search that found an open copy of it, see retire.c */
+    uint32_t released;   /* atomic: nothing is mapped any more */
+    uint32_t distrusts;  /* a tier was another directory than the daemon's when we attached */
+    uint32_t reused;     /* the address of `clients` was */
 };
 
 /* Atomic. NULL in a process that has nothing to do with Monarch. */
 extern struct session *monarch_current __attribute__((visibility("hidden")));
+/* What it is while a configuration is named but no daemon has answered yet. */
+extern struct session monarch_waiting __attribute__((visibility("hidden")));
 
-struct session *monarch_session_slow(int for_change);
+struct session *monarch_session_slow(void);
 
 static inline int monarch_is_serving(const struct session *s) {
     return __atomic_load_n(&s->control->state, __ATOMIC_ACQUIRE) == MONARCH_SERVING;
 }
 
 static inline int monarch_is_off(const struct session *s) {
-    return (int)__atomic_load_n(&s->off, __ATOMIC_RELAXED);
+    return (int)(__atomic_load_n(&s->off, __ATOMIC_RELAXED) & 1);
 }
 
 /* For a read or a look-up: NULL sends it to the source. */
@@ -43,19 +57,20 @@ static inline struct session *session_for_reading(void) {
         return s;
     if (__builtin_expect(monarch_is_serving(s) && !s->control->off && !monarch_is_off(s), 1))
         return s;
-    return monarch_session_slow(0);
+    return monarch_session_slow();
 }
 
 /* For a change, which is recorded also while everything is switched off: what was changed then
  * must not be served from its copy later. */
+struct session *monarch_session_for_change(void);
 static inline struct session *session_for_change(void) {
-    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
-    if (__builtin_expect(!s, 1) || __builtin_expect(monarch_is_serving(s), 1))
-        return s;
-    return monarch_session_slow(1);
+    return __builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1)
+               ? NULL
+               : monarch_session_for_change();
 }
 
-/* A session's number, by which it is found again; at most 5 bits. */
+/* A session's number has 5 bits. By it the newest session is found, and in the place of all others
+ * one that serves nothing. */
 unsigned monarch_session_number(const struct session *s);
 struct session *monarch_session_at(unsigned number);
 
@@ -74,14 +89,11 @@ static inline const struct monarch_catalog *monarch_catalog_of(struct session *s
 /* The maps of unfinished copies, which most processes never need; NULL: these are not read. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
-/* Looks at the switch files and the daemon's state; at most once a second. */
+/* Looks at the switch files, at our rights and whether the session is still there; at most once a
+ * second. */
 void monarch_tick(struct session *s);
-
-/* Whether the source's root, in this process's name space, is the directory that was scanned. */
-int monarch_root_is_ours(struct session *s, unsigned source, int by_alias);
-int monarch_mounts_are_ours(struct session *s);
-void monarch_roots_may_differ(void);  /* after chroot */
-void monarch_roots_are_foreign(void); /* in another mount name space, for good */
+/* At once, for the newest session. */
+void monarch_rights_may_differ(void);
 
 struct monarch_stats *monarch_my_stats(struct session *s);
 

@@ -7,6 +7,7 @@
 
 #include "calls.h"
 #include "metadata.h"
+#include "roots.h"
 #include "serve.h"
 #include "sys.h"
 
@@ -35,18 +36,15 @@ static void fill(const struct session *s, const struct monarch_entry *e, struct 
     st->st_ctim = time_of(e->ctime_ns);
 }
 
-/* 1: answered; -1: there is no such file, and errno says so; 0: the kernel is to be asked. */
+/* 1: answered; 0: the kernel is to be asked. */
 static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     struct monarch_known k;
     struct stat found;
     MAYBE_NULL(st);
-    if (!st)
-        return 0; /* the kernel says what is wrong */
-    enum monarch_answer answer = monarch_know(dir, path, follow, &k);
-    if (answer == MONARCH_MISSING)
-        errno = ENOENT;
-    if (answer != MONARCH_THERE)
-        return answer == MONARCH_MISSING ? -1 : 0;
+    if (!st) /* the kernel says what is wrong */
+        return 0;
+    if (!monarch_know(dir, path, follow, &k) || !monarch_can_tell(&k))
+        return 0;
     fill(k.session, k.entry, &found);
     if (!monarch_is_same_version(&k))
         return 0;
@@ -113,21 +111,22 @@ static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
 }
 
 PUBLIC int stat(const char *path, struct stat *st) {
-    int r = answer_path(AT_FDCWD, path, st, 1);
-    if (r)
-        return r > 0 ? 0 : -1;
-    r = REAL(stat) ? REAL(stat)(path, st) : kernel_stat(AT_FDCWD, path, st, 0);
-    if (r == 0)
-        correct(st); /* /proc/self/fd/N of a copy */
+    if (answer_path(AT_FDCWD, path, st, 1))
+        return 0;
+    int r = REAL(stat) ? REAL(stat)(path, st) : kernel_stat(AT_FDCWD, path, st, 0);
+    if (r == 0 && !correct(st)) /* /proc/self/fd/N of a copy */
+        monarch_learn_stat(path, st);
     return r;
 }
 
 PUBLIC int lstat(const char *path, struct stat *st) {
-    int r = answer_path(AT_FDCWD, path, st, 0);
-    if (r)
-        return r > 0 ? 0 : -1;
-    return REAL(lstat) ? REAL(lstat)(path, st)
-                       : kernel_stat(AT_FDCWD, path, st, AT_SYMLINK_NOFOLLOW);
+    if (answer_path(AT_FDCWD, path, st, 0))
+        return 0;
+    int r =
+        REAL(lstat) ? REAL(lstat)(path, st) : kernel_stat(AT_FDCWD, path, st, AT_SYMLINK_NOFOLLOW);
+    if (r == 0)
+        monarch_learn_stat(path, st);
+    return r;
 }
 
 PUBLIC int fstat(int fd, struct stat *st) {
@@ -140,14 +139,13 @@ PUBLIC int fstat(int fd, struct stat *st) {
 }
 
 PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
-    int r = flags & ~(AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH)
-                ? 0
-                : answer_path(dir, path, st, !(flags & AT_SYMLINK_NOFOLLOW));
-    if (r)
-        return r > 0 ? 0 : -1;
-    r = REAL(fstatat) ? REAL(fstatat)(dir, path, st, flags) : kernel_stat(dir, path, st, flags);
-    if (r == 0)
-        correct(st);
+    if (!(flags & ~(AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH)) &&
+        answer_path(dir, path, st, !(flags & AT_SYMLINK_NOFOLLOW)))
+        return 0;
+    int r = REAL(fstatat) ? REAL(fstatat)(dir, path, st, flags) : kernel_stat(dir, path, st, flags);
+    MAYBE_NULL(path); /* newer kernels take none with AT_EMPTY_PATH */
+    if (r == 0 && !correct(st) && path && (dir == AT_FDCWD || *path == '/'))
+        monarch_learn_stat(path, st);
     return r;
 }
 
@@ -265,11 +263,8 @@ static int answer_statx(int dir, const char *path, int flags, unsigned mask, str
     if (!x || mask & ~KNOWN ||
         flags & ~(AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH | AT_STATX_DONT_SYNC))
         return 0;
-    enum monarch_answer answer = monarch_know(dir, path, !(flags & AT_SYMLINK_NOFOLLOW), &k);
-    if (answer == MONARCH_MISSING)
-        errno = ENOENT;
-    if (answer != MONARCH_THERE)
-        return answer == MONARCH_MISSING ? -1 : 0;
+    if (!monarch_know(dir, path, !(flags & AT_SYMLINK_NOFOLLOW), &k) || !monarch_can_tell(&k))
+        return 0;
     fill(k.session, k.entry, &st);
     if (!can_fill_statx(k.session, k.entry, mask) || !monarch_is_same_version(&k))
         return 0;
@@ -278,10 +273,9 @@ static int answer_statx(int dir, const char *path, int flags, unsigned mask, str
 }
 
 PUBLIC int statx(int dir, const char *path, int flags, unsigned mask, struct statx *x) {
-    int r = answer_statx(dir, path, flags, mask, x);
-    if (r)
-        return r > 0 ? 0 : -1;
-    r = real_statx(dir, path, flags, mask, x);
+    if (answer_statx(dir, path, flags, mask, x))
+        return 0;
+    int r = real_statx(dir, path, flags, mask, x);
     if (r == 0)
         correct_statx(dir, path, flags, x, mask);
     return r;

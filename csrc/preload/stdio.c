@@ -3,10 +3,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "await.h"
 #include "calls.h"
 #include "descriptors.h"
+#include "momentary.h"
+#include "progress.h"
 #include "record.h"
-#include "serve.h"
 #include "sys.h"
 
 /* "r" with any of glibc's letters but '+'; what follows a comma is a character set. */
@@ -23,11 +25,34 @@ static FILE *changed(FILE *f, const char *mode, char *real) {
 }
 
 /* A stream moves its descriptor's offset inside libc. */
-static FILE *opened_source(struct session *s, const struct monarch_opening *o, FILE *f) {
+static FILE *opened_source(struct session *s, const struct monarch_opening *o, const char *path,
+                           uint64_t since_ns, FILE *f) {
     if (f && o->id != MONARCH_OUTSIDE) {
-        monarch_opened_source(s, o, O_RDONLY, fileno(f));
+        monarch_opened_source(s, o, O_RDONLY, since_ns, fileno(f));
         monarch_track_flag(fileno(f), TRACK_OFFSET);
+        monarch_count_stream(fileno(f));
+    } else if (f) {
+        monarch_opened_elsewhere(s, o, path, fileno(f));
     }
+    return f;
+}
+
+static void opened_copy(struct session *s, const struct monarch_opening *o, const FILE *f) {
+    monarch_opened_copy(s, o);
+    if (o->waited)
+        monarch_progress_stream(s, (uint64_t)o->id, f);
+}
+
+/* A link in the place of a copy is not followed, which fopen has no way to say. What else a mode
+ * can say only fopen understands (`ccs=`): NULL, and the source. */
+static FILE *open_copy(const struct monarch_opening *o, const char *mode) {
+    if (mode[strspn(mode, "rbe")])
+        return NULL;
+    int flags = O_RDONLY | (strchr(mode, 'e') ? O_CLOEXEC : 0);
+    int fd = REAL(open)(o->copy, monarch_copy_flags(flags));
+    FILE *f = fd >= 0 ? REAL(fdopen)(fd, mode) : NULL;
+    if (fd >= 0 && !f)
+        sys_close(fd);
     return f;
 }
 
@@ -39,14 +64,16 @@ static FILE *open_for_reading(const char *path, const char *mode) {
     monarch_look_up(s, AT_FDCWD, path, O_RDONLY, &o);
     if (o.served || monarch_wait_for_copy(s, &o)) {
         int old_errno = errno;
-        FILE *f = REAL(fopen)(o.copy, mode);
+        FILE *f = open_copy(&o, mode);
+        errno = old_errno;
         if (f) {
-            monarch_opened_copy(s, &o);
+            opened_copy(s, &o, f);
             return f;
         }
-        errno = old_errno;
     }
-    return opened_source(s, &o, REAL(fopen)(path, mode));
+    uint64_t since_ns = sys_now_ns();
+    FILE *f = REAL(fopen)(path, mode);
+    return opened_source(s, &o, path, since_ns, f);
 }
 
 /* Only these have room for a path on their stack: programs read files from small ones. */
@@ -77,15 +104,16 @@ static FILE *reopen_copy(struct session *s, struct monarch_opening *o, const cha
     char name[32];
     struct stat st;
     FILE *f = NULL;
-    int fd = o->served || monarch_wait_for_copy(s, o)
-                 ? sys_openat(AT_FDCWD, o->copy, O_RDONLY | O_CLOEXEC)
-                 : -1;
-    if (fd < 0)
+    if (!o->served && !monarch_wait_for_copy(s, o))
         return NULL;
+    monarch_momentary_begin();
+    int fd = sys_openat(AT_FDCWD, o->copy, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
-    if (sys_fstatat(AT_FDCWD, name, &st, 0) == 0)
+    if (fd >= 0 && sys_fstatat(AT_FDCWD, name, &st, 0) == 0)
         f = REAL(freopen)(name, mode, stream);
-    sys_close(fd);
+    if (fd >= 0)
+        sys_close(fd);
+    monarch_momentary_end();
     return f;
 }
 
@@ -97,10 +125,12 @@ static FILE *reopen_for_reading(const char *path, const char *mode, FILE *stream
     monarch_look_up(s, AT_FDCWD, path, O_RDONLY, &o);
     FILE *f = reopen_copy(s, &o, mode, stream);
     if (f) {
-        monarch_opened_copy(s, &o);
+        opened_copy(s, &o, f);
         return f;
     }
-    return opened_source(s, &o, REAL(freopen)(path, mode, stream));
+    uint64_t since_ns = sys_now_ns();
+    f = REAL(freopen)(path, mode, stream);
+    return opened_source(s, &o, path, since_ns, f);
 }
 
 /* Without a path, a stream opens its own file again: a copy's stream, its source file. */

@@ -8,10 +8,16 @@
 
 #define MONARCH_TRACKED 65536 /* descriptors; higher ones read the source */
 
-/* One word each: flags | session << 4 | low bits of the opener's process << 9 | entry + 1 << 32. */
+/* One word each: flags | session << 4 | number of the open << 9 | entry + 1 << 32. */
 #define TRACK_OFFSET 1ULL /* used with its own offset: never replaced */
 #define TRACK_SHARED 2ULL /* duplicated, or locks may hang on it: never replaced */
-#define TRACK_HELD 4ULL   /* a thread relies on what it is: whoever changes that waits */
+/* A thread relies on what it is: whoever changes that waits, until it is done or the number is a
+ * copy's, which only the thread that holds it for a promotion makes of it. */
+#define TRACK_HELD 4ULL
+/* A thread is about to seek: the number must stay that file's until the kernel has the open file in
+ * its hands. */
+#define TRACK_SEEKING 8ULL
+#define TRACK_FLAGS 15ULL
 
 extern uint64_t monarch_track_table[MONARCH_TRACKED] __attribute__((visibility("hidden")));
 
@@ -30,8 +36,9 @@ void monarch_track_mark(void);
 /* Whether the process's descriptors are the ones meant: not so in a child of vfork, which runs in
  * its parent's memory. */
 int monarch_track_is_mine(void);
-/* Whether this process opened it: a child shares its offset with its parent. */
-int monarch_track_is_own(uint64_t w);
+/* The number of the process whose descriptors are meant, without a system call: a child of vfork
+ * gets its parent's. 0 before anything was noted. */
+uint32_t monarch_track_process(void);
 
 void monarch_track(struct session *s, int fd, uint64_t entry);
 void monarch_track_again(int fd, int fresh); /* `fresh` is a duplicate of `fd` */
@@ -50,8 +57,11 @@ struct monarch_held {
 };
 int monarch_track_hold(int fd, uint64_t expected, struct monarch_held *held);
 void monarch_track_release(int fd, const struct monarch_held *held, uint64_t word);
-/* Waits until no descriptor is held that was when it was called. */
-void monarch_track_wait_for_all(void);
+
+/* lseek(fd, by, SEEK_CUR) of the open file that `tracked` tells of, which waits for other threads'
+ * reads of it; whoever closes or replaces the number meanwhile does not. The new offset; -1: it was
+ * not moved, mostly because the number is another open file's by now. */
+long monarch_track_seek(int fd, uint64_t tracked, long by);
 
 /* Before a close. Waits for a promotion of this descriptor in another thread, which ends soon. */
 void monarch_untrack_slow(int fd);
@@ -59,6 +69,11 @@ static inline void monarch_untrack(int fd) {
     if (__builtin_expect(monarch_tracked(fd) != 0, 0))
         monarch_untrack_slow(fd);
 }
+/* The same of what `seen` tells of, if that is all that is known: without a wait, and another
+ * thread's later word stays. */
+void monarch_untrack_seen(int fd, uint64_t seen);
+/* Forgets those of the session of this number, before another has it. */
+void monarch_untrack_session(unsigned number);
 /* In the child of a fork. */
 void monarch_track_adopt(void);
 /* Before a fork: the child will share the offsets of all that is open. */

@@ -25,11 +25,13 @@ static int stderr_is_what_it_was(void) {
            now.st_rdev == stderr_at_load.st_rdev;
 }
 
+#define PART_BYTES 1024 /* of an environment, at a time: the stack may be small */
+
 /* A job is many processes and should say a thing once: the parent has said it if it was started
  * with the library and a configuration too. */
-static int parent_has_warned(void) {
+__attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
-    char path[32] = "/proc/", buf[4096 + 32];
+    char path[32] = "/proc/", buf[PART_BYTES + 32];
     long ppid = sys6(SYS_getppid, 0, 0, 0, 0, 0, 0), n, kept = 0;
     int seen[2] = {0, 0}, digits = 0;
     for (long v = ppid; v; v /= 10)
@@ -40,7 +42,7 @@ static int parent_has_warned(void) {
     int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return 0;
-    while ((n = sys_read(fd, buf + kept, 4096)) > 0) {
+    while ((n = sys_read(fd, buf + kept, PART_BYTES)) > 0) {
         n += kept;
         for (int w = 0; w < 2; w++)
             seen[w] |= memmem(buf, (size_t)n, wanted[w], strlen(wanted[w])) != NULL;

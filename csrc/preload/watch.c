@@ -8,6 +8,7 @@
 #include "record.h"
 #include "serve.h"
 #include "sys.h"
+#include "tell.h"
 
 #define READS (IN_ACCESS | IN_OPEN | IN_CLOSE_NOWRITE)
 
@@ -28,12 +29,16 @@ static void leave_files_in(struct session *s, const struct stat *directory) {
 
 PUBLIC int inotify_add_watch(int fd, const char *path, uint32_t mask) {
     struct session *s = mask & READS ? session_for_change() : NULL;
+    int is_told = mask & READS && monarch_lacks_room();
     struct stat st;
     MAYBE_NULL(path);
-    if (s && path &&
-        sys_fstatat(AT_FDCWD, path, &st, mask & IN_DONT_FOLLOW ? AT_SYMLINK_NOFOLLOW : 0) == 0 &&
-        monarch_source_on(s, st.st_dev, 0) >= 0) {
-        if (S_ISREG(st.st_mode))
+    if ((s || is_told) && path &&
+        sys_fstatat(AT_FDCWD, path, &st, mask & IN_DONT_FOLLOW ? AT_SYMLINK_NOFOLLOW : 0) == 0) {
+        if (is_told)
+            monarch_tell_change(&st, S_ISDIR(st.st_mode));
+        if (!s || monarch_source_on(s, st.st_dev, 0) < 0)
+            s = NULL;
+        else if (S_ISREG(st.st_mode))
             monarch_mark_changed(s->clients, st.st_dev, st.st_ino);
         else if (S_ISDIR(st.st_mode))
             leave_files_in(s, &st);

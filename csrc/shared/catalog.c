@@ -183,7 +183,7 @@ static int is_set(const uint64_t *bits, uint64_t bit) {
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     uint64_t bit = monarch_filter_bit(dev, ino), second = monarch_filter_second(dev, ino);
     uint64_t coarse = bit / MONARCH_FILTER_COARSE;
-    if (monarch_is_changed(m, dev, ino))
+    if (monarch_is_marked(m, dev, ino))
         return;
     __atomic_fetch_or(&m->changed[second / 64], mask_of(second), __ATOMIC_SEQ_CST);
     __atomic_fetch_or(&m->changed[bit / 64], mask_of(bit), __ATOMIC_SEQ_CST);
@@ -191,8 +191,12 @@ void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino)
     __atomic_fetch_add(&m->changes, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Who finds no mark counted has come before any, too. Most jobs never make one. */
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino) {
+    return __atomic_load_n(&m->told, __ATOMIC_SEQ_CST) || monarch_is_marked(m, dev, ino);
+}
+
+/* A count of 0 says that nothing is marked yet, as it is in most jobs. */
+int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     if (!__atomic_load_n(&m->changes, __ATOMIC_SEQ_CST))
         return 0;
     uint64_t bit = monarch_filter_bit(dev, ino);

@@ -18,9 +18,10 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 14
+#define MONARCH_VERSION 21
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
+#define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX and the effective one */
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
 #define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
 #define MONARCH_COPY_NAME 13     /* a copy's number in hexadecimal, zero-padded [digits] */
@@ -41,6 +42,7 @@
 #define MONARCH_MAIL_SLOTS 64
 #define MONARCH_MAIL_PATH 1004
 #define MONARCH_STAT_SLOTS 64
+#define MONARCH_LOOKS 16384    /* at directories; two that share a place look more often */
 #define MONARCH_MAX_PEERS 4096 /* nodes of a session */
 #define MONARCH_ASKED 2        /* of them, whom a fill asks before the source */
 #define MONARCH_RANKS 128      /* of one node that are told apart, and 0 for everybody else */
@@ -89,8 +91,6 @@ struct monarch_filesystem {
      * which fields are filled, without and with the birth time asked for. */
     uint64_t mount, attributes_mask;
     uint32_t statx_mask[2];
-    uint32_t names_exact; /* a name leads to a file only as it is listed, letter by letter */
-    uint32_t unused;
 };
 
 struct monarch_source {
@@ -127,15 +127,22 @@ struct monarch_control {
     /* Whether the catalog answers for names and attributes; else the source is asked each time,
      * also whether a file is still what its copy is. */
     uint32_t metadata_cached;
-    uint32_t follow_opens; /* atomic: the daemon wants to know what is opened */
-    uint32_t unused;
-    /* Listings, and that a name is missing, are answered for as long as this after the directories
-     * were last compared with the source [ns of CLOCK_MONOTONIC]. */
+    uint32_t follow_opens;     /* atomic: the daemon wants to know what is opened */
+    uint32_t follow_reads;     /* the daemon wants to know what is read to its end */
+    uint32_t reads_everything; /* the daemon may read files whatever their modes say */
+    /* Atomic: a bit for each source whose small files come sooner than a wait for a copy ends: they
+     * lie on a local disk, or in the page cache. */
+    uint32_t fast_sources;
+    uint64_t users; /* inode of its name space of users */
+    /* Attributes of files are told for as long as this after the directories were last compared
+     * with the source [ns of CLOCK_MONOTONIC]. */
     uint64_t revalidate_ns;
     uint64_t compared_ns; /* atomic; 0: not yet */
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
     char switch_file[2][MONARCH_TIER_PATH];
+    uint32_t groups; /* of the daemon */
+    uint32_t group[MONARCH_MAX_GROUPS];
 };
 
 /* Of the index by path. `place` names the entry and its path, `copy` the copy that is there, if
@@ -219,7 +226,10 @@ struct monarch_stats {
     uint64_t promotions;                         /* descriptors and mappings moved to the copy */
     uint64_t bytes_while_filling;                /* read from copies that were not complete */
     uint64_t metadata_hits;                      /* names and attributes told by the catalog */
-    uint64_t unused[6];                          /* to two cache lines */
+    /* What programs read at the sources themselves, see monarch_count_source [bytes]. */
+    uint64_t source_bytes_read_by_programs;
+    uint64_t source_opens, source_open_ns; /* of their files there, and how long these took */
+    uint64_t unused[3];                    /* to two cache lines */
 };
 
 /* Where the bytes of a fill come from; there are threads for each. Those that wait for a peer never
@@ -241,6 +251,21 @@ struct monarch_rank {
     uint64_t unused[6]; /* to a cache line */
 };
 
+/* A bit for each file, and above it one for each word of bits: the daemon finds the few that are
+ * set among 16 Mi without reading them all. */
+struct monarch_bits {
+    uint64_t summary[MONARCH_MAX_FILES / 64 / 64]; /* atomic */
+    uint64_t word[MONARCH_MAX_FILES / 64];         /* atomic */
+};
+
+/* A change by a process that has no room to map the segments, in the session's file `changes`. */
+struct monarch_change {
+    uint64_t dev, ino;
+    uint64_t is_tree; /* of a directory with all that is below it */
+};
+/* In `told`, by who could not write one down: any file may have changed. */
+#define MONARCH_CHANGE_UNKNOWN UINT64_MAX
+
 struct monarch_clients {
     uint64_t magic;
     uint32_t doorbell; /* futex: rung when there is work for the daemon */
@@ -253,7 +278,10 @@ struct monarch_clients {
     /* The daemon's signs of life when a reader gave up on it, 0 if none did: as long as they are
      * the same, no process waits for it. */
     uint64_t silent_at;
-    uint64_t stale; /* a client asked for names that were compared too long ago */
+    uint64_t stale; /* a client asked for attributes that were compared too long ago */
+    /* Atomic. When a client last saw at the source that a directory is what its listing was made
+     * of: number of the entry + 1, 25 bits | ticks of CLOCK_MONOTONIC, see metadata.c. */
+    uint64_t look[MONARCH_LOOKS];
     /* Units that readers wait for: entry + 1 and the reader's rank in the upper half, unit and a
      * tag in the lower, which is a futex. The daemon sets it to 0 when the answer is there. A hint,
      * like the mail: the bitmaps are the truth, and nobody waits for a client that was killed. */
@@ -261,13 +289,24 @@ struct monarch_clients {
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_mail mail[MONARCH_MAIL_SLOTS];
-    uint64_t wanted[MONARCH_MAX_FILES / 64];
-    uint64_t opened[MONARCH_MAX_FILES / 64]; /* since the daemon looked, if it follows opens */
+    struct monarch_bits wanted;
+    struct monarch_bits opened; /* since the daemon looked, if it follows opens */
+    struct monarch_bits read;   /* to their end, by who found no copy; if it follows reads */
+    /* Atomic. Not 0: the daemon has still to take in what was written to `changes`, and until then
+     * every file counts as changed. Each writer puts another number here, by which the daemon sees
+     * that one more has come. */
+    uint64_t told;
+    uint64_t unused[7]; /* to a cache line: it is read at each open */
     uint64_t changed[MONARCH_FILTER_BITS / 64];
     uint64_t changed_coarse[MONARCH_FILTER_BITS / MONARCH_FILTER_COARSE / 64];
 };
 
 #ifndef MONARCH_CDEF
+/* A file's time as entries have it [ns]. A file system may tell one that 64 bits do not hold. */
+static inline int64_t monarch_time_ns(int64_t s, int64_t ns) {
+    return (int64_t)((uint64_t)s * 1000000000 + (uint64_t)ns);
+}
+
 static_assert(sizeof(struct monarch_entry) == 128, "two cache lines; bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_slot) == 16, "four to a cache line; bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_stats) == 128, "bump MONARCH_VERSION");
@@ -282,6 +321,24 @@ static_assert(MONARCH_MAX_ENTRIES == (1 << 25) - 1 && MONARCH_RANKS == 1 << 7,
 
 static inline uint64_t monarch_word(unsigned state, unsigned reason, unsigned tier, uint64_t copy) {
     return state | reason << 4 | tier << 8 | copy << 12;
+}
+
+static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
+    return __atomic_load_n(&words[i / 64], __ATOMIC_SEQ_CST) >> (i % 64) & 1;
+}
+
+/* Sets a file's bit. Returns whether anything was new to the daemon. The summary comes second, and
+ * the daemon clears it first, so that it never hides a bit for long; it is mended where a client
+ * was killed between the two. */
+static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
+    uint64_t above = id / 64;
+    int is_new = !monarch_bit_is_set(b->word, id);
+    if (is_new)
+        __atomic_fetch_or(&b->word[above], 1ULL << (id % 64), __ATOMIC_SEQ_CST);
+    if (monarch_bit_is_set(b->summary, above))
+        return is_new;
+    __atomic_fetch_or(&b->summary[above / 64], 1ULL << (above % 64), __ATOMIC_SEQ_CST);
+    return 1;
 }
 
 /* A finaliser that spreads inode numbers and source numbers over 64 bits. */
@@ -432,5 +489,7 @@ int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uin
 /* The changed filter: says "changed" of everything that was, and of a few that were not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
+/* For the daemon, who has taken in what was told: whether it is marked. */
+int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
 
 #endif

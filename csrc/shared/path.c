@@ -118,7 +118,7 @@ static int append(struct walk *w, const char *name, size_t n) {
     if (w->len + 1 + n >= MONARCH_PATH_MAX)
         return 0;
     w->text[w->len++] = '/';
-    memcpy(w->text + w->len, name, n);
+    memmove(w->text + w->len, name, n); /* it may lie behind, in the same buffer */
     w->len += n;
     w->text[w->len] = 0;
     return 1;
@@ -158,30 +158,29 @@ static int64_t first_link(const struct walk *w, unsigned source, const char *rel
     }
 }
 
-/* Puts the link's target in its place: `next` is the path to walk on with, `w` the directory to
- * start from. */
-static int substitute(struct walk *w, const char *rel, int64_t link, size_t end, char *next) {
+/* Puts the link's target in its place, with what is behind it at the very end of the same buffer:
+ * callers may be on small stacks. Returns that path, to walk on with, from the directory that `w`
+ * is then; NULL if both do not fit. A walk moves what it reads to the front, byte for byte, so that
+ * it needs two bytes between them and no more. */
+static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);
-    size_t n = strlen(target), rest = strlen(rel + end);
-    int slash = w->needs_directory;
-    if (!is_current(w, link) || n + rest + 2 > MONARCH_PATH_MAX)
-        return 0;
-    memcpy(next, target, n);
-    memcpy(next + n, rel + end, rest);
-    memcpy(next + n + rest, slash ? "/" : "", (size_t)slash + 1);
-    if (target[0] == '/') {
-        w->len = 0;
-    } else {
-        w->len = (size_t)(rel - w->text) + end;
-        while (w->text[w->len - 1] != '/')
-            w->len--;
-        w->len--;
-    }
-    w->text[w->len] = 0;
+    size_t n = strlen(target), rest = strlen(rel + end), slash = (size_t)(w->needs_directory != 0);
+    size_t kept = target[0] == '/' ? 0 : (size_t)(rel - w->text) + end;
+    while (kept && w->text[--kept] != '/')
+        ;
+    if (!is_current(w, link) || kept + 2 + n + rest + slash >= MONARCH_PATH_MAX)
+        return NULL;
+    char *last = w->text + MONARCH_PATH_MAX - 1, *behind = last - slash - rest;
+    memmove(behind, rel + end, rest);
+    memcpy(behind + rest, "/", slash);
+    *last = 0;
+    memcpy(behind - n, target, n);
+    w->len = kept;
+    w->text[kept] = 0;
     /* Links below a source were scanned from its root down without following any. */
     w->canonical = 0;
-    return 1;
+    return behind - n;
 }
 
 int monarch_is_outside(const struct monarch_control *k, const char *path) {
@@ -191,7 +190,8 @@ int monarch_is_outside(const struct monarch_control *k, const char *path) {
     return walk_components(&w, path) && monarch_prefix(k, text, w.len, &rel) < 0;
 }
 
-static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, char *next) {
+/* -3: a link was met, and *next is the path to walk on with. */
+static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, const char **next) {
     const char *rel;
     size_t end;
     out->source = monarch_prefix(w->control, w->text, w->len, &rel);
@@ -214,16 +214,17 @@ static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, ch
         end = strlen(rel);
     if (link < 0)
         return MONARCH_UNKNOWN;
-    return substitute(w, rel, link, end, next) ? -3 : MONARCH_OUTSIDE;
+    *next = substitute(w, rel, link, end);
+    return *next ? -3 : MONARCH_OUTSIDE;
 }
 
 void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,
                      const struct monarch_clients *m, const char *base, const char *path,
                      int follow, struct monarch_place *out) {
-    char next[MONARCH_PATH_MAX];
     struct walk w = {.control = k, .catalog = c, .clients = m, .text = out->path};
     out->entry = MONARCH_OUTSIDE;
     out->source = -1;
+    out->path_len = 0;
     /* Too long for the kernel, however short it becomes here; or no path at all. */
     if (!*path || strnlen(path, MONARCH_PATH_MAX) == MONARCH_PATH_MAX)
         return;
@@ -237,11 +238,10 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
     for (int links = 0; links <= MAX_LINKS; links++) {
         if (!walk_components(&w, path))
             return;
-        out->entry = look_up(&w, follow, out, next);
+        out->entry = look_up(&w, follow, out, &path);
         if (out->entry != -3)
             break;
         out->entry = MONARCH_OUTSIDE;
-        path = next;
     }
     const char *rel = out->path;
     if (monarch_prefix(k, out->path, strlen(out->path), &rel) >= 0) {

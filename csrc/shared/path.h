@@ -34,7 +34,7 @@ int monarch_is_outside(const struct monarch_control *k, const char *path);
 int monarch_may_go_up(const char *path);
 
 /* Resolves `path`, taken from the canonical directory `base` when it is relative (`base` may be
- * out->path itself: callers may be on small stacks). With follow = 0
+ * out->path itself: callers may be on small stacks); nothing else of *out is read. With follow = 0
  * a link as the last component is not followed. Asks the file system (lstat) only about components
  * outside every source that a later `..` leaves again. */
 void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,

@@ -57,6 +57,13 @@ static inline void *sys_map(int fd, unsigned long n, int prot) {
     long p = sys6(SYS_mmap, 0, (long)n, prot, MAP_SHARED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
+/* In the place of what is at `at`, of which this process has made all: the file, or zeros that take
+ * no memory for fd -1. */
+static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
+    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
+    long p = sys6(SYS_mmap, (long)at, (long)n, prot, flags | MAP_FIXED, fd, 0);
+    return p < 0 && p > -4096 ? 0 : (void *)p;
+}
 /* The same at a multiple of `align` (a power of two): reserved first, so that nobody's mapping is
  * hit. */
 static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned long align) {
@@ -77,9 +84,17 @@ static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned 
     sys6(SYS_munmap, (long)at, (long)(end - at), 0, 0, 0, 0);
     return 0;
 }
+#ifdef __SANITIZE_THREAD__
+/* ThreadSanitizer hears of no system call of ours: what one thread wrote here would look like a
+ * race with whoever is given the address next. So nobody is. */
+static inline void sys_unmap(const void *p, unsigned long n) {
+    sys_map_over((void *)p, -1, n, PROT_NONE);
+}
+#else
 static inline void sys_unmap(const void *p, unsigned long n) {
     sys6(SYS_munmap, (long)p, (long)n, 0, 0, 0, 0);
 }
+#endif
 static inline long sys_write(int fd, const void *buf, unsigned long n) {
     return sys6(SYS_write, fd, (long)buf, (long)n, 0, 0, 0);
 }
@@ -88,6 +103,9 @@ static inline long sys_read(int fd, void *buf, unsigned long n) {
 }
 static inline long sys_pread(int fd, void *buf, unsigned long n, long at) {
     return sys6(SYS_pread64, fd, (long)buf, (long)n, at, 0, 0);
+}
+static inline long sys_pwrite(int fd, const void *buf, unsigned long n, long at) {
+    return sys6(SYS_pwrite64, fd, (long)buf, (long)n, at, 0, 0);
 }
 static inline long sys_lseek(int fd, long offset, int whence) {
     return sys6(SYS_lseek, fd, offset, whence, 0, 0, 0);
@@ -110,6 +128,16 @@ static inline uint64_t sys_now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+/* For the nth time, waits a moment for another thread that needs microseconds: lets it have the
+ * processor at first, and then sleeps, because a yield does nothing for one of a lower real-time
+ * priority. */
+static inline void sys_relax(unsigned n) {
+    struct timespec nap = {0, n < 96 ? 50000 : 1000000};
+    if (n < 32)
+        sys6(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+    else
+        sys6(SYS_nanosleep, (long)&nap, 0, 0, 0, 0, 0);
 }
 /* Sleeps while *word is `seen`, at most `ns` (below a second). */
 static inline void sys_futex_wait(const uint32_t *word, uint32_t seen, long ns) {

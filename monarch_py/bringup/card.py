@@ -22,6 +22,8 @@ from monarch_py.session import SessionDir, shm_root
 __all__ = ["Card", "check_cards", "check_members", "make_card", "those_that_run"]
 
 THOSE_THAT_RUN = "the nodes whose daemons run"
+# The mends where nodes differ in something that does not stand in the configuration.
+_MENDS = {"Monarch": "install the same version there", "plan": "give them the same file"}
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -149,7 +151,7 @@ def _check_agreed(card: Card, others: str, agreed: Mapping[str, str]) -> None:
     for key in dict.fromkeys([*agreed, *card.agreed]):
         ours, theirs = agreed.get(key, "missing"), card.agreed.get(key, "missing")
         if ours != theirs:
-            mend = "give them the same file" if key.startswith("plan") else f"correct {card.file}"
+            mend = _MENDS.get(key.partition("[")[0], f"correct {card.file}")
             if others == THOSE_THAT_RUN:
                 mend += ", as it was when they were started, or stop all daemons first"
             raise SessionError(

@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from monarch_py.bringup.card import Card, make_card
-from monarch_py.client import Client
+from monarch_py.client import Client, troubles
 from monarch_py.cluster import Cluster
 from monarch_py.config import Config, load_config
 from monarch_py.daemon.lifecycle import Told, spawn
-from monarch_py.errors import SessionError
+from monarch_py.errors import MonarchError, SessionError
 from monarch_py.peers import listen
 from monarch_py.scan import Record, give, record_sources
-from monarch_py.session import SessionDir
+from monarch_py.session import SessionDir, holder_of
+from monarch_py.shares import Shares
 
 __all__ = ["Here"]
 
+# A start may take minutes, where it lists the sources. It is looked this often [s].
+TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
 # One that is busy may answer late once.
 LOOKS = 2
 
@@ -38,6 +41,28 @@ class Here:
         self.began = 0.0
         self.process: subprocess.Popen[bytes] | None = None
         self.lifeline: int | None = None
+        self._shares: Shares | None = None
+
+    def take_turn(self) -> None:
+        """Waits for others who start or end a daemon here; SessionError if they take too long."""
+        try:
+            config = load_config(self._config_file)
+        except MonarchError:
+            return  # `prepare` says so, as on the other nodes
+        self._shares = Shares(SessionDir.of(config.file))
+        limit = time.monotonic() + TURN_LIMIT_S
+        while not self._shares.try_turn():
+            if time.monotonic() > limit:
+                raise SessionError(
+                    f"another start, or run, of {self._config_file} has been under way for"
+                    f" {TURN_LIMIT_S:.0f} s; wait for its end, and try again"
+                )
+            time.sleep(TURN_PAUSE_S)
+
+    def leave_turn(self) -> None:
+        if self._shares is not None:
+            self._shares.close()
+            self._shares = None
 
     def prepare(self) -> Card:
         self._config = load_config(self._config_file)
@@ -66,7 +91,10 @@ class Here:
 
     def cluster(self) -> Cluster:
         """As the daemon that runs here knows it."""
-        return Cluster.of(Client(SessionDir.of(self._config.file)).ask("cluster"))
+        return Cluster.of(Client(self._session()).ask("cluster"))
+
+    def _session(self) -> SessionDir:
+        return SessionDir.of(self._config.file)
 
     def roots(self) -> list[int | None]:
         """The inode number of each source; None where there is none to be seen."""
@@ -85,7 +113,7 @@ class Here:
         me = cluster.members[cluster.rank]
         if self._listener.getsockname()[:2] != (me.host, me.port):
             self._listener.close()
-            self._listener = _listen_again(me.host, me.port)
+            self._listener = _listen_again(me.host, me.port, self._session())
         return self._start(cluster, None)
 
     # --- both -------------------------------------------------------------------------------------
@@ -99,8 +127,7 @@ class Here:
                 self.process = spawn(self._config.file, detach=False, told=told)
             finally:
                 os.close(reading)
-        tiers = Client(SessionDir.of(self._config.file)).ask("status")["tiers"]
-        return [tier["why"] for tier in tiers if not tier["usable"]]
+        return troubles(Client(SessionDir.of(self._config.file)).ask("status"))
 
     def unreached(self) -> list[dict[str, Any]]:
         """Of the other nodes those whose daemons this one does not reach, as `all` tells them."""
@@ -121,13 +148,15 @@ class Here:
             self.process.wait()
 
 
-def _listen_again(host: str, port: int) -> socket.socket:
+def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
     try:
         return listen(host, port)
     except SessionError as error:
+        silent = holder_of(session.lock)
+        mend = "free it" if not silent else f"the daemon of {silent} there does not answer: end it"
         raise SessionError(
             f"the daemons that run reach this node at {host}, port {port}, where this one cannot"
-            f" be served now ({error.__cause__}): mend that, or stop all daemons first"
+            f" be served now ({error.__cause__}): {mend}, or stop all daemons first"
         ) from error
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from monarch_py.bringup.card import Card, check_cards, check_members, those_that_run
+from monarch_py.bringup.guard import end_with_the_others
 from monarch_py.bringup.here import Here
 from monarch_py.bringup.ranks import Ranks
 from monarch_py.bringup.together import EndError, alike, listed, together, told_once
 from monarch_py.cluster import Cluster, Member
 from monarch_py.daemon.lifecycle import STAY
+from monarch_py.errors import SessionError
 from monarch_py.launcher import Launch
 from monarch_py.peers import new_secret
 
@@ -54,9 +56,14 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
     """Starts this node's daemon, as all other ranks do theirs, and returns when all of them serve.
 
     SystemExit, on all ranks alike, if that cannot be on one of them: rank 0 has said why then, and
-    no daemon is left of this call. SessionError when the ranks do not come together.
+    no daemon is left of this call; also on a rank that cannot join the others, which says why.
     """
-    ranks = Ranks(launch)
+    try:
+        ranks = Ranks(launch)
+    except SessionError as error:
+        sys.stderr.write(f"monarch: {error}\n")
+        end_with_the_others()
+        sys.exit(error.exit_status)
     try:
         node = _bring_up(ranks, config_file)
     except EndError as end:
@@ -77,6 +84,15 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
 
 def _bring_up(ranks: Ranks, config_file: Path) -> Node:
     here = Here(config_file, ranks.names[ranks.rank])
+    try:
+        return _bring_up_here(ranks, here)
+    finally:
+        here.leave_turn()
+
+
+def _bring_up_here(ranks: Ranks, here: Here) -> Node:
+    # Of two starts at once, whose first rank is on the same node, one waits for the other.
+    together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
     cards = together(ranks, here.prepare)
     warnings = told_once((card.name, words) for card in cards for words in card.warnings)
     alike(check_cards, cards)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import Any, TypeVar
 
+from monarch_py.bringup.guard import bounded_join
 from monarch_py.errors import SessionError
 from monarch_py.launcher import Launch
 
@@ -30,7 +31,8 @@ class Ranks:
 
     def __init__(self, launch: Launch) -> None:
         self._mpi = _load(launch)
-        self._mpi.Init_thread(self._mpi.THREAD_FUNNELED)
+        with bounded_join(launch):
+            self._mpi.Init_thread(self._mpi.THREAD_FUNNELED)
         self._comm: Any = self._mpi.COMM_WORLD
         self.rank, self.size = int(self._comm.rank), int(self._comm.size)
         self.names = _names(self.gather(socket.gethostname()))
@@ -83,8 +85,9 @@ def _load(launch: Launch) -> Any:
         mpi4py.rc(initialize=False, finalize=False)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        why = (str(error).splitlines() or [""])[0]
         raise SessionError(
-            f"{launch.size} processes were started together, which takes mpi4py ({error}); install"
+            f"{launch.size} processes were started together, which takes mpi4py ({why}); install"
             f" it with: pip install mpi4py mpich; or {MEND}"
         ) from error
     return MPI

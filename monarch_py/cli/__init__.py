@@ -2,15 +2,20 @@
 end here as one sentence and an exit status."""
 
 import os
+import re
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 
 from monarch_py import __version__
+from monarch_py.cli.screen import output_failed, prepare, tell, written
 from monarch_py.errors import MonarchError
 from monarch_py.native import LIBRARY
+from monarch_py.spelling import mend
 
 __all__ = ["main"]
 
@@ -22,6 +27,7 @@ MODULES = {
     "demo": "setup",
     "doctor": "care",
     "env": "setup",
+    "logs": "logs",
     "plan": "plan",
     "run": "lifecycle",
     "serve": "lifecycle",
@@ -32,6 +38,10 @@ MODULES = {
     "verify": "care",
     "warm": "warm",
 }
+INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
+DID_YOU_MEAN = r"\.? \(?Did you mean(.*?)\)?$"
+# A group without a command shows its help; older versions of click do that by themselves.
+NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class _Commands(click.Group):
@@ -41,10 +51,22 @@ class _Commands(click.Group):
         return sorted(MODULES)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name == "help":
+            return _help
         if name not in MODULES:
             return None
         commands: list[click.Command] = import_module(f"monarch_py.cli.{MODULES[name]}").COMMANDS
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see __main__: all is loaded
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return next(command for command in commands if command.name == name)
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not words[0].startswith("-") and self.get_command(context, words[0]) is None:
+            known = mend(words[0], MODULES, "see `monarch --help`")
+            raise click.UsageError(f"there is no command {words[0]!r}; {known}")
+        return super().resolve_command(context, words)
 
 
 @click.group(
@@ -53,7 +75,21 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="monarch")
 def group() -> None:
-    """Serve a dataset on a slow file system from copies on this node's fast storage."""
+    """Serve a dataset on a slow file system from copies on this node's fast storage.
+
+    \b
+    See it work:       monarch demo
+    Can it work here?  monarch doctor -c tiers.yaml
+    Run a job:         monarch run -c tiers.yaml python train.py
+    """
+
+
+@click.command("help", hidden=True)
+@click.argument("words", metavar="[COMMAND]", nargs=-1)
+@click.pass_context
+def _help(context: click.Context, words: tuple[str, ...]) -> None:
+    """Explain a command; without one, all."""
+    group.main([*words, "--help"], prog_name="monarch", standalone_mode=False)
 
 
 def _leave_the_library() -> None:
@@ -72,15 +108,40 @@ def _leave_the_library() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606
 
 
+def _sentence(error: click.ClickException) -> str:
+    """What click says, in our style, and where the options are explained."""
+    text = re.sub(DID_YOU_MEAN, r"; did you mean\1", error.format_message().rstrip("."))
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.UsageError) and context is not None and ";" not in text:
+        text += f"; see `{context.command_path} --help`"
+    return text[:1].lower() + text[1:]
+
+
+def _run() -> int:
+    """Runs the command; returns the status to exit with."""
+    try:
+        group.main(prog_name="monarch", standalone_mode=False)
+    except MonarchError as error:
+        tell(str(error))
+        return error.exit_status
+    except click.ClickException as error:
+        if isinstance(error, NO_ARGUMENTS):
+            error.show()
+        else:
+            tell(_sentence(error))
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        tell("interrupted")
+        return INTERRUPTED
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except OSError as error:
+        return output_failed(error)
+    return 0
+
+
 def main() -> None:
     """Entry point: exits with the command's status."""
     _leave_the_library()
-    try:
-        group(prog_name="monarch")
-    except MonarchError as error:
-        sys.stderr.write(f"monarch: {error}\n")
-        sys.exit(error.exit_status)
-    except BrokenPipeError:
-        # The reader of our output has gone (`monarch status | head`).
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    prepare()
+    sys.exit(written(_run()))

@@ -5,51 +5,67 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from monarch_py.cli.options import as_json, checked, config_option, optional_config_option
+from monarch_py.cli.screen import show, tell
 from monarch_py.client import Client
 from monarch_py.doctor import Finding, examine
+from monarch_py.errors import TierError
 from monarch_py.session import SessionDir
-from monarch_py.verify import clear_tiers, verify_copies
+from monarch_py.verify import clear_tiers, tiers_out_of_use, verify_copies
 
 __all__ = ["COMMANDS"]
 
-MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "problem": "[red]problem[/]"}
+COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
+# Of the first two columns: the longest level, and the longest name of a thing.
+WIDTHS = (7, 15)
 
 
-@click.command()
+@click.command(short_help="Say what works here, what does not, and the mend.")
 @optional_config_option
 @as_json
 def doctor(config_file: Path | None, as_json: bool) -> None:
     """Say what works here, what does not, and how to mend it.  Exits with 1 on a problem."""
-    findings = examine(config_file)
+    findings = []
+    for finding in examine(config_file):
+        findings.append(finding)
+        if not as_json:  # at once: the next one may take a while
+            _print_finding(finding)
     if as_json:
         click.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
-    else:
-        _print_findings(findings)
     sys.exit(1 if any(finding.level == "problem" for finding in findings) else 0)
 
 
-def _print_findings(findings: list[Finding]) -> None:
+def _print_finding(finding: Finding) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for finding in findings:
-        mend = f"\n[dim]-> {finding.mend}[/]" if finding.mend else ""
-        table.add_row(MARKS[finding.level], finding.what, finding.found + mend)
-    Console().print(table)
+    for width in WIDTHS:
+        table.add_column(no_wrap=True, width=width)
+    table.add_column(overflow="fold")
+    mend = (f"\n-> {finding.mend}", "dim") if finding.mend else ""
+    level = Text(finding.level, style=COLOURS[finding.level])
+    table.add_row(level, Text(finding.what), Text.assemble(finding.found, mend))
+    show(table)
+    sys.stdout.flush()
 
 
-@click.command()
+@click.command(short_help="Check the copies against their checksums.")
 @config_option
-@click.option("--source", "against_source", is_flag=True, help="Read the source files too.")
+@click.option(
+    "--source",
+    "against_source",
+    is_flag=True,
+    help="Read the source files too, and find copies that are not what the source has.",
+)
 @as_json
 def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
-    """Check the copies against their checksums; exits with 1 if any was damaged.
+    """Check the copies against their checksums; exits with 1 if any was damaged or outdated.
 
-    Damaged copies are dropped and made anew when they are read.
+    Such copies are dropped and made anew when they are read. Exits with 4 if a tier cannot be
+    looked at.
     """
-    config = checked(config_file)
+    config = checked(config_file, with_sources=against_source)
     result = verify_copies(config, against_source=against_source)
     if as_json:
         click.echo(json.dumps(result.as_dict(), indent=2))
@@ -57,24 +73,35 @@ def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
         for path in result.damaged:
             click.echo(f"damaged, dropped: {path}")
         for path in result.outdated:
-            click.echo(f"not what the source has: {path}")
-        click.echo(
-            f"{result.checked} copies checked, {len(result.damaged)} damaged, "
-            f"{len(result.outdated)} outdated"
-        )
+            click.echo(f"not what the source has, dropped: {path}")
+        outdated = f", {len(result.outdated)} outdated" if against_source else ""
+        click.echo(f"{result.checked} copies checked, {len(result.damaged)} damaged{outdated}")
+    _tell_out_of_use(result.out_of_use)
     sys.exit(1 if result.damaged or result.outdated else 0)
 
 
-@click.command()
+def _tell_out_of_use(sentences: list[str]) -> None:
+    """Ends the command if there are any."""
+    for sentence in sentences:
+        tell(sentence)
+    if sentences:
+        sys.exit(TierError.exit_status)
+
+
+@click.command(short_help="Remove all copies of this configuration's tiers.")
 @config_option
 def clear(config_file: Path) -> None:
-    """Remove all copies of this configuration's tiers; the source is not touched."""
-    config = checked(config_file)
+    """Remove all copies of this configuration's tiers; the source is not touched.
+
+    Exits with 4 if a tier cannot be looked at.
+    """
+    config = checked(config_file, with_sources=False)
     client = Client(SessionDir.of(config.file))
     if client.runs():
         dropped = client.ask("clear")["dropped"]
         client.wait_until_dropped()
         click.echo(f"{dropped} copies dropped")
+        _tell_out_of_use([why for _, why in tiers_out_of_use(config, client)])
     else:
         click.echo(f"{clear_tiers(config)} copies removed")
 

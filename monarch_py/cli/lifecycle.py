@@ -1,6 +1,7 @@
 """run, start, serve, stop."""
 
 import json
+import os
 import socket
 import sys
 from pathlib import Path
@@ -9,16 +10,20 @@ from typing import Any
 import click
 
 from monarch_py.bringup import Node, bring_up, listed
-from monarch_py.cli.options import checked, config_option
-from monarch_py.client import HAS_CHANGED, Client
+from monarch_py.cli.command import why_unusable
+from monarch_py.cli.options import checked, config_option, served_config_option
+from monarch_py.cli.screen import tell
+from monarch_py.client import HAS_CHANGED, Client, catalog_trouble, troubles
+from monarch_py.config import Config
 from monarch_py.daemon.lifecycle import end_process, ignore_the_jobs, wait_for
 from monarch_py.daemon.lifecycle import serve as serve_here
-from monarch_py.errors import MonarchError, SessionError
+from monarch_py.doctor import is_disabled, switches
+from monarch_py.errors import MonarchError, NoDaemonError, SessionError
 from monarch_py.job import Outcome, keep_daemon, run_job
 from monarch_py.launcher import Launch, launched
 from monarch_py.processes import Identity
-from monarch_py.session import SessionDir
-from monarch_py.units import format_size
+from monarch_py.session import SessionDir, holder_of, served_configurations
+from monarch_py.summary import since, summary
 
 __all__ = ["COMMANDS"]
 
@@ -26,24 +31,10 @@ __all__ = ["COMMANDS"]
 STOP_LIMIT_S = 60.0
 
 
-def _summary(outcome: Outcome) -> str:
-    report = outcome.report
-    if report is None:
-        return "monarch: no daemon, no gain: " + (outcome.problem or "it ended before the command")
-    totals = report["totals"]
-    share = 100 * totals["hits"] / totals["opens"] if totals["opens"] else 0.0
-    tiers = ", ".join(
-        f"{tier['mount_point']}: {tier['files']} files, {format_size(tier['used_bytes'])}"
-        for tier in report["tiers"]
-    )
-    return (
-        f"monarch: {totals['opens']} opens of dataset files, {share:.1f} % from copies "
-        f"({format_size(totals['bytes_from_tier'])}); "
-        f"{format_size(totals['source_bytes_read_by_fills'])} read to fill; {tiers}"
-    )
-
-
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(
+    short_help="Run a command with its dataset served from the tiers.",
+    context_settings={"allow_interspersed_args": False},
+)
 @config_option
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report here.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary on standard error.")
@@ -52,24 +43,54 @@ def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[s
     """Run COMMAND with its dataset served from the tiers; exits with its status.
 
     \b
-    monarch run -c tiers.yaml -- python train.py
+    monarch run -c tiers.yaml python train.py --epochs 90
+
+    Options of `monarch run` stand before COMMAND; all that follows it is the command's.
     """
     config = checked(config_file)
-    outcome = run_job(config.file, command)
+    _tell_switches(config)
+    unusable = why_unusable(command[0], os.environ)
+    if unusable is not None:
+        tell(unusable.why)
+        outcome = Outcome(unusable.status, None, unusable.why)
+        quiet = True
+    else:
+        outcome = run_job(config.file, command)
     if json_file is not None:
         try:
             text = json.dumps(_job_report(outcome), indent=2)
             json_file.write_text(text + "\n")
         except OSError as error:
-            sys.stderr.write(f"monarch: the report was not written: {error}\n")
+            tell(f"the report was not written: {error}")
     if not quiet:
-        sys.stderr.write(_summary(outcome) + "\n")
+        if outcome.report is not None and (trouble := catalog_trouble(outcome.report)):
+            tell(trouble)
+        _tell_summary(outcome)
     sys.exit(outcome.exit_status)
+
+
+def _tell_switches(config: Config) -> None:
+    for finding in switches(config):
+        tell(f"{finding.found}; {finding.mend}")
+
+
+def _tell_summary(outcome: Outcome) -> None:
+    if outcome.report is None:
+        why = "see above" if outcome.problem else "it ended before the command"
+        tell(f"no daemon, no gain: {why}")
+        return
+    if is_disabled():
+        return  # said before the command ran
+    lines = summary(outcome.report, since(outcome.before, outcome.report))
+    # The first line has our name already.
+    tell("\n".join(lines).removeprefix("monarch: "))
 
 
 def _job_report(outcome: Outcome) -> dict[str, Any]:
     extra = {"exit_status": outcome.exit_status, "problem": outcome.problem}
-    return {**(outcome.report or {}), **extra}
+    if outcome.report is None:
+        return extra
+    return {**outcome.report, "run": since(outcome.before, outcome.report), **extra}
 
 
 alone_option = click.option(
@@ -89,7 +110,7 @@ def _tell(node: Node, config_file: Path) -> None:
     if node.rank:
         return
     for warning in node.warnings:
-        sys.stderr.write(f"monarch: {warning}\n")
+        tell(warning)
     count, ran = len(node.names), len(node.names) - len(node.started)
     if not ran:
         click.echo(f"{count} daemons serve {config_file}, on {listed(node.names)}")
@@ -102,7 +123,7 @@ def _tell(node: Node, config_file: Path) -> None:
         )
 
 
-@click.command()
+@click.command(short_help="Start a daemon that stays until `monarch stop`.")
 @config_option
 @alone_option
 def start(config_file: Path, alone: bool) -> None:
@@ -117,20 +138,20 @@ def start(config_file: Path, alone: bool) -> None:
         _tell(node, config_file)
         return
     config = checked(config_file)
+    _tell_switches(config)
     client, process = Client(SessionDir.of(config.file)), keep_daemon(config.file)
     if process is None:
         serving = client.ask("where")
         click.echo(f"a daemon serves this configuration already (process {serving['pid']})")
         if not serving["is_current"]:
-            sys.stderr.write(f"monarch: {HAS_CHANGED.format(config_file)}\n")
+            tell(HAS_CHANGED.format(config_file))
         return
     click.echo(f"the daemon serves {config.file} (process {process.pid})")
-    for tier in client.ask("status")["tiers"]:
-        if not tier["usable"]:
-            sys.stderr.write(f"monarch: {tier['why']}\n")
+    for trouble in troubles(client.ask("status")):
+        tell(trouble)
 
 
-@click.command()
+@click.command(short_help="Run the daemon in the foreground (Slurm, containers).")
 @config_option
 @alone_option
 def serve(config_file: Path, alone: bool) -> None:
@@ -152,21 +173,36 @@ def serve(config_file: Path, alone: bool) -> None:
         wait_for(node.process, SessionDir.of(config_file))
 
 
-@click.command()
-@config_option
+def _ask_to_stop(session: SessionDir) -> dict[str, int]:
+    """The daemon's identity; NoDaemonError, with what to stop instead, when there is none."""
+    try:
+        found: dict[str, int] = Client(session).ask("stop")
+    except NoDaemonError:
+        if (holder := holder_of(session.lock)) is not None:
+            raise NoDaemonError(f"the daemon ({holder}) has been asked to stop already") from None
+        text = "no daemon serves this configuration: there is nothing to stop"
+        if others := ", ".join(map(str, served_configurations())):
+            text += f"; daemons of yours serve {others}"
+        raise NoDaemonError(text) from None
+    return found
+
+
+@click.command(short_help="Stop the daemon; jobs go on, on the source.")
+@served_config_option
 def stop(config_file: Path) -> None:
     """Stop the daemon; running jobs go on, on the source."""
     session = SessionDir.of(config_file)
     try:
-        daemon = Identity(**Client(session).ask("stop"))
+        daemon = Identity(**_ask_to_stop(session))
     except SessionError as error:
         if _with_others(alone=False) is None:
             raise
         raise SessionError(f"{socket.gethostname()}: {error}") from error
     if not daemon.wait(STOP_LIMIT_S):
         raise MonarchError(
-            f"process {daemon.pid} was asked to stop, and after {STOP_LIMIT_S:.0f} s is still"
-            " removing copies or writing them out; look again with monarch status"
+            f"process {daemon.pid} was asked to stop and has not ended within"
+            f" {STOP_LIMIT_S:.0f} s: it removes copies, or the file system of a tier does not"
+            f" answer; see {session.log}"
         )
     click.echo(f"stopped (process {daemon.pid})")
 

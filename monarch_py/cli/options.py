@@ -1,18 +1,19 @@
 """Options that several commands share."""
 
-import sys
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from monarch_py.cli.screen import tell
 from monarch_py.config import Config, load_config
 from monarch_py.errors import ConfigError
 from monarch_py.launcher import launched, with_rank
-from monarch_py.session import SessionDir
+from monarch_py.session import SessionDir, served_configurations
 
-__all__ = ["as_json", "checked", "config_option", "optional_config_option"]
+__all__ = ["as_json", "checked", "config_option", "optional_config_option", "served_config_option"]
 
 
 def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
@@ -26,8 +27,28 @@ def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
 
 
 def _may_be_served(file: Path) -> bool:
-    """A daemon may outlive its configuration, and is to be stopped all the same."""
-    return (SessionDir.of(file).path / "socket").exists()
+    """A daemon may outlive its configuration, and is to be stopped all the same; its log outlives
+    both."""
+    return SessionDir.of(file).path.exists()
+
+
+def _served(context: Any, parameter: Any, value: Path | None) -> Path:
+    return _required(context, parameter, _only_served() if value is None else value)
+
+
+def _only_served() -> Path:
+    """What the only daemon of this user on this node serves; ConfigError when there is none, or
+    several."""
+    served = served_configurations()
+    if not served:
+        raise ConfigError(
+            "no configuration is named, and no daemon of yours runs on this node; give"
+            " -c tiers.yaml or set MONARCH_CONFIG"
+        )
+    if len(served) > 1:
+        named = " or ".join(f"-c {shlex.quote(str(file))}" for file in served)
+        raise ConfigError(f"{len(served)} daemons of yours run on this node; give {named}")
+    return served[0]
 
 
 def _optional(_context: Any, _parameter: Any, value: Path | None) -> Path | None:
@@ -46,19 +67,26 @@ def _config(callback: Callable[..., Path | None], text: str | None = None) -> Ca
     )
 
 
-config_option = _config(
-    _required,
-    "Tiers and sources, in YAML; {rank} in its name is the number that mpiexec or srun has"
-    " given this process.  [default: $MONARCH_CONFIG]",
+CONFIG_HELP = (
+    "Tiers and sources, in YAML; {rank} in its name is the number that mpiexec or srun has given"
+    " this process.  "
+)
+config_option = _config(_required, CONFIG_HELP + "[default: $MONARCH_CONFIG]")
+# Of commands that ask a daemon which runs.
+served_config_option = _config(
+    _served, CONFIG_HELP + "[default: $MONARCH_CONFIG, else that of your only daemon here]"
 )
 optional_config_option = _config(_optional)
 
 as_json: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def checked(config_file: Path) -> Config:
-    """The configuration, after its warnings have been shown; ConfigError when it cannot work."""
-    config = load_config(config_file)
+def checked(config_file: Path, *, with_sources: bool = True) -> Config:
+    """The configuration, after its warnings have been shown; ConfigError when it cannot work.
+
+    with_sources : as for load_config
+    """
+    config = load_config(config_file, with_sources=with_sources)
     for warning in config.warnings:
-        sys.stderr.write(f"monarch: {warning}\n")
+        tell(warning)
     return config

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from monarch_py.cli.options import as_json
+from monarch_py.cli.screen import print_table
 from monarch_py.errors import MonarchError
+from monarch_py.spelling import mend
 from monarch_py.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ KINDS = ("image_folder", "files", "tfrecord", "webdataset", "hdf5", "fixed")
 _PATH = click.Path(path_type=Path)
 
 
-@click.group()
+@click.group(short_help="Know every access of a training before it.")
 def plan() -> None:
     """Know every access before the training: what is read, by whom and when."""
 
@@ -34,8 +36,15 @@ def _needed(value: Any, option: str, kind: str) -> Any:
     return value
 
 
+def _kind(_context: Any, _parameter: Any, value: str) -> str:
+    if value not in KINDS:
+        known = mend(value, KINDS, f"use {', '.join(KINDS)}")
+        raise click.UsageError(f"there is no kind of dataset {value!r}; {known}")
+    return value
+
+
 @plan.command()
-@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("kind", callback=_kind)
 @click.argument("root", type=_PATH)
 @click.option("-o", "--output", type=_PATH, required=True, help="The index, .npz.")
 @click.option("--pattern", multiple=True, help="Which files below ROOT.  [default: by KIND]")
@@ -53,6 +62,8 @@ def index(
     header_bytes: int,
 ) -> None:
     """Find out where the samples of a dataset lie.
+
+    KIND is image_folder, files, tfrecord, webdataset, hdf5 or fixed (records of one size).
 
     The samples are numbered as the usual readers do it: files sorted by path, in each the samples
     in the order of the file; ImageFolder's classes sorted by name.
@@ -85,7 +96,7 @@ def index(
 @click.option("-c", "--config", "recipe", type=_PATH, required=True, help="plan.yaml.")
 @click.option("-o", "--output", type=_PATH, required=True, help="The plan, .npz.")
 @click.option(
-    "--holders/--no-holders", default=True, help="Find the node that uses each file most."
+    "--holders/--no-holders", help="Store the holders, which `plan show` finds anew otherwise."
 )
 def make(recipe: Path, output: Path, *, holders: bool) -> None:
     """Make a plan from its description."""
@@ -106,9 +117,14 @@ def _summary(plan: Plan) -> str:
         for part in plan.parts
     )
     return (
-        f"{plan.epochs} epochs on {plan.nodes} nodes with {timeline.ranks_per_node} ranks each,"
+        f"{_counted(plan.epochs, 'epoch')} on {_counted(plan.nodes, 'node')} with"
+        f" {_counted(timeline.ranks_per_node, 'rank')} each,"
         f" {timeline.units} {plan.grain}: {parts}"
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _quota(_context: Any, _parameter: Any, value: str | None) -> int | None:
@@ -118,7 +134,7 @@ def _quota(_context: Any, _parameter: Any, value: str | None) -> int | None:
         raise click.BadParameter(str(error)) from None
 
 
-@plan.command()
+@plan.command(short_help="Show who accesses what how often, and from where.")
 @click.argument("plan_file", metavar="PLAN", type=_PATH)
 @click.option("--node", default=0, show_default=True, help="Whose frequencies.")
 @click.option("--quota", callback=_quota, help="What each node can hold.  [default: everything]")
@@ -140,53 +156,42 @@ def show(
         click.echo(json.dumps({**described, **figures.as_dict()}, indent=2))
     else:
         click.echo(_summary(loaded))
-        _print(figures)
+        _print(figures, loaded.grain)
 
 
-def _print(figures: Figures) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-        made = Table(title=title, title_justify="left", header_style="bold")
-        for column in columns:
-            made.add_column(column, justify="right")
-        for row in rows:
-            made.add_row(*row)
-        return made
-
+def _print(figures: Figures, grain: str) -> None:
     expected = figures.expected
     counts = [
-        [str(k), str(n)] + ([] if expected is None else [f"{expected[k]:.0f}"])
+        [k, n, "" if expected is None else f"{expected[k]:.0f}"]
         for k, n in enumerate(figures.frequency.tolist())
     ]
-    columns = ["accesses", "files"] + ([] if expected is None else ["expected"])
-    console = Console()
-    console.print(table(f"Node {figures.node}: how often it accesses them", columns, counts))
-    console.print(f"Their spread is {figures.spread:.3f} of the mean.")
-    owned = figures.owned_bytes
-    console.print(
-        f"A node holds {figures.owned_units.min()} to {figures.owned_units.max()} of them,"
-        f" {format_size(int(owned.min()))} to {format_size(int(owned.max()))}."
+    click.echo()
+    title = f"How often node {figures.node} accesses the {grain}"
+    print_table(title, ["accesses", grain, "expected"], counts, left=0)
+    click.echo(f"The spread of these frequencies is {figures.spread:.3f} of their mean.")
+    owned, sizes = figures.owned_units, figures.owned_bytes
+    click.echo(
+        f"A node holds {owned.min()} to {owned.max()} {grain},"
+        f" {format_size(int(sizes.min()))} to {format_size(int(sizes.max()))}."
     )
+    click.echo()
     rows = [
-        [str(k), format_size(e.local), format_size(e.remote), format_size(e.source)]
+        [k, format_size(e.local), format_size(e.remote), format_size(e.source)]
         for k, e in enumerate(figures.epochs)
     ]
-    title = "Bytes that all nodes read in an epoch"
-    console.print(table(title, ["epoch", "own copies", "other nodes", "source"], rows))
+    columns = ["epoch", "own copies", "other nodes", "source"]
+    print_table("What all nodes read in each epoch, by where it comes from", columns, rows, left=0)
 
 
 def _draw(figures: Figures, picture: Path) -> None:
-    try:
-        import matplotlib
+    from monarch_py.simulator.plot import can_draw
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise MonarchError(
-            "matplotlib is not installed; pip install matplotlib, or leave out --plot"
-        ) from None
+    can_draw(picture)
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4), constrained_layout=True)
     axes[0].bar(range(len(figures.frequency)), figures.frequency)
     if figures.expected is not None:

@@ -1,5 +1,6 @@
 """env, demo: getting a job under the library."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import click
 
 from monarch_py.cli.options import optional_config_option
+from monarch_py.cli.screen import console
 from monarch_py.config import load_config
 from monarch_py.modulefile import modulefile
 from monarch_py.native import LIBRARY
@@ -15,46 +17,50 @@ from monarch_py.units import parse_size
 __all__ = ["COMMANDS"]
 
 
-@click.command()
+@click.command(short_help="Print the export lines for a job script.")
 @optional_config_option
 @click.option("--library", is_flag=True, help="Only the path of the preload library.")
 @click.option(
     "--modulefile", "as_module", is_flag=True, help="A Tcl modulefile for administrators."
 )
-def env(config_file: Path | None, library: bool, as_module: bool) -> None:
+@click.option("--unset", is_flag=True, help="The lines that take them back.")
+def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -> None:
     """Print the export lines for a job script.
 
     \b
     eval "$(monarch env -c tiers.yaml)"
+    eval "$(monarch env --unset)"
     """
-    if library:
+    if unset:
+        others = os.environ.get("LD_PRELOAD", "").strip(" :")  # without ours, see cli.main
+        click.echo(f"export LD_PRELOAD={shlex.quote(others)}" if others else "unset LD_PRELOAD")
+        click.echo("unset MONARCH_CONFIG")
+    elif library:
         click.echo(LIBRARY)
     elif as_module:
         click.echo(modulefile(config_file), nl=False)
     else:
+        if config_file is not None and not config_file.exists():
+            load_config(config_file)  # says so; whether it can work, the nodes of the job know
         quoted = shlex.quote(str(LIBRARY))
         click.echo(f'export LD_PRELOAD={quoted}"${{LD_PRELOAD:+:$LD_PRELOAD}}"')
         if config_file is not None:
-            if not config_file.exists():
-                load_config(config_file)  # says so; whether it can work, the nodes of the job know
             click.echo(f"export MONARCH_CONFIG={shlex.quote(str(config_file.resolve()))}")
 
 
-@click.command()
+@click.command(short_help="See it work: a small training on a slow source.")
 @click.option("--size", default="64MiB", show_default=True, help="Of the dataset that is made.")
 @click.option("--workdir", type=click.Path(path_type=Path), help="Where to make it.")
 @click.option("--keep", is_flag=True, help="Leave the dataset and the logs there.")
 def demo(size: str, workdir: Path | None, keep: bool) -> None:
     """Train a small model behind a slow source, without Monarch and with it."""
-    from rich.console import Console
-
     from monarch_py.demo.run import run_demo
 
     try:
         size_bytes = parse_size(size)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--size") from error
-    sys.exit(run_demo(Console(), size_bytes=size_bytes, workdir=workdir, keep=keep))
+    sys.exit(run_demo(console(), size_bytes=size_bytes, workdir=workdir, keep=keep))
 
 
 COMMANDS = [env, demo]

@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import textwrap
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
 from monarch_py.cli.options import as_json, checked, config_option
+from monarch_py.cli.screen import print_table, show
 from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.spelling import mend
 
 __all__ = ["COMMANDS"]
 
-COLUMNS = (
-    "total [s]",
-    "epoch 1 [s]",
-    "later [s]",
-    "waited [s]",
-    "ready",
-    "local",
-    "remote",
-    "PFS",
-)
+COLUMNS = ("policy", "total", "first", "later", "waited", "ready", "local", "remote", "PFS")
+# From this total on, times are in hours: their columns keep six places.
+HOURS_FROM_S = 100_000.0
+# Of the list of names, as of all that is to be read at once.
+WIDTH, NAME_WIDTH = 80, 23
 
 
 def _scenario_file(given: str) -> Path:
@@ -34,12 +34,12 @@ def _scenario_file(given: str) -> Path:
     shipped = shipped_scenarios()
     path = shipped.get(given, Path(given))
     if not path.exists():
-        names = ", ".join(sorted(shipped))
-        raise ConfigError(f"there is no scenario {given!r}; give a file, or one of {names}")
+        use = mend(given, shipped, f"give a file, or one of {', '.join(sorted(shipped))}")
+        raise ConfigError(f"there is no scenario {given!r}; {use}")
     return path
 
 
-@click.command()
+@click.command(short_help="Simulate a training job under several policies.")
 @click.argument("scenario", required=False)
 @click.option("-p", "--policy", "policies", multiple=True, help="Only these; may be repeated.")
 @click.option(
@@ -80,7 +80,10 @@ def simulate(
         _list()
         return
     if scenario is None:
-        raise click.UsageError("name a scenario, or give --list")
+        raise click.UsageError(
+            "no scenario is named; `monarch simulate --list` has those that come with Monarch, and"
+            " `monarch calibrate -c tiers.yaml -o mine.yaml` makes one of this machine"
+        )
     known = names(as_published=as_published)
     loaded = load_scenario(_scenario_file(scenario), {*names(as_published=False), *known})
     # A scenario is for both simulators, of which the published one has fewer policies.
@@ -95,7 +98,7 @@ def simulate(
         json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
-        _show(document)
+        _show(document, loaded.nodes)
 
 
 def _tell(policy: str) -> None:
@@ -105,73 +108,104 @@ def _tell(policy: str) -> None:
 
 
 def _list() -> None:
+    from monarch_py.policies.named import DAEMON, SUMMARIES
     from monarch_py.simulator import load_scenario, shipped_scenarios
     from monarch_py.simulator.comparison import names
     from monarch_py.simulator.published import Behaviour
 
-    click.echo("policies: " + ", ".join(names(as_published=False)))
-    click.echo("as published: " + ", ".join(names(as_published=True)))
-    for behaviour in Behaviour:
-        click.echo(f"  {behaviour.name.lower().replace('_', '-')}: {behaviour.value[0]}")
-    for name, path in shipped_scenarios().items():
-        click.echo(f"{name}: {load_scenario(path).name}")
+    daemon = {name: f"{SUMMARIES[name]} (On {where}.)" for name, where in DAEMON.items()}
+    others = {name: text for name, text in SUMMARIES.items() if name not in DAEMON}
+    scenarios = {name: load_scenario(path).name for name, path in shipped_scenarios().items()}
+    _print_named("Policies: what the daemon does today", daemon)
+    _print_named("Other policies", others)
+    _print_named("Scenarios", scenarios)
+    published = ", ".join(names(as_published=True))
+    _print_named("The simulator of NoPFS's authors", {"--as-published": f"Has {published}."})
+    switches = {b.name.lower().replace("_", "-"): b.value[0] for b in Behaviour}
+    _print_named("Its oddities, which --without puts right", switches)
 
 
-def _show(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.measure import Measurement
-    from rich.table import Table
-    from rich.text import Text
+def _print_named(title: str, texts: dict[str, str]) -> None:
+    """A heading, and each name with its text beside it, or below a name that is too long."""
+    show(Text(title, style="bold"))
+    for name, text in texts.items():
+        label = f"  {name}".ljust(NAME_WIDTH)
+        if not label.endswith(" "):
+            click.echo(label)
+            label = " " * NAME_WIDTH
+        indent = " " * NAME_WIDTH
+        click.echo(
+            textwrap.fill(
+                text, WIDTH, initial_indent=label, subsequent_indent=indent, break_on_hyphens=False
+            )
+        )
+    click.echo()
 
-    table = Table(title=Text(document["scenario"]))
-    table.add_column("policy", no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(Text(column), justify="right", no_wrap=True)
-    missing = []
+
+def _show(document: dict[str, Any], nodes: int) -> None:
+    rows, missing = [], []
     for policy, result in document["policies"].items():
         if "unsupported" in result:
             reason = result["unsupported"].removeprefix(f"{policy}: ")
             missing.append(f"{policy} cannot run here: {reason}")
         else:
-            table.add_row(policy, *_row(result))
-    console = Console()
-    # A table that is too wide for its terminal is still whole when that is made wider.
-    wide = console.options.update(max_width=1000)
-    needed = Measurement.get(console, wide, table).maximum if table.row_count else 0
-    console = Console(width=max(console.width, min(needed, 200)))
-    if table.row_count:
-        console.print(table)
-    for line in (*missing, *document["assumptions"]):
-        console.print(Text(line, style="dim"))
+            rows.append((policy, result))
+    if rows:
+        in_hours = max(result["total_seconds"] for _, result in rows) >= HOURS_FROM_S
+        show(Text(f"{document['scenario']} (times in {'hours' if in_hours else 'seconds'})"))
+        unit = 3600.0 if in_hours else 1.0
+        print_table("", COLUMNS, [[policy, *_row(result, unit)] for policy, result in rows])
+    for line in (*_daemons(document["policies"], nodes), *missing, *document["assumptions"]):
+        show(Text(line, style="dim"))
 
 
-def _row(result: dict[str, Any]) -> list[str]:
+def _daemons(policies: Collection[str], nodes: int) -> list[str]:
+    """Which of these is the daemon's own."""
+    from monarch_py.policies.named import DAEMON
+
+    own = [n for n, where in DAEMON.items() if (where == "one node") == (nodes == 1)]
+    here = [f"{name} on {DAEMON[name]}" for name in own if name in policies]
+    return [f"The daemon today: {', '.join(here)}."] if here else []
+
+
+def _row(result: dict[str, Any], unit: float) -> list[str]:
+    """unit : of the times that are shown [s]"""
     epochs, share = result["epoch_seconds"], result["share"]
     later = sum(epochs[1:]) / len(epochs[1:]) if epochs[1:] else None
     return [
-        _seconds(result["total_seconds"]),
-        _seconds(epochs[0]),
-        "-" if later is None else _seconds(later),
-        _seconds(result["stall_seconds"]),
+        _number(result["total_seconds"] / unit),
+        _number(epochs[0] / unit),
+        "-" if later is None else _number(later / unit),
+        _number(result["stall_seconds"] / unit),
         f"{result['ready_ratio']:.0%}",
         *(f"{share[place]:.0%}" for place in ("local", "remote", "pfs")),
     ]
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.0f}" if seconds >= 1000 else f"{seconds:.4g}"
+def _number(value: float) -> str:
+    """With four digits that count, and three behind the point at most."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    places = 3 if value < 10 else 2 if value < 100 else 1
+    return f"{value:.{places}f}"
 
 
-@click.command()
+@click.command(short_help="Measure tiers and source, for `monarch simulate`.")
 @config_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to a file.")
-def calibrate(config_file: Path, output: Path | None) -> None:
+@click.option("--force", is_flag=True, help="Also over a file that is there.")
+def calibrate(config_file: Path, output: Path | None, *, force: bool) -> None:
     """Measure this machine's tiers and source, as a scenario for `monarch simulate`."""
     from monarch_py import calibrate as measuring
 
     config = checked(config_file)
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"{output}: there is no directory {output.parent}; make it")
+    if output is not None and output.exists() and not force:
+        raise ConfigError(
+            f"{output} is there already, and may hold lines that you have filled in; give another"
+            " file, or --force to write over it"
+        )
     # A job that is cancelled leaves nothing in the tiers.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     measured = measuring.calibrate(config, lambda what: click.echo(f"measuring {what}", err=True))

@@ -1,109 +1,140 @@
 """status."""
 
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
-from monarch_py.cli.options import as_json, config_option
-from monarch_py.client import Client
+from monarch_py.cli.options import as_json, served_config_option
+from monarch_py.cli.screen import print_table, show
+from monarch_py.client import Client, troubles
 from monarch_py.session import SessionDir
 from monarch_py.units import format_size
 
 __all__ = ["COMMANDS"]
 
 
-def _table(title: str, columns: list[str], rows: list[list[Any]], left: int = 1) -> Table:
-    """`left` columns of text, the others of numbers."""
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
-    return table
-
-
-def _tiers(report: dict[str, Any]) -> Table:
+def _tiers(report: dict[str, Any]) -> None:
+    tiers = [(tier["mount_point"], tier) for tier in report["tiers"]]
+    if (staging := report["staging"]) is not None:
+        tiers.append((f"{staging['mount_point']} (staging)", staging))
     rows = [
         [
-            tier["mount_point"],
-            "" if tier["usable"] else tier["why"],
+            name,
+            "" if tier["usable"] else "unused",
             format_size(tier["quota_bytes"]),
             format_size(tier["used_bytes"]),
-            tier["files"],
+            _share(tier["used_bytes"], tier["quota_bytes"]),
+            _files(tier),
         ]
-        for tier in report["tiers"]
+        for name, tier in tiers
     ]
-    return _table("Tiers", ["mount point", "", "quota", "used", "files"], rows, left=2)
+    print_table("Tiers", ["mount point", "state", "quota", "used", "full", "copies"], rows, left=2)
 
 
-def _sources(report: dict[str, Any]) -> Table:
+def _files(tier: dict[str, Any]) -> str:
+    """With those that another configuration has left in the same directory."""
+    foreign = tier.get("foreign", 0)
+    return f"{tier['files']} ({foreign} of other sources)" if foreign else str(tier["files"])
+
+
+def _sources(report: dict[str, Any]) -> None:
     rows = []
     for source in report["sources"]:
         bypass = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in source["bypass"].items())
         rows.append(
             [
                 source["path"],
-                "scanned" if source["scanned"] else "being scanned",
+                "" if source["scanned"] else "being scanned",
                 bypass,
                 source["files"],
                 format_size(source["bytes"]),
                 source["present"],
-                source["filling"] + source["wanted"],
+                _share(source["present"], source["files"]),
+                source["filling"] + source["wanted"] or "",
             ]
         )
-    columns = ["source", "", "left to the source", "files", "size", "present", "filling"]
-    return _table("Sources", columns, rows, left=3)
+    columns = ["source", "state", "left to the source", "files", "size"]
+    print_table("Sources", [*columns, "with copy", "share", "to come"], rows, left=3)
 
 
-def _plans(report: dict[str, Any]) -> Table:
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def _plans(report: dict[str, Any]) -> None:
     rows = [
-        [
-            plan["file"],
-            plan["state"],
-            plan["why"],
-            _number(plan["epoch"]),
-            _number(plan["position"]),
-        ]
+        [plan["file"], plan["state"], _number(plan["epoch"]), _number(plan["position"])]
         for plan in report["plans"]
     ]
-    return _table("Plans", ["plan", "", "why", "epoch", "accesses"], rows, left=3)
+    print_table("Plans", ["plan", "state", "epoch", "accesses"], rows, left=2)
+    for plan in report["plans"]:
+        if plan["why"]:
+            show(Text(f"{plan['file']}: {plan['why']}"))
 
 
 def _number(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
+def _totals(totals: dict[str, Any]) -> list[str]:
+    sizes = {name: format_size(n) for name, n in totals.items() if "bytes" in name}
+    fills, own = (f"source_bytes_read_by_{who}" for who in ("fills", "programs"))
+    read = format_size(totals[fills] + totals[own])
+    without = format_size(totals["bytes_from_tier"] + totals["bytes_from_source"])
+    peers = f", {sizes['bytes_from_peers']} from other nodes" if totals["bytes_from_peers"] else ""
+    share = f" ({_share(totals['hits'], totals['opens'])})" if totals["opens"] else ""
+    return [
+        f"Opens: {totals['opens']}, of which {totals['hits']}{share} of copies and"
+        f" {totals['misses']} of files without one",
+        f"Read: {read} from the source ({sizes[fills]} to fill copies, {sizes[own]} by programs)"
+        f"{peers}; {without} without Monarch",
+    ]
+
+
+def _ahead(ahead: dict[str, int] | None) -> list[str]:
+    if not ahead or not ahead["unused_files"]:
+        return []
+    size = format_size(ahead["unused_bytes"])
+    return [f"Ahead: {ahead['unused_files']:,} copies ({size}) that no program has opened yet"]
+
+
 def _print_status(report: dict[str, Any]) -> None:
-    console = Console()
-    totals = report["totals"]
-    state = "switched off by an administrator" if report["switched_off"] else "serving"
-    console.print(
-        f"Daemon {report['pid']} (version {report['version']}): {state} for "
-        f"{report['uptime_seconds']:.0f} s, {report['pending']} fills pending"
+    state = (
+        "switched off by an administrator or by your `switch_file`"
+        if report["switched_off"]
+        else "serving"
     )
-    console.print(_tiers(report))
-    console.print(_sources(report))
+    show(
+        Text(
+            f"Daemon {report['pid']} (version {report['version']}): {state} for"
+            f" {report['uptime_seconds']:.0f} s, {report['pending']} fills pending"
+        )
+    )
+    click.echo()
+    _tiers(report)
+    for trouble in troubles(report):
+        show(Text(trouble))
+    click.echo()
+    _sources(report)
+    click.echo()
     if report["plans"]:
-        console.print(_plans(report))
-    console.print(
-        f"Opens {totals['opens']}: {totals['hits']} from copies "
-        f"({format_size(totals['bytes_from_tier'])}), {totals['misses']} from the source "
-        f"({format_size(totals['bytes_from_source'])}). "
-        f"Fills read {format_size(totals['source_bytes_read_by_fills'])} from the source."
-    )
+        _plans(report)
+        click.echo()
+    for line in [*_totals(report["totals"]), *_ahead(report["ahead"])]:
+        show(Text(line))
 
 
 def _print_all(nodes: list[dict[str, Any]]) -> None:
     rows = []
     for node in nodes:
         report = node["status"]
-        row: list[Any] = [node["rank"], node["name"]]
+        # A daemon alone has no name among others.
+        row: list[Any] = [node["rank"], node["name"] or socket.gethostname()]
         if report is None:
             rows.append([*row, node["why"], "", "", "", "", ""])
             continue
@@ -116,8 +147,8 @@ def _print_all(nodes: list[dict[str, Any]]) -> None:
         counts = [sum(s[name] for s in sources) for name in ("files", "present")]
         filling = sum(s["filling"] + s["wanted"] for s in sources)
         rows.append([*row, state, format_size(quota), format_size(used), *counts, filling])
-    columns = ["rank", "node", "", "quota", "used", "files", "present", "filling"]
-    Console().print(_table("Nodes", columns, rows, left=3))
+    columns = ["rank", "node", "state", "quota", "used", "files", "with copy", "to come"]
+    print_table("Nodes", columns, rows, left=3)
 
 
 def _print_open(rows: list[dict[str, Any]]) -> None:
@@ -131,12 +162,16 @@ def _print_open(rows: list[dict[str, Any]]) -> None:
         ]
         for r in rows
     ]
+    click.echo()
+    if not cells:
+        click.echo("No file is open.")
+        return
     columns = ["file", "served by", "command", "process", "descriptor"]
-    Console().print(_table("Open files", columns, cells, left=3))
+    print_table("Open files", columns, cells, left=3)
 
 
-@click.command()
-@config_option
+@click.command(short_help="Show tiers, sources and what was gained so far.")
+@served_config_option
 @as_json
 @click.option("--open", "show_open", is_flag=True, help="Who has which file open, served by what.")
 @click.option("--all", "show_all", is_flag=True, help="All nodes whose daemons know of this one.")

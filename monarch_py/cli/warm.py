@@ -17,9 +17,12 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from monarch_py.cli.options import as_json, config_option
+from monarch_py.cli.screen import tell
+from monarch_py.client import Client
 from monarch_py.errors import MonarchError
 from monarch_py.session import SessionDir
 from monarch_py.signals import handle, handling
+from monarch_py.summary import room_hint
 from monarch_py.units import format_size
 from monarch_py.warm import Progress, Warm
 
@@ -67,16 +70,27 @@ class _Meter:
             self._seen.popleft()
         then, before = self._seen[0]
         rate = max(0, progress.filled_bytes - before) / (now - then) if now > then else 0.0
+        to_fill = progress.filled_files + progress.left_files
+        if not to_fill:
+            return _nothing_yet(progress)
         parts = [
-            f"{progress.filled_files} of {progress.filled_files + progress.left_files} files",
+            f"{progress.filled_files} of {to_fill} files",
             f"{format_size(progress.filled_bytes)} of {format_size(_to_fill(progress))}",
             f"{format_size(round(rate))}/s",
         ]
         if not progress.complete:
-            parts.append("the scan goes on")
+            parts.append("the sources are still being listed")
         elif rate:
             parts.append(f"{_duration((_to_fill(progress) - progress.filled_bytes) / rate)} left")
         return ", ".join(parts)
+
+
+def _nothing_yet(progress: Progress) -> str:
+    """Of a time when no file is known that is to be copied."""
+    found = f"{_files(progress.there_files)} already there" if progress.there_files else ""
+    if progress.complete:
+        return found or "no file to copy"
+    return f"listing the sources, {found or 'no file found yet'}"
 
 
 def _to_fill(progress: Progress) -> int:
@@ -111,8 +125,7 @@ class _LineDisplay:
         text = self._meter.text(progress)
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_S
-            sys.stderr.write(f"monarch: {text}\n")
-            sys.stderr.flush()
+            tell(text)
 
 
 @contextmanager
@@ -144,8 +157,16 @@ def _files(number: int) -> str:
     return f"{number} file" if number == 1 else f"{number} files"
 
 
-def _summary(progress: Progress, *, wait: bool) -> str:
+def _why_left(reason: str, files: int) -> str:
+    said = "did not fit into the tiers" if reason == "no_room" else reason
+    return f"{files} {said}"
+
+
+def _summary(progress: Progress, *, wait: bool, hint: str) -> str:
+    """hint : what makes room for the files that had none, "" if it is not known"""
     filled = f"{_files(progress.filled_files)} ({format_size(progress.filled_bytes)}) filled"
+    if progress.replaced_files:
+        filled += f", {progress.replaced_files} of them anew (replaced at the source)"
     if not wait:
         left = _to_fill(progress) - progress.filled_bytes
         filled += f", {progress.left_files} ({format_size(max(0, left))}) ordered"
@@ -154,13 +175,14 @@ def _summary(progress: Progress, *, wait: bool) -> str:
     there = f"{progress.there_files} ({format_size(progress.there_bytes)}) already there"
     stay = ""
     if progress.at_source:
-        why = ", ".join(f"{n} {r.replace('_', ' ')}" for r, n in progress.at_source.items())
+        why = ", ".join(_why_left(reason, n) for reason, n in progress.at_source.items())
         stay = f"; {sum(progress.at_source.values())} "
         stay += f"({format_size(progress.at_source_bytes)}) stay at the source: {why}"
+        stay += f"; {hint}" if hint else ""
     return f"{filled}, {there}{stay}"
 
 
-@click.command()
+@click.command(short_help="Copy files ahead of a job: some, or everything.")
 @config_option
 @click.option("--from-file", "list_file", metavar="LIST", help="One path a line; - is stdin.")
 @click.option("-0", "--null", is_flag=True, help="The paths of LIST end with NUL, not newlines.")
@@ -179,14 +201,15 @@ def warm(
     """Copy files and directories ahead of a job; without PATH, everything.
 
     Files that programs read meanwhile come first. Ctrl-C leaves what is copied; run it again to go
-    on. Exits with 1 if a PATH means nothing or the source would not let a file be copied.
+    on. Exits with 1 if a PATH means nothing, the source would not let a file be copied, or files
+    have no room because a tier goes unused.
     """
     listed = _listed(list_file, null=null) if list_file is not None else []
     texts = [*paths, *listed] if paths or list_file is not None else None
-    run, status, ended = None, 0, ""
+    session, run, status, ended = SessionDir.of(config_file), None, 0, ""
     with _signals_end():
         try:
-            run = Warm(SessionDir.of(config_file), texts)
+            run = Warm(session, texts)
             with _display() as display:
                 run.run(display.show, wait=not no_wait)
         except _Ended as signal_seen:
@@ -194,13 +217,18 @@ def warm(
             ended = "interrupted; run it again to go on: "
     if run is None:  # nothing was ordered yet
         sys.exit(status)
-    for path, why in run.problems:
-        sys.stderr.write(f"monarch: {path}: {why}\n")
+    troubles, hint = [f"{path}: {why}" for path, why in run.problems], ""
+    if "no_room" in run.progress.at_source and not ended:
+        report = Client(session).ask("status")
+        troubles += [tier["why"] for tier in report["tiers"] if not tier["usable"]]
+        hint = room_hint(report, *run.no_room())
+    for trouble in troubles:
+        tell(trouble)
     if as_json:
         click.echo(json.dumps(_report(run), indent=2))
     else:
-        click.echo(ended + _summary(run.progress, wait=not no_wait))
-    sys.exit(status or int(bool(run.problems) or "failed" in run.progress.at_source))
+        click.echo(ended + _summary(run.progress, wait=not no_wait, hint=hint))
+    sys.exit(status or int(bool(troubles) or "failed" in run.progress.at_source))
 
 
 def _report(run: Warm) -> dict[str, Any]:

@@ -12,6 +12,7 @@ __all__ = [
     "identity",
     "is_in_ram",
     "is_writable",
+    "kernel_file_system",
     "lineage",
     "mount_options",
 ]
@@ -20,6 +21,11 @@ __all__ = [
 Identity = tuple[int, int]
 
 _RAM_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+# File systems in which the kernel shows itself. No file can be made there, whatever access(2) says
+# to root.
+_KERNEL_FILE_SYSTEMS = frozenset(
+    {"bpf", "cgroup", "cgroup2", "debugfs", "devpts", "mqueue", "proc", "securityfs", "sysfs"}
+)
 
 
 def identity(directory: Path) -> Identity:
@@ -44,6 +50,11 @@ def capacity_bytes(directory: Path) -> int | None:
     return status.f_blocks * status.f_frsize or None
 
 
+def block_bytes(directory: Path) -> int:
+    """The least that a file with content takes of the file system that holds `directory`."""
+    return max(os.statvfs(directory).f_frsize, 512)
+
+
 def is_writable(directory: Path) -> bool:
     """Whether this user may create files there: permissions and read-only mounts, not space."""
     return os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
@@ -52,6 +63,12 @@ def is_writable(directory: Path) -> bool:
 def is_in_ram(directory: Path) -> bool:
     """Whether the file system that holds `directory` keeps its files in memory."""
     return _mount(directory)[0] in _RAM_FILE_SYSTEMS
+
+
+def kernel_file_system(directory: Path) -> str | None:
+    """The type of the file system that holds `directory` if it keeps no files, such as proc."""
+    kind = _mount(directory)[0]
+    return kind if kind in _KERNEL_FILE_SYSTEMS else None
 
 
 def mount_options(directory: Path) -> frozenset[str]:

@@ -13,19 +13,21 @@ from monarch_py.config.schema import (
     DEFAULT_EVICTION,
     DEFAULT_FETCH,
     DEFAULT_METADATA,
+    DEFAULT_MIN_READS,
     DEFAULT_PLACEMENT,
     DEFAULT_PREFETCH,
     DEFAULT_REVALIDATE_S,
     DEFAULT_SCAN_THREADS,
     EVICTIONS,
     FETCHES,
+    MAX_SWITCH_FILE_BYTES,
     MAX_THREADS,
     METADATA,
     PLACEMENTS,
     PREFETCHES,
     SYSTEM_SWITCH_FILE,
 )
-from monarch_py.document import Key, Section, Spot, Table, list_of, read_mapping, values
+from monarch_py.document import Key, Section, Spot, Table, is_empty, list_of, read_mapping, values
 
 __all__ = ["DATA_PLANE", "DOCUMENT", "LEVEL", "PEERS", "SETTINGS", "SOURCE", "STAGING"]
 
@@ -46,6 +48,14 @@ SOURCE = Table(
 )
 
 
+def _sources(node: yaml.Node, spot: Spot) -> list[Section]:
+    """A list, or the path of the only one."""
+    if isinstance(node, yaml.ScalarNode) and not is_empty(node):
+        return [_source(node, spot)]
+    found: list[Section] = _list_of_sources(node, spot)
+    return found
+
+
 def _source(node: yaml.Node, spot: Spot) -> Section:
     if not isinstance(node, yaml.ScalarNode):
         return read_mapping(node, spot, SOURCE)
@@ -53,6 +63,8 @@ def _source(node: yaml.Node, spot: Spot) -> Section:
     section.add("path", values.path(node, spot), spot)
     return section
 
+
+_list_of_sources = list_of(_source, "write '- path: /the/dataset' below it")
 
 # max_storage_quota is not marked as required, because the last level of a configuration of the
 # original has none; load.py asks for it on all others.
@@ -79,8 +91,8 @@ LEVEL = Table(
         "block_size": Key(
             own.block_size,
             "size or `max`",
-            "the size of one read from the source, for files of this tier",
-            default_text="the global `block_size`",
+            "of the original Monarch; ignored, with a warning unless it is `max`",
+            default_text="the one at the top",
         ),
         "eviction": Key(
             values.choice({name: name for name in EVICTIONS}),
@@ -173,8 +185,8 @@ def _peers(node: yaml.Node, spot: Spot) -> Section:
 SETTINGS = Table(
     keys={
         "sources": Key(
-            list_of(_source, "write '- path: /the/dataset' below it"),
-            "list",
+            _sources,
+            "list, or a path",
             "the datasets, see below",
             default_text="required",
         ),
@@ -200,14 +212,14 @@ SETTINGS = Table(
         "shared_tpool_size": Key(
             values.integer(1, MAX_THREADS),
             "threads",
-            "how many blocks are copied at a time",
+            "the most files and blocks that are copied at a time",
             DEFAULT_COPY_THREADS,
             default_text=str(DEFAULT_COPY_THREADS),
         ),
         "scan_threads": Key(
             values.integer(1, MAX_THREADS),
             "threads",
-            "how many directories are listed at a time",
+            "how many files and directories are looked at at a time",
             DEFAULT_SCAN_THREADS,
             default_text=str(DEFAULT_SCAN_THREADS),
         ),
@@ -227,8 +239,8 @@ SETTINGS = Table(
         "prefetch": Key(
             values.choice({name: name for name in PREFETCHES}),
             " or ".join(f"`{name}`" for name in PREFETCHES),
-            "what is filled: files that are read; all, in the order of the scan, behind those;"
-            " only what `monarch warm` names",
+            "what is filled: files that are read, and what lies beside them; files that are read;"
+            " all, in the order of the scan, behind those; only what `monarch warm` names",
             DEFAULT_PREFETCH,
             default_text=f"`{DEFAULT_PREFETCH}`",
         ),
@@ -262,8 +274,9 @@ SETTINGS = Table(
         "revalidate": Key(
             values.duration,
             "time",
-            "how old the answer may be that a directory lists, or that a name is missing;"
-            " `0` asks the source each time",
+            "how often directories are compared with the source for what is removed or replaced"
+            " around the library, and how old the attributes of a file may be; `0`: never, and the"
+            " source is asked for attributes each time",
             DEFAULT_REVALIDATE_S,
             default_text="5min",
         ),
@@ -297,14 +310,14 @@ SETTINGS = Table(
             values.integer(1, MAX_THREADS),
             "reads",
             "the fewest reads in flight at the sources; shared_tpool_size is the most",
-            1,
-            default_text="1",
+            DEFAULT_MIN_READS,
+            default_text=str(DEFAULT_MIN_READS),
         ),
         "switch_file": Key(
             values.path,
-            "file",
-            "while it exists, everything is switched off;"
-            f" `{SYSTEM_SWITCH_FILE}` is looked at besides",
+            f"path of at most {MAX_SWITCH_FILE_BYTES} bytes",
+            "while this file exists, everything is switched off;"
+            f" `{SYSTEM_SWITCH_FILE}` does the same",
         ),
         "version": Key(
             values.choice({"1": "1"}), "`1`", "the version of this format", "1", default_text="1"

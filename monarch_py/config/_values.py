@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from monarch_py.config.patterns import glob_to_regex
+from monarch_py.config.patterns import check_glob
 from monarch_py.config.schema import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, PAGE_BYTES
 from monarch_py.document import Spot
 from monarch_py.document.values import path, scalar, size
@@ -21,11 +21,11 @@ def block_size(node: yaml.Node, spot: Spot) -> int | None:
     if isinstance(node, yaml.ScalarNode) and node.value == "max":
         return None
     n_bytes = size(node, spot)
+    if not MIN_BLOCK_SIZE_BYTES <= n_bytes <= MAX_BLOCK_SIZE_BYTES:
+        raise spot.error(f"{node.value!r} is out of range", "choose from 64KiB to 1GiB, or 'max'")
     if n_bytes % PAGE_BYTES:
         mend = f"the nearest below is {n_bytes // PAGE_BYTES * PAGE_BYTES}"
         raise spot.error(f"{node.value!r} is not a multiple of {PAGE_BYTES} bytes", mend)
-    if not MIN_BLOCK_SIZE_BYTES <= n_bytes <= MAX_BLOCK_SIZE_BYTES:
-        raise spot.error(f"{node.value!r} is out of range", "choose from 64KiB to 1GiB, or 'max'")
     return n_bytes
 
 
@@ -33,7 +33,7 @@ def glob(node: yaml.Node, spot: Spot) -> str:
     """A pattern of patterns.PathFilter, as written."""
     text = scalar(node, spot, "a pattern", "write a pattern such as '*.tfrecord'")
     try:
-        glob_to_regex(text)
+        check_glob(text)
     except ValueError as error:
         raise spot.error(str(error), "see 'Patterns' in docs/configuration.md") from None
     return text

@@ -17,7 +17,9 @@ from monarch_py.config.performance import load_performance
 from monarch_py.config.schema import (
     DEFAULT_BLOCK_SIZE_BYTES,
     DEFAULT_EVICTION,
+    MAX_SOURCE_PATH_BYTES,
     MAX_SOURCES,
+    MAX_SWITCH_FILE_BYTES,
     MAX_TIER_PATH_BYTES,
     MAX_TIERS,
     Config,
@@ -28,16 +30,23 @@ from monarch_py.config.schema import (
     TierConfig,
 )
 from monarch_py.document import Section, Spot, load_document, read_mapping
-from monarch_py.units import format_size
+from monarch_py.hanging import LIMIT_S, hanging
+from monarch_py.units import GIB, MIB, TIB, format_size
 
 __all__ = ["load_config"]
+
+# Of a dataset that is not there: making an empty directory would hide that it is not mounted.
+SOURCE_MEND = "correct the path; is the file system mounted here?"
 
 # A directory of the configuration with what tells it from others: (spot, path, identity, lineage)
 _Place = tuple[Spot, Path, disk.Identity, frozenset[disk.Identity]]
 
 
-def load_config(path: str | os.PathLike[str]) -> Config:
+def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> Config:
     """Read and check the configuration file at `path`.
+
+    with_sources : False for what needs the tiers alone: a source may be gone, or not answer, and
+    its real_path is its path as written
 
     Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the mend``, if
     the file cannot be read or what it asks for cannot work on this machine.
@@ -46,12 +55,14 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     root, spot = load_document(file, "configuration", "'sources' and 'hierarchy'")
     settings = _settings(read_mapping(root, spot, DOCUMENT))
     sources, tiers = _split(settings)
-    source_configs = tuple(_source(section) for section in sources)
+    staging: list[Section] = [settings["staging"]] if settings["staging"] is not None else []
+    looked_at = sources if with_sources else []
+    _refuse_hanging([*looked_at, *tiers, *staging])
+    source_configs = tuple(_source(section, is_looked_at=with_sources) for section in sources)
     tier_configs = tuple(_tier(section) for section in tiers)
     _warn_of_eviction(settings, tiers)
-    staging: list[Section] = [settings["staging"]] if settings["staging"] is not None else []
     staging_config = _staging(settings, len(tiers)) if staging else None
-    _check_places(_places(sources), _places(tiers), _places(staging))
+    _check_places(_places(looked_at), _places(tiers), _places(staging))
     return Config(
         file=Path(os.path.abspath(file)),
         sources=source_configs,
@@ -73,7 +84,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         peers=_peers(settings["peers"]),
         performance=_performance(settings),
         min_reads=_min_reads(settings),
-        switch_file=settings["switch_file"],
+        switch_file=_switch_file(settings),
         warnings=tuple(spot.document.warnings),
     )
 
@@ -107,17 +118,32 @@ def _plans(settings: Section) -> tuple[Path, ...]:
             "with 'prefetch: none' nothing is fetched ahead", "remove one of the two"
         )
     for plan, spot in plans:
-        if not plan.is_file():
+        if not os.path.isfile(plan):
             raise spot.error(f"{str(plan)!r} is not a file", "make it with `monarch plan make`")
     return tuple(plan for plan, _ in plans)
 
 
 def _min_reads(settings: Section) -> int:
     least, most = int(settings["min_reads"]), int(settings["shared_tpool_size"])
+    if "min_reads" not in settings:
+        return min(least, most)
     if least > most:
         mend = f"write {most} or less, or raise shared_tpool_size"
         raise settings.spot_of("min_reads").error(f"{least} is more than shared_tpool_size", mend)
     return least
+
+
+def _switch_file(settings: Section) -> Path | None:
+    file: Path | None = settings["switch_file"]
+    spot = settings.spot_of("switch_file")
+    if file is not None:
+        _check_length(file, spot, MAX_SWITCH_FILE_BYTES)
+    if file is not None and os.path.isdir(file):
+        raise spot.error(
+            f"{str(file)!r} is a directory, which would switch everything off for good",
+            "name a file in it",
+        )
+    return file
 
 
 def _settings(document: Section) -> Section:
@@ -166,12 +192,29 @@ def _check_count(settings: Section, name: str, found: Sequence[Any], most: int) 
         raise spot.error(f"has {len(found)} entries", f"keep at most {most}")
 
 
-def _source(section: Section) -> SourceConfig:
+def _path_of(section: Section) -> tuple[Path, Spot]:
+    """Of a source, a tier or the staging area."""
+    # Of the table, not of what was written: the staging area's mount point has a default.
+    name = "path" if "path" in section.table.keys else "mount_point"
+    return section[name], section.spot_of(name)
+
+
+def _refuse_hanging(sections: Sequence[Section]) -> None:
+    """Before anything in this process touches the directories."""
+    spots = dict(_path_of(section) for section in sections)
+    for path in hanging(list(spots)):
+        raise spots[path].error(
+            f"{str(path)!r} does not answer within {LIMIT_S:.0f} s",
+            "its file system hangs: look at its server, or at the mount",
+        )
+
+
+def _source(section: Section, *, is_looked_at: bool) -> SourceConfig:
     # A level of the original's hierarchy stands for a source, too; it has no choice of files.
     if "mount_point" in section:
-        return _source_of_level(section)
-    path, spot = section["path"], section.spot_of("path")
-    _check_directory(path, spot)
+        return _source_of_level(section, is_looked_at=is_looked_at)
+    path = section["path"]
+    real_path = _real_path(section) if is_looked_at else path
     least, most = section["min_size"], section["max_size"]
     if most is not None and least > most:
         raise section.spot_of("min_size").error(
@@ -180,7 +223,7 @@ def _source(section: Section) -> SourceConfig:
         )
     return SourceConfig(
         path=path,
-        real_path=Path(os.path.realpath(path)),
+        real_path=real_path,
         include=tuple(section["include"]),
         exclude=tuple(section["exclude"]),
         min_size_bytes=least,
@@ -188,32 +231,46 @@ def _source(section: Section) -> SourceConfig:
     )
 
 
-def _source_of_level(section: Section) -> SourceConfig:
+def _real_path(section: Section) -> Path:
+    path, spot = _path_of(section)
+    _check_directory(path, spot, SOURCE_MEND)
+    real_path = Path(os.path.realpath(path))
+    for name in (path, real_path):
+        _check_length(name, spot, MAX_SOURCE_PATH_BYTES)
+    return real_path
+
+
+def _source_of_level(section: Section, *, is_looked_at: bool) -> SourceConfig:
     path = section["mount_point"]
-    _check_directory(path, section.spot_of("mount_point"))
+    real_path = _real_path(section) if is_looked_at else path
     if section["persistent"]:
         section.spot_of("persistent").warn("ignored: without a quota this level is the source")
-    if section["block_size"] is not None:
-        section.spot_of("block_size").warn(
-            "ignored: without a quota this level is the source, and the tiers say how it is read"
-        )
+    _warn_of_block_size(section)
     if section["eviction"] != DEFAULT_EVICTION:
         section.spot_of("eviction").warn("ignored: without a quota this level is the source")
-    return SourceConfig(path=path, real_path=Path(os.path.realpath(path)))
+    return SourceConfig(path=path, real_path=real_path)
 
 
 def _tier(section: Section) -> TierConfig:
     section.require("max_storage_quota")
     _check_place_of_tier(section)
     _check_quota(section)
+    _warn_of_block_size(section)
     return TierConfig(
         mount_point=section["mount_point"],
         quota_bytes=section["max_storage_quota"],
         kind=_kind(section),
         persistent=section["persistent"],
-        block_size_bytes=section["block_size"],
         eviction=section["eviction"],
     )
+
+
+def _warn_of_block_size(level: Section) -> None:
+    """The original reads with each level's own; our checksums need one for all copies."""
+    if level["block_size"] is not None:
+        level.spot_of("block_size").warn(
+            "ignored: all copies are made in blocks of one size; write block_size at the top"
+        )
 
 
 def _warn_of_eviction(settings: Section, tiers: Sequence[Section]) -> None:
@@ -240,17 +297,18 @@ def _staging(settings: Section, tiers: int) -> TierConfig:
 
 def _check_place_of_tier(section: Section) -> None:
     mount_point, spot = section["mount_point"], section.spot_of("mount_point")
-    _check_directory(mount_point, spot)
+    _check_directory(mount_point, spot, "create the directory or correct the path")
+    if (kind := disk.kernel_file_system(mount_point)) is not None:
+        raise spot.error(
+            f"{str(mount_point)!r} is on {kind}, where no copy can be written",
+            "choose a directory on a disk or in memory",
+        )
     if not disk.is_writable(mount_point):
         raise spot.error(
             f"{str(mount_point)!r} cannot be written to",
             "give yourself the permission or choose another directory",
         )
-    n_bytes = len(os.fsencode(mount_point))
-    if n_bytes > MAX_TIER_PATH_BYTES:
-        raise spot.error(
-            f"the path has {n_bytes} bytes", f"choose one of at most {MAX_TIER_PATH_BYTES}"
-        )
+    _check_length(mount_point, spot, MAX_TIER_PATH_BYTES)
 
 
 def _check_quota(section: Section) -> None:
@@ -262,8 +320,22 @@ def _check_quota(section: Section) -> None:
         raise spot.error(
             f"{format_size(quota)} is more than the {format_size(capacity)} of the file system"
             f" of {str(section['mount_point'])!r}",
-            f"write at most {capacity}",
+            f"write at most {_at_most(capacity)}",
         )
+    block = disk.block_bytes(section["mount_point"])
+    if quota < block:
+        spot.warn(
+            f"{format_size(quota)} has no room for any copy, which takes {format_size(block)} or"
+            " more; give it a larger size"
+        )
+
+
+def _at_most(n_bytes: int) -> str:
+    """The largest size that people write without a fraction, and not more than `n_bytes`."""
+    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
+        if n_bytes >= 10 * unit:
+            return f"{n_bytes // unit}{name}"
+    return str(n_bytes)
 
 
 def _kind(section: Section) -> str:
@@ -285,8 +357,7 @@ def _kind(section: Section) -> str:
     return str(kind)
 
 
-def _check_directory(path: Path, spot: Spot) -> None:
-    mend = "create the directory or correct the path"
+def _check_directory(path: Path, spot: Spot, mend: str) -> None:
     try:
         os.stat(path)
     except OSError as error:
@@ -295,12 +366,18 @@ def _check_directory(path: Path, spot: Spot) -> None:
         raise spot.error(f"{str(path)!r} is not a directory", mend)
 
 
+def _check_length(path: Path, spot: Spot, most: int) -> None:
+    """What goes into shared memory has a fixed room there."""
+    n_bytes = len(os.fsencode(path))
+    if n_bytes > most:
+        raise spot.error(f"the path has {n_bytes} bytes", f"choose one of at most {most}")
+
+
 def _places(sections: Sequence[Section]) -> list[_Place]:
     places = []
     for section in sections:
-        name = "mount_point" if "mount_point" in section else "path"
-        path = section[name]
-        places.append((section.spot_of(name), path, disk.identity(path), disk.lineage(path)))
+        path, spot = _path_of(section)
+        places.append((spot, path, disk.identity(path), disk.lineage(path)))
     return places
 
 

@@ -14,6 +14,7 @@ from monarch_py.units import GIB, KIB, MIB
 __all__ = [
     "DEFAULT_BLOCK_SIZE_BYTES",
     "DEFAULT_COPY_THREADS",
+    "DEFAULT_MIN_READS",
     "DEFAULT_EVICTION",
     "DEFAULT_FETCH",
     "DEFAULT_METADATA",
@@ -25,6 +26,8 @@ __all__ = [
     "FETCHES",
     "MAX_BLOCK_SIZE_BYTES",
     "MAX_SOURCES",
+    "MAX_SOURCE_PATH_BYTES",
+    "MAX_SWITCH_FILE_BYTES",
     "MAX_THREADS",
     "MAX_TIERS",
     "MAX_TIER_PATH_BYTES",
@@ -48,29 +51,35 @@ MAX_BLOCK_SIZE_BYTES = 1 * GIB
 # Blocks start on pages, so that a copied block can be mapped and written back on its own.
 PAGE_BYTES = 4096
 
-DEFAULT_COPY_THREADS = 4
-DEFAULT_SCAN_THREADS = 4
+# Threads that wait for a source sleep: so many hide the latency of most.
+DEFAULT_COPY_THREADS = 64
+DEFAULT_MIN_READS = 4
+DEFAULT_SCAN_THREADS = 16
 MAX_THREADS = 256
 
 MAX_SOURCES = 16
 MAX_TIERS = 16
-# What the preloaded library's fixed path buffers leave beside the name of a copy [bytes].
+# Room in the preloaded library's fixed path buffers beside the name of a copy [bytes].
 MAX_TIER_PATH_BYTES = 180
+# Of csrc/shared/catalog.h, without the NUL [bytes].
+MAX_SOURCE_PATH_BYTES = 1023
+MAX_SWITCH_FILE_BYTES = 239
 
 PLACEMENTS = ("first_fit",)
 DEFAULT_PLACEMENT = "first_fit"
 
-# What fills a copy: a first read, that or the daemon of its own accord, only `monarch warm`.
-PREFETCHES = ("on_demand", "eager", "none")
-DEFAULT_PREFETCH = "on_demand"
+# The causes of a fill: a first read, or reads of files beside it; a first read; that or the daemon
+# of its own accord; only `monarch warm`.
+PREFETCHES = ("auto", "on_demand", "eager", "none")
+DEFAULT_PREFETCH = "auto"
 
 # Who answers for names and attributes: the catalog, or the source each time.
 METADATA = ("cached", "source")
 DEFAULT_METADATA = "cached"
 DEFAULT_REVALIDATE_S = 300.0
 
-# What becomes of the copies of a tier while a plan is followed: nothing, or those that are used
-# latest go for others (Lobster 4.4).
+# While a plan is followed the copies of a tier stay, or those that are used latest go for others
+# (Lobster 4.4).
 EVICTIONS = ("none", "planned")
 DEFAULT_EVICTION = "none"
 
@@ -143,7 +152,6 @@ class TierConfig:
 
     kind : 'ram' (its copies count as memory) or 'ssd'
     persistent : copies stay when the daemon ends
-    block_size_bytes : None = Config.block_size_bytes
     eviction : one of EVICTIONS
     """
 
@@ -151,7 +159,6 @@ class TierConfig:
     quota_bytes: int
     kind: str
     persistent: bool = False
-    block_size_bytes: int | None = None
     eviction: str = DEFAULT_EVICTION
 
 
@@ -195,7 +202,7 @@ class Config:
     balance_ranks: bool = True
     peers: PeersConfig = PeersConfig()
     performance: Performance = Performance()
-    min_reads: int = 1
+    min_reads: int = DEFAULT_MIN_READS
     switch_file: Path | None = None
     warnings: tuple[str, ...] = ()
 

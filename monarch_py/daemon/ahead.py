@@ -1,6 +1,7 @@
 """The queues of files that are to be filled before anybody reads them."""
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ NONE: Ids = np.zeros(0, dtype=np.uint64)
 class Ahead:
     """What `warm` names goes first, in turn; then what the scan meets, if all is to be filled.
 
-    eager : the configuration says `prefetch: eager`
+    eager : the configuration says `prefetch: eager`;  entries_met : of the catalog, by `meet`
     """
 
     def __init__(self, *, eager: bool) -> None:
@@ -25,7 +26,9 @@ class Ahead:
         # (ticket of the command that asked, "" for none; files)
         self._asked: deque[tuple[str, Ids]] = deque()
         self._met: deque[tuple[str, Ids]] = deque()
-        self._entries_met = 0
+        # What had its turn and is not settled yet.
+        self._given: list[tuple[str, Ids]] = []
+        self.entries_met = 0
 
     def __len__(self) -> int:
         return sum(map(len, self.waiting()))
@@ -35,8 +38,8 @@ class Ahead:
         whether there are more."""
         if not self.eager:
             return NONE, False
-        first, last = self._entries_met, min(entries, self._entries_met + MEETS)
-        self._entries_met = last
+        first, last = self.entries_met, min(entries, self.entries_met + MEETS)
+        self.entries_met = last
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
@@ -45,8 +48,14 @@ class Ahead:
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Before all others of what the scan met: they had their turn."""
-        self._met.appendleft(("", ids))
+        """Puts files that had their turn before all others of their kind."""
+        for ticket, given in self._given:
+            mine = np.isin(ids, given)
+            if ticket and mine.any():
+                self._asked.appendleft((ticket, ids[mine]))
+                ids = ids[~mine]
+        if len(ids):
+            self._met.appendleft(("", ids))
 
     def next(self, least: int, most: int, sizes: npt.NDArray[np.uint64], most_bytes: float) -> Ids:
         """The (n,) files whose turn it is: `most` files and `most_bytes` [bytes] at most, but
@@ -62,13 +71,34 @@ class Ahead:
         taken = min(most, max(0, least, fit))
         if len(ids) > taken:
             queue.appendleft((ticket, ids[taken:]))
+        self._given.append((ticket, ids[:taken]))
         return ids[:taken]
 
+    def settle(self, is_open: Callable[[Ids], npt.NDArray[np.bool_]]) -> Ids:
+        """Forgets files that had their turn once they have a copy or will not get one; returns the
+        (n,) others.  is_open : tells of (m,) files which are WANTED or FILLING"""
+        given: dict[str, list[Ids]] = {}
+        for ticket, ids in self._given:
+            given.setdefault(ticket, []).append(ids)
+        together = ((ticket, np.concatenate(parts)) for ticket, parts in given.items())
+        left = [(ticket, ids[is_open(ids)]) for ticket, ids in together]
+        self._given = [(ticket, ids) for ticket, ids in left if len(ids)]
+        return np.concatenate([NONE, *(ids for _, ids in self._given)])
+
+    def had_turn(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) which of these files had their turn and are not settled."""
+        return np.isin(ids, np.concatenate([NONE, *(given for _, given in self._given)]))
+
     def take_back(self, ticket: str) -> Ids:
-        """The (n,) files of a ticket that have not had their turn; they wait no longer."""
-        back = [ids for owner, ids in self._asked if owner == ticket]
+        """The (n,) files of a ticket that are not settled; they wait no longer."""
+        back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
         self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
-        return np.concatenate(back) if back else NONE
+        self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]
+        return np.concatenate([NONE, *back])
 
     def waiting(self) -> list[Ids]:
         return [ids for _, ids in (*self._asked, *self._met)]
+
+    def meant(self) -> list[Ids]:
+        """What waits, and what had its turn and is not settled."""
+        return [*self.waiting(), *(ids for _, ids in self._given)]

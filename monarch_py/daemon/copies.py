@@ -34,6 +34,7 @@ __all__ = ["Copies", "Ids", "one"]
 log = logging.getLogger("monarch.copies")
 
 Ids = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
 
 # Within this time of a change a file may change again without its time showing it [s].
 TIME_STEP_S = 2.0
@@ -84,33 +85,55 @@ class Copies:
 
     # --- made visible -------------------------------------------------------------------------
 
-    def publish(self, results: npt.NDArray[Any]) -> None:
-        """Results of fills and checks that went well."""
+    def made(self, results: npt.NDArray[Any]) -> Bools:
+        """Results (n,) of fills and checks that went well. The engine has published nearly all of
+        them; what it did not is decided on. Returns (n,) which of the copies serve."""
+        fills = results[results["kind"] == JobKind.FILL]
+        self._count(fills)
+        self._decide(results[results["is_published"] == 0])
+        # Between the engine's word and this turn, somebody may have dropped it.
+        ids = np.ascontiguousarray(results["id"])
+        words = make_word(State.PRESENT, 0, results["tier"], results["copy"])
+        serves: Bools = self.shared.catalog.words[ids] == words
+        # Of a file that was changed while it was published `drop_changed` may have seen the mark
+        # and not the copy.
+        changed = serves & self.changed(ids)
+        self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
+        serves &= ~changed
+        self._record(results[serves & (results["kind"] == JobKind.FILL)])
+        return serves
+
+    def _count(self, fills: npt.NDArray[Any]) -> None:
+        sizes = self.shared.catalog.entries["size"][fills["id"]]
+        for number in set(fills["tier"].tolist()):
+            here = fills["tier"] == number
+            done = fills[here]
+            self.tier(number).settle(done["copy"], sizes[here], done["copy_bytes"])
+        self.fills += len(fills)
+        self.filled_bytes += int(fills["bytes"].sum())
+
+    def _decide(self, results: npt.NDArray[Any]) -> None:
+        """What becomes of (n,) copies that the engine has not published: their files were changed,
+        their tiers are lost, or the catalog has to grow to know them by their inodes."""
         if not len(results):
             return
-        catalog = self.shared.catalog
         ids = np.ascontiguousarray(results["id"])
         changed = self.changed(ids)
-        fills = results["kind"] == JobKind.FILL
-        good = results[~changed]
-        words = make_word(State.PRESENT, 0, good["tier"].astype(np.uint64), good["copy"])
-        shown = self._show(good["id"], words, good["copy_ino"], good["sum"], fills[~changed])
-        sizes = catalog.entries["size"][ids]
-        for number in set(results["tier"][fills].tolist()):
-            here = fills & (results["tier"] == number)
-            done = results[here]
-            self.tier(number).settle(done["copy"], sizes[here], done["copy_bytes"])
-        self.fills += int(fills.sum())
-        self.filled_bytes += int(results["bytes"][fills].sum())
+        lost = self._is_lost(results["tier"]) & ~changed
+        good = results[~(changed | lost)]
+        words = make_word(State.PRESENT, 0, good["tier"], good["copy"])
+        made = good["kind"] == JobKind.FILL
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
-        if shown:
-            self._record(results[fills & ~changed])
-        else:
-            self.forget(ids[~changed], State.BYPASS, Reason.NO_ROOM)
+        self.forget(ids[lost], State.ABSENT)
+        if len(good) and not self._show(good["id"], words, good["copy_ino"], good["sum"], made):
+            self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
     def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
         """Copies of an earlier session that match their sources and need no check: (n,) entries and
         their manifest rows."""
+        if self.tier(tier_number).gone:
+            self.forget(ids, State.ABSENT)
+            return
         words = make_word(State.PRESENT, 0, tier_number, rows["copy"])
         made = np.zeros(len(ids), dtype=bool)
         if not self._show(ids, words, rows["copy_ino"], rows["sum"], made):
@@ -135,12 +158,15 @@ class Copies:
     def _record(self, results: npt.NDArray[Any]) -> None:
         """Durable tiers remember the copy; that of a file which changed just before its fill began
         only when a second reading agrees."""
+        if not (self.keepers or self._doubted):
+            return
+        kept = np.isin(results["tier"], list(self.keepers))
+        if self._doubted:
+            kept |= np.isin(results["id"], list(self._doubted))
         rows: dict[int, list[Row]] = {}
-        for result in results:
+        for result in results[kept]:
             tier, entry = int(result["tier"]), int(result["id"])
             doubted = entry in self._doubted
-            if tier not in self.keepers and not doubted:
-                continue
             row = self._row(result)
             age_s = (int(result["started_ns"]) - max(row.mtime_ns, row.ctime_ns)) / 1e9
             if age_s < TIME_STEP_S or doubted:
@@ -197,6 +223,27 @@ class Copies:
         elif tier in self.keepers:
             self.keepers[tier].add([row])
 
+    # --- tiers that fail --------------------------------------------------------------
+
+    def tier_failed(self, number: int, error: int) -> None:
+        """Nothing more is placed there; its copies serve as long as they can."""
+        tier = self.tier(number)
+        if tier.usable:
+            log.warning("%s", tier.broken(OSError(error, os.strerror(error))))
+        tier.usable = False
+
+    def lose_tier(self, number: int) -> None:
+        """Nobody is sent to its copies any more; their files may be filled elsewhere."""
+        lib.monarch_lose_tier(self.shared.catalog.writer, number)
+        words = self.shared.catalog.words
+        here = (state_of(words) == State.PRESENT) & (tier_of(words) == number)
+        self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
+
+    def _is_lost(self, tiers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """tiers : (n,) numbers."""
+        lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
+        return np.isin(tiers, lost)
+
     # --- dropped ------------------------------------------------------------------------------
 
     def forget(self, ids: Ids, state: State, reason: int = 0) -> None:
@@ -241,10 +288,13 @@ class Copies:
             self.engine.drop(tier, ids, numbers, sizes)
 
     def dropped(self, result: Any) -> None:
-        """The engine has removed a copy."""
+        """The engine has removed a copy. One that it could not remove keeps its room."""
         self._dropping -= 1
         number, size = int(result["tier"]), int(result["bytes"])
-        self.tier(number).release(int(result["copy"]), size)
+        if result["left"]:
+            self.tier_failed(number, int(result["left"]))
+        else:
+            self.tier(number).release(int(result["copy"]), size)
         self._leaving[number] -= self.tier(number).rounded(size)
         entry, catalog = int(result["id"]), self.shared.catalog
         if entry < len(catalog) and copy_of(catalog.words[entry]) == result["copy"]:
@@ -266,6 +316,7 @@ class Copies:
 
     def drop_changed(self) -> None:
         """Clients never open a changed file's copy; here its room is given back."""
+        self.shared.take_changes()
         marks = int(self.shared.clients.changes)
         if marks == self._changes_seen:
             return

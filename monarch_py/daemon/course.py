@@ -37,7 +37,7 @@ Loaded = tuple[Version, Plan]
 # wrong.
 SEARCHES = 2
 
-# What is seen before the files are known is kept up to so many accesses.
+# Accesses that are kept at most while the files are not known yet.
 EARLY = 1 << 20
 
 
@@ -212,7 +212,7 @@ class Course:
 
     def _search_if_lost(self, follower: Follower) -> None:
         if self.state == "following":
-            # What does not fit may be the next run's, which is still being drawn.
+            # Accesses that do not fit may be the next run's, which is still being drawn.
             if not follower.is_lost or (follower.is_ending and self._drawing is not None):
                 return
             self.state, self._in_vain, self._search_at = "searching", 0, follower.judged
@@ -255,7 +255,10 @@ class Course:
             self.state = "following"
         elif self._is_last:
             last, others = follower.weighed, follower.unexplained
-            self.drop(f"of the last {last} files that were opened {others} were others")
+            self.drop(
+                f"{others} of the last {last} files opened are not the plan's; its seed, epochs or"
+                " number of ranks are probably not those of the training"
+            )
         else:
             self._in_vain += 1
 

@@ -9,9 +9,11 @@ import numpy.typing as npt
 
 from monarch_py.catalog import Catalog
 from monarch_py.config import Config
+from monarch_py.daemon.idle import IdleCores
 from monarch_py.daemon.scanner import Source
 from monarch_py.daemon.shared import Shared
-from monarch_py.daemon.width import ReadsInFlight
+from monarch_py.daemon.width import Counted, ReadsInFlight
+from monarch_py.memory import available_bytes
 from monarch_py.native import RESULT, JobKind, ffi, lib, pointer
 from monarch_py.tiers import Tier
 
@@ -29,6 +31,17 @@ def block_sums(result: Any) -> bytes:
     return bytes(ffi.buffer(sums, int(result["blocks"]) * 8))
 
 
+# Each read in flight has a buffer, which takes memory as copies in a RAM tier do: no more than this
+# share of what is left for all of them, looked at this often [bytes, s].
+BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
+# Where a source is fast: fills that nobody waits for go on while so many processors are idle, which
+# is looked at this often [s].
+IDLE_CORES, LOOK_S = 0.5, 0.1
+# Until so many fills say how fast the sources are, programs' own opens do: so many, if their mean
+# is less than a source takes that asks a server [s].
+JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
+
+
 class Engine:
     """MemoryError when not one thread can be started.
 
@@ -44,9 +57,14 @@ class Engine:
         peer_threads: int = 0,
     ) -> None:
         self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
+        self._memory_width, self._memory_until = 0, 0.0
+        self._width = min(self._reads.width, self._affordable_width(time.monotonic()))
+        # Where sources are fast: what was seen of the processors, and when it is looked again [s].
+        self._idle: IdleCores | None = None
+        self._looks_at, self._spare = 0.0, 1
         self._engine: Any = lib.monarch_engine_start(
             config.copy_threads,
-            self._reads.width,
+            self._width,
             peer_threads,
             config.block_size_bytes,
             shared.clients,
@@ -54,6 +72,7 @@ class Engine:
         )
         if self._engine == ffi.NULL:
             raise MemoryError("no thread could be started for the copy engine")
+        lib.monarch_engine_publish(self._engine, shared.catalog.writer, shared.control)
         limits = config.source_limits
         lib.monarch_engine_limit(self._engine, limits.bytes_per_s or 0, limits.ops_per_s or 0)
         for source in sources:
@@ -65,7 +84,7 @@ class Engine:
             lib.monarch_engine_stamp(self._engine, number, shared.catalog.c.salt)
         self.block_bytes = config.block_size_bytes
         self.reads_ahead = config.copy_threads > 1
-        self._did_read = False
+        self._shared = shared
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
 
     def pending(self, *, in_use: bool, from_peers: bool | None = None) -> int:
@@ -85,6 +104,11 @@ class Engine:
         return any(self.pending(in_use=used, from_peers=False) > 0 for used in (True, False))
 
     @property
+    def stands_back(self) -> bool:
+        """Programs that hardly wait for a source need the processors, and none is idle."""
+        return self._idle is not None and self._spare < self._reads.most
+
+    @property
     def c(self) -> Any:
         """struct monarch_engine *, for who gives it peers; gone with `stop`."""
         return self._engine
@@ -92,7 +116,7 @@ class Engine:
     @property
     def width(self) -> int:
         """Threads that read from the sources what nobody waits for."""
-        return self._reads.width
+        return self._width
 
     def flows(self, places: int) -> npt.NDArray[np.uint64]:
         """(places, 2, MONARCH_LEVELS) bytes and times [ns], as struct monarch_flow has them."""
@@ -108,6 +132,10 @@ class Engine:
     @property
     def bytes_from_source(self) -> int:
         return int(lib.monarch_engine_bytes(self._engine))
+
+    @property
+    def files_from_source(self) -> int:
+        return int(lib.monarch_engine_files(self._engine))
 
     def submit(
         self,
@@ -145,6 +173,13 @@ class Engine:
             pointer(peers, "int32_t *") if peers is not None else ffi.NULL,
         )
 
+    def withdraw(self, ids: npt.NDArray[np.uint64]) -> int:
+        """Takes back the fills of (n,) entries that no thread has begun and no program waits for;
+        they are among the results at once, as ABANDONED. Returns how many."""
+        entries = np.ascontiguousarray(ids, dtype=np.uint64)
+        where = pointer(entries, "uint64_t *")
+        return int(lib.monarch_engine_withdraw(self._engine, len(entries), where))
+
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
         """(peers,) how many orders that have no result yet ask each of them first."""
         lengths = np.zeros(peers, dtype=np.uint32)
@@ -172,7 +207,8 @@ class Engine:
         )
 
     def results(self) -> Iterator[npt.NDArray[Any]]:
-        """Batches (n,) of dtype RESULT; each is valid until the next is asked for."""
+        """Batches (n,) of dtype RESULT; each is valid until the next is asked for, and its block
+        sums until `settle`."""
         count = RESULTS
         while count == RESULTS:
             count = lib.monarch_engine_results(
@@ -181,23 +217,63 @@ class Engine:
             batch = self._buffer[:count]
             if count:
                 yield batch
-            for address in batch["block_sums"][batch["block_sums"] != 0].tolist():
-                lib.monarch_free(ffi.cast("void *", address))
 
     def adapt(self) -> None:
         """Follows what the sources give with the number of reads in flight."""
-        before, did = self._reads.width, self._did_read
-        # What threads that wait for peers read in their place says nothing of the width.
-        self._did_read = self.reads_sources
-        busy = self._did_read or did
-        now = self._reads.step(time.monotonic(), self.bytes_from_source, busy=busy)
-        if now != before:
-            lib.monarch_engine_width(self._engine, now)
+        before, opened = self._width, self._shared.source_opens()
+        rested = self.stands_back
+        so_far = Counted(self.bytes_from_source, self.files_from_source, *opened)
+        # Reads by threads that wait for peers say nothing of the width.
+        pending = sum(self.pending(in_use=used, from_peers=False) for used in (True, False))
+        now_s = time.monotonic()
+        wanted = self._reads.step(now_s, so_far, is_full=pending > before)
+        if pending:
+            spare = self._spare_width(now_s, is_fast=self._are_fast(so_far))
+            self._width = min(wanted, spare, self._affordable_width(now_s))
+        else:
+            self._idle = None
+        if (self._width, self.stands_back) != (before, rested):
+            lib.monarch_engine_width(self._engine, self._width, self.stands_back)
+
+    def _affordable_width(self, now_s: float) -> int:
+        """The buffers must not take what the kernel would kill the job for."""
+        if now_s >= self._memory_until:
+            affordable = int(available_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
+            self._memory_width = max(self._reads.least, affordable)
+            self._memory_until = now_s + MEMORY_LOOK_S
+        return self._memory_width
+
+    def _are_fast(self, so_far: Counted) -> bool:
+        """Whether programs hardly wait for any source."""
+        if so_far.files < JUDGED_FILLS and so_far.opens >= SOME_OPENS:
+            return so_far.open_s < AT_HAND_S * so_far.opens
+        control = self._shared.control
+        return bool(control.fast_sources == (1 << control.sources) - 1)
+
+    def _spare_width(self, now_s: float, *, is_fast: bool) -> int:
+        """Programs that hardly wait for any source need the processors: what nobody waits for is
+        filled where one is idle, and else by one thread, which sees when a source is fast no
+        more."""
+        if not is_fast:
+            self._idle = None
+            return self._reads.most
+        if self._idle is None:
+            self._idle, self._looks_at, self._spare = IdleCores(), now_s + LOOK_S, 1
+        elif now_s >= self._looks_at:
+            self._looks_at = now_s + LOOK_S
+            self._spare = self._reads.most if self._idle.take() >= IDLE_CORES else 1
+        return self._spare
 
     def settle(self) -> None:
         """The catalog says by now what the results so far have told."""
         lib.monarch_engine_settle(self._engine)
 
-    def stop(self) -> None:
-        """Abandons what runs and ends the threads."""
-        lib.monarch_engine_stop(self._engine)
+    def await_results(self, *, is_awaited: bool) -> None:
+        """Whether something waits for results of fills that went well, so that the doorbell is to
+        be rung for fewer of them."""
+        lib.monarch_engine_await(self._engine, is_awaited)
+
+    def stop(self, limit_s: float) -> int:
+        """Abandons what runs and ends the threads. Returns how many of them have not ended within
+        limit_s, as a file system does not answer: what they use has to stay as it is."""
+        return int(lib.monarch_engine_stop(self._engine, max(0, int(limit_s * 1000))))

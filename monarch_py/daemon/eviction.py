@@ -27,7 +27,7 @@ __all__ = ["Evictions", "Foresight"]
 
 # Looks lie this far apart at least [s], and take no more than this part of the time.
 LOOK_S, SHARE = 0.1, 0.05
-# What has got room by eviction and is not begun yet is no more than this, or a file [bytes].
+# The most that has got room by eviction and is not begun yet, if it is more than one file [bytes].
 MOST_BYTES = 64 << 20
 # Files that may come by one look, and of each tier so many times as many of the farthest.
 MOST_FILES, TIMES = 2048, 4

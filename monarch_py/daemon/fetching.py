@@ -28,7 +28,7 @@ LOOK = 65536
 WINDOW_LEAVES = 8
 # Fetched ahead at a time: what is nearer may be known a moment later [files, files, bytes].
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
-# What is ahead is looked at again this often at most [s].
+# The shortest time between two looks at what lies ahead [s].
 LOOK_S = 0.02
 
 NONE: Ids = np.zeros(0, dtype=np.uint64)

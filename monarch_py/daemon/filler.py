@@ -12,6 +12,7 @@ import numpy.typing as npt
 from monarch_py.daemon.copies import Copies, Ids, one
 from monarch_py.daemon.engine import Engine
 from monarch_py.daemon.nodes import Membership, Nodes
+from monarch_py.daemon.outdated import Outdated
 from monarch_py.daemon.places import NOBODY, PEER_THREADS, Places
 from monarch_py.daemon.readahead import ReadAhead
 from monarch_py.daemon.scanner import Scanner
@@ -51,12 +52,19 @@ log = logging.getLogger("monarch.filler")
 # enough that a million wanted files take no memory (an order is some 500 bytes).
 ORDERS = 2048
 # Of what is filled ahead the engine has no more than this [bytes], but always some files, so that
-# its threads have work while one ends: what it has cannot be taken back, and its room is taken.
+# its threads have work while one ends: the room of what it has is taken.
 AHEAD_BYTES = 256 << 20
 AHEAD_FILES = 4
 # A file that changes under its fill is tried again this often before the source keeps it.
 TRIES = 3
 NO_TIER_ROOM = TierRoom(0, 0, 512)
+
+
+def _is_made(results: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which of (n,) results are of fills and checks that went well."""
+    makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
+    made: npt.NDArray[np.bool_] = makes & (results["status"] == JobStatus.DONE)
+    return made
 
 
 class Filler:
@@ -76,13 +84,18 @@ class Filler:
         self.keeps: Keeps = self.nodes or KeepsAll()
         # The tiers in which files are best kept, NOWHERE for those of which that is not known.
         self.prefers: Callable[[Ids], npt.NDArray[np.int32]] | None = None
+        # Of files that programs use and that have no room, those for which it has dropped copies.
+        self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
+        self.outdated = Outdated(scanner, self.copies)
         self.staging = Staging(len(config.tiers), self.tiers[len(config.tiers)], self.copies)
         self.readahead = ReadAhead(self.shared, self.engine, self.tiers[: len(config.tiers)])
         self.wanted = Wanted(self.shared, eager=config.prefetch == "eager")
-        self._begun_ahead: Ids = np.zeros(0, dtype=np.uint64)
         self._to_check: deque[Ids] = deque()
         self._refused: list[Ids] = []
+        shm = os.stat(self.shared.session.path).st_dev
+        # Tiers on the catalog's file system.
+        self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._tries: dict[int, int] = {}
         self._next_copy = max([Tier.first_number(), *self._numbers_in_use()])
@@ -91,9 +104,7 @@ class Filler:
     def _numbers_in_use(self) -> Iterable[int]:
         for tier in self.tiers:
             if tier is not None:
-                listed = tier.listing()
-                if len(listed):
-                    yield int(listed["number"][-1]) + 1
+                yield tier.last_number() + 1
 
     @property
     def pending(self) -> int:
@@ -178,17 +189,21 @@ class Filler:
         tier had any for it: then there may be more of that kind."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
+        begun = np.unique(self.wanted.ahead.settle(self._is_open))
         while room > 0 and looked_at < ORDERS:
-            begun = self._begun_ahead
             begun = begun[state_of(catalog.words[begun]) == State.FILLING]
             room_bytes = AHEAD_BYTES - float(sizes[begun].sum(dtype=np.float64))
             ids = self.wanted.ahead.next(AHEAD_FILES - len(begun), room, sizes, room_bytes)
             if not len(ids):
                 return False
-            self._begun_ahead = np.concatenate([begun, ids])
+            begun = np.union1d(begun, ids)
             looked_at += len(ids)
             room -= self._order_fills(ids, in_use=False)
         return room > 0
+
+    def _is_open(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether these files will get a copy."""
+        return np.isin(state_of(self.shared.catalog.words[ids]), (State.WANTED, State.FILLING))
 
     def _order_checks(self, most: int) -> int:
         ids = self._to_check.popleft()
@@ -269,6 +284,7 @@ class Filler:
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
         catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
+        self.readahead.filled(ids)
         peers = None
         if self.nodes is not None and self.places is not None:
             uses = self.staging.uses
@@ -279,44 +295,50 @@ class Filler:
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
-        """Of the tiers that the policy chooses from."""
-        kept = self.tiers[: self.staging.number]
-        return [tier.room() if tier is not None else NO_TIER_ROOM for tier in kept]
+        """Of the tiers that the policy chooses from. One that shares its file system with the
+        catalog leaves room for a larger one until it is known how many files there are: without
+        that a file is unknown, without a copy it is only slower."""
+        growing = set() if self.scanner.scanned else self._beside
+        return [
+            NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
+            for number, tier in enumerate(self.tiers[: self.staging.number])
+        ]
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
         """No room now. Copies of other datasets go first; else files are staged, and returned; else
         the source serves them, at once: readers wait. They are tried again when nothing runs any
         more."""
-        leaves = any(map(self.copies.leaving, range(self.staging.number)))
         if not len(ids):
-            pass
-        elif self.copies.drop_foreign() or leaves:
-            self.wanted.put_off(ids, in_use=in_use)
-        elif self.staging.tier is not None:
             return ids
-        else:
-            self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
-            self._refused.append(ids)
+        leaves = any(map(self.copies.leaving, range(self.staging.number)))
+        coming = ids if self.copies.drop_foreign() or leaves else ids[:0]
+        if in_use and not len(coming):
+            coming = self.give_way(ids)
+        if len(coming):
+            self.wanted.put_off(coming, in_use=in_use)
+            ids = ids[~np.isin(ids, coming)]
+        if self.staging.tier is not None:
+            return ids
+        self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
+        self._refused.append(ids)
         return ids[:0]
+
+    def try_again(self, ids: Ids) -> None:
+        """(n,) files that programs use and that had no room when they were used before."""
+        if len(again := self._let_in_again(ids, Reason.NO_ROOM)):
+            self.wanted.again(again, in_use=True)
 
     # --- results -----------------------------------------------------------------------------
 
-    def collect(self) -> None:
-        """Takes the engine's results; also lets files try again that had no room."""
-        unstaged = False
+    def collect(self) -> bool:
+        """Takes the engine's results; also lets files try again that had no room. Returns whether
+        there were any results."""
+        unstaged = found = False
         for results in self.engine.results():
-            kinds = results["kind"]
-            makes = (kinds == JobKind.FILL) | (kinds == JobKind.CHECK)
-            fine = makes & (results["status"] == JobStatus.DONE)
-            if fine.any():
-                self.copies.publish(results[fine])
-                staged = fine & (results["tier"] == self.staging.number)
-                self.staging.arrived(results["id"][staged])
-                self.readahead.filled(results["id"][fine & (kinds == JobKind.FILL)])
-                if self.places is not None:
-                    filled = fine & (kinds == JobKind.FILL)
-                    self.places.know(results["id"][filled], results["giver"][filled])
-            for result in results[~fine]:
+            found = True
+            made = _is_made(results)
+            self._made(results[made])
+            for result in results[~made]:
                 if result["kind"] == JobKind.DROP:
                     self.copies.dropped(result)
                     unstaged |= result["tier"] == self.staging.number
@@ -329,13 +351,33 @@ class Filler:
                 else:
                     self._fill_failed(result)
         self.engine.settle()
+        self.outdated.step()
         if unstaged:
             self.staging.left()
         # In the staging area something leaves all the time.
         if unstaged or not self.copies.dropping:
             self.wanted.let_in()
-        if self._refused and self.engine.idle:
+        # As long as files are found, room is kept free for them to be known.
+        if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
+        return found
+
+    def await_results(self, *, follows_plan: bool) -> None:
+        """Has the loop woken for results early if anything waits for them: a plan, files whose
+        orders did not fit in, or files that had no room."""
+        waits = follows_plan or len(self.wanted) or self._refused or self.staging.has_refused
+        self.engine.await_results(is_awaited=bool(waits or self._to_check))
+
+    def _made(self, results: npt.NDArray[Any]) -> None:
+        """Results (n,) of fills and checks that went well."""
+        if not len(results):
+            return
+        results = results[self.copies.made(results)]
+        self.staging.arrived(results["id"][results["tier"] == self.staging.number])
+        filled = results[results["kind"] == JobKind.FILL]
+        self.readahead.filled(filled["id"])
+        if self.places is not None:
+            self.places.know(filled["id"], filled["giver"])
 
     def _try_refused(self) -> None:
         """What was refused room while fills were running: they hold theirs twice, as a promise and
@@ -375,27 +417,31 @@ class Filler:
 
     def _fill_failed(self, result: Any) -> None:
         entry, status, catalog = int(result["id"]), int(result["status"]), self.shared.catalog
-        error, in_use = os.strerror(int(result["error"])), bool(result["in_use"])
-        tier = self.copies.tier(int(result["tier"]))
+        error, in_use = int(result["error"]), bool(result["in_use"])
+        number = int(result["tier"])
+        tier = self.copies.tier(number)
         tier.give_back(int(catalog.entries["size"][entry]))
-        if status == JobStatus.TIER_FULL and int(result["tier"]) == self.staging.number:
+        if result["left"]:
+            tier.adopt(catalog.entries["size"][[entry]])  # what was filled of it takes room
+            self.copies.tier_failed(number, int(result["left"]))
+        if status == JobStatus.TIER_FULL and number == self.staging.number:
             # Others have filled the file system, for a while; what was staged next would not fit.
             self.staging.refuse(one(entry))
         elif status == JobStatus.TIER_FULL:
             tier.note_full()
             self.wanted.again(one(entry), in_use=in_use)
         elif status == JobStatus.TIER_ERROR:
-            log.warning("tier %s goes unused: %s", tier.root, error)
-            tier.usable = False
+            self.copies.tier_failed(number, error)
             self.wanted.again(one(entry), in_use=in_use)
         elif status == JobStatus.SOURCE_CHANGED:
             self._source_changed(entry, in_use=in_use)
         elif status == JobStatus.SOURCE_ERROR:
             self.failures += 1
-            log.info("%s: %s", catalog.path(entry), error)
+            log.info("%s: %s", catalog.path(entry), os.strerror(error))
             catalog.set_state(one(entry), State.BYPASS, Reason.FAILED)
         else:
             catalog.set_state(one(entry), State.ABSENT)
+            self.wanted.taken_back(one(entry))
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
         """The source's file is not what the scan saw: look again, a few times."""
@@ -419,6 +465,14 @@ class Filler:
 
     # --- on request --------------------------------------------------------------------------
 
+    def take_back(self, ticket: str) -> int:
+        """Cancels what a command has asked to be filled ahead, but for what the engine works on and
+        what others want too. Returns how many files that are."""
+        waiting, ordered = self.wanted.take_back(ticket)
+        withdrawn = self.engine.withdraw(ordered)
+        self.collect()  # what is ABSENT now another command may ask for next
+        return waiting + withdrawn
+
     def clear(self) -> int:
         """Drops every copy; files are filled again when they are read. Returns how many went."""
         dropped = self.copies.clear()
@@ -430,8 +484,9 @@ class Filler:
                 tier.cap_bytes = None
         return dropped
 
-    def close(self) -> None:
-        """Abandons what runs. Copies that still wait for their check stay untrusted."""
+    def close(self, limit_s: float) -> int:
+        """Abandons what runs. Copies that still wait for their check stay untrusted. Returns how
+        many of the engine's threads have not ended within limit_s."""
         words = self.shared.catalog.words
         unchecked = state_of(words) == State.FILLING
         for number, keeper in self.keepers.items():
@@ -440,6 +495,9 @@ class Filler:
                 keeper.distrust()
         if self.nodes is not None:
             self.nodes.close()
-        self.engine.stop()
-        if self.nodes is not None:
+        for results in self.engine.results():  # what serves already is recorded
+            self._made(results[_is_made(results)])
+        left = self.engine.stop(limit_s)
+        if self.nodes is not None and not left:
             self.nodes.free()
+        return left

@@ -19,9 +19,9 @@ __all__ = ["LEVELS", "SOURCES", "Flows"]
 SOURCES = 0
 # Numbers of readers are told apart by their powers of two.
 LEVELS: int = lib.MONARCH_LEVELS
-# What was seen longer ago counts for little [s]; looks lie this far apart at least [s].
+# Rates that were seen longer ago count for little [s]; looks lie this far apart at least [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
-# What was seen of another number of readers so long before the last look is of another time [s].
+# Rates of another number of readers are out of date this long before the last look [s].
 PAST_S = 3.0
 # A place that gives nothing has been seen after this long [ns], and counts as if it gave so much.
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3

@@ -17,7 +17,7 @@ from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.engine import Engine
 from monarch_py.daemon.shared import Shared
 from monarch_py.native import ffi, lib, pointer
-from monarch_py.peers import PeerServer, Purpose
+from monarch_py.peers import Party, PeerServer, Purpose
 from monarch_py.tiers import Tier
 
 __all__ = ["Holdings", "Membership"]
@@ -47,8 +47,9 @@ class Holdings(PeerServer):
         tiers: list[Tier | None],
     ) -> None:
         self._shared, self._engine = shared, engine
+        party = Party.of(membership.cluster)
         self._c: Any = lib.monarch_holdings_new(
-            shared.clients, shared.fills, int(shared.control.block_bytes)
+            shared.clients, shared.fills, int(shared.control.block_bytes), party.content_key
         )
         if self._c == ffi.NULL:
             raise MemoryError("no memory for what peers are served")
@@ -62,7 +63,7 @@ class Holdings(PeerServer):
         self._catalog: CatalogReader | None = None
         self.follow_catalog()
         lib.monarch_engine_holdings(engine.c, self._c)
-        super().__init__(membership.cluster.secret, membership.listener, answers=membership.answers)
+        super().__init__(party, membership.listener, answers=membership.answers)
 
     def follow_catalog(self) -> None:
         """Answers from the catalog's newest generation."""

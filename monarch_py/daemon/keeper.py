@@ -7,6 +7,7 @@ import logging
 import os
 import sqlite3
 import threading
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import numpy.typing as npt
 
 from monarch_py.manifest import DamagedManifestError, Manifest, Row, damage_told
 from monarch_py.native import lib
-from monarch_py.tiers import Tier
+from monarch_py.tiers import Tier, remove_any
+from monarch_py.units import counted
 
 __all__ = ["Keeper"]
 
@@ -22,23 +24,25 @@ log = logging.getLogger("monarch.keeper")
 
 # Rows wait at most this long for their commit, so that one sync serves many copies [s].
 BATCH_S = 1.0
+# The ending of a damaged manifest that was set aside.
+SET_ASIDE = ".damaged"
 
 
 class Keeper:
     """Manifest of one tier. Opens it (TierError) and loads what it claims.
 
     rows : (copies,) of manifest.ROW, until `validate` has taken them; must_check : see Manifest.
+    `tier.lost` is set where copies of earlier sessions are of no use.
     """
 
     def __init__(self, tier: Tier, block_size_bytes: int) -> None:
         self.tier = tier
+        self._why_no_rows = "its manifest is empty or gone"
         try:
-            self._open(block_size_bytes)
+            self._manifest = self._open(block_size_bytes)
         except DamagedManifestError as error:
-            log.warning("%s; the copies of this tier are made anew", error)
-            for path in tier.root.glob("manifest.sqlite*"):
-                path.unlink()
-            self._open(block_size_bytes)
+            self._set_aside(error)
+            self._manifest = self._open(block_size_bytes)
         self._lock = threading.Condition()
         self._add: list[Row] = []
         self._remove: list[int] = []
@@ -48,39 +52,82 @@ class Keeper:
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
         self._thread.start()
 
-    def _open(self, block_size_bytes: int) -> None:
+    def _open(self, block_size_bytes: int) -> Manifest:
         path = self.tier.root / "manifest.sqlite"
-        with damage_told(path):
-            self._manifest = Manifest(path)
-            if self._manifest.block_size != block_size_bytes:
+        with damage_told(path), ExitStack() as undo:
+            manifest = undo.enter_context(closing(Manifest(path)))
+            if manifest.block_size != block_size_bytes:
                 # Sums over other blocks say nothing about these.
-                if self._manifest.block_size:
-                    log.info(
-                        "tier %s: block_size has changed; its copies are made anew", self.tier.root
-                    )
-                    rows = self._manifest.load()
-                    self._manifest.change([], [int(n) for n in rows["copy"]])
-                self._manifest.set_block_size(block_size_bytes)
-            self.must_check = self._manifest.begin_use()
-            self.rows: npt.NDArray[Any] = self._manifest.load()
-            self.sources = dict(self._manifest.sources)
+                if manifest.block_size:
+                    self._why_no_rows = "block_size has changed"
+                    manifest.change([], [int(n) for n in manifest.load()["copy"]])
+                manifest.set_block_size(block_size_bytes)
+            self.must_check = manifest.begin_use()
+            if self.must_check:
+                manifest.check()
+            self.rows: npt.NDArray[Any] = manifest.load()
+            self.sources = dict(manifest.sources)
+            undo.pop_all()
+        return manifest
+
+    def _set_aside(self, error: DamagedManifestError) -> None:
+        """Under a name that nobody opens, for whoever wants to know what happened to it. There is
+        one at a time, or a disk that damages files would fill up with them."""
+        path = self.tier.root / "manifest.sqlite"
+        for file in tuple(path.parent.glob(path.name + "*")):
+            if file.name.endswith(SET_ASIDE):
+                continue
+            kept = file.with_name(file.name + SET_ASIDE)
+            remove_any(kept)
+            file.rename(kept)
+        self._why_no_rows = (
+            f"its manifest was damaged ({error.why}) and is kept as {path}{SET_ASIDE}"
+        )
 
     def reconcile(self) -> None:
-        """Drops debris (files without a row) and rows whose file is gone or beyond the quota."""
+        """Drops what lies in the tier without a row in the manifest, and the rows whose copies are
+        gone, not what the manifest says, or beyond the quota."""
         listed = self.tier.listing()
-        debris = ~np.isin(listed["number"], self.rows["copy"])
-        for number in listed["number"][debris].tolist():
-            self.tier.remove(number)
+        known = np.isin(listed["number"], self.rows["copy"])
+        self._remove_files(listed["number"][~known])
         gone = ~np.isin(self.rows["copy"], listed["number"])
         self.remove(self.rows["copy"][gone].tolist())
         rows = np.sort(self.rows[~gone], order="copy")
-        rows["copy_ino"] = listed["inode"][np.searchsorted(listed["number"], rows["copy"])]
+        found = listed[np.searchsorted(listed["number"], rows["copy"])]
+        rows["copy_ino"] = found["inode"]
+        wrong = ~found["is_sound"] | (found["size"] != rows["size"])
+        self._drop(rows["copy"][wrong])
+        self._tell(len(listed) - int(known.sum()), int(gone.sum()), int(wrong.sum()))
+        rows = rows[~wrong]
         over = np.cumsum(self.tier.rounded_all(rows["size"])) > self.tier.quota_for_copies()
-        for number in rows["copy"][over].tolist():
-            self.tier.remove(number)
-        self.remove(rows["copy"][over].tolist())
+        self._drop(rows["copy"][over])
         self.rows = rows[~over]
         self.tier.adopt(self.rows["size"])
+
+    def _tell(self, debris: int, gone: int, wrong: int) -> None:
+        # A daemon that was killed may have left rows of copies that it had dropped.
+        lost = wrong + (0 if self.must_check else gone)
+        if debris and not len(self.rows):
+            lies = "that lies there is" if debris == 1 else "that lie there are"
+            what = f"{self._why_no_rows}; the {counted(debris, 'copy')} {lies} made anew"
+        elif lost:
+            what = (
+                f"{lost} of {len(self.rows)} copies were not what the manifest says (gone, cut or"
+                " replaced) and are made anew"
+            )
+        else:
+            return
+        self.tier.lost = f"tier {self.tier.config.mount_point}: {what}"
+        log.warning("%s", self.tier.lost)
+
+    def _drop(self, numbers: npt.NDArray[Any]) -> None:
+        """Copies, and their rows."""
+        self._remove_files(numbers)
+        self.remove(numbers.tolist())
+
+    def _remove_files(self, numbers: npt.NDArray[Any]) -> None:
+        for number in numbers.tolist():
+            self.tier.remove(number)
 
     def add(self, rows: list[Row]) -> None:
         with self._lock:
@@ -118,6 +165,8 @@ class Keeper:
                 self._remove = self._remove[len(remove) :]
 
     def _commit(self, add: list[Row], remove: list[int]) -> None:
+        if self.tier.gone:
+            return
         add, remove = list(add), list(remove)
         try:
             error = lib.monarch_syncfs(self.tier.fd) if add else 0
@@ -138,9 +187,9 @@ class Keeper:
             self._lock.notify()
         self._thread.join()
         try:
-            if not self._trusted:
+            if not self._trusted and not self.tier.gone:
                 self._manifest.keep_unchecked()
-            if not self.broken:
+            if not (self.broken or self.tier.gone):
                 self._manifest.end_use()
         except sqlite3.Error as error:
             log.warning("tier %s: the manifest could not be closed: %s", self.tier.root, error)

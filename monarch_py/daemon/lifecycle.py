@@ -1,13 +1,16 @@
 """Starting a daemon so that nobody has to wait for it, and the process itself."""
 
 import contextlib
+import errno
 import logging
 import os
+import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
+import syslog
 import threading
 import time
 from collections.abc import Iterator
@@ -15,28 +18,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from monarch_py import __version__
 from monarch_py.client import Client
 from monarch_py.cluster import Cluster
 from monarch_py.config import Config, load_config
+from monarch_py.daemon.orphan import OrphanWatch
 from monarch_py.daemon.server import Daemon
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.native import lib
+from monarch_py.processes import Identity
 from monarch_py.scan import take
-from monarch_py.session import SessionDir, hold
+from monarch_py.session import SessionDir, full_shm, hold, id_of, open_private
 from monarch_py.signals import handle
 
 __all__ = ["STAY", "Told", "end_process", "ignore_the_jobs", "serve", "spawn", "wait_for"]
 
+log = logging.getLogger("monarch.daemon")
+
 # A daemon answers within a second of its start, but for slow sources and tiers [s].
 START_LIMIT_S = 60.0
+# Between looks whether it has ended [s].
+END_PAUSE_S = 0.1
 # One that nobody waits for any more ends within that, or is killed [s].
 GIVE_UP_LIMIT_S = 5.0
 # As many as a daemon may have open, if the administrator allows it.
 DESCRIPTORS = 65536
 # Of the log of the daemon before so much is kept [bytes].
 KEPT_LOG = 1 << 20
-# What a daemon hears on its lifeline when it shall outlive whoever started it.
+# The one word on the command line of a daemon that runs share.
+SHARED = "shared"
+# Sent over the lifeline to a daemon that shall outlive whoever started it.
 STAY = b"s"
+LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 # They end a daemon well. A launcher may send several, to each process of a step.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -56,11 +69,11 @@ class Told:
 
 
 @contextlib.contextmanager
-def _session_lock(session: SessionDir) -> Iterator[None]:
+def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
     """One daemon a session; SessionError when another holds it."""
     session.make()
     try:
-        fd = hold(session.lock)
+        fd = hold(session.lock, config_file)
     except SessionError as error:
         raise SessionError(f"a daemon serves this configuration already ({error})") from error
     _begin_log(session)  # only now: it may have been a running daemon's
@@ -68,8 +81,9 @@ def _session_lock(session: SessionDir) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            (session.path / "socket").unlink(missing_ok=True)
-            session.lock.unlink(missing_ok=True)
+            if id_of(session.lock) == id_of(fd):  # else another daemon's
+                session.socket.unlink(missing_ok=True)
+                session.lock.unlink(missing_ok=True)
         os.close(fd)
 
 
@@ -84,27 +98,42 @@ def _begin_log(session: SessionDir) -> None:
     os.truncate(session.log, 0)
 
 
-def serve(config_file: Path, told: Told | None = None) -> None:
+def serve(config_file: Path, told: Told | None = None, *, is_shared: bool = False) -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT or `monarch stop`.
+
+    is_shared : it is the runs' that share it, and ends when none of them is left (`orphan`)
 
     ConfigError, SessionError, TierError as the name says.
     """
+    os.umask(0o077)  # the shell's may close our own files to us
     lib.monarch_limit_malloc()
     _allow_descriptors()
     config = load_config(config_file)
     session = SessionDir.of(config.file)
-    with _session_lock(session):
+    with _session_lock(session, config.file):
         try:
             stopping = _Stopping()
+            watch = OrphanWatch(session) if is_shared else None
             daemon = _daemon(config, session, told)
         except OSError as error:
+            if error.errno == errno.ENOSPC and (full := full_shm()):
+                raise SessionError(full) from error
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
             raise SessionError(f"the daemon cannot start: {what}") from error
         stopping.stops(daemon)
         if told is not None and told.lifeline is not None:
             hear = threading.Thread(target=_hear, args=(told.lifeline, daemon), daemon=True)
             hear.start()
+        if watch is not None:
+            watch.begin(daemon.stop_now)
+        log.info("serves %s (process %d, version %s)", config.file, os.getpid(), __version__)
         daemon.run()
+        log.info("has ended")
+        if daemon.lost is not None:
+            raise SessionError(
+                f"the daemon has ended because {daemon.lost} was removed or replaced (by rm, a job"
+                "'s epilogue or logind's RemoveIPC); start another with `monarch start`"
+            )
         # It has ended well, and one more signal, which Python would die of, does not change that.
         handle(ENDING, signal.SIG_IGN)
 
@@ -135,13 +164,13 @@ def ignore_the_jobs() -> None:
     handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)
 
 
-def end_process() -> NoReturn:
+def end_process(status: int = 0) -> NoReturn:
     """Ends a process whose daemon has ended. What its threads still work out (a plan's place, a
     look at a file system that hangs) is for nobody; the interpreter would wait for it."""
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def _allow_descriptors() -> None:
@@ -185,29 +214,34 @@ def spawn(
     *,
     detach: bool,
     told: Told | None = None,
+    is_shared: bool = False,
 ) -> "subprocess.Popen[bytes]":
     """Starts a daemon and waits until it answers.
 
     detach : its own session, and nothing of ours is left open in it, so that neither a shell's
-    `wait` nor a pipe's reader waits for it. SessionError when it does not come up, with its words.
+    `wait` nor a pipe's reader waits for it;  is_shared : as for `serve`
+
+    SessionError when it does not come up, with its words.
     """
     session = SessionDir.of(config_file)
     session.make()
     words, inherited = _words(told)
-    log = os.open(session.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    if is_shared:
+        words = [SHARED]
+    errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
     try:
         process = subprocess.Popen(
             _command(config_file, words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=log,
+            stderr=errors,
             env=_environment(),
             cwd="/",
             start_new_session=True,
             pass_fds=inherited,
         )
     finally:
-        os.close(log)
+        os.close(errors)
         for fd in inherited[:1]:
             os.close(fd)
     try:
@@ -227,10 +261,13 @@ def spawn(
 
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     """Until the daemon ends, which a signal to this process makes it do; SessionError when it did
-    not end well, with its last words."""
+    not end well, with its last words. One whose threads wait for a source that does not answer has
+    ended, and nobody can be told its status until the source answers."""
     handle(ENDING, lambda *_: process.terminate())
-    status = process.wait()
-    if status:
+    daemon = Identity.of(process.pid)
+    while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):
+        time.sleep(END_PAUSE_S)
+    if status := process.poll():
         raise SessionError(f"the daemon has ended: {_last_words(session, status)}")
 
 
@@ -281,8 +318,12 @@ def _last_words(session: SessionDir, status: int) -> str:
         lines = session.log.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    words = lines[-1] if lines else f"it ended with status {status}"
-    return words.removeprefix("monarch: ")
+    # The log's own lines, which begin with their time, tell nothing of why it ended.
+    said = [line for line in lines if not LOGGED.match(line)]
+    if not said:
+        # A log in shared memory that is full holds no reason.
+        return full_shm() or f"it ended with status {status}; see {session.log}"
+    return said[-1].removeprefix("monarch: ")
 
 
 def main() -> None:
@@ -291,8 +332,27 @@ def main() -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
     try:
-        serve(Path(sys.argv[1]), _told(sys.argv[2:]))
+        words = sys.argv[2:]
+        is_shared = words == [SHARED]
+        serve(Path(sys.argv[1]), _told([] if is_shared else words), is_shared=is_shared)
     except MonarchError as error:
-        sys.stderr.write(f"monarch: {error}\n")
-        sys.exit(error.exit_status)
+        _say_last(f"monarch: {error}\n")
+        end_process(error.exit_status)
     end_process()
+
+
+def _say_last(line: str) -> None:
+    """To standard error, which is the log. One that was removed with its session is begun anew, so
+    that whoever looks for the reason finds it where it always is, and the system's log has it."""
+    with contextlib.suppress(OSError):  # shared memory is full, and the log lies there
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    session = SessionDir.of(Path(sys.argv[1]))
+    if id_of(session.log) == id_of(2) or os.fstat(2).st_nlink:
+        return
+    syslog.syslog(syslog.LOG_WARNING, line.strip())
+    with contextlib.suppress(OSError, MonarchError):
+        session.make()
+        errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
+        os.write(errors, line.encode())
+        os.close(errors)

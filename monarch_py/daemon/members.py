@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from monarch_py.cluster import Cluster, Member
-from monarch_py.peers import PeerStatus, Purpose, Unreachable, ask
+from monarch_py.peers import Party, PeerStatus, Purpose, Unreachable, ask
 
 __all__ = ["all_nodes"]
 
@@ -19,6 +19,7 @@ MOST_AT_A_TIME = 256
 WHY = {
     PeerStatus.CUT: "cannot be reached",
     PeerStatus.REFUSED: "is of another session",
+    PeerStatus.FORGED: "is answered for by somebody in between",
 }
 
 
@@ -40,16 +41,14 @@ def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, An
 
 def _ask(cluster: Cluster, rank: int) -> tuple[str, dict[str, Any] | None]:
     """Why there is no status, and the status."""
-    member = cluster.members[rank]
-    address = (member.host, member.port)
     try:
-        told = json.loads(ask(address, cluster.secret, ANSWER_LIMIT_S, Purpose.STATUS))
-        is_asked = told["nodes"]["rank"] == rank
-        return ("", told) if is_asked else ("is another node's address", None)
+        return "", json.loads(ask(Party.of(cluster), rank, ANSWER_LIMIT_S, Purpose.STATUS))
     except Unreachable as error:
+        if error.status == PeerStatus.OTHER_NODE:
+            member = cluster.members[rank]
+            meant = f"the daemon of rank {rank} at {member.host}:{member.port}"
+            return f"is not {meant}: its proof is for somebody else, rank {error.who}", None
         return WHY.get(error.status, "does not answer"), None
-    except ValueError:  # it ended in the middle of its answer
-        return "does not answer", None
 
 
 def _node(rank: int, member: Member, problem: str, status: dict[str, Any] | None) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Metadata:
 
     def _list(self) -> None:
         catalog = self.shared.catalog
-        # What was listed before the scan began is as old as that.
+        # Listings are as old as the beginning of the scan.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         self.listed = max(int(lib.monarch_catalog_list(catalog.c, young_ns)), 0)
@@ -91,8 +91,7 @@ class Metadata:
         self._young_at = time.monotonic() + YOUNG_S
         for source in self.scanner.sources:
             slot = self.shared.control.source[source.number]
-            root = source.root()
-            slot.up_ino, slot.filesystem.names_exact = root.up_ino, root.names_exact
+            slot.up_ino = source.root().up_ino
         self._read_filesystems()
         self._caught_up = began
         self.shared.control.compared_ns = int(began * 1e9)

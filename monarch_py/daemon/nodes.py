@@ -22,7 +22,7 @@ from monarch_py.daemon.places import NOBODY
 from monarch_py.daemon.shared import Shared
 from monarch_py.errors import SessionError
 from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
-from monarch_py.peers import Peer, TcpTransport
+from monarch_py.peers import Party, Peer, TcpTransport
 from monarch_py.placement import TierRoom, take
 from monarch_py.policies.rendezvous import first_nodes, owners
 from monarch_py.tiers import Tier, slack_of
@@ -37,11 +37,11 @@ Holders = npt.NDArray[np.int16]
 # All nodes know who keeps what within this time of each other, unless one of them scans by itself
 # [s].
 START_LIMIT_S = 1.0
-# What nobody waits for is not read from the source by others before the scan of one that scans by
-# itself has taken this long [s]; nor while a plan is placed, however long that takes.
+# While one node scans by itself, others read nothing from the source that nobody waits for: for
+# this long at most [s]. Nor do they while a plan is placed, however long that takes.
 SCAN_LIMIT_S = 10.0
-# What every node takes a file for, whatever its own tiers' file systems make of it: whole blocks of
-# the usual size, and something for a name and a row of the manifest [bytes].
+# The size of a file for every node, whatever its own tiers' file systems make of it: whole blocks
+# of the usual size, and room for a name and a row of the manifest [bytes].
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 
@@ -72,11 +72,11 @@ class Nodes:
                 f" at most {lib.MONARCH_MAX_PEERS}"
             )
         self.holdings = Holdings(membership, shared, engine, tiers)
-        transport = TcpTransport(cluster.secret)
+        transport = TcpTransport(Party.of(cluster))
         self.peers: dict[int, Peer] = {}
-        for rank, member in enumerate(cluster.members):
+        for rank in range(len(cluster.members)):
             if rank != cluster.rank:
-                self.peers[rank] = Peer(transport, (member.host, member.port))
+                self.peers[rank] = Peer(transport, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
         # Of every entry that was decided on: the nodes that keep it, the owner first, as far as
         # they are known; and whether this one does too.

@@ -119,7 +119,7 @@ def all_opened() -> list[Opened]:
     found = []
     for process in own_processes():
         try:
-            about = int(process.name), (process / "comm").read_text().strip()
+            about = int(process.name), (process / "comm").read_text(errors="replace").strip()
         except OSError:
             continue
         for fd in _numbers(process):

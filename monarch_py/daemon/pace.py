@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 __all__ = ["Pace"]
 
-# What was opened longer ago counts for little [s]; without any for so long nothing is foreseen.
+# An open that is longer ago counts for little [s]; without any for so long nothing is foreseen.
 MEMORY_S = 2.0
 
 
@@ -33,6 +33,6 @@ class Pace:
         since = now_s - self._began
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)
-        # What is remembered of a steady pace r, t after its beginning: r M (1 - exp(-t / M)).
+        # The memory of a steady pace r, t after its beginning: r M (1 - exp(-t / M)).
         span = -MEMORY_S * math.expm1(-since / MEMORY_S)
         return np.asarray(files * span / self._files)

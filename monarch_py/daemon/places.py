@@ -127,7 +127,7 @@ class _Turn:
         self._block_bytes = engine.block_bytes
         self._queues = engine.queues(nodes).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
-        # What one gets of the threads, where so many have their share (schedule.c).
+        # One place's threads, where so many have their share (schedule.c).
         busy = max(1, int((self._queues > 0).sum()))
         self._threads = 2 * PEER_THREADS // (1 + 2 * busy)
         self._at_source = pending - int(self._queues.sum())

@@ -124,8 +124,12 @@ class Placing:
         for at, use in zip(where, uses, strict=True):
             np.add.at(frequency, at, use.frequency)
             np.minimum.at(first, at, use.first)
-        holders, mine = self._share_out(good, where, ids, sizes)
-        # What lies in a tier stays there; its room is counted already.
+        # Nodes may have met the files in other orders, and equals go by the order: that of hashes.
+        order = np.argsort(self.catalog.entries["hash"][ids], kind="stable")
+        back = np.argsort(order, kind="stable")
+        agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
+        holders, mine = agreed[0][back], agreed[1][back]
+        # Copies stay in their tiers; their room is counted already.
         here = state_of(self.words[ids]) == State.PRESENT
         tier = np.where(here, tier_of(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
         todo = np.flatnonzero(mine & ~here)
@@ -183,10 +187,9 @@ class _Uses:
     @classmethod
     def of(cls, course: Course) -> "_Uses":
         access = analyse(course.timeline, course.node)
-        first = np.where(access.first_use == NEVER, NOT_KNOWN, access.first_use)
+        first = access.first_use
         if course.timeline.nodes > 1:
-            anybody = _first_by_anybody(course.timeline)
-            first = np.where(access.first_use == NEVER, anybody, first)
+            first = np.where(first == NEVER, _first_by_anybody(course.timeline), first)
         return cls(access.frequency, first)
 
 

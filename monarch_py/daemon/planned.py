@@ -156,7 +156,7 @@ class Planned:
         """All plans are dropped: what was before goes on."""
         self.filler.keeps, self.filler.staging.uses = self._before
         self.filler.prefers = None
-        # What they wanted is not wanted while another one is being placed.
+        # Their files are not wanted while another plan is being placed.
         self._homes = Homes(self.filler.keeps)
         self._fetching.begin(self._homes, NONE)
 

@@ -25,8 +25,8 @@ __all__ = ["Ranks", "shares_of"]
 # A prediction is made this often [s], and takes this part of the daemon's time at most.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
-# What a rank has opened counts for less with time: this long ago, 1/e [s]. One of which less than a
-# byte is left is none any more.
+# The bytes that a rank has opened count for less with time: this long ago, 1/e [s]. A rank of which
+# less than a byte is left is none any more.
 MEMORY_S = 0.5
 # Slices of the threads' time that there are for each rank on average. The search takes time with
 # their square: for more ranks than this, each gets as many as it loads, which is what the search

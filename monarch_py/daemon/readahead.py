@@ -80,7 +80,8 @@ class ReadAhead:
             self.files += 1
 
     def filled(self, ids: Ids) -> None:
-        """(n,) files whose copies were made just now: the pages are there."""
+        """(n,) files whose copies are being made, or were just now: the pages are there as soon as
+        the copies are. A copy is visible before its result is taken, so an order says it too."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:

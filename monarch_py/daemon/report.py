@@ -27,23 +27,34 @@ def _tier(tier: Tier | None, mount_point: str, quota: int, why: str) -> dict[str
             "mount_point": mount_point,
             "usable": False,
             "why": why,
+            "lost": "",
             "quota_bytes": quota,
             "used_bytes": 0,
             "files": 0,
         }
     room = tier.room()
+    failed = (
+        f"tier {mount_point} goes unused: its file system returned an error;"
+        " mend it, then monarch stop and start"
+    )
     return {
         "mount_point": mount_point,
         "copies": str(tier.copies),
         "kind": tier.config.kind,
         "persistent": tier.config.persistent,
         "usable": tier.usable,
-        "why": "" if tier.usable else "the tier returned an error",
+        "why": "" if tier.usable else tier.gone or failed,
+        "lost": tier.lost,
         "quota_bytes": quota,
         "used_bytes": tier.used_bytes,
         "free_bytes": room.free_bytes,
         "files": tier.files,
     }
+
+
+def _counts(evicted: Mapping[int, int], scanner: Scanner, number: int) -> dict[str, int]:
+    foreign = len(scanner.foreign.get(number, ()))
+    return {"evicted": evicted.get(number, 0), "foreign": foreign}
 
 
 def _staging(staging: Staging, readahead: ReadAhead) -> dict[str, Any] | None:
@@ -64,11 +75,13 @@ def _source(scanner: Scanner, shared: Shared, number: int) -> dict[str, Any]:
     counts = shared.catalog.counts(number, Kind.FILE)
     by_state: dict[State, int] = dict.fromkeys(State, 0)
     bypass: dict[str, int] = {}
+    bypass_bytes: dict[str, int] = {}
     present_bytes = 0
     for (state, reason), (files, size) in counts.items():
         by_state[State(state)] += files
         if state == State.BYPASS:
             bypass[Reason(reason).name.lower()] = files
+            bypass_bytes[Reason(reason).name.lower()] = size
         elif state == State.PRESENT:
             present_bytes += size
     return {
@@ -84,6 +97,7 @@ def _source(scanner: Scanner, shared: Shared, number: int) -> dict[str, Any]:
         "wanted": by_state[State.WANTED],
         "absent": by_state[State.ABSENT],
         "bypass": bypass,
+        "bypass_bytes": bypass_bytes,
     }
 
 
@@ -93,14 +107,14 @@ def _nodes(nodes: Nodes, places: Places | None) -> dict[str, Any]:
 
 def status(
     filler: Filler,
-    told: dict[str, list[dict[str, Any]]],
+    told: dict[str, Any],
     tiers: list[tuple[str, int, Tier | None, str]],
     evicted: Mapping[int, int],
     started: float,
 ) -> dict[str, Any]:
-    """told : `plans` and `ranks`, as they have it themselves;  tiers : those of the configuration:
-    (mount point, quota [bytes], the tier or None, why it goes unused);  evicted : by the number of
-    a tier, as Evictions has it."""
+    """told : `plans`, `ranks` and `ahead`, as they have it themselves;  tiers : those of the
+    configuration: (mount point, quota [bytes], the tier or None, why it goes unused);  evicted : by
+    the number of a tier, as Evictions has it."""
     shared, scanner = filler.shared, filler.scanner
     counted = shared.totals()
     totals: dict[str, Any] = {
@@ -119,12 +133,16 @@ def status(
         "uptime_seconds": round(time.monotonic() - started, 3),
         "scanned": scanner.scanned,
         "switched_off": bool(shared.control.off),
+        "prefetch": scanner.config.prefetch,
         "pending": filler.pending,
         "dropping": filler.copies.dropping,
         "catalog_entries": len(shared.catalog),
         "catalog_full": scanner.full,
         "tiers": [
-            {**_tier(tier, m, q, why), **({"evicted": evicted.get(number, 0)} if tier else {})}
+            {
+                **_tier(tier, m, q, why),
+                **(_counts(evicted, scanner, number) if tier else {}),
+            }
             for number, (m, q, tier, why) in enumerate(tiers)
         ],
         "staging": _staging(filler.staging, filler.readahead),

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from monarch_py.config import Config, PathFilter, SourceConfig
 from monarch_py.daemon.keeper import Keeper
 from monarch_py.daemon.shared import Shared
+from monarch_py.daemon.unmet import Unmet
 from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, make_word, state_of
 from monarch_py.scan import Record, Root, Scan, Walk, read_root
 from monarch_py.tiers import Tier
@@ -95,7 +96,9 @@ class Validator:
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
             return none, self.rows[:0]
-        at = np.minimum(np.searchsorted(self.hashes, entries["hash"]), len(self.rows) - 1)
+        # Of two copies of a file the newer: a daemon that ended before it had removed the older one
+        # has left both.
+        at = np.maximum(np.searchsorted(self.hashes, entries["hash"], side="right") - 1, 0)
         rows = self.rows[at]
         same = (self.hashes[at] == entries["hash"]) & (entries["kind"] == Kind.FILE)
         same &= ~self.matched[at]
@@ -139,6 +142,7 @@ class Scanner:
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
+        self._unmet = Unmet(self.look, shared.ring)
 
     @property
     def scanned(self) -> bool:
@@ -261,23 +265,25 @@ class Scanner:
         self,
     ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
         """Files that clients opened before the scan met them: they are wanted, and known now."""
-        wanted: list[int] = []
         found = []
-        for number, path in self.shared.mail(self._stuck):
-            entry = self.find(number, path)
-            if entry < 0 and (seen := self.look(number, path)) is not None:
+        self._unmet.add(self.shared.mail(self._stuck))
+        wanted = self._unmet.take_met(self.find, is_scanned=self.scanned)
+        for path, seen in self._unmet.take_answers():
+            entry = self.find(*path)
+            if entry < 0:
                 entry, adopted = self.meet(seen)
                 found += adopted
             if entry >= 0:
                 wanted.append(entry)
+        self._unmet.ask(is_scanned=self.scanned)
         return np.array(wanted, dtype=np.uint64), found
 
     def find(self, number: int, path: str) -> int:
         return self.shared.catalog.find(number, path) if number < len(self.sources) else -1
 
     def look(self, number: int, path: str) -> Seen | None:
-        """What the source says of one file, None if it is none. The one part that may take long:
-        nothing of the catalog is touched, so that the loop may turn meanwhile."""
+        """What the source says of one file, None if it is none. It may take long, and touches
+        nothing of the catalog: it is for other threads than the loop's."""
         if number >= len(self.sources) or not path or path.startswith("/"):
             return None
         source = self.sources[number]
@@ -313,8 +319,11 @@ class Scanner:
         e = ffi.cast("struct monarch_entry *", ffi.from_buffer(entry))
         return int(lib.monarch_stat_entry(source.fd, source.number, path, e, target, 4096))
 
-    def close(self) -> None:
+    def close(self, limit_s: float) -> int:
+        """Ends the scan's threads. Returns how many of them have not ended within limit_s."""
+        self._unmet.close()
+        left = 0
         for source in self.sources:
-            if source.scan is not None:
-                source.scan.close()
-            os.close(source.fd)
+            if source.scan is not None:  # one source is scanned at a time
+                left += source.scan.close(limit_s)
+        return left

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from monarch_py.cluster import Cluster
-from monarch_py.config import SYSTEM_SWITCH_FILE, Config
+from monarch_py.config import SYSTEM_SWITCH_FILE, Config, TierConfig
+from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.course import Loaded
 from monarch_py.daemon.filler import Filler
 from monarch_py.daemon.keeper import Keeper
 from monarch_py.daemon.members import all_nodes
 from monarch_py.daemon.metadata import Metadata
+from monarch_py.daemon.neighbours import Neighbours
 from monarch_py.daemon.nodes import Membership
 from monarch_py.daemon.openfiles import all_opened, open_files, writers
 from monarch_py.daemon.planned import Planned, load_plan
@@ -30,13 +32,16 @@ from monarch_py.daemon.report import SCHEMA_VERSION, status
 from monarch_py.daemon.scanner import Scanner
 from monarch_py.daemon.shared import Shared
 from monarch_py.daemon.staging import open_staging
+from monarch_py.daemon.switches import Switches
+from monarch_py.daemon.tierwatch import TierWatch
+from monarch_py.daemon.unused import NONE
 from monarch_py.errors import MonarchError, SessionError, TierError
 from monarch_py.native import lib
 from monarch_py.peers import Purpose
 from monarch_py.processes import Identity
-from monarch_py.scan import Record
-from monarch_py.session import SessionDir
-from monarch_py.tiers import Tier
+from monarch_py.scan import END_LIMIT_S, Record
+from monarch_py.session import FileId, SessionDir, id_of
+from monarch_py.tiers import Tier, refuse_replaceable
 
 __all__ = ["Daemon"]
 
@@ -49,12 +54,18 @@ TURN_MS = 250
 # processor's caches: four a second were a fifth of what sending files to other nodes cost.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# The same while a source is read: the number of reads in flight follows what it gives; and while
-# files that are wanted wait for their turn, for whom a reader waits rings nobody but the engine
-# [ms].
+# The same while anything is filled or checked: the number of reads in flight follows what sources
+# give, a reader that waits for a wanted file rings nobody but the engine, and what the engine has
+# published waits to be counted and recorded [ms].
 BUSY_TURN_MS = 50
 # The same while programs open what a plan says: it is looked at what they open [ms].
 FOLLOWING_TURN_MS = 10
+# After a turn the loop rests for REST times what the turn took, at most for MOST_REST_S; where
+# programs need the processors, at most for MOST_LONG_REST_S, which readers still take for a sign of
+# life. A reader that waits is noticed within NAP_S [s].
+REST, MOST_REST_S, MOST_LONG_REST_S, NAP_S = 9, 0.005, 0.05, 0.001
+# So often it is looked whether the session's files still have their names [s].
+LOOK_S = 0.5
 REQUEST_BYTES = 1 << 20
 # Commands that the kernel holds for us: a large job's ranks all come at once. And before the next
 # is taken in when there is no descriptor for it [s].
@@ -69,6 +80,8 @@ class Daemon:
 
     ConfigError for a plan that cannot be followed; TierError when no tier can be used; OSError when
     shared memory is full.
+
+    lost : the file of the session whose removal has ended it, None if it ended otherwise
     """
 
     def __init__(
@@ -86,6 +99,8 @@ class Daemon:
         self._lock = threading.Lock()
         self._is_stopping = False
         self._is_closed = False
+        self.lost: Path | None = None
+        self._next_look = 0.0
         self.tiers: list[Tier | None] = []
         self.keepers: dict[int, Keeper] = {}
         self._why: list[str] = []
@@ -114,21 +129,24 @@ class Daemon:
         self.ranks = Ranks(self.shared, self.filler.engine, is_on=config.balance_ranks)
         if self.filler.staging.tier is not None or plans:
             self.shared.follow_opens()
+        self.neighbours = Neighbours(self.filler, is_on=config.prefetch == "auto")
         files = (SYSTEM_SWITCH_FILE, config.switch_file)
-        self._switches = [os.fspath(path) for path in files if path is not None]
+        self._switches = Switches([path for path in files if path is not None])
         self._socket = self._listen(session)
+        # Of the lock's holder, and of those who connect: without these names a second daemon
+        # would start, and no command would reach this one.
+        self._names: dict[Path, FileId | None] = {
+            path: id_of(path) for path in (session.lock, session.socket)
+        }
+        self._lost_tiers: list[tuple[int, str]] = []
+        self._watch = TierWatch(self.tiers, self._lose_tier)
+        # The first call imports modules: the loop may have no descriptor for them later, nor time.
+        np.unique(NONE)
 
     def _open_tiers(self, session: SessionDir) -> None:
         for number, tier_config in enumerate(self.config.tiers):
             try:
-                tier = Tier(tier_config)
-                if tier_config.persistent:
-                    keeper = Keeper(tier, self.config.block_size_bytes)
-                    keeper.reconcile()
-                    self.keepers[number] = keeper
-                else:
-                    tier.remove_all(tier.listing())  # debris of a daemon that was killed
-                self.tiers.append(tier)
+                self.tiers.append(self._open_tier(number, tier_config))
                 self._why.append("")
             except TierError as error:
                 log.warning("%s", error)
@@ -138,6 +156,24 @@ class Daemon:
             raise TierError("no tier can be used: " + "; ".join(self._why))
         needed = bool(self.config.plans or self.cluster)
         self.tiers.append(open_staging(self.config, session, needed=needed))
+
+    def _open_tier(self, number: int, tier_config: TierConfig) -> Tier:
+        refuse_replaceable(tier_config.mount_point)
+        tier = Tier(tier_config, config_file=self.config.file)
+        try:
+            if tier_config.persistent:
+                self.keepers[number] = Keeper(tier, self.config.block_size_bytes)
+                self.keepers[number].reconcile()
+            else:
+                tier.remove_all(tier.listing())  # debris of a daemon that was killed
+        except (OSError, TierError) as error:
+            told = error if isinstance(error, TierError) else tier.broken(error)
+            tier.give_up(str(told))  # so that its keeper writes nothing more
+            if (keeper := self.keepers.pop(number, None)) is not None:
+                keeper.end()
+            tier.close()
+            raise told from error
+        return tier
 
     def _end_keepers(self) -> None:
         """Nothing has been served: what was clean stays so, and what was not is still to check."""
@@ -168,29 +204,45 @@ class Daemon:
         rung = quiet = 0
         try:
             while not self._is_stopping:
+                begun = time.monotonic()
                 with self._lock:
                     busy = self._turn()
+                self._rest(time.monotonic() - begun)
                 wait_ms = 0 if busy else self._pause_ms(quiet)
                 last, rung = rung, self.shared.wait(rung, wait_ms)
                 quiet = quiet + 1 if rung == last else 0
         finally:
             self._close()
 
+    def _rest(self, took_s: float) -> None:
+        """Programs have the processors meanwhile, and find the loop awake: ringing costs them
+        nothing. The next turn comes at once if a reader waits for it.  took_s : the last one
+        """
+        most_s = MOST_LONG_REST_S if self.filler.engine.stands_back else MOST_REST_S
+        until = time.monotonic() + min(REST * took_s, most_s)
+        while (left_s := until - time.monotonic()) > 0:
+            time.sleep(min(left_s, NAP_S))
+            with self._lock:  # a command may make the catalog grow
+                if self.filler.wanted.is_awaited:
+                    return
+
     def _pause_ms(self, quiet: int) -> int:
         """quiet : turns since somebody rang."""
         if self.planned.is_awake:
             return FOLLOWING_TURN_MS
-        engine = self.filler.engine
-        if engine.reads_sources or (len(self.filler.wanted) and not engine.idle):
+        if self.neighbours.is_awake or not self.filler.engine.idle:
             return BUSY_TURN_MS
-        if quiet < QUIET_TURNS or not engine.idle or self.planned.is_active:
+        if quiet < QUIET_TURNS or self.planned.is_active:
             return TURN_MS
         return QUIET_TURN_MS
 
     def _turn(self) -> bool:
         """Everything once, nothing for long. Returns whether there is more to do at once."""
         self.shared.beat()
-        self.shared.control.off = self._switched_off()
+        if self._is_lost():
+            return False
+        self.shared.control.off = self._switches.are_off()
+        self._give_up_tiers()
         for ids, rows, tier in self.scanner.step():
             self.filler.adopt(ids, rows, tier)
         wanted, adopted = self.scanner.take_mail()
@@ -199,13 +251,11 @@ class Daemon:
         # An open is reason enough to fill what the scan did not know only where it is for others.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.wanted.want(wanted)
-        opened = self.shared.take_opened()
-        self.filler.staging.opened(opened)
-        self.planned.observe(opened)
+        self._take_opened(wanted)
         self.filler.wanted.take_wants()
         self.filler.wanted.take_demands()
         # A plan has an order of its own.
-        more = not self.planned.is_active and self.filler.wanted.fill_met()
+        more = not self.planned.is_active and self._fill_ahead()
         self.filler.copies.drop_changed()
         self.filler.copies.compare_young()
         self.filler.collect()
@@ -216,11 +266,49 @@ class Daemon:
         self.filler.copies.feed_drops()  # at once: readers may wait for the room
         self.metadata.step()
         self.filler.answer()
+        self.filler.await_results(follows_plan=self.planned.is_active)
         self.filler.engine.adapt()
         return more or self.scanner.has_more
 
-    def _switched_off(self) -> bool:
-        return any(map(os.path.exists, self._switches))
+    def _take_opened(self, unmet: Ids) -> None:
+        """unmet : files that programs had opened before the catalog knew them"""
+        opened = self.shared.take_opened()
+        self.filler.staging.opened(opened)
+        self.planned.observe(opened)
+        self.neighbours.observe(opened, unmet)
+
+    def _fill_ahead(self) -> bool:
+        is_off = bool(self.shared.control.off)
+        return self.filler.wanted.fill_met() or (not is_off and self.neighbours.step())
+
+    def _is_lost(self) -> bool:
+        """Ends a daemon whose session was removed (`rm -rf` of shared memory in a job's epilogue,
+        RemoveIPC at the user's logout): its clients would miss the changes of those that cannot
+        attach any more, and it could neither be stopped nor replaced while it holds its tiers."""
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + LOOK_S
+        gone = (path for path, file in self._names.items() if id_of(path) != file)
+        self.lost = self.shared.lost() or next(gone, None)
+        if self.lost is not None:
+            self.stop_soon()
+        return self.lost is not None
+
+    def _lose_tier(self, number: int, why: str) -> None:
+        """In the watch's thread."""
+        self._lost_tiers.append((number, why))
+        self._wake()
+
+    def _give_up_tiers(self) -> None:
+        """Its copies are dropped, and their files may be filled into others."""
+        while self._lost_tiers:
+            number, why = self._lost_tiers.pop()
+            tier = self.tiers[number]
+            assert tier is not None
+            log.warning("%s", why)
+            self.shared.hide_tier(number)
+            tier.give_up(why)
+            self.filler.copies.lose_tier(number)
 
     def stop_soon(self) -> None:
         """Safe in a signal handler, which ends the loop's sleep: it ends with this turn.
@@ -242,21 +330,35 @@ class Daemon:
     def _close(self) -> None:
         with self._lock:
             self._is_closed = True
+            self._watch.close()
+            self._switches.close()
             self._socket.close()
             self.shared.close()
             self.planned.close()
-            self.filler.close()
-            self.metadata.close()
-            self.scanner.close()
+            left = self._end_threads()
             for keeper in self.keepers.values():
                 keeper.end()
             for tier in self.tiers:
                 if tier is None:
                     continue
                 if tier.config.persistent:
-                    tier.close()
+                    tier.close(is_used=left > 0)
                 else:
-                    tier.discard()
+                    tier.discard(is_used=left > 0)
+
+    def _end_threads(self) -> int:
+        """Returns how many are left, in calls of a source that does not answer: these end with the
+        process, and until then what they use stays open and mapped."""
+        until = time.monotonic() + END_LIMIT_S
+        left = self.filler.close(END_LIMIT_S)
+        self.metadata.close()
+        left += self.scanner.close(until - time.monotonic())
+        if left:
+            log.warning("%d threads are left: they wait for a source that does not answer", left)
+        else:
+            for source in self.scanner.sources:
+                os.close(source.fd)
+        return left
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -266,7 +368,7 @@ class Daemon:
         # A socket's name has 107 bytes; by the directory's descriptor it is always short enough.
         directory = os.open(session.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            (session.path / "socket").unlink(missing_ok=True)
+            session.socket.unlink(missing_ok=True)
             listener.bind(f"/proc/self/fd/{directory}/socket")
         finally:
             os.close(directory)
@@ -331,16 +433,20 @@ class Daemon:
         actions: dict[str, Callable[[dict[str, Any]], Any]] = {
             "status": lambda _: self._status(),
             "stop": lambda _: self._identity(),
-            "clear": lambda _: {"dropped": self.filler.clear()},
+            "clear": lambda _: self._clear(),
             "drop": self._drop,
             "job": lambda _: self._new_job(),
             "where": lambda _: self._where(),
             "cluster": lambda _: self._cluster(),
             "warm": self._warm,
-            "take_back": lambda r: {"files": self.filler.wanted.take_back(str(r["ticket"]))},
+            "take_back": self._take_back,
         }
         held = {name: self._between_turns(action) for name, action in actions.items()}
-        held |= {"look": self._look, "all": lambda r: self._all(held["status"](r))}
+        held |= {
+            "look": self._look,
+            "compare": self._compare,
+            "all": lambda r: self._all(held["status"](r)),
+        }
         return {**held, "open": lambda _: self._open_files()}
 
     def _between_turns(
@@ -394,6 +500,15 @@ class Daemon:
         entries = entries[entries < len(self.shared.catalog)]
         return {"files": self.filler.wanted.warm(entries, str(request["ticket"]))}
 
+    def _take_back(self, request: dict[str, Any]) -> dict[str, Any]:
+        files = self.filler.take_back(str(request["ticket"]))
+        self.neighbours.look_again()
+        return {"files": files}
+
+    def _clear(self) -> dict[str, Any]:
+        self.neighbours.clear()
+        return {"dropped": self.filler.clear()}
+
     def _look(self, request: dict[str, Any]) -> dict[str, Any]:
         """Files that the scan has not met. The loop turns while the source is asked."""
         paths = [(int(number), str(path)) for number, path in request["paths"]]
@@ -405,15 +520,38 @@ class Daemon:
                         self.filler.adopt(ids, rows, tier)
             return {"entries": [self.scanner.find(number, path) for number, path in paths]}
 
+    def _compare(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Files that have copies, and directories, beside the source: as many of them, from the
+        first on, as can be compared in a second. The loop turns while the source is asked."""
+        outdated = self.filler.outdated
+        with self._lock:
+            catalog = self.shared.catalog.reader()
+        entries = np.array(request["entries"], dtype=np.uint64)
+        compared = outdated.look(catalog, entries[entries < len(catalog)])
+        drop = self._between_turns(lambda _: outdated.drop(compared))
+        files, directories = drop({})
+        return {
+            "compared": len(compared.ids),
+            "outdated": files.tolist(),
+            "directories": directories.tolist(),
+        }
+
     def _drop(self, request: dict[str, Any]) -> dict[str, Any]:
         entries = [int(entry) for entry in request.get("entries", [])]
         self.filler.copies.drop_damaged(entries)
         return {"dropped": len(entries)}
 
     def _status(self) -> dict[str, Any]:
+        if self.filler.collect():  # every copy that serves is counted
+            self.shared.ring()
+        self._take_opened(NONE)
         tiers = [
             (str(c.mount_point), c.quota_bytes, tier, why)
             for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=False)
         ]
-        told = {"plans": self.planned.told(), "ranks": self.ranks.told()}
+        told = {
+            "plans": self.planned.told(),
+            "ranks": self.ranks.told(),
+            "ahead": self.neighbours.told(),
+        }
         return status(self.filler, told, tiers, self.planned.evictions.evicted, self.started)

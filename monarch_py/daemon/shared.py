@@ -1,9 +1,11 @@
 """The segments that clients attach to: control, clients and catalog of a session."""
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,14 @@ import numpy.typing as npt
 from monarch_py.catalog import Catalog
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
 from monarch_py.native import SessionState, ffi, lib, pointer
-from monarch_py.session import Segment, SessionDir
+from monarch_py.session import Segment, SessionDir, open_private
 from monarch_py.tiers import Tier
 
 __all__ = ["Shared", "close_old_session"]
 
+# CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7).
+READ_EVERYTHING = 1 << 1 | 1 << 2
+SOURCE_OPENS = ("source_opens", "source_open_ns")
 # Bits of opened files that are taken in a turn of the daemon's loop.
 OPENED = 65536
 
@@ -33,11 +38,31 @@ def close_old_session(session: SessionDir) -> None:
     else:
         if len(old.memory) >= ffi.sizeof("struct monarch_control"):
             old.as_struct("struct monarch_control").state = SessionState.CLOSED
-    segments = (session.control, session.clients, session.fills)
+    segments = (session.control, session.clients, session.fills, session.changes)
     for path in (*segments, *session.path.glob("catalog.*")):
         path.unlink(missing_ok=True)
     for path in session.path.glob(".*.*"):
         path.unlink(missing_ok=True)
+
+
+def _put(room: Any, text: bytes) -> int:
+    """Writes a path with its NUL into an array of a segment; its length. The configuration bounds
+    all of them: OSError here is the last line, and nothing behind the array is ever written."""
+    if len(text) >= len(room):
+        raise OSError(errno.ENAMETOOLONG, f"longer than {len(room) - 1} bytes", os.fsdecode(text))
+    room[0 : len(text) + 1] = text + b"\0"
+    return len(text)
+
+
+def _reads_everything() -> bool:
+    """Whether this process may read files whatever their modes say. A client that may not is not
+    given copies, which say nothing of these modes."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return os.geteuid() == 0
+    effective = next((int(line[7:], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return bool(effective & READ_EVERYTHING)
 
 
 class Shared:
@@ -49,6 +74,9 @@ class Shared:
     def __init__(self, session: SessionDir, config: Config) -> None:
         self.session = session
         close_old_session(session)
+        session.stopped.unlink(missing_ok=True)
+        self._changes = Segment.create(session.changes, ffi.sizeof("struct monarch_change"))
+        self._changes_taken = ffi.new("uint64_t *", ffi.sizeof("struct monarch_change"))
         self._control = Segment.create(session.control, ffi.sizeof("struct monarch_control"))
         self._clients = Segment.create(session.clients, ffi.sizeof("struct monarch_clients"))
         self._fills = Segment.create(session.fills, ffi.sizeof("struct monarch_fills"))
@@ -56,18 +84,22 @@ class Shared:
         self.clients: Any = self._clients.as_struct("struct monarch_clients")
         self.fills: Any = self._fills.as_struct("struct monarch_fills")
         self._opened = np.empty(OPENED, dtype=np.uint64)
+        self._read = np.empty(OPENED, dtype=np.uint64)
+        mail = np.frombuffer(ffi.buffer(ffi.addressof(self.clients, "mail")), dtype=np.uint64)
+        self._tickets = mail.reshape(lib.MONARCH_MAIL_SLOTS, -1)[:, 0]
+        stats = np.frombuffer(ffi.buffer(self.clients.stats), dtype=np.uint64)
+        self._stats = stats.reshape(lib.MONARCH_STAT_SLOTS, -1)
         self._fill_control(config)
         self.clients.magic = self.fills.magic = lib.MONARCH_MAGIC
+        self._changes.publish()
+        self._changes_fd = os.open(session.changes, os.O_RDONLY | os.O_CLOEXEC)
         self._fills.publish()
         self._clients.publish()
         self._control.publish()
-        self.catalog = Catalog(session, self._publish_generation)
+        self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
         self.catalog.c.stamped = len(config.tiers) + 1  # the staging area's number, and 1
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
-
-    def _publish_generation(self, generation: int) -> None:
-        self.control.generation = generation
 
     def _fill_control(self, config: Config) -> None:
         control = self.control
@@ -78,6 +110,12 @@ class Shared:
         control.owner = os.geteuid()
         with contextlib.suppress(OSError):  # no /proc
             control.mounts = os.stat("/proc/self/ns/mnt").st_ino
+        control.reads_everything = _reads_everything()
+        with contextlib.suppress(OSError):
+            control.users = os.stat("/proc/self/ns/user").st_ino
+        groups = sorted({os.getegid(), *os.getgroups()})
+        control.groups = len(groups)
+        control.group[0 : len(groups)] = groups
         control.block_bytes = config.block_size_bytes
         control.fill_on_open = config.prefetch != "none"
         control.fill_after = round(config.fill_after * lib.MONARCH_SHARES)
@@ -88,14 +126,13 @@ class Shared:
             found = source.real_path.stat()
             slot.dev, slot.ino = found.st_dev, found.st_ino
             path, alias = os.fsencode(source.real_path), os.fsencode(source.path)
-            slot.path, slot.path_len = path, len(path)
+            slot.path_len = _put(slot.path, path)
             if alias != path:
-                slot.alias, slot.alias_len = alias, len(alias)
+                slot.alias_len = _put(slot.alias, alias)
         control.sources = len(config.sources)
         switches = [SYSTEM_SWITCH_FILE, config.switch_file]
         for slot, switch in zip(control.switch_file, switches, strict=True):
-            raw = os.fsencode(switch) if switch else b""
-            ffi.memmove(slot, raw, len(raw))
+            _put(slot, os.fsencode(switch) if switch else b"")
 
     def set_tiers(self, tiers: Sequence[Tier | None]) -> None:
         """tiers : one per configured tier, None for one that this daemon goes without."""
@@ -105,9 +142,15 @@ class Shared:
             found = os.fstat(tier.fd)
             slot.dev, slot.ino = found.st_dev, found.st_ino
             path = os.fsencode(tier.copies) + b"/"
-            slot.path, slot.path_len = path, len(path)
+            slot.path_len = _put(slot.path, path)
             slot.usable = 1
         self.control.tiers = len(tiers)
+
+    def hide_tier(self, number: int) -> None:
+        """No client opens anything by this tier's name from here on, whatever the catalog says: a
+        path that begins with its end leads nowhere. Descriptors of its copies stay known as such.
+        """
+        self.control.tier[number].path = b""
 
     def serve(self) -> None:
         self.control.state = SessionState.SERVING
@@ -125,10 +168,27 @@ class Shared:
 
     def close(self) -> None:
         self.control.state = SessionState.CLOSED
-        for path in (self.session.control, self.session.clients, self.session.fills):
-            path.unlink(missing_ok=True)
-        for path in self.session.path.glob("catalog.*"):
-            path.unlink(missing_ok=True)
+        for segment in self._segments():
+            segment.unlink()
+        os.close(self._changes_fd)
+        with contextlib.suppress(OSError):  # full, or removed: clients say that no daemon serves
+            os.close(open_private(self.session.stopped, os.O_WRONLY))
+
+    def _segments(self) -> tuple[Segment, ...]:
+        own = (self._control, self._clients, self._fills, self._changes)
+        return *own, self.catalog.segment
+
+    def lost(self) -> Path | None:
+        """A segment that does not have its name any more: no further client can attach as it
+        should, and those that have do not hear of another daemon."""
+        return next((s.path for s in self._segments() if not s.is_linked()), None)
+
+    def take_changes(self) -> None:
+        """Marks what processes have changed that cannot map the segments."""
+        if self.clients.told:
+            lib.monarch_take_changes(
+                self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken
+            )
 
     def follow_opens(self) -> None:
         """From now on clients tell what they open, and do not ring for it."""
@@ -144,6 +204,14 @@ class Shared:
         opened: npt.NDArray[np.uint64] = self._opened[:count].copy()
         return opened
 
+    def take_read(self) -> npt.NDArray[np.uint64]:
+        """(n,) entries that programs have read to their end since the last call, having found no
+        copy of them."""
+        where = pointer(self._read, "uint64_t *")
+        count = lib.monarch_take_read(self.clients, len(self.catalog), where, OPENED)
+        read: npt.NDArray[np.uint64] = self._read[:count].copy()
+        return read
+
     def totals(self) -> dict[str, int]:
         """The clients' counters, summed over all their slots."""
         names = (
@@ -157,10 +225,18 @@ class Shared:
             "fallbacks",
             "promotions",
             "metadata_hits",
+            "source_bytes_read_by_programs",
         )
         slots = [self.clients.stats[i] for i in range(lib.MONARCH_STAT_SLOTS)]
         totals = {name: sum(int(getattr(slot, name)) for slot in slots) for name in names}
         return {"opens": totals["hits"] + totals["misses"], **totals}
+
+    def source_opens(self) -> tuple[int, float]:
+        """How many files programs have opened at the sources themselves, and how long that took in
+        all [s]."""
+        columns = (ffi.offsetof("struct monarch_stats", name) // 8 for name in SOURCE_OPENS)
+        opens, open_ns = (int(self._stats[:, column].sum()) for column in columns)
+        return opens, open_ns / 1e9
 
     def mail(self, stuck: dict[int, int]) -> list[tuple[int, str]]:
         """Paths that clients told of, as (source, relative path), each once.
@@ -169,7 +245,7 @@ class Shared:
         writer does not get on between two calls is freed: its process is gone.
         """
         found: dict[tuple[int, str], None] = {}
-        for i in range(lib.MONARCH_MAIL_SLOTS):
+        for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():
             slot = self.clients.mail[i]
             ticket = int(slot.ticket)
             if ticket & 3 == 2:

@@ -18,8 +18,9 @@ from monarch_py.daemon.copies import Copies, Ids
 from monarch_py.errors import TierError
 from monarch_py.native import Reason, State, make_word, state_of, tier_of
 from monarch_py.placement import take
+from monarch_py.plan import NEVER
 from monarch_py.session import SessionDir, shm_root
-from monarch_py.tiers import Tier
+from monarch_py.tiers import Tier, refuse_replaceable
 from monarch_py.units import GIB
 
 __all__ = ["NOT_KNOWN", "Staging", "Uses", "open_staging"]
@@ -34,7 +35,7 @@ SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
 # costs as much for one file as for many.
 AT_ONCE = 16
 # The next use of a file of which none is known.
-NOT_KNOWN = np.iinfo(np.int64).max
+NOT_KNOWN = NEVER
 
 Bools = npt.NDArray[np.bool_]
 
@@ -69,8 +70,13 @@ def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier |
     if found is None:
         return None
     try:
-        tier = Tier(found, f"staging-{session.path.name}")
-        tier.remove_all(tier.listing())  # debris of a daemon that was killed
+        refuse_replaceable(found.mount_point)
+        tier = Tier(found, f"staging-{session.path.name}", config.file)
+        try:
+            tier.remove_all(tier.listing())  # debris of a daemon that was killed
+        except OSError as error:
+            tier.close()
+            raise tier.broken(error) from error
         return tier
     except TierError as error:
         log.warning("nothing is staged: %s", error)
@@ -187,6 +193,11 @@ class Staging:
         self.copies.forget(ids, State.ABSENT)
 
     # --- no room --------------------------------------------------------------------------------
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether files are left to the source until something changes here."""
+        return bool(self._refused)
 
     def refuse(self, ids: Ids) -> None:
         """(n,) files for which nothing can go now: the source serves them, at once, because readers

@@ -56,16 +56,12 @@ class Wanted:
         self._demands_seen = self._demands.copy()
 
     def __len__(self) -> int:
-        return sum(map(len, self._others())) + len(self.ahead)
+        put_off = sum(len(ids) for ids, in_use in self._no_room_yet if not in_use)
+        return sum(map(len, self._all_in_use())) + put_off + len(self.ahead)
 
-    def _others(self) -> list[Ids]:
-        return [
-            *self._awaited,
-            *self._in_use,
-            *self._by_way[0],
-            *self._by_way[1],
-            *(ids for ids, _ in self._no_room_yet),
-        ]
+    def _all_in_use(self) -> list[Ids]:
+        put_off = (ids for ids, in_use in self._no_room_yet if in_use)
+        return [*self._awaited, *self._in_use, *self._by_way[0], *self._by_way[1], *put_off]
 
     # --- by programs -------------------------------------------------------------------------
 
@@ -88,6 +84,11 @@ class Wanted:
             ids = ids[state_of(self._words_of_files(ids)) == WANTED]
             if len(ids):
                 self._awaited.append(ids)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a reader waits for a file that was not ordered yet."""
+        return bool(lib.monarch_awaits_order(self.shared.clients, self.shared.catalog.c))
 
     def next_awaited(self) -> Ids:
         """The (n,) files of which somebody waits for a part, however many have their turn before;
@@ -132,44 +133,56 @@ class Wanted:
         """With `prefetch: eager`, fills ahead what the catalog has got since the last call, but for
         adopted copies. Returns whether there is more."""
         ids, more = self.ahead.meet(len(self.shared.catalog))
-        self._fill_ahead(ids[state_of(self._words_of_files(ids)) == State.ABSENT])
+        self.fill_ahead(ids[state_of(self._words_of_files(ids)) == State.ABSENT])
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
         """Files that a command names, to be filled in this order behind those that programs use;
-        also what had no room or failed before. Returns how many of them are to be filled."""
+        also what had no room or failed before. Those ordered for another command are noted as
+        this command's too. Returns how many files have no copy yet and get one."""
         ids = ids[np.sort(np.unique(ids, return_index=True)[1])]
         words = self._words_of_files(ids)
         states, reasons = state_of(words), reason_of(words)
         again = (states == State.BYPASS) & np.isin(reasons, (Reason.NO_ROOM, Reason.FAILED))
-        ids = ids[again | np.isin(states, (State.ABSENT, State.WANTED))]
-        self._fill_ahead(ids, ticket)
+        ordered = (states == State.FILLING) & self.ahead.had_turn(ids)
+        ids = ids[again | ordered | np.isin(states, (State.ABSENT, State.WANTED))]
+        self.fill_ahead(ids, ticket)
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
         """Files that have become ABSENT by themselves: with `prefetch: eager` they are filled
         again, otherwise when they are read."""
         if self.ahead.eager:
-            self._fill_ahead(ids)
+            self.fill_ahead(ids)
 
-    def _fill_ahead(self, ids: Ids, ticket: str = "") -> None:
+    def fill_ahead(self, ids: Ids, ticket: str = "") -> None:
+        """(n,) files that nobody has opened, behind all others of their kind."""
         if len(ids):
-            self.shared.catalog.want(ids)
+            # The engine may publish a copy at any moment: what is being filled stays as it is.
+            states = state_of(self.shared.catalog.words[ids])
+            self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
             self.ahead.add(ids, ticket)
 
-    def take_back(self, ticket: str) -> int:
-        """What a command has asked for and is not begun stays at the source, unless somebody else
-        wants it too. Returns how many files that are."""
-        ids = self.ahead.take_back(ticket)
-        kept = np.zeros(len(self.shared.catalog), dtype=bool)
-        for wanted in (*self._others(), *self.ahead.waiting()):
+    def take_back(self, ticket: str) -> tuple[int, Ids]:
+        """Leaves what a command has asked for at the source, unless a program or another command
+        wants it too. Returns how many files were waiting for their turn, and the (n,) files whose
+        fill is ordered, for the engine to take back."""
+        catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
+        kept = np.zeros(len(catalog), dtype=bool)
+        for wanted in (*self._all_in_use(), *self.ahead.meant()):
             kept[wanted] = True
-        words = self.shared.catalog.words[ids]
-        ids = np.unique(ids[(state_of(words) == State.WANTED) & ~kept[ids]])
-        words = self.shared.catalog.words[ids]
-        absent = make_word(State.ABSENT, 0, tier_of(words), copy_of(words))
-        self.shared.catalog.set_words(ids, absent)
-        return len(ids)
+        ids = ids[~kept[ids]]
+        states = state_of(catalog.words[ids])
+        waiting, ordered = ids[states == State.WANTED], ids[states == State.FILLING]
+        words = catalog.words[waiting]
+        catalog.set_words(waiting, make_word(State.ABSENT, 0, tier_of(words), copy_of(words)))
+        self.taken_back(waiting)
+        return len(waiting), ordered
+
+    def taken_back(self, ids: Ids) -> None:
+        """Files that are ABSENT because a command has cancelled them: with `prefetch: eager` those
+        that had been met before wait for their turn again."""
+        self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- once more ---------------------------------------------------------------------------
 

@@ -1,73 +1,250 @@
-"""How many reads the daemon keeps in flight at the sources, by what they give."""
+"""How many fills the daemon keeps in flight at the sources, by what they give and how long programs
+wait for them."""
 
-__all__ = ["ReadsInFlight"]
+from __future__ import annotations
 
-# A look at the rate takes this long at least: shorter ones see single reads, not a rate [s].
-WINDOW_S = 0.1
-# More reads pay when they bring a tenth more; fewer are as good when they bring almost as much.
+import math
+from collections import deque
+from dataclasses import dataclass
+
+__all__ = ["Counted", "Delay", "ReadsInFlight"]
+
+# In flight at first.
+FIRST = 8
+# A look at the rates takes this long at least, and until chance does not decide what has come:
+# so many files, or units of this size, for each that is in flight. A slow source is not waited for
+# longer than so many times [s].
+WINDOW_S = 0.05
+ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
+# More in flight pay when they bring a tenth more; fewer are as good when they bring almost as much.
 GAIN, LOSS = 1.10, 0.95
-# Windows for which a width that was found good is kept before another one is tried.
-HOLD = 20
+# Windows for which a width that was found good is kept before another one is tried. At first, and
+# after a step up that paid, so few; twice as many after each step up that did not.
+HOLD, FIRST_HOLD = 40, 4
+# The same after a step back: what made programs wait may be over.
+BACK_HOLD = 10
+# Files a window has at least when it says how many come per second. Two windows are of the same
+# kind of files when their means differ by no more than this factor.
+SOME_FILES, ALIKE = 8, 1.5
+# Programs' opens take too long when they take so many times their least of the last minute; then
+# this share of the fills goes on.
+LATE, BACK = 1.5, 0.7
+MEMORY_S = 60.0
+# Steps back after which opens still take more than this share of their time before: then it is not
+# the fills that programs wait for.
+IN_VAIN, HELPED = 3, 0.95
+# Opens whose mean says something, and for how long a mean is taken that counts as their least [s].
+SOME_OPENS, LEAST_S = 16, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Since the daemon began.
+
+    n_bytes, files : that fills have read from the sources [bytes], and of which they were at the
+    end;  opens, open_s : that programs made at the sources themselves, and how long they took
+    together [s]
+    """
+
+    n_bytes: int = 0
+    files: int = 0
+    opens: int = 0
+    open_s: float = 0.0
+
+
+class Delay:
+    """Whether programs wait longer for a source because of what the daemon asks of it, as LEDBAT
+    judges it (RFC 6817): by the least that they waited in the last minute. What programs make each
+    other wait is part of that least. An open is what is looked at: a read of a large file takes
+    long because of its bytes.
+    """
+
+    def __init__(self) -> None:
+        self._least: deque[tuple[float, float]] = deque()  # (until when, mean of an open) [s]
+        self._spell = (-math.inf, 0, 0.0)  # since when; opens, and their time, before the last ones
+        self._before = (0, 0.0)
+        # Of the opens that were judged last: their mean [s], and whether it was as usual.
+        self.mean_s, self.was_usual = 0.0, True
+
+    def forget(self) -> None:
+        """What programs wait now is their least."""
+        self._least.clear()
+        self._spell = (-math.inf, 0, 0.0)
+
+    def is_late(self, now_s: float, opens: int, open_s: float) -> bool:
+        """Whether what was opened since the last judgement took too long. Too few opens are not
+        judged, and go on counting.
+
+        opens, open_s : so far, and their time [s]
+        """
+        n, took_s = opens - self._before[0], open_s - self._before[1]
+        if n < SOME_OPENS:
+            return False
+        self.mean_s = mean_s = took_s / n
+        least_s = self._least_s(now_s)
+        self._before = opens, open_s
+        self._remember(now_s, n, took_s)
+        self.was_usual = mean_s <= LATE * least_s
+        return not self.was_usual
+
+    def _least_s(self, now_s: float) -> float:
+        """Without any, of what there is of the first mean; infinite if there is nothing."""
+        while self._least and self._least[0][0] < now_s:
+            self._least.popleft()
+        if self._least:
+            return min(mean_s for _, mean_s in self._least)
+        _, opens, took_s = self._spell
+        return took_s / opens if opens else math.inf
+
+    def _remember(self, now_s: float, opens: int, took_s: float) -> None:
+        """Means over a longer time: the least of many short ones would be what chance makes it."""
+        since_s, n, so_far_s = self._spell
+        if n == 0:
+            since_s = now_s
+        n, so_far_s = n + opens, so_far_s + took_s
+        if now_s - since_s >= LEAST_S:
+            self._least.append((now_s + MEMORY_S, so_far_s / n))
+            n, so_far_s = 0, 0.0
+        self._spell = since_s, n, so_far_s
 
 
 class ReadsInFlight:
-    """Climbs towards the fewest reads that give nearly the most bytes per second.
+    """Climbs towards the fewest fills in flight that bring nearly the most bytes, or files, per
+    second, and steps back where programs wait for the source because of them.
 
     Sources differ by orders of magnitude: one of high latency needs many reads in flight, on one
     whose bandwidth is the limit more of them only make readers wait for each other. So the width
     is doubled while that pays, then kept, and now and then a smaller and a larger one are tried,
-    because a shared source changes.
+    because a shared source changes. Of small files the number per second tells what pays, because
+    a source spends its time on each of them; of large ones the bytes.
 
     least, most : bounds of the width, both included
     """
 
     def __init__(self, least: int, most: int) -> None:
         self.least, self.most = least, most
-        self.width = min(max(least, 2), most)
-        # What a trial is compared with: the width before it and the rate to reach [bytes/s].
-        self._trial: tuple[int, float] | None = None
+        self.width = min(max(least, FIRST), most)
+        self._delay = Delay()
+        # Of a trial, for comparison: the width before it, and what came then.
+        self._trial: tuple[int, _Rate] | None = None
         self._down = True  # the way of the last trial
+        self._hold = FIRST_HOLD
         self._kept = HOLD  # windows since then: the first trial comes at once
-        self._since: tuple[float, int] | None = None
+        self._backs = 0  # steps back since programs last waited no longer than usual
+        # Before the first of them: the width, and how long an open took [s].
+        self._before_backs = self.width, 0.0
+        self._since: tuple[float, Counted] | None = None
+        self._was_full = True  # all the time since then
 
-    def step(self, now_s: float, total_bytes: int, *, busy: bool) -> int:
+    def step(self, now_s: float, so_far: Counted, *, is_full: bool) -> int:
         """The width from now on.
 
-        total_bytes : read from the sources so far [bytes]
-        busy : reads are wanted; without any, a rate says nothing
+        is_full : more fills are wanted than are in flight; else rates say nothing of the width
         """
-        if not busy:
-            self._since = None
-        elif self._since is None:
-            self._since = now_s, total_bytes
-        elif now_s - self._since[0] >= WINDOW_S:
-            rate = (total_bytes - self._since[1]) / (now_s - self._since[0])
-            self._since = now_s, total_bytes
-            self._judge(rate)
+        self._was_full &= is_full
+        if self._since is None:
+            self._begin(now_s, so_far)
+        elif self._has_seen_enough(*self._since, now_s, so_far):
+            rate = _Rate.between(*self._since, now_s, so_far)
+            is_late = self._delay.is_late(now_s, so_far.opens, so_far.open_s)
+            if self._delay.was_usual:
+                self._backs = 0
+            if is_late:
+                self._step_back()
+            elif self._was_full:
+                self._judge(rate)
+            elif self._trial is not None:
+                self.width = self._trial[0]
+                self._trial, self._kept, self._down = None, HOLD, True
+            self._begin(now_s, so_far)
         return self.width
 
-    def _judge(self, rate: float) -> None:
+    def _has_seen_enough(
+        self, since_s: float, before: Counted, now_s: float, so_far: Counted
+    ) -> bool:
+        windows = (now_s - since_s) / WINDOW_S
+        if windows < 1 or windows >= LONGEST:
+            return windows >= 1
+        units = (so_far.n_bytes - before.n_bytes) // UNIT_BYTES
+        came, opens = max(so_far.files - before.files, units), so_far.opens - before.opens
+        is_heard = not 0 < opens < SOME_OPENS  # what programs wait has its say before a width pays
+        return is_heard and (came >= ENOUGH * self.width or not self._was_full)
+
+    def _begin(self, now_s: float, so_far: Counted) -> None:
+        self._since, self._was_full = (now_s, so_far), True
+
+    def _step_back(self) -> None:
+        """At the fewest, and where steps back have changed nothing, what programs still wait is not
+        the daemon's doing: a busy machine makes them wait, or other users of the source."""
+        if self._trial is not None:
+            self.width = min(self.width, self._trial[0])
+        if not self._backs:
+            self._before_backs = self.width, self._delay.mean_s
+        self._backs += 1
+        before, mean_s = self._before_backs
+        if self._backs > IN_VAIN and self._delay.mean_s > HELPED * mean_s:
+            self._delay.forget()
+            self.width, self._backs = before, 0
+        elif self.width == self.least:
+            self._delay.forget()
+            self._backs = 0
+        else:
+            self.width = max(self.least, int(self.width * BACK))
+        self._keep(BACK_HOLD)
+
+    def _judge(self, rate: _Rate) -> None:
         if self._trial is None:
             self._kept += 1
-            if self._kept >= HOLD:
-                self._down = not self._down
+            if self._kept >= self._hold:
+                # A first climb may fail by chance, and is tried again; nothing speaks for less yet.
+                self._down = not self._down and self._hold == HOLD
                 self._try(rate)
             return
         before, expected = self._trial
-        if rate > expected * (LOSS if self._down else GAIN):
-            self._try(max(rate, expected))  # it paid: further
+        growth = rate.growth_over(expected)
+        if growth > (LOSS if self._down else GAIN):
+            self._hold = HOLD if self._down else FIRST_HOLD
+            self._try(rate if growth > 1 else expected)  # it paid: further
         else:
             self.width = before
-            self._keep()
+            self._keep(self._hold if self._down else min(HOLD, 2 * self._hold))
 
-    def _try(self, rate: float) -> None:
-        """Puts the next width on trial; `rate` is what it must be worth [bytes/s]."""
+    def _try(self, rate: _Rate) -> None:
+        """Puts the next width on trial; `rate` is what it is compared with."""
         wanted = self.width // 2 if self._down else self.width * 2
         wanted = min(max(wanted, self.least), self.most)
         if wanted == self.width:
-            self._keep()
+            self._keep(HOLD)
         else:
             self._trial, self.width = (self.width, rate), wanted
 
-    def _keep(self) -> None:
-        self._trial, self._kept = None, 0
+    def _keep(self, windows: int) -> None:
+        self._trial, self._kept, self._hold = None, 0, windows
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """Bytes and files per second; files : of a whole window."""
+
+    bytes_per_s: float
+    files_per_s: float
+    files: int
+
+    @classmethod
+    def between(cls, since_s: float, before: Counted, now_s: float, so_far: Counted) -> _Rate:
+        files, seconds = so_far.files - before.files, now_s - since_s
+        return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
+
+    def growth_over(self, before: _Rate) -> float:
+        """1 is as much as before. Where the files are others, the less of the two counts: larger
+        ones bring more bytes, and smaller ones more files, with nothing gained."""
+        in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
+        if min(self.files, before.files) < SOME_FILES:
+            return in_bytes
+        in_files = _ratio(self.files_per_s, before.files_per_s)
+        is_alike = in_bytes <= ALIKE * in_files and in_files <= ALIKE * in_bytes
+        return max(in_bytes, in_files) if is_alike else min(in_bytes, in_files)
+
+
+def _ratio(now: float, before: float) -> float:
+    return now / before if before else math.inf if now else 1.0

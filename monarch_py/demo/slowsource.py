@@ -119,7 +119,8 @@ class SlowSource:
     At the start nothing is slow and nothing fails. `keep_pages`: the kernel keeps a file's pages
     from one open to the next. `attr_timeout_s` [s]: how long it trusts names and attributes.
     `link`: a file, made where it is missing, by which several share one link, as clients of one
-    server do; each has to be given the rate.
+    server do; each has to be given the rate. `flush`: closing a file asks the source too, as an
+    fsync.
 
     Entering and leaving raise SlowSourceError. After an error, or with files still open, leaving
     detaches the mount all the same and ends the program. If this process is killed, the program
@@ -135,12 +136,15 @@ class SlowSource:
         keep_pages: bool = False,
         attr_timeout_s: float = 1.0,
         link: Path | None = None,
+        flush: bool = False,
     ) -> None:
         # As the kernel's table of mounts has them: absolute and without links.
         self._backing = Path(os.path.realpath(backing))
         self._mountpoint = Path(os.path.realpath(mountpoint))
         self._binary = Path(os.path.realpath(binary))
         self._options = _mount_options(keep_pages, attr_timeout_s, link)
+        if flush:
+            self._options += ",flush"
         self._control: _Control | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -281,7 +285,7 @@ class SlowSource:
 
     def _end(self) -> None:
         process, self._process = self._process, None
-        # What never came up is not ours to unmount: it may be what somebody mounted there before.
+        # A mount that never came up is not ours to unmount: it may be one that was there before.
         up = self._control is not None and self._control["ready"] != 0
         if self._control is not None:
             # Operations that wait, or fail, would make the unmounting wait, or fail.

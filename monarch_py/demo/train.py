@@ -50,7 +50,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 # A label and the SHAPE pixels of an image.
 Sample = tuple[int, Bytes]
-# What is told of an epoch, see above.
+# The figures of an epoch, see above.
 Record = dict[str, float]
 # Reads one file from front to back.
 Reader = Callable[[], Iterator[Sample]]

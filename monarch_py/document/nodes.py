@@ -11,7 +11,7 @@ from monarch_py.errors import ConfigError
 
 __all__ = ["Document", "Spot", "describe", "is_empty", "load_document"]
 
-# What people write has a few lines. The limit keeps a data file given by mistake out of memory.
+# People write a few lines. The limit keeps a data file given by mistake out of memory.
 MAX_FILE_BYTES = 1 << 20
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from monarch_py.document.nodes import Spot, is_empty
+from monarch_py.spelling import mend
 
 __all__ = ["Key", "Parser", "Section", "Table", "list_of", "markdown_rows", "read_mapping"]
 
@@ -75,9 +76,9 @@ class Section:
     def require(self, name: str) -> None:
         """Refuse the mapping if a key is missing that it must have."""
         if name not in self:
-            raise self.spot_of(name).error(
-                "is missing", f"add '{name}: ...' ({self.table.keys[name].meaning})"
-            )
+            # The rest of a meaning leads to other places of the page that it stands on.
+            meaning = self.table.keys[name].meaning.partition(", see ")[0]
+            raise self.spot_of(name).error("is missing", f"add '{name}: ...' ({meaning})")
 
     def add(self, name: str, value: Any, spot: Spot) -> None:
         """Keep a value; ConfigError if the key was there already."""
@@ -101,7 +102,7 @@ def read_mapping(node: yaml.Node, spot: Spot, table: Table) -> Section:
         if written in table.ignored:
             here.warn(f"ignored: {table.ignored[written]}")
         elif name not in table.keys:
-            raise here.error("unknown key", _nearest(written, table))
+            raise here.error("unknown key", mend(written, table.names(), f"use {_choices(table)}"))
         elif is_empty(value):
             raise here.error("has no value", "give it one or remove the key")
         else:
@@ -145,14 +146,6 @@ def _given_twice(spot: Spot, name: str, first: Spot) -> Exception:
     is_other_spelling = spot.key.rpartition(".")[2] != first.key.rpartition(".")[2]
     problem = f"means the same as '{first.key}'" if is_other_spelling else "is given twice"
     return spot.error(f"{problem}, first in line {first.line}", f"keep one '{name}'")
-
-
-def _nearest(written: str, table: Table) -> str:
-    # Only needed on the way out, and not worth its memory in a daemon that starts well.
-    from difflib import get_close_matches
-
-    close = get_close_matches(written, table.names(), n=1)
-    return f"did you mean '{close[0]}'?" if close else f"use {_choices(table)}"
 
 
 def _choices(table: Table) -> str:

@@ -127,18 +127,19 @@ def path(node: yaml.Node, spot: Spot) -> Path:
     """An absolute path, after ~ and the variables of the environment are expanded."""
     mend = "write an absolute path, beginning with '/', '~' or a variable such as $HOME"
     text = scalar(node, spot, "a path", mend)
-    # Before anything is expanded: looking up a home directory fails on such names, too.
-    if not _is_path_text(text):
-        raise spot.error(f"{text!r} holds a character that no path can", "remove it")
     # The tilde first, as in a shell: one that comes out of a variable is a character.
     expanded = _VARIABLE.sub(lambda found: _value_of(found, spot), os.path.expanduser(text))
     if not os.path.isabs(expanded):
+        if text[:1] not in "~$":
+            here = os.path.abspath(os.path.join(os.path.dirname(spot.document.name), expanded))
+            mend = f"write {here!r}, if you mean that"
         raise spot.error(f"{text!r} is not an absolute path", mend)
     # Path keeps `..`, which a comparison by prefix would never see through.
     return Path(os.path.realpath(expanded) if ".." in Path(expanded).parts else expanded)
 
 
-def _is_path_text(text: str) -> bool:
+def _is_usable(text: str) -> bool:
+    """Whether it can be a part of a path; functions of the system refuse all else in odd ways."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -166,4 +167,6 @@ def scalar(node: yaml.Node, spot: Spot, wanted: str, mend: str) -> str:
     """The text of a scalar; ConfigError that it must be `wanted` for all else."""
     if not isinstance(node, yaml.ScalarNode) or is_empty(node):
         raise spot.wrong_type(node, wanted, mend)
+    if not _is_usable(node.value):
+        raise spot.error(f"{node.value!r} holds a character that no path can", "remove it")
     return str(node.value)

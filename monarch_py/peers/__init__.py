@@ -5,7 +5,7 @@ is the one there is. Bytes are moved by C (csrc/peers), outside Python's lock.
 """
 
 from monarch_py.peers.fileserver import FileServer
-from monarch_py.peers.handshake import Purpose, new_secret
+from monarch_py.peers.handshake import Party, Purpose, new_secret
 from monarch_py.peers.peer import Peer
 from monarch_py.peers.ranges import FileId, PeerStatus, new_gets
 from monarch_py.peers.server import PeerServer, listen
@@ -16,6 +16,7 @@ from monarch_py.peers.transport import Transport, Unreachable
 __all__ = [
     "FileId",
     "FileServer",
+    "Party",
     "Peer",
     "PeerServer",
     "PeerStatus",

@@ -25,7 +25,7 @@ class FileServer(PeerServer):
         self._table: Any = lib.monarch_peer_table_new()
         if self._table == ffi.NULL:
             raise MemoryError("no memory for the files that peers are served")
-        return lib.monarch_peer_server_start(self._table, bounds)
+        return lib.monarch_peer_server_start(self._table, bounds, self._party.content_key)
 
     def _end(self, server: Any) -> None:
         if server != ffi.NULL:
@@ -39,28 +39,45 @@ class FileServer(PeerServer):
             yield self._table
 
     def share(
-        self, file: FileId, fd: int, block_bytes: int, sums: npt.NDArray[np.uint64] | None = None
+        self,
+        file: FileId,
+        fd: int,
+        block_bytes: int,
+        sums: npt.NDArray[np.uint64] | None = None,
+        digests: bytes = b"",
     ) -> None:
         """Shares a whole file, from a duplicate of `fd`, in place of an earlier one.
 
-        sums : (blocks,) XXH3-64 of each block; without them they are computed with every answer,
-        as for a file of the source. ValueError for another number of sums, OSError for no file.
+        sums : (blocks,) XXH3-64 of each block;  digests : of each block, by `digest`, in one. What
+        is not given is computed with every answer, as for a file of the source. ValueError for
+        another number of either, OSError for no file.
         """
         blocks = -(-file.size // block_bytes)
         if sums is not None and sums.shape != (blocks,):
             raise ValueError(f"a file of {blocks} blocks has not {sums.shape} sums")
+        if digests and len(digests) != blocks * lib.MONARCH_MAC_BYTES:
+            raise ValueError(f"a file of {blocks} blocks has not {len(digests)} bytes of digests")
         given = ffi.NULL
         if sums is not None:
             held = np.ascontiguousarray(sums, dtype=np.uint64)
             given = pointer(held, "uint64_t *") if blocks else ffi.NULL
-        self._share(file, fd, block_bytes, given, is_whole=True)
+        self._share(file, fd, block_bytes, given, digests, is_whole=True)
+
+    def digest(self, content: bytes) -> bytes:
+        """What peers of this session are told of a block's content, in secret."""
+        made = ffi.new("unsigned char[]", lib.MONARCH_MAC_BYTES)
+        if lib.monarch_digest_of(self._party.content_key, content, len(content), made):
+            raise MemoryError("no memory for a digest")
+        return bytes(ffi.buffer(made))
 
     def share_filling(self, file: FileId, fd: int, block_bytes: int) -> None:
         """Shares a copy of which nothing is there yet; whoever asks waits, within the bound, for
         `add_block`. OSError for no file."""
-        self._share(file, fd, block_bytes, ffi.NULL, is_whole=False)
+        self._share(file, fd, block_bytes, ffi.NULL, b"", is_whole=False)
 
-    def _share(self, file: FileId, fd: int, block_bytes: int, sums: Any, *, is_whole: bool) -> None:
+    def _share(
+        self, file: FileId, fd: int, block_bytes: int, sums: Any, digests: bytes, *, is_whole: bool
+    ) -> None:
         with self._open_table() as table:
             error = lib.monarch_peer_table_share(
                 table,
@@ -71,6 +88,7 @@ class FileServer(PeerServer):
                 fd,
                 block_bytes,
                 sums,
+                digests or ffi.NULL,
                 is_whole,
             )
         if error:

@@ -29,10 +29,13 @@ LONGEST_PAUSE_S = 30.0
 # After a pause one thread tries it, and the others wait for so long to hear of it: many times what
 # a peer that lives takes to greet, and a part of what one that hangs costs who tries it [s].
 HEARSAY_S = 0.1
+# Failures that somebody else than the peer has caused, as a rule.
+SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
 
 
 class Peer:
-    """Fetches from one peer over links of its own; any number of threads may ask at a time.
+    """Fetches from the node of that rank over links of its own; any number of threads may ask at a
+    time.
 
     No failure raises: each range has its status, and what is not OK is read from the source.
     MemoryError when there is no memory for it.
@@ -41,21 +44,22 @@ class Peer:
     def __init__(
         self,
         transport: Transport,
-        address: tuple[str, int],
+        rank: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.address = address
+        self.rank = rank
         self._transport, self._clock = transport, clock
         self._lock = threading.Lock()
         self._was_tried = threading.Condition(self._lock)
         self._is_tried = self._has_greeted = False  # by a thread, for all; since it failed last
         self._failures, self._again_at = 0, 0.0
         self._broken = 0  # so many failures ever
+        self._failed_ns = 0  # when the last one was told of, on CLOCK_MONOTONIC as C has it
         self._last_failure = PeerStatus.OK
         # Why it is left alone: another thread's success does not end the pause.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
-        # What C asks; the engine has it too.
+        # The handle for C; the engine has it too.
         self.c: Any = lib.monarch_peer_new(
             lib.monarch_connect_peer, lib.monarch_report_peer, self._handle
         )
@@ -96,10 +100,11 @@ class Peer:
             self._is_tried = tries = self._failures > 0 and not self._has_greeted
             broken = self._broken
         link = None
+        began_ns = time.monotonic_ns()
         try:
-            link = self._transport.connect(self.address)
+            link = self._transport.connect(self.rank)
         except Unreachable as error:
-            self._mark(error.status)
+            self._mark(error.status, began_ns)
             raise
         finally:
             if tries:
@@ -109,23 +114,29 @@ class Peer:
                     self._was_tried.notify_all()
         return link
 
-    def _mark(self, status: PeerStatus) -> None:
+    def _mark(self, status: PeerStatus, began_ns: int) -> None:
+        """began_ns : when that which failed was begun, on CLOCK_MONOTONIC. What was under way when
+        another thread failed is one incident with that, however much later it ends."""
         with self._lock:
             if status == PeerStatus.OK:
                 self._failures, self._last_failure = 0, status
                 return
+            if began_ns < self._failed_ns:
+                return
+            self._failed_ns = time.monotonic_ns()
             self._has_greeted = False
             self._broken += 1
             pause = min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
-            # Threads that failed together count once.
             if self._clock() >= self._again_at:
-                log.info("peer %s:%d: %s; asked again in %.1f s", *self.address, status.name, pause)
+                level = logging.WARNING if status in SUSPICIOUS else logging.INFO
+                log.log(level, "peer %d: %s; asked again in %.1f s", self.rank, status.name, pause)
                 self._failures = min(self._failures + 1, 10)
                 self._again_at = self._clock() + pause
             self._last_failure = self._pause_status = status
 
 
-# What C calls must not raise; what is not foreseen is a peer that cannot be reached.
+# Functions that C calls must not raise; an error that is not foreseen counts as a peer that cannot
+# be reached.
 
 
 @ffi.def_extern(name="monarch_connect_peer")  # type: ignore[untyped-decorator]
@@ -141,5 +152,5 @@ def _connect_peer(handle: Any, status: Any) -> Any:
 
 
 @ffi.def_extern(name="monarch_report_peer")  # type: ignore[untyped-decorator]
-def _report_peer(handle: Any, status: int) -> None:
-    ffi.from_handle(handle)._mark(PeerStatus(status))
+def _report_peer(handle: Any, status: int, began_ns: int) -> None:
+    ffi.from_handle(handle)._mark(PeerStatus(status), began_ns)

@@ -29,6 +29,8 @@ class PeerStatus(IntEnum):
     CUT = lib.MONARCH_PEER_CUT
     WRONG_BYTES = lib.MONARCH_PEER_WRONG_BYTES
     NO_ROOM = lib.MONARCH_PEER_NO_ROOM
+    FORGED = lib.MONARCH_PEER_FORGED
+    OTHER_NODE = lib.MONARCH_PEER_OTHER_NODE
 
 
 @dataclass(frozen=True, slots=True)

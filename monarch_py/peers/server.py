@@ -17,14 +17,14 @@ from typing import Any
 
 from monarch_py.errors import SessionError
 from monarch_py.native import ffi, lib
-from monarch_py.peers.handshake import Greeter, Purpose, check_secret
+from monarch_py.peers.handshake import Greeter, Keys, Party, Purpose
 from monarch_py.peers.telling import Teller
 
 __all__ = ["PeerServer", "listen"]
 
 # Threads wait for this node's own disks alone.
 THREADS = 4
-# A node of the largest clusters has this many askers at a time; each is 0.4 KB and a socket.
+# A node of the largest clusters has this many askers at a time; each is 3 KB and a socket.
 CONNECTIONS = 1024
 # Links are kept between two bursts of an epoch [s].
 IDLE_LIMIT_S = 300.0
@@ -52,16 +52,16 @@ class _Stranger:
 
 
 class PeerServer(ABC):
-    """Shares files with whoever proves the secret, until it is closed.
+    """Shares files with the other nodes of the session, until it is closed.
 
-    listener : where they come (`listen`); the server's own from here on, but if it cannot be made;
-    answers : to what is asked besides files, called in threads of their own. ValueError for a short
-    secret; MemoryError without threads.
+    party : this node;  listener : where the others come (`listen`); the server's own from here on,
+    but if it cannot be made;  answers : to what is asked besides files, called in threads of their
+    own. MemoryError without threads.
     """
 
     def __init__(
         self,
-        secret: bytes,
+        party: Party,
         listener: socket.socket,
         *,
         answers: Mapping[Purpose, Callable[[], bytes]] | None = None,
@@ -71,7 +71,7 @@ class PeerServer(ABC):
         stall_s: float = STALL_LIMIT_S,
         wait_s: float = WAIT_LIMIT_S,
     ) -> None:
-        self._secret = check_secret(secret)
+        self._party = party
         listener.setblocking(False)
         self._listener = listener
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -168,7 +168,7 @@ class PeerServer(ABC):
         connection.setblocking(False)
         if len(self._strangers) >= MOST_STRANGERS:
             self._send_away(next(iter(self._strangers.values())))
-        stranger = _Stranger(connection, Greeter(self._secret), time.monotonic() + GREETING_LIMIT_S)
+        stranger = _Stranger(connection, Greeter(self._party), time.monotonic() + GREETING_LIMIT_S)
         try:
             connection.send(stranger.greeter.hello)
             self._selector.register(connection, selectors.EVENT_READ)
@@ -199,23 +199,30 @@ class PeerServer(ABC):
 
     def _let_in(self, stranger: _Stranger) -> None:
         self._forget(stranger)
-        proof = stranger.greeter.proof()
+        reply, keys = stranger.greeter.reply(), stranger.greeter.keys
         with stranger.connection as connection:
-            if proof is None:
+            if reply is None:
                 return
             wants_files = stranger.greeter.purpose == Purpose.FILES.value
             # Nobody else lets anyone in: where there is room now there is room below.
             if wants_files and not lib.monarch_peer_server_has_room(self._server):
                 return
             try:
-                connection.send(proof)
+                connection.send(reply)
             except OSError:
                 return
-            if not wants_files:
+            if keys is None:
+                return
+            if wants_files:
+                self._adopt(connection, keys)
+            else:
                 told = socket.socket(fileno=connection.detach())
-                self._teller.tell(told, stranger.greeter.purpose)
-            elif lib.monarch_peer_server_adopt(self._server, connection.fileno()) == 0:
-                connection.detach()
+                self._teller.tell(told, stranger.greeter.purpose, keys)
+
+    def _adopt(self, connection: socket.socket, keys: Keys) -> None:
+        made = ffi.new("struct monarch_peer_keys *", [keys.mine, keys.theirs])
+        if lib.monarch_peer_server_adopt(self._server, connection.fileno(), made) == 0:
+            connection.detach()
 
 
 def listen(host: str, port: int = 0) -> socket.socket:

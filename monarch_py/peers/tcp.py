@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from monarch_py.native import ffi, lib
-from monarch_py.peers.handshake import Purpose, check_secret, introduce
+from monarch_py.peers.handshake import Keys, Party, Purpose, introduce
 from monarch_py.peers.ranges import PeerStatus
 from monarch_py.peers.transport import Unreachable
 
@@ -25,16 +25,16 @@ BETWEEN_LIMIT_S = 0.9
 
 
 class TcpTransport:
-    """Links to servers that know the same secret, at addresses in numbers: a name would be looked
-    up without a bound.
+    """Links to the other nodes' servers, at addresses in numbers: a name would be looked up without
+    a bound.
 
-    connect_s : for the connection and the proof;  first_byte_s : for the beginning of an answer;
-    between_s : for its next 256 KiB [all s]. ValueError for a short secret or a bound of 0.
+    party : this node;  connect_s : for the connection and the proof;  first_byte_s : for the
+    beginning of an answer;  between_s : for its next 256 KiB [all s]. ValueError for a bound of 0.
     """
 
     def __init__(
         self,
-        secret: bytes,
+        party: Party,
         *,
         connect_s: float = CONNECT_LIMIT_S,
         first_byte_s: float = FIRST_BYTE_LIMIT_S,
@@ -43,14 +43,15 @@ class TcpTransport:
         # The kernel takes no time at all for no bound at all.
         if min(connect_s, first_byte_s, between_s) < 0.001:
             raise ValueError("every bound of a link is at least a millisecond")
-        self._secret = check_secret(secret)
+        self._party, self._content_key = party, party.content_key
         self._connect_s, self._first_byte_s, self._between_s = connect_s, first_byte_s, between_s
 
-    def connect(self, address: tuple[str, int]) -> Any:
-        # Which closes nothing once a link has taken the connection over.
-        with connected(address, self._secret, self._connect_s, Purpose.FILES) as connection:
+    def connect(self, rank: int) -> Any:
+        connection, keys = connected(self._party, rank, self._connect_s, Purpose.FILES)
+        with connection:  # which closes nothing once a link has taken the connection over
             bounds = [round(s * 1000) for s in (self._first_byte_s, self._between_s)]
-            link = lib.monarch_peer_link_new(connection.fileno(), *bounds)
+            made = ffi.new("struct monarch_peer_keys *", [keys.mine, keys.theirs])
+            link = lib.monarch_peer_link_new(connection.fileno(), made, self._content_key, *bounds)
             if link == ffi.NULL:
                 raise MemoryError("no memory for a link to a peer")
             connection.detach()
@@ -58,14 +59,15 @@ class TcpTransport:
 
 
 def connected(
-    address: tuple[str, int], secret: bytes, limit_s: float, purpose: Purpose
-) -> socket.socket:
-    """A connection to a server that knows the same secret. Unreachable if there is none in time."""
+    party: Party, rank: int, limit_s: float, purpose: Purpose
+) -> tuple[socket.socket, Keys]:
+    """A connection to the server of that rank, and its keys. Unreachable if there is none in
+    time."""
     deadline = time.monotonic() + limit_s
     try:
-        connection = socket.create_connection(address, timeout=limit_s)
+        connection = socket.create_connection(party.addresses[rank], timeout=limit_s)
         try:
-            introduce(connection, secret, deadline, purpose)
+            keys = introduce(connection, party, rank, deadline, purpose)
         except BaseException:
             connection.close()
             raise
@@ -73,4 +75,4 @@ def connected(
         raise Unreachable(PeerStatus.TIMEOUT) from None
     except OSError:
         raise Unreachable(PeerStatus.CUT) from None
-    return connection
+    return connection, keys

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
 
-from monarch_py.peers.handshake import Purpose
+from monarch_py.peers.handshake import Keys, Party, Purpose
 from monarch_py.peers.ranges import PeerStatus
 from monarch_py.peers.tcp import connected
 from monarch_py.peers.transport import Unreachable
@@ -24,28 +26,49 @@ MOST_AT_A_TIME = 16
 MOST_BYTES = 4 << 20
 PIECE_BYTES = 1 << 16
 
+# An answer is its length, the words, and their HMAC-SHA256 with the connection's key for what the
+# server says: it comes whole and as it was given, or not at all.
+_LENGTH = struct.Struct("<Q")
+SEAL_BYTES = 32
 
-def ask(address: tuple[str, int], secret: bytes, limit_s: float, purpose: Purpose) -> bytes:
-    """The whole answer of the daemon that serves there. Unreachable if it does not come in time."""
+
+def _seal(key: bytes, said: bytes) -> bytes:
+    return hmac.digest(key, said, "sha256")
+
+
+def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
+    """The answer of the daemon of that rank. Unreachable: TIMEOUT if it does not come whole in
+    time, FORGED if it is not as that daemon gave it, REFUSED if it is too long."""
     deadline = time.monotonic() + limit_s
-    parts: list[bytes] = []
-    n_bytes = 0
     try:
-        with connected(address, secret, limit_s, purpose) as connection:
-            while n_bytes < MOST_BYTES:
-                connection.settimeout(max(deadline - time.monotonic(), 0.001))
-                part = connection.recv(PIECE_BYTES)
-                if not part:
-                    return b"".join(parts)
-                parts.append(part)
-                n_bytes += len(part)
-                if time.monotonic() > deadline:
-                    raise TimeoutError
+        connection, keys = connected(party, rank, limit_s, purpose)
+        with connection:
+            length = _receive(connection, _LENGTH.size, deadline)
+            (n_bytes,) = _LENGTH.unpack(length)
+            if n_bytes > MOST_BYTES:
+                raise Unreachable(PeerStatus.REFUSED)
+            words = _receive(connection, n_bytes, deadline)
+            seal = _receive(connection, SEAL_BYTES, deadline)
     except TimeoutError:
         raise Unreachable(PeerStatus.TIMEOUT) from None
     except OSError:
         raise Unreachable(PeerStatus.CUT) from None
-    raise Unreachable(PeerStatus.REFUSED)
+    if not hmac.compare_digest(_seal(keys.theirs, length + words), seal):
+        raise Unreachable(PeerStatus.FORGED)
+    return words
+
+
+def _receive(connection: socket.socket, n_bytes: int, deadline: float) -> bytes:
+    """TimeoutError if they do not come in time, or never."""
+    parts: list[bytes] = []
+    while n_bytes:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        part = connection.recv(min(n_bytes, PIECE_BYTES))
+        if not part or time.monotonic() > deadline:
+            raise TimeoutError
+        parts.append(part)
+        n_bytes -= len(part)
+    return b"".join(parts)
 
 
 class Teller:
@@ -55,26 +78,27 @@ class Teller:
         self._answers = {purpose.value: answer for purpose, answer in answers.items()}
         self._free = threading.BoundedSemaphore(MOST_AT_A_TIME)
 
-    def tell(self, connection: socket.socket, purpose: bytes) -> None:
+    def tell(self, connection: socket.socket, purpose: bytes, keys: Keys) -> None:
         """Takes the connection over; one that nothing can be told is closed."""
         answer = self._answers.get(purpose)
         if answer is None or not self._free.acquire(blocking=False):
             connection.close()
             return
-        words = (connection, answer)
-        thread = threading.Thread(target=self._tell, args=words, name="peers-tell", daemon=True)
+        args = (connection, answer, keys)
+        thread = threading.Thread(target=self._tell, args=args, name="peers-tell", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # no more threads are allowed: who asks may ask again
             connection.close()
             self._free.release()
 
-    def _tell(self, connection: socket.socket, answer: Callable[[], bytes]) -> None:
+    def _tell(self, connection: socket.socket, answer: Callable[[], bytes], keys: Keys) -> None:
         with connection:
             try:
                 words = answer()
+                said = _LENGTH.pack(len(words)) + words
                 connection.settimeout(TELL_LIMIT_S)
-                connection.sendall(words)
+                connection.sendall(said + _seal(keys.mine, said))
             except OSError:
                 pass  # whoever asked has gone
             except Exception:

@@ -30,8 +30,8 @@ __all__ = [
     "spread",
 ]
 
-# The position of a use that does not come.
-NEVER = -1
+# The position of a use that does not come, later than all others: MONARCH_PLAN_NEVER.
+NEVER = int(np.iinfo(np.int64).max)
 
 # Rows that are made contiguous at a time where they are not.
 ROWS = 1 << 14

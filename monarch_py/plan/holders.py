@@ -23,8 +23,8 @@ __all__ = ["NOBODY", "Holders", "find_holders"]
 # A unit that no node accesses.
 NOBODY = -1
 
-# What the accesses of one pass may take, for each unit of the dataset [bytes]. All together, with
-# two orders of an epoch and the results, stays below 64.
+# Memory for the accesses of one pass, for each unit of the dataset [bytes]. All together, with two
+# orders of an epoch and the results, stays below 64.
 SLOT_BYTES = 32
 
 

@@ -22,7 +22,7 @@ from monarch_py.plan.timeline import Part, Timeline, lookup_of
 
 __all__ = ["DEFAULT_RANGE_BYTES", "Plan", "PlanPart"]
 
-# What a file of this version says of itself.
+# The mark of files of this version.
 FORMAT = "monarch plan 1"
 
 DEFAULT_RANGE_BYTES = 4 << 20
@@ -169,11 +169,13 @@ class Plan:
             return cls._from_arrays(load_arrays(path))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{path}: not a plan ({error}); make one with `monarch plan make`"
+                f"{path}: not a plan ({error}); make one with `monarch plan make -c plan.yaml`"
             ) from None
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Plan:
+        if "plan" not in arrays:
+            raise ValueError("it is an index" if "pool" in arrays else "it holds other arrays")
         text = json.loads(arrays["plan"].tobytes())
         if not isinstance(text, dict):
             raise ValueError("its description is no mapping")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.policies.replay import NEVER
+from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import STAGING, Ints
 
 __all__ = ["MISS", "FarthestUse", "LeastRecent", "Uses", "exchange"]

@@ -21,34 +21,42 @@ from monarch_py.policies.reordering import DeepIOOpportunistic, LocalityAware, P
 from monarch_py.policies.solar import Solar
 from monarch_py.policies.view import Policy
 
-__all__ = ["NAMES", "make_policy"]
+__all__ = ["DAEMON", "NAMES", "SUMMARIES", "make_policy"]
 
-_MAKERS: tuple[Callable[[], Policy], ...] = (
-    Perfect,
-    Naive,
-    StagingBuffer,
-    FirstFit,
-    Hash,
-    LRU,
-    lambda: LRU(shared=True),
-    Belady,
-    lambda: Belady(shared=True),
-    DeepIO,
-    DeepIOOpportunistic,
-    ParallelStaging,
-    LBANNDynamic,
-    LBANNPreloading,
-    LocalityAware,
-    GroupShuffle,
-    NoPFS,
-    NoPFSLiteral,
-    Planned,
-    Lobster,
-    Solar,
-    lambda: Solar(reorder=True),
+# In a line each, for somebody who chooses among them; docs/simulator.md has their sources.
+_MAKERS: tuple[tuple[Callable[[], Policy], str], ...] = (
+    (Perfect, "Nothing ever waits: the lower bound."),
+    (Naive, "Reads each sample when it is needed, keeps nothing."),
+    (StagingBuffer, "Prefetches in the order of use, keeps nothing."),
+    (FirstFit, "Keeps what it reads while there is room, evicts nothing."),
+    (Hash, "Gives each file an owner, which reads it for all nodes."),
+    (LRU, "Evicts what was used longest ago, on each node."),
+    (lambda: LRU(shared=True), "The same with one cache for all nodes."),
+    (Belady, "Evicts what is used farthest ahead, on each node."),
+    (lambda: Belady(shared=True), "The same with one cache for all nodes."),
+    (DeepIO, "Shares in memory before training, the sampler's order."),
+    (DeepIOOpportunistic, "Draws the order from what lies in memory."),
+    (ParallelStaging, "Copies a share to each node, which uses it alone."),
+    (LBANNDynamic, "Keeps a sample in memory, for all, where it is read first."),
+    (LBANNPreloading, "Shares in memory before training, for all nodes."),
+    (LocalityAware, "Exchanges samples of a step, so that most are local."),
+    (GroupShuffle, "Shuffles contiguous groups, and the samples in them."),
+    (NoPFS, "Holds a file where it is used most, fetches the fastest."),
+    (NoPFSLiteral, "The same to the letter of its paper."),
+    (Planned, "NoPFS's holders, which alone read a file from the source."),
+    (Lobster, "Evicts by reuse count and distance, shares threads."),
+    (Solar, "Gives samples to the nodes that hold them, evens loads."),
+    (lambda: Solar(reorder=True), "The same, with epochs in the order that reuses most."),
 )
-_BY_NAME = {make().name: make for make in _MAKERS}
+_BY_NAME = {make().name: make for make, _ in _MAKERS}
 NAMES = tuple(_BY_NAME)
+SUMMARIES = dict(zip(NAMES, (summary for _, summary in _MAKERS), strict=True))
+# What Monarch's daemon does today, and where.
+DAEMON = {
+    FirstFit().name: "one node",
+    Hash().name: "several nodes",
+    Planned().name: "several nodes with a plan",
+}
 
 
 def make_policy(name: str) -> Policy:

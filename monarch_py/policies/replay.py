@@ -12,12 +12,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import NO_FILE, Ints, Job
 
-__all__ = ["NEVER", "Replay", "in_time", "next_uses"]
+__all__ = ["Replay", "in_time", "next_uses"]
 
-# The next use of a file that is not used again: later than every access.
-NEVER = int(np.iinfo(np.int64).max)
 # Epochs whose answers stay at hand: one that is running, and those that a prefetcher looks into.
 KEPT_EPOCHS = 3
 

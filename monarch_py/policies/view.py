@@ -1,4 +1,4 @@
-"""What a policy sees, and what it can decide: the same for the simulator and for the daemon.
+"""A policy's input, a `Job`, and its output, a `Decision`, as the simulator knows them.
 
 A policy looks at a `Job` and answers with a `Decision`; it touches nothing. Everything goes by
 arrays over all files or all accesses of an epoch, never file by file.
@@ -108,7 +108,7 @@ class Job:
     @cached_property
     def first_use(self) -> npt.NDArray[np.int64]:
         """(nodes, files): the number of the access by which a node first uses a file, counted over
-        all epochs; larger than every access for one that it never uses."""
+        all epochs; NEVER for one that it does not use."""
         first = np.full((self.cluster.nodes, self.files), NEVER, dtype=np.int64)
         before = 0
         for epoch in range(self.epochs):
@@ -116,7 +116,6 @@ class Job:
             for order, row in zip(orders, first, strict=True):
                 add_first_uses(np.ascontiguousarray(order, np.int32), before, row)
             before += orders[0].size
-        first[first == NEVER] = np.iinfo(np.int64).max
         return first
 
 

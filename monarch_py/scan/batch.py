@@ -7,7 +7,10 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-__all__ = ["Batch", "Root", "Scan"]
+__all__ = ["END_LIMIT_S", "Batch", "Root", "Scan"]
+
+# A thread that has not ended within this time is in a call of a source that does not answer [s].
+END_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,10 @@ class Batch:
 class Root:
     """What listing a source's root tells besides its names.
 
-    up_ino : the inode of its "..", 0 if unknown;  names_exact : upper and lower case are different
-    names there
+    up_ino : the inode of its "..", 0 if unknown
     """
 
     up_ino: int
-    names_exact: bool
 
 
 class Scan(Protocol):
@@ -49,6 +50,7 @@ class Scan(Protocol):
         """How many names could not be read, and the first errno."""
         ...
 
-    def close(self) -> None:
-        """Ends it; a second call does nothing."""
+    def close(self, limit_s: float = END_LIMIT_S) -> int:
+        """Ends it; a second call does nothing. Returns how many threads have not ended within
+        limit_s, as the source does not answer."""
         ...

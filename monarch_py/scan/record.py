@@ -20,7 +20,7 @@ import numpy as np
 
 from monarch_py.config import Config
 from monarch_py.native import Kind, ffi
-from monarch_py.scan.batch import Batch, Root
+from monarch_py.scan.batch import END_LIMIT_S, Batch, Root
 from monarch_py.scan.columns import pack, unpack
 from monarch_py.scan.walk import Walk, read_root
 
@@ -114,8 +114,9 @@ class _Told:
     def errors(self) -> tuple[int, int]:
         return self._listed.errors, self._listed.error
 
-    def close(self) -> None:
+    def close(self, limit_s: float = END_LIMIT_S) -> int:
         self._batches = iter(())
+        return 0
 
 
 class Record:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import errno
-import os
 import time
 from typing import Any
 
 import numpy as np
 
 from monarch_py.native import ENTRY, ffi, lib
-from monarch_py.scan.batch import Batch, Root
+from monarch_py.scan.batch import END_LIMIT_S, Batch, Root
 
-__all__ = ["Walk", "names_are_exact", "read_root"]
+__all__ = ["Walk", "read_root"]
 
 
 class Walk:
@@ -48,32 +47,19 @@ class Walk:
         first = ffi.new("int *")
         return int(lib.monarch_scan_errors(self._scan, first)), int(first[0])
 
-    def close(self) -> None:
+    def close(self, limit_s: float = END_LIMIT_S) -> int:
+        left = 0
         self._free()
         if self._scan != ffi.NULL:
-            lib.monarch_scan_stop(self._scan)
+            left = int(lib.monarch_scan_stop(self._scan, max(0, int(limit_s * 1000))))
             self._scan = ffi.NULL
+        return left
 
     def _free(self) -> None:
         lib.monarch_batch_free(self._batch)
         self._batch = ffi.NULL
 
 
-def names_are_exact(directory: int) -> bool:
-    """Whether upper and lower case are different names there, as far as one name tells; `directory`
-    is a descriptor. Where they are not (CIFS, FAT, case folding), a name may lead to a file under
-    another than it is listed by."""
-    try:
-        names = set(os.listdir(directory))
-    except OSError:
-        return False
-    other = next((n.swapcase() for n in names if n.swapcase() not in names and n.isascii()), None)
-    try:
-        return other is None or not os.stat(other, dir_fd=directory, follow_symlinks=False)
-    except OSError as error:
-        return error.errno == errno.ENOENT
-
-
 def read_root(directory: int) -> Root:
     """Lists a source's root once more; `directory` is a descriptor."""
-    return Root(int(lib.monarch_read_up(directory)), names_are_exact(directory))
+    return Root(int(lib.monarch_read_up(directory)))

@@ -11,10 +11,11 @@ from monarch_py.simulator.engine import simulate
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import Result, Unsupported
 from monarch_py.simulator.scenario import Scenario
+from monarch_py.spelling import mend
 
 __all__ = ["compare", "names"]
 
-# What a policy of that name makes of the scenario.
+# Simulates the policy of that name.
 One = Callable[[str], Result | Unsupported]
 
 
@@ -42,7 +43,8 @@ def compare(
     for name in policies:
         if name not in known:
             has = "the published simulator has" if as_published else "there is"
-            raise ConfigError(f"{has} no policy {name!r}; use {', '.join(known)}")
+            use = mend(name, known, f"use {', '.join(known)}")
+            raise ConfigError(f"{has} no policy {name!r}; {use}")
     if without and not as_published:
         raise ConfigError("--without puts behaviours of --as-published right; give both")
     results: dict[str, Result | Unsupported] = {}
@@ -84,5 +86,6 @@ def _behaviours(without: Collection[str]) -> frozenset[published.Behaviour]:
     }
     for name in without:
         if name not in by_name:
-            raise ConfigError(f"there is no behaviour {name!r}; use {', '.join(by_name)}")
+            use = mend(name, by_name, f"use {', '.join(by_name)}")
+            raise ConfigError(f"there is no behaviour {name!r}; {use}")
     return frozenset(published.AS_PUBLISHED) - {by_name[name] for name in without}

@@ -42,6 +42,7 @@ from monarch_py.simulator.scenario import (
     least_share,
     scanned_sizes,
 )
+from monarch_py.spelling import mend
 
 __all__ = ["SCENARIO", "load_scenario", "shipped_scenarios"]
 
@@ -53,6 +54,8 @@ MAX_EPOCHS = 1_000_000
 MAX_BATCH = 1 << 24
 # Below this share of draws that fit, drawing again would take for ever.
 LEAST_SHARE = 1e-3
+# What a configuration of the daemon has, and a scenario never.
+CONFIGURATION_KEYS = {"hierarchy", "sources", "data_plane"}
 _POSITIVE = values.integer(1, MAX_NUMBER)
 _BATCH = values.integer(1, MAX_BATCH)
 
@@ -239,6 +242,7 @@ def load_scenario(
     """
     file = Path(path)
     root, spot = load_document(file, "scenario", "nodes, epochs, dataset, rates, pfs and classes")
+    _refuse_configuration(root, file)
     section = read_mapping(root, spot, SCENARIO)
     overrides = [_override(part) for part in section["overrides"]]
     scenario = Scenario(
@@ -261,6 +265,17 @@ def load_scenario(
     )
     _check_overrides(section, scenario)
     return _with_batch(section, scenario)
+
+
+def _refuse_configuration(root: yaml.Node, file: Path) -> None:
+    if not isinstance(root, yaml.MappingNode):
+        return
+    keys = {key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)}
+    if keys & CONFIGURATION_KEYS and not keys & set(SCENARIO.keys):
+        raise ConfigError(
+            f"{file} is a configuration, not a scenario; `monarch calibrate -c {file} -o"
+            " scenario.yaml` measures its machine and writes one"
+        )
 
 
 def shipped_scenarios() -> dict[str, Path]:
@@ -397,7 +412,8 @@ def _policies(section: Section, known: Collection[str] | None) -> tuple[str, ...
     spot = section.spot_of("policies")
     for at, name in enumerate(names):
         if known is not None and name not in known:
-            raise spot.error(f"there is no policy {name!r}", "use " + ", ".join(sorted(known)))
+            use = mend(str(name), known, "use " + ", ".join(sorted(known)))
+            raise spot.error(f"there is no policy {name!r}", use)
         if name in names[:at]:
             raise spot.error(f"{name!r} is given twice", "keep one")
     return tuple(names)

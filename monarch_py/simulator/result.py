@@ -43,7 +43,7 @@ SCHEMA = 1
 PLACES = ("staging", "local", "remote", "pfs")
 # A batch is imbalanced when its slowest node takes this many times as long as its fastest.
 IMBALANCE = 1.1
-# What sums may be off by, of themselves: millions of float additions.
+# Relative error of sums of millions of floats.
 _TOLERANCE = 1e-6
 
 

@@ -46,7 +46,7 @@ def batch(rows: list[tuple[int, bytes, int]], kind: Kind = Kind.FILE) -> tuple[A
 
 def make(directory: Path) -> Catalog:
     session = SessionDir(directory)
-    return Catalog(session, lambda generation: None)
+    return Catalog(session, ffi.new("uint64_t *"))
 
 
 @pytest.fixture

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from cli.conftest import FILES, Factory, Monarch, is_running
 from support.session import MIB, Session, wait_until
 
 import monarch_py
+from monarch_py.processes import Identity
 
 COMMANDS = [
     *(
@@ -19,6 +23,7 @@ COMMANDS = [
         "demo",
         "doctor",
         "env",
+        "logs",
         "plan",
         "run",
         "serve",
@@ -31,6 +36,7 @@ COMMANDS = [
     ),
 ]
 NO_DAEMON = "monarch: no daemon serves this configuration; start one with `monarch start`\n"
+NOTHING_TO_STOP = "monarch: no daemon serves this configuration: there is nothing to stop\n"
 
 
 def copies(session: Session) -> list[Path]:
@@ -62,7 +68,69 @@ def test_every_command_explains_itself(monarch: Monarch, command: str) -> None:
 def test_an_unknown_command_is_refused(monarch: Monarch) -> None:
     done = monarch("stage")
     assert done.returncode == 2
-    assert "No such command 'stage'" in done.stderr
+    assert done.stderr == "monarch: there is no command 'stage'; did you mean 'start'?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (["statsu"], "there is no command 'statsu'; did you mean 'status'?"),
+        (["frobnicate"], "there is no command 'frobnicate'; see `monarch --help`"),
+        (["help", "strat"], "there is no command 'strat'; did you mean 'start'?"),
+        (["plan", "maek"], "no such command 'maek'; did you mean 'make'?"),
+        (["run", "--quite", "--", "true"], "no such option '--quite'; did you mean '--quiet'?"),
+        (["run"], "missing argument 'COMMAND...'; see `monarch run --help`"),
+        (
+            ["simulate"],
+            "no scenario is named; `monarch simulate --list` has those that come with Monarch, and"
+            " `monarch calibrate -c tiers.yaml -o mine.yaml` makes one of this machine",
+        ),
+    ],
+)
+def test_mistakes_in_the_words_are_one_sentence_with_what_is_meant(
+    monarch: Monarch, words: list[str], mend: str
+) -> None:
+    done = monarch(*words, MONARCH_CONFIG="/dev/null")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"monarch: {mend}\n")
+
+
+def test_help_is_a_command_too(monarch: Monarch) -> None:
+    assert monarch("help").stdout == monarch("--help").stdout
+    assert monarch("help", "run").stdout == monarch("run", "--help").stdout
+
+
+def test_the_summaries_of_the_commands_fit(monarch: Monarch) -> None:
+    for words in (["--help"], ["plan", "--help"]):
+        text = monarch(*words, COLUMNS="80").stdout
+        assert "..." not in text.partition("Commands:")[2]
+        assert max(map(len, text.splitlines())) <= 80
+
+
+# --- output that cannot be written ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["--help"], ["env"]])
+def test_a_full_disk_below_the_output_is_one_sentence(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "monarch_py", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    sentence = "monarch: the output could not be written (No space left on device)\n"
+    assert (done.returncode, done.stderr) == (1, sentence)
+
+
+def test_a_full_disk_below_the_messages_leaves_the_status(session: Session) -> None:
+    words = [sys.executable, "-m", "monarch_py", "run", "-c", str(session.config), "sh", "-c"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*words, "exit 7"], env=session.env(preload=False), stderr=full, timeout=60, check=False
+        )
+    assert done.returncode == 7
 
 
 # --- configurations that cannot work ------------------------------------------------------------
@@ -82,13 +150,29 @@ def test_a_configuration_error_is_one_line_and_status_2(
     assert done.stderr.startswith(f"monarch: {config}:")
 
 
-@pytest.mark.parametrize("command", ["start", "stop", "status", "verify", "clear", "warm", "env"])
+@pytest.mark.parametrize(
+    "command", ["start", "stop", "status", "logs", "verify", "clear", "warm", "env"]
+)
 def test_a_file_that_is_not_there_is_named(monarch: Monarch, tmp_path: Path, command: str) -> None:
     missing = tmp_path / "none.yaml"
     done = monarch(command, "-c", str(missing))
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"monarch: {missing}: ")
+    assert done.stdout == ""  # nothing for a shell to take in
+
+
+def test_that_a_daemon_was_killed_is_said(started: tuple[Session, int]) -> None:
+    session, pid = started
+    daemon = Identity.of(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert daemon.wait(10)
+    done = session.monarch("status")
+    assert (done.returncode, done.stderr) == (
+        3,
+        "monarch: the daemon of this configuration was killed or crashed (`monarch logs` has its"
+        " last words); start another with `monarch start`\n",
+    )
 
 
 def test_a_daemon_that_outlives_its_configuration_can_be_stopped(
@@ -101,7 +185,7 @@ def test_a_daemon_that_outlives_its_configuration_can_be_stopped(
     assert (done.returncode, done.stdout) == (0, f"stopped (process {pid})\n")
 
 
-@pytest.mark.parametrize("command", ["start", "stop", "status", "verify", "clear", "serve", "warm"])
+@pytest.mark.parametrize("command", ["start", "verify", "clear", "serve", "warm"])
 def test_no_configuration_at_all_is_status_2(monarch: Monarch, command: str) -> None:
     done = monarch(command)
     assert done.returncode == 2
@@ -139,7 +223,12 @@ def test_start_leaves_a_daemon_and_stop_ends_it(started: tuple[Session, int]) ->
     assert (done.returncode, done.stdout) == (0, f"stopped (process {pid})\n")
     assert not is_running(pid)
     assert list(session.tiers[0].iterdir()) == []
-    assert {path.name for path in session.paths.path.iterdir()} == {"log", "turn", "users"}
+    assert {path.name for path in session.paths.path.iterdir()} == {
+        "log",
+        "stopped",
+        "turn",
+        "users",
+    }
 
 
 def test_starting_twice_says_who_serves(started: tuple[Session, int]) -> None:
@@ -158,10 +247,12 @@ def test_a_second_serve_is_refused(started: tuple[Session, int]) -> None:
     assert done.stderr == f"monarch: {sentence}\n"
 
 
-@pytest.mark.parametrize("command", ["stop", "status"])
-def test_without_a_daemon_the_status_is_3(session: Session, command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "sentence"), [("stop", NOTHING_TO_STOP), ("status", NO_DAEMON)]
+)
+def test_without_a_daemon_the_status_is_3(session: Session, command: str, sentence: str) -> None:
     done = session.monarch(command)
-    assert (done.returncode, done.stdout, done.stderr) == (3, "", NO_DAEMON)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", sentence)
 
 
 def test_a_daemon_that_cannot_start_says_why(session_factory: Factory, source: Path) -> None:
@@ -173,7 +264,7 @@ def test_a_daemon_that_cannot_start_says_why(session_factory: Factory, source: P
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1
     assert "the daemon did not start: no tier can be used" in done.stderr
-    assert f"{first.tiers[0]} is held by process" in done.stderr
+    assert f"{first.tiers[0]} is held by the daemon of {first.config} (process " in done.stderr
 
 
 # --- run ----------------------------------------------------------------------------------------
@@ -189,13 +280,49 @@ def test_run_ends_with_the_status_of_its_command(
 
 
 def test_run_reports_a_command_that_is_none_as_a_shell_does(session: Session) -> None:
-    missing = session.monarch("run", "-q", "--", "no-such-command")
+    missing = session.monarch("run", "--", "no-such-command")
     assert (missing.returncode, missing.stderr) == (
         127,
         "monarch: no-such-command: command not found\n",
     )
-    directory = session.monarch("run", "-q", "--", "/")
+    directory = session.monarch("run", "--", "/")
     assert (directory.returncode, directory.stderr) == (126, "monarch: /: Permission denied\n")
+    line = session.monarch("run", "--", "cd /; ls")
+    assert (line.returncode, line.stderr.partition("; a line")[0]) == (
+        127,
+        "monarch: cd /; ls: command not found",
+    )
+    assert line.stderr.endswith("monarch run -- sh -c 'cd /; ls'\n")
+    assert not session.paths.path.exists()  # no daemon was started for them
+
+
+def test_a_command_is_found_as_execvp_finds_it(session: Session, tmp_path: Path) -> None:
+    hidden, usable = tmp_path / "hidden", tmp_path / "usable"
+    for directory, mode in ((hidden, 0o644), (usable, 0o755)):
+        directory.mkdir()
+        (directory / "mine").write_text("#!/bin/sh\nexit 5\n")
+        (directory / "mine").chmod(mode)
+    path = f"{hidden}:{usable}:/usr/bin:/bin"
+    words = [sys.executable, "-m", "monarch_py", "run", "-q", "-c", str(session.config), "mine"]
+    for known, status in ((path, 5), (f"{hidden}:/usr/bin:/bin", 126), ("/usr/bin:/bin", 127)):
+        done = subprocess.run(
+            words,
+            env={**session.env(preload=False), "PATH": known},
+            timeout=60,
+            check=False,
+            capture_output=True,
+        )
+        assert done.returncode == status, done.stderr
+
+
+def test_what_follows_the_command_is_its_own(session: Session) -> None:
+    script = "import sys; print(*sys.argv[1:])"
+    words = ["--json", "out.json", "-q", "-c", "x", "--", "-h"]
+    done = session.monarch("run", "-q", sys.executable, "-c", script, *words)
+    assert (done.returncode, done.stdout, done.stderr) == (0, " ".join(words) + "\n", "")
+    # Before the command, `--` is ours to take.
+    done = session.monarch("run", "-q", "--", sys.executable, "-c", script, *words)
+    assert done.stdout == " ".join(words) + "\n"
 
 
 READ_UNTIL_SERVED = """
@@ -220,11 +347,29 @@ def test_run_ends_its_own_daemon_and_tells_what_was_gained(session: Session) -> 
     totals = report["totals"]
     assert (totals["hits"], totals["fills"]) == (1, 1)
     share = 100 / (1 + totals["misses"])
-    gain = f"{totals['opens']} opens of dataset files, {share:.1f} % from copies (68.4 KiB)"
-    assert done.stderr.startswith(f"monarch: {gain}; 68.4 KiB read to fill; ")
-    assert done.stderr.count("\n") == 1
+    gain = f"{totals['opens']:,} opens of dataset files, 1 ({share:.1f} %) from copies"
+    assert done.stderr.startswith(f"monarch: {gain}")
+    assert "(68.4 KiB to fill copies, " in done.stderr
+    assert report["run"]["totals"] == totals  # the daemon began with the run
     assert not is_running(report["pid"])
     assert list(session.tiers[0].iterdir()) == []
+
+
+def test_a_switch_that_is_on_is_told_at_the_start(
+    session_factory: Factory, source: Path, tmp_path: Path
+) -> None:
+    switch = tmp_path / "off"
+    session = session_factory(source, switch_file=str(switch))
+    sentence = f"monarch: {switch} turns everything off; remove it\n"
+    switch.touch()
+    try:
+        for words in (("run", "-q", "--", "true"), ("start",), ("start",)):
+            done = session.monarch(*words)
+            assert (done.returncode, done.stderr) == (0, sentence)
+    finally:
+        session.monarch("stop")
+    switch.unlink()
+    assert session.monarch("run", "-q", "--", "true").stderr == ""
 
 
 def test_run_uses_a_daemon_that_runs_and_leaves_it(started: tuple[Session, int]) -> None:
@@ -249,7 +394,7 @@ def test_run_goes_on_without_a_daemon_when_none_can_start(
     assert "monarch: no daemon, no gain: " in done.stderr
     report = json.loads(report_file.read_text())
     assert set(report) == {"exit_status", "problem"}
-    assert "is held by process" in report["problem"]
+    assert "is held by the daemon of " in report["problem"]
 
 
 def test_a_report_that_cannot_be_written_does_not_hide_the_commands_status(
@@ -276,6 +421,7 @@ def test_verify_counts_good_copies(served: Session) -> None:
     done = served.monarch("verify", "--source")
     assert done.returncode == 0
     assert done.stdout == "3 copies checked, 0 damaged, 0 outdated\n"
+    assert served.monarch("verify").stdout == "3 copies checked, 0 damaged\n"
     as_json = json.loads(served.monarch("verify", "--json").stdout)
     assert as_json == {"checked": 3, "damaged": [], "outdated": []}
 
@@ -287,7 +433,7 @@ def test_verify_drops_a_damaged_copy_of_a_running_daemon(served: Session) -> Non
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         f"damaged, dropped: {served.source}/a",
-        "3 copies checked, 1 damaged, 0 outdated",
+        "3 copies checked, 1 damaged",
     ]
     assert not largest.exists()
     assert served.run(["cat", served.source / "a"]).stdout == "\0" * FILES["a"]
@@ -304,6 +450,17 @@ def test_verify_against_the_source_finds_what_was_changed_behind_our_back(
     assert done.returncode == 1
     assert json.loads(done.stdout)["outdated"] == [f"{served.source}/b"]
     assert served.run(["cat", served.source / "b"]).stdout == "new"
+
+
+def test_verify_says_that_outdated_copies_were_dropped(served: Session) -> None:
+    (served.source / "b").write_bytes(b"new")
+    done = served.monarch("verify", "--source")
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        f"not what the source has, dropped: {served.source}/b",
+        "3 copies checked, 0 damaged, 1 outdated",
+    ]
+    assert len(copies(served)) == 2
 
 
 def test_clear_drops_the_copies_of_a_running_daemon(served: Session) -> None:
@@ -332,10 +489,10 @@ def test_verify_without_a_daemon_looks_at_persistent_tiers(left: Session) -> Non
     damage(copies(left)[0])
     done = left.monarch("verify")
     assert done.returncode == 1
-    assert "3 copies checked, 1 damaged, 0 outdated" in done.stdout
+    assert done.stdout.endswith("\n3 copies checked, 1 damaged\n")
     assert len(copies(left)) == 2
     done = left.monarch("verify")
-    assert (done.returncode, done.stdout) == (0, "2 copies checked, 0 damaged, 0 outdated\n")
+    assert (done.returncode, done.stdout) == (0, "2 copies checked, 0 damaged\n")
 
 
 def test_clear_without_a_daemon_leaves_nothing(left: Session) -> None:
@@ -354,5 +511,7 @@ def test_a_tier_that_another_daemon_holds_is_status_4(
     other = session_factory(left.source, tiers=[tier])
     done = other.monarch(command)
     assert done.returncode == 4
-    assert done.stderr.startswith(f"monarch: tier {left.tiers[0]} is held by process ")
+    held = f"monarch: tier {left.tiers[0]} is held by the daemon of {left.config} (process "
+    assert done.stderr.startswith(held)
+    assert done.stderr.endswith(f"; stop it first, with monarch stop -c {left.config}\n")
     assert done.stderr.count("\n") == 1

@@ -9,6 +9,7 @@ import platform
 import re
 import resource
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,18 +55,29 @@ def test_all_is_well_while_a_daemon_serves(served: Session) -> None:
     assert status == 0
     rest = ["configuration", "source", "tier (ssd)", "containers", "address", "daemon"]
     assert list(findings) == [*MACHINE, *rest]
-    assert {name: f["level"] for name, f in findings.items()} == dict.fromkeys(findings, "ok")
+    levels = {**dict.fromkeys(findings, "ok"), "containers": "note"}
+    assert {name: f["level"] for name, f in findings.items()} == levels
     assert all(finding["mend"] == "" for finding in findings.values())
     assert findings["daemon"]["found"] == f"process {served.status()['pid']} serves"
     assert findings["preload library"]["found"] == str(LIBRARY)
     assert findings["machine"]["found"] == platform.machine()
 
 
+def test_a_configuration_that_was_changed_since_is_a_warning(served: Session) -> None:
+    served.config.write_text(served.config.read_text() + "# Other text.\n")
+    _, findings = examined(served)
+    assert findings["daemon"]["level"] == "warning"
+    assert findings["daemon"]["found"] == (
+        f"{served.config} has changed since its daemon was started; monarch stop, then start,"
+        " takes it in"
+    )
+
+
 def test_the_text_has_the_same_findings(served: Session) -> None:
     done = served.monarch("doctor")
     assert done.returncode == 0
     first_words = [line.split("  ")[0] for line in done.stdout.splitlines() if line[0] != " "]
-    assert first_words == ["ok"] * 11
+    assert first_words == [*["ok"] * 8, "note", "ok", "ok"]
 
 
 def test_what_a_container_must_share(session: Session) -> None:
@@ -73,6 +85,31 @@ def test_what_a_container_must_share(session: Session) -> None:
     shared = findings["containers"]["found"].partition(": ")[2].split()
     places = [session.shm, LIBRARY.parent, session.config, session.source, *session.tiers]
     assert shared == [str(place) for place in places]
+
+
+def test_names_with_brackets_are_told_as_they_are(
+    session_factory: Factory, source: Path, tmp_path: Path
+) -> None:
+    odd, tier = tmp_path / "a [v2] br[", tmp_path / "ö [x]"
+    (tmp_path / "a [v2] br[" / "b]x").mkdir(parents=True)
+    tier.mkdir()
+    session = session_factory(odd, tiers=[{"mount_point": tier, "max_storage_quota": MIB}])
+    text = session.monarch("doctor").stdout
+    rows = dict(re.findall(r"^ok +(source|tier \(\w+\)) +(.*)$", text, re.M))
+    assert rows["source"] == str(odd)
+    assert [row.partition(": ")[0] for name, row in rows.items() if name != "source"] == [str(tier)]
+    done = session.monarch("doctor", environment={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ö [x]: quota" in done.stdout or "\\xf6 [x]: quota" in done.stdout
+
+
+def test_what_looks_like_markup_is_text(monarch: Monarch, tmp_path: Path) -> None:
+    config = tmp_path / "[b]tiers[" / "c].yaml"
+    config.parent.mkdir()
+    config.write_text("hierarchy: [{mount_point: /tmp, max_storage_quota: 1MiB}]\n")
+    done = monarch("doctor", "-c", str(config))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"{config}:1: sources: there is no source; add the dataset: 'sources: [/" in done.stdout
 
 
 # --- troubles -----------------------------------------------------------------------------------
@@ -90,14 +127,45 @@ def test_what_a_container_must_share(session: Session) -> None:
 def test_what_mpi_says_of_itself(
     here: Session, monkeypatch: pytest.MonkeyPatch, script: str, level: str, said: str
 ) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # it need not be there
     monkeypatch.setattr(doctor, "MPI_VERSION", script)
     monkeypatch.setattr(doctor, "MPI_S", 0.2 if "sleep" in script else doctor.MPI_S)
     finding = found(here, "many nodes")
     assert (finding.level, said in finding.found) == (level, True), finding
 
 
+@pytest.mark.parametrize(
+    ("settings", "has_mpi", "level"),
+    [
+        ({"peers": {"port": 0, "fetch": "holders"}}, False, "problem"),
+        ({}, True, "warning"),
+        ({}, False, None),
+    ],
+)
+def test_libcrypto_is_missed_where_nodes_may_need_it(
+    session_factory: Factory,
+    tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    has_mpi: bool,
+    level: str | None,
+) -> None:
+    session = session_factory(tree, **settings)
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if has_mpi else None)
+    monkeypatch.setattr(doctor, "MPI_VERSION", "")
+
+    def libcrypto() -> list[Finding]:
+        return [finding for finding in examine(session.config) if finding.what == "libcrypto"]
+
+    assert libcrypto() == []
+    monkeypatch.setattr(doctor, "has_libcrypto", lambda: False)
+    assert [finding.level for finding in libcrypto()] == ([level] if level else [])
+    assert all("libssl3" in finding.mend for finding in libcrypto())
+
+
 def test_mpi_is_found_where_it_is(here: Session) -> None:
-    pytest.importorskip("mpi4py")
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install '.[mpi]'")
     finding = found(here, "many nodes")
     assert finding.level == "ok"
     assert finding.found.startswith("mpi4py finds ")
@@ -118,19 +186,19 @@ def test_an_interface_that_is_not_there_is_a_problem(
     assert "'none0'" in findings["address"]["found"]
 
 
-def test_no_daemon_is_a_warning_with_its_mend(session: Session) -> None:
+def test_no_daemon_is_no_fault(session: Session) -> None:
     status, findings = examined(session)
     daemon = findings["daemon"]
-    assert (status, daemon["level"], daemon["found"]) == (0, "warning", "none runs")
-    assert daemon["mend"] == f"monarch start -c {session.config}"
-    assert f"-> {daemon['mend']}"[:20] in session.monarch("doctor").stdout
+    assert (status, daemon["level"], daemon["mend"]) == (0, "note", "")
+    assert daemon["found"].startswith("none runs: monarch run starts one")
+    assert f"{daemon['found']}\n" in session.monarch("doctor").stdout
 
 
 def test_a_daemon_that_was_killed_is_a_problem(served: Session) -> None:
     served.kill()
     status, findings = examined(served)
     assert (status, findings["daemon"]["level"]) == (1, "problem")
-    assert findings["daemon"]["found"] == "it left its segments and does not answer"
+    assert findings["daemon"]["found"].startswith("the last one was killed or crashed")
 
 
 def test_a_configuration_that_cannot_work_is_a_problem(monarch: Monarch, tmp_path: Path) -> None:
@@ -140,6 +208,15 @@ def test_a_configuration_that_cannot_work_is_a_problem(monarch: Monarch, tmp_pat
     last = json.loads(done.stdout)[-1]
     assert (done.returncode, last["what"], last["level"]) == (1, "configuration", "problem")
     assert last["found"].startswith(str(config))
+
+
+def test_no_daemon_is_promised_where_the_configuration_lets_none_start(session: Session) -> None:
+    session.source.rename(session.source.with_name("moved"))
+    status, findings = examined(session)
+    assert (status, findings["configuration"]["level"]) == (1, "problem")
+    # The tiers are looked at all the same.
+    assert findings["tier (ssd)"]["level"] == "ok"
+    assert "daemon" not in findings
 
 
 def test_a_configurations_warnings_are_shown(session_factory: Factory, source: Path) -> None:
@@ -165,7 +242,7 @@ def test_monarch_disable_is_a_warning(session: Session, value: str, warned: bool
     _, findings = examined(session, MONARCH_DISABLE=value)
     assert ("switch" in findings) is warned
     if warned:
-        assert findings["switch"]["found"] == "MONARCH_DISABLE is set"
+        assert findings["switch"]["found"].startswith("MONARCH_DISABLE is set")
 
 
 def test_the_library_of_another_installation_is_a_warning(session: Session, tmp_path: Path) -> None:
@@ -188,6 +265,13 @@ def test_shared_memory_without_room_is_a_problem(session: Session) -> None:
     status, findings = examined(session, MONARCH_SHM="/proc")
     assert (status, findings["shared memory"]["level"]) == (1, "problem")
     assert "--shm-size" in findings["shared memory"]["mend"]
+
+
+def test_no_room_is_promised_for_more_files_than_there_can_be(
+    here: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "CATALOG_BYTES_PER_FILE", 1)
+    assert "the catalog of 16,777,216 files" in found(here, "shared memory").found
 
 
 def test_a_daemon_starts_in_the_least_shared_memory(session: Session, tmp_path: Path) -> None:
@@ -225,7 +309,57 @@ def test_a_tier_that_another_daemon_holds_is_a_problem(
     other = session_factory(served.source, tiers=tiers).start()
     status, findings = examined(other)
     assert (status, findings["tier"]["level"]) == (1, "problem")
-    assert findings["tier"]["found"].startswith(f"tier {served.tiers[0]} is held by process ")
+    held = f"tier {served.tiers[0]} is held by the daemon of {served.config} (process "
+    assert findings["tier"]["found"].startswith(held)
+    assert findings["tier"]["found"].endswith(f"mount_point: {served.tiers[0] / 'tiers'}")
+    # Before it is started it is seen as well.
+    other.stop()
+    status, findings = examined(other)
+    assert (status, findings["tier"]["level"]) == (0, "warning")
+    assert findings["tier"]["found"].startswith(held)
+
+
+def test_a_daemon_that_can_have_no_tier_is_a_problem(
+    session_factory: Factory, served: Session
+) -> None:
+    """`run` says the same."""
+    tiers = [{"mount_point": served.tiers[0], "max_storage_quota": MIB}]
+    other = session_factory(served.source, tiers=tiers)
+    status, findings = examined(other)
+    assert (status, findings["tier"]["level"], findings["daemon"]["level"]) == (1, *["problem"] * 2)
+    assert findings["daemon"]["found"].endswith("none can be started: no tier can be used")
+    done = other.monarch("run", "-q", "--", "true")
+    said = f"no tier can be used: {findings['tier']['found']}; the command reads from the source"
+    assert done.stderr == f"monarch: the daemon did not start: {said}\n"
+
+
+def test_a_tier_that_is_held_by_this_configurations_daemon_of_another_session(
+    served: Session, tmp_path: Path
+) -> None:
+    status, findings = examined(served, MONARCH_SHM=str(tmp_path))
+    assert (status, findings["tier"]["level"]) == (1, "problem")
+    assert served.daemon is not None
+    assert findings["tier"]["found"] == (
+        f"tier {served.tiers[0]} is held by another daemon of this configuration"
+        f" (process {served.daemon.pid}), and goes unused here: set MONARCH_SHM as for that one to"
+        " use it, or end it"
+    )
+
+
+def test_a_daemon_that_is_stopped_is_a_problem_and_its_tiers_are_none(
+    served: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONARCH_SHM", str(served.shm))
+    monkeypatch.setattr("monarch_py.client.ANSWER_LIMIT_S", 0.2)
+    assert served.daemon is not None
+    served.daemon.send_signal(signal.SIGSTOP)
+    try:
+        findings = {finding.what: finding for finding in examine(served.config)}
+    finally:
+        served.daemon.send_signal(signal.SIGCONT)
+    daemon = findings["daemon"]
+    assert (daemon.level, "tier" in findings) == ("problem", False)
+    assert daemon.found.startswith(f"process {served.daemon.pid} does not answer: ")
 
 
 # --- troubles made by replacing a part ----------------------------------------------------------

@@ -71,6 +71,13 @@ def test_other_preloads_are_kept_behind_ours(session: Session, tmp_path: Path) -
     assert lines[0] == f"{LIBRARY}:{other}"
 
 
+def test_the_lines_are_taken_back(session: Session) -> None:
+    ours = f'eval "$(python -m monarch_py env -c {shlex.quote(str(session.config))})" 2>/dev/null\n'
+    back = 'eval "$(python -m monarch_py env --unset 2>/dev/null)"\n'
+    show = f"python -c {shlex.quote(SHOW)}"
+    assert shell(f"{ours}{back}{show}", session) == ["None", "None"]
+
+
 # --- the modulefile -----------------------------------------------------------------------------
 
 # The four commands that it uses, as both module systems understand them.

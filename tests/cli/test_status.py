@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import pty
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ from cli.conftest import FILES, Factory
 from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
 
+from monarch_py.cli import view
 from monarch_py.daemon.report import SCHEMA_VERSION
 from monarch_py.native import Reason
+from monarch_py.units import format_size
 
 PAGE = Path(__file__).parents[2] / "docs" / "status.md"
 ONLY_WITH_OPEN = {"open"}
-ONLY_AFTER_RUN = {"exit_status", "problem"}
+ONLY_AFTER_RUN = {"exit_status", "problem", "run"}
 
 
 def documented(heading: str) -> list[tuple[str, str]]:
@@ -93,7 +97,7 @@ def test_the_report_of_a_run_has_the_documented_fields(session: Session) -> None
     assert set(json.loads(file.read_text())) == fields("The report") - ONLY_WITH_OPEN
 
 
-def test_a_tier_that_is_held_elsewhere_has_the_first_six_fields(
+def test_a_tier_that_is_held_elsewhere_has_the_first_seven_fields(
     session_factory: Factory, served: Session, tmp_path: Path
 ) -> None:
     own = tmp_path / "own"
@@ -101,11 +105,11 @@ def test_a_tier_that_is_held_elsewhere_has_the_first_six_fields(
     tiers = [{"mount_point": path, "max_storage_quota": MIB} for path in (served.tiers[0], own)]
     other = session_factory(served.source, tiers=tiers).start()
     held, fine = of_session(other)["tiers"]
-    assert set(held) == {name for name, _ in documented("Each of `tiers`")[:6]}
+    assert set(held) == {name for name, _ in documented("Each of `tiers`")[:7]}
     assert not held["usable"]
-    assert "is held by process" in held["why"]
+    assert f"is held by the daemon of {served.config} (process " in held["why"]
     assert (fine["usable"], fine["why"]) == (True, "")
-    assert "is held by process" in other.monarch("status").stdout.replace("\n", " ")
+    assert f"\n{held['why']}\n" in other.monarch("status").stdout
 
 
 def test_every_reason_is_documented() -> None:
@@ -168,12 +172,72 @@ def test_a_changed_file_is_counted_as_such(served: Session) -> None:
 def test_the_text_names_tiers_and_sources(served: Session) -> None:
     done = served.monarch("status")
     assert done.returncode == 0
-    words = "".join(done.stdout.split())
-    pid = of_session(served)["pid"]
-    for part in (f"Daemon {pid} (version ", ": serving for ", "Tiers", "Sources", "256 MiB"):
-        assert part.replace(" ", "") in words
-    assert "Opens 3: 0 from copies (0 B), 3 from the source".replace(" ", "") in words
-    assert "Open files" not in done.stdout
+    lines = done.stdout.splitlines()
+    report = of_session(served)
+    pid, used = report["pid"], report["tiers"][0]["used_bytes"]
+    assert re.match(rf"Daemon {pid} \(version \S+\): serving for \d+ s, 0 fills pending", lines[0])
+    # No terminal: plain text, a line for each row, no column without a name or a cell.
+    rows = [re.split(" {2,}", line) for line in lines]
+    assert rows[2:5] == [
+        ["Tiers"],
+        ["mount point", "quota", "used", "full", "copies"],
+        [str(served.tiers[0]), "256 MiB", format_size(used), "0 %", "3"],
+    ]
+    assert rows[6:9] == [
+        ["Sources"],
+        ["source", "files", "size", "with copy", "share"],
+        [str(served.source), "3", "87.9 KiB", "3", "100 %"],
+    ]
+    assert lines[10:] == [
+        "Opens: 3, of which 0 (0 %) of copies and 3 of files without one",
+        f"Read: {lines[11].split()[1]} KiB from the source (87.9 KiB to fill copies,"
+        f" {lines[11].split('copies, ')[1].split(' by')[0]} by programs); 87.9 KiB without Monarch",
+    ]
+    assert all(line == line.rstrip() for line in lines)
+
+
+def on_a_terminal(session: Session, width: int, *words: str) -> str:
+    """What the command prints on a terminal of this width."""
+    controller, terminal = pty.openpty()
+    environment = session.env(preload=False, COLUMNS=str(width), TERM="xterm")
+    with subprocess.Popen(session.command(*words), stdout=terminal, env=environment) as process:
+        os.close(terminal)
+        said = b""
+        with suppress(OSError):  # EIO: it has ended
+            while more := os.read(controller, 65536):
+                said += more
+        os.close(controller)
+        assert process.wait(60) == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", said.decode().replace("\r\n", "\n"))
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_cuts_nothing(served: Session, width: int) -> None:
+    """Paths stand whole, on a line of their own where the table would be too wide."""
+    for words in (["status"], ["status", "--all"], ["status", "--open"]):
+        lines = on_a_terminal(served, width, *words).splitlines()
+        text = " ".join(" ".join(lines).split())
+        paths = [str(served.source), str(served.tiers[0])] if words != ["status", "--all"] else []
+        assert [path for path in paths if path not in lines] == []
+        assert [line for line in lines if len(line) > width and line not in paths] == []
+        assert "256 MiB" in text.replace("\u00a0", " ")
+    assert "No file is open." in text
+
+
+def test_a_daemon_alone_has_its_hosts_name(served: Session) -> None:
+    lines = served.monarch("status", "--all").stdout.splitlines()
+    rows = [re.split(" {2,}", line) for line in lines]
+    assert rows[2][:3] == ["0", socket.gethostname(), "serving"]
+
+
+def test_what_peers_gave_is_not_the_sources() -> None:
+    totals = dict.fromkeys(("opens", "hits", "misses", "bytes_from_tier"), 0)
+    totals |= {"opens": 2200, "hits": 1551, "misses": 649, "bytes_from_source": 81 * MIB}
+    totals |= {"bytes_from_peers": 56 * MIB, "source_bytes_read_by_fills": 24 * MIB}
+    opens, read = view._totals({**totals, "source_bytes_read_by_programs": MIB})
+    assert opens == "Opens: 2200, of which 1551 (70 %) of copies and 649 of files without one"
+    gave = "25 MiB from the source (24 MiB to fill copies, 1 MiB by programs)"
+    assert read == f"Read: {gave}, 56 MiB from other nodes; 81 MiB without Monarch"
 
 
 def test_an_administrators_switch_is_told(session_factory: Factory, source: Path) -> None:

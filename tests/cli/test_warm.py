@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from cli.test_status import fields
 from cli.warming import NO_DAEMON, present, warm
 from support.files import Files
 from support.session import MIB, Session, wait_until
+
+from monarch_py.cli.warm import _Meter
+from monarch_py.tiers import tier_root
+from monarch_py.warm import Progress
 
 
 @pytest.fixture
@@ -94,6 +99,19 @@ def test_directories_that_hold_each_other(session: Session, source: Path) -> Non
     assert done.stdout == "3 files (30 B) filled, 0 (0 B) already there\n"
 
 
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (Progress(), "listing the sources, no file found yet"),
+        (Progress(files=2, there_files=2), "listing the sources, 2 files already there"),
+        (Progress(files=2, there_files=2, complete=True), "2 files already there"),
+        (Progress(complete=True), "no file to copy"),
+    ],
+)
+def test_without_a_file_to_copy_no_share_of_nothing_is_told(progress: Progress, text: str) -> None:
+    assert _Meter().text(progress) == text
+
+
 # --- what means nothing -------------------------------------------------------------------------
 
 
@@ -149,7 +167,56 @@ def test_a_tier_that_is_too_small(session_factory: Factory, source: Path, tmp_pa
         assert done.returncode == 0
         assert done.stdout.startswith(f"{filled} files")
         assert f" filled, {there} (" in done.stdout
-        assert done.stdout.endswith("; 1 (68.4 KiB) stay at the source: 1 no room\n")
+        hint = f"`max_storage_quota: 1MiB` for {tier} holds them all"
+        assert done.stdout.endswith(
+            f"; 1 (68.4 KiB) stay at the source: 1 did not fit into the tiers; {hint}\n"
+        )
+
+
+def test_the_quota_that_is_named_holds_what_did_not_fit(
+    session_factory: Factory, source: Path, tmp_path: Path
+) -> None:
+    """What was named alone: another file that did not fit is left out."""
+    for name in ("large", "other"):
+        (source / name).write_bytes(b"x" * (3 * MIB))
+    (tmp_path / "small").mkdir()
+    tiers = [{"mount_point": tmp_path / "small", "max_storage_quota": MIB}]
+    session = session_factory(source, tiers=tiers, prefetch="none").start()
+    assert "2 did not fit" in warm(session).stdout
+    done = warm(session, source / "large")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 did not fit into the tiers; `max_storage_quota: 4MiB` for" in done.stdout
+    session.stop()
+    session.config.write_text(session.config.read_text().replace(str(MIB), "4MiB"))
+    session.start()
+    done = warm(session, source / "a", source / "b", source / "d", source / "large")
+    assert (done.returncode, "stay at the source" in done.stdout) == (0, False)
+
+
+@pytest.mark.parametrize("has_another", [False, True])
+def test_a_tier_that_was_lost_is_named_where_files_have_no_room(
+    session_factory: Factory, source: Path, tmp_path: Path, has_another: bool
+) -> None:
+    """With another tier that holds them all, nothing is amiss."""
+    tiers = [{"mount_point": tmp_path / "lost", "max_storage_quota": MIB}]
+    if has_another:
+        tiers.append({"mount_point": tmp_path / "other", "max_storage_quota": MIB})
+    for tier in tiers:
+        Path(str(tier["mount_point"])).mkdir()
+    session = session_factory(source, tiers=tiers, prefetch="none").start()
+    assert warm(session).returncode == 0
+    shutil.rmtree(tier_root(session.tiers[0]))
+    first = wait_until(
+        lambda: next((t for t in session.status()["tiers"] if not t["usable"]), None),
+        what="a tier that is given up",
+    )
+    done = warm(session)
+    if has_another:
+        assert (done.returncode, done.stderr, present(session)) == (0, "", len(FILES))
+    else:
+        assert (done.returncode, done.stderr) == (1, f"monarch: {first['why']}\n")
+        assert f"tier {session.tiers[0]} goes unused: its directory was" in done.stderr
+        assert done.stdout.endswith("3 did not fit into the tiers; mend the tiers\n")
 
 
 def test_everything_is_switched_off(session_factory: Factory, source: Path) -> None:
@@ -160,6 +227,28 @@ def test_everything_is_switched_off(session_factory: Factory, source: Path) -> N
     done = warm(session)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
     assert "switched off" in done.stderr
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_was_removed_after_the_scan_is_gone(
+    session: Session, source: Path, is_there: bool
+) -> None:
+    """Whether it had a copy or not; what was not removed is filled."""
+    session.wait_scanned()
+    if is_there:
+        assert warm(session).returncode == 0
+    (source / "b").unlink()
+    shutil.rmtree(source / "d")
+    done = warm(session, source / "b", source / "d/c", source / "a")
+    assert done.returncode == 1
+    gone = "gone: it was removed from the source after the scan; restore it, or leave it out"
+    assert done.stderr == "".join(f"monarch: {source / name}: {gone}\n" for name in ("b", "d/c"))
+    there, filled = (
+        ("1 (68.4 KiB)", "0 files (0 B)") if is_there else ("0 (0 B)", "1 file (68.4 KiB)")
+    )
+    assert done.stdout == f"{filled} filled, {there} already there\n"
+    done = warm(session, source / "d")
+    assert (done.returncode, done.stderr) == (1, f"monarch: {source / 'd'}: {gone}\n")
 
 
 # --- files that are newer than the scan ---------------------------------------------------------
@@ -190,7 +279,99 @@ def test_files_that_the_scan_has_not_met_yet(
     assert session.status()["scanned"]
 
 
+def test_a_directory_that_came_later_is_seen_at_once(session: Session, source: Path) -> None:
+    """Its names and attributes, and its files are served from copies; `warm` is told of what lies
+    above it, which the scan has met."""
+    session.wait_scanned()
+    old = {path: "d" for path in (source, source / "d")}
+    for directory in (source / "new/deep", source / "d/new"):
+        directory.mkdir(parents=True)
+        (directory / "f").write_text("new")
+    (source / "d/g").write_text("new")
+    done = warm(session, *old)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("6 files ")
+    script = """
+import glob, os, sys
+for top, _, files in os.walk(sys.argv[1]):
+    print(top, os.stat(top)[:7], sorted(os.listdir(top)), sorted(glob.glob(top + "/*")))
+    for name in files:
+        path = os.path.join(top, name)
+        print(path, os.stat(path)[:7], os.path.exists(path), open(path).read()[:10])
+"""
+    before = session.totals()["hits"]
+    said = session.python(script, source)
+    assert said == session.python(script, source, preload=False)
+    assert session.totals()["hits"] - before == said.count(" True ") == 6
+
+
 # --- copies that are there ----------------------------------------------------------------------
+
+
+def read_all(session: Session, source: Path, *, preload: bool = True) -> str:
+    """Content and attributes of every file, and what is not there any more."""
+    script = """
+import os, sys
+for name in sys.argv[2:]:
+    try:
+        path = os.path.join(sys.argv[1], name)
+        st = os.stat(path)
+        print(name, st.st_ino, st.st_size, st.st_mtime_ns, open(path).read()[:20])
+    except OSError as error:
+        print(name, error.errno)
+"""
+    return session.python(script, source, "a", "b", "d/c", "d/e", preload=preload)
+
+
+def test_files_that_were_replaced_at_the_source(session: Session, source: Path) -> None:
+    (source / "d/e").write_text("before")
+    assert warm(session).stdout.startswith("4 files ")
+    assert read_all(session, source) == read_all(session, source, preload=False)
+    (source / "fresh").write_text("another b")
+    os.replace(source / "fresh", source / "b")  # by another file
+    (source / "d/c").write_text("other")  # in place, and of the same size
+    (source / "d/e").unlink()
+    done = warm(session)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "2 files (14 B) filled, 2 of them anew (replaced at the source), 1 (68.4 KiB) already there"
+        "; 1 (6 B) stay at the source: 1 changed\n"
+    )
+    hits = session.totals()["hits"]
+    assert read_all(session, source) == read_all(session, source, preload=False)
+    assert session.totals()["hits"] == hits + 3
+    done = warm(session, source / "b", source / "d", "--json")
+    report = json.loads(done.stdout)
+    assert (report["there_files"], report["replaced_files"], report["filled_files"]) == (2, 0, 0)
+
+
+def test_a_file_whose_replacement_was_noticed_before(
+    session_factory: Factory, source: Path
+) -> None:
+    """The daemon has left it to the source; `warm` has it copied again."""
+    session = session_factory(source, prefetch="none", revalidate=1).start()
+    assert warm(session).returncode == 0
+    (source / "fresh").write_text("another b")
+    os.replace(source / "fresh", source / "b")
+
+    def is_noticed() -> bool:
+        read_all(session, source)  # it compares while somebody asks
+        return bool(session.status()["sources"][0]["bypass"].get("changed"))
+
+    wait_until(is_noticed, what="the daemon's comparison", every=0.1)
+    assert warm(session).stdout.startswith("1 file (9 B) filled, ")
+    hits = session.totals()["hits"]
+    assert read_all(session, source) == read_all(session, source, preload=False)
+    assert session.totals()["hits"] == hits + 3
+
+
+def test_a_file_that_a_program_has_changed_stays_at_the_source(
+    session: Session, source: Path
+) -> None:
+    assert warm(session).returncode == 0
+    session.python("import sys; open(sys.argv[1], 'a').write('more')", source / "b")
+    assert "1 changed" in warm(session).stdout
+    assert read_all(session, source) == read_all(session, source, preload=False)
 
 
 def test_copies_of_an_earlier_session_are_there(session_factory: Factory, source: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import Factory
-from cli.warming import NO_DAEMON, present, warm
+from cli.warming import present, warm
 from support.files import Files
 from support.session import MIB, Session, wait_until
 
@@ -83,10 +83,15 @@ def test_an_interrupt_takes_back_what_is_not_begun(
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "")
     assert out.startswith("interrupted; run it again to go on: ")
+    # The engine has one thread, and thus one file in the making; 2,000 were in its queue.
+    assert wanted(session) <= 1
+    at_end = present(session)
+    assert f": {at_end} files (" in out or f": {at_end - 1} files (" in out
     slow.latency(open=0)
     wait_until(lambda: not wanted(session), what="the end of what was begun")
     before = session.status()["sources"][0]
-    assert 5 < before["present"] < before["files"]
+    assert 5 < before["present"] <= at_end + 1
+    assert session.status()["tiers"][0]["files"] == before["present"]
     done = warm(session)
     assert done.returncode == 0
     assert f" filled, {before['present']} (" in done.stdout
@@ -116,6 +121,27 @@ def test_of_large_files_only_a_few_are_begun(
     assert told["filling"] <= 4
 
 
+@pytest.mark.parametrize("prefetch", ["none", "eager"])
+def test_what_others_want_too_is_not_taken_back(
+    session_factory: Factory, slow: SlowSource, prefetch: str
+) -> None:
+    """Another command that did not wait; or all files, by the configuration."""
+    slow.latency(open=0.05)
+    session = session_factory(slow.mountpoint, prefetch=prefetch, shared_tpool_size=1).start()
+    session.wait_scanned()
+    if prefetch == "eager":
+        wait_until(lambda: present(session) > 2, what="the first copies")
+    entries = list(range(session.status()["sources"][0]["files"] + 1))
+    for ticket in ("one", "other") if prefetch == "none" else ("one",):
+        session.client.ask("warm", ticket=ticket, entries=entries)
+    wait_until(lambda: present(session) > 4, what="the first copies")
+    assert session.client.ask("take_back", ticket="one") == {"files": 0}
+    assert present(session) < MANY
+    slow.latency(open=0)
+    wait_until(lambda: present(session) == MANY, what="what others want too")
+    assert session.totals()["fills"] == MANY
+
+
 def test_two_at_once_and_one_of_them_interrupted(
     session_factory: Factory, slow: SlowSource
 ) -> None:
@@ -143,7 +169,7 @@ def test_a_daemon_that_ends_meanwhile(slow_session: Session) -> None:
         slow_session.kill()
         _, err = process.communicate(timeout=30)
     assert process.returncode == 3
-    assert err == NO_DAEMON
+    assert err.startswith("monarch: the daemon of this configuration was killed or crashed")
 
 
 @pytest.mark.parametrize("prefetch", ["on_demand", "none"])

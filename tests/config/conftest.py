@@ -40,6 +40,7 @@ class Site:
         place = f"{self.file}:{line}: {key}: " if key else f"{self.file}:{line}: "
         assert message.startswith(place)
         assert "\n" not in message
+        assert "see below" not in message
         what, _, remedy = message.removeprefix(place).rpartition("; ")
         assert problem in what
         assert mend in remedy

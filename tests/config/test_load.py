@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from config.conftest import Site
 
 MIB = 1 << 20
-DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENTATION = ROOT / "docs" / "configuration.md"
 
 # The smallest configuration; @ stands for the directory of the test.
 SMALLEST = """\
@@ -45,8 +46,9 @@ def test_the_smallest_configuration_has_the_documented_defaults(site: Site) -> N
         sources=(site.source(),),
         tiers=(TierConfig(mount_point=site.root / "ssd", quota_bytes=MIB, kind=disk_kind(site)),),
         block_size_bytes=4 * MIB,
-        copy_threads=4,
-        scan_threads=4,
+        copy_threads=64,
+        min_reads=4,
+        scan_threads=16,
         scan_ops_per_s=None,
         placement="first_fit",
         switch_file=None,
@@ -100,8 +102,8 @@ performance: mine.yaml
     )
     assert config.sources == (first, site.source("pfs2"))
     assert config.tiers == (
-        TierConfig(site.root / "ssd", 2 * MIB, "ram", True, MIB, eviction="planned"),
-        TierConfig(site.root / "ssd2", 10**6, "ssd", persistent=False, block_size_bytes=None),
+        TierConfig(site.root / "ssd", 2 * MIB, "ram", True, eviction="planned"),
+        TierConfig(site.root / "ssd2", 10**6, "ssd", persistent=False),
     )
     assert (config.block_size_bytes, config.copy_threads) == (128 * 1024, 6)
     assert (config.scan_threads, config.scan_ops_per_s) == (256, 5000)
@@ -129,11 +131,12 @@ hierarchy:
 shared_tpool_size: "6"
 """)
     assert config.sources == (site.source(),)
-    assert config.tiers == (
-        TierConfig(site.root / "ssd", MIB, disk_kind(site), block_size_bytes=131072),
-    )
-    assert config.copy_threads == 6
-    assert config.warnings == ()
+    assert config.tiers == (TierConfig(site.root / "ssd", MIB, disk_kind(site)),)
+    assert (config.block_size_bytes, config.copy_threads) == (4 * MIB, 6)
+    # As large as the original reads: of us it would be that of all checksums.
+    (warning,) = config.warnings
+    assert warning.startswith(f"{site.file}:3: hierarchy[0].block_size: ignored: ")
+    assert warning.endswith("write block_size at the top")
 
 
 def test_a_file_of_the_original_code_is_read_with_warnings(site: Site) -> None:
@@ -217,7 +220,7 @@ def test_variables_and_home_are_expanded(
 @pytest.mark.parametrize(("written", "n_bytes"), [("64KiB", 2**16), ("1GiB", 2**30)])
 def test_the_bounds_of_block_sizes_are_allowed(site: Site, written: str, n_bytes: int) -> None:
     config = site.load(SMALLEST + f"  block_size: {written}\nblock_size: {written}\n")
-    assert (config.block_size_bytes, config.tiers[0].block_size_bytes) == (n_bytes, n_bytes)
+    assert config.block_size_bytes == n_bytes
 
 
 def test_the_bounds_of_file_sizes_may_be_equal(site: Site) -> None:
@@ -274,6 +277,20 @@ def test_a_type_that_the_disk_contradicts_is_kept_and_warned_of(
     assert words in warning
 
 
+@pytest.mark.parametrize(("quota", "warned"), [(1, True), (4095, True), (4096, False)])
+def test_a_quota_below_one_block_is_warned_of(
+    site: Site, monkeypatch: pytest.MonkeyPatch, quota: int, warned: bool
+) -> None:
+    monkeypatch.setattr(_disk, "block_bytes", lambda _: 4096)
+    config = site.load(
+        f"sources: [@/pfs]\nhierarchy:\n- mount_point: @/ssd\n  max_storage_quota: {quota}\n"
+    )
+    assert len(config.warnings) == warned
+    for warning in config.warnings:
+        assert warning.startswith(f"{site.file}:4: hierarchy[0].max_storage_quota: ")
+        assert "has no room for any copy, which takes 4 KiB or more" in warning
+
+
 def test_a_file_system_without_a_bound_takes_any_quota(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +310,33 @@ def test_the_documentation_names_every_key(table: Table) -> None:
     assert [name for name in table.names() if f"`{name}`" not in text] == []
 
 
-EXAMPLES = re.findall(r"```yaml\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What a fragment leaves out.
+NEEDED = {
+    "sources": "sources: [/pfs/imagenet]\n",
+    "hierarchy": "hierarchy: [{mount_point: /local/me, max_storage_quota: 1GiB}]\n",
+}
+
+
+def examples() -> list[str]:
+    """The configurations of all pages; pieces of one are made whole."""
+    found = []
+    for page in PAGES:
+        for text in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+            if re.search(r"^( *hierarchy|staging|peers|source_limits|plan):", text, re.M):
+                of_original = "prefix:" in text or "block_size: max" in text
+                missing = [] if of_original else [k for k in NEEDED if f"\n{k}:" not in f"\n{text}"]
+                found.append(text + "".join(NEEDED[name] for name in missing))
+    return found
+
+
+EXAMPLES = examples()
+
+
+def test_all_examples_are_found() -> None:
+    """The page of the keys has five; README, plan.md and nodes.md have others."""
+    assert len(EXAMPLES) >= 9
+    assert sum("staging:" in example for example in EXAMPLES) >= 1
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -305,9 +348,20 @@ def test_the_examples_of_the_documentation_work(
     here = re.sub(r"(?<![\w@$}*])/(pfs|dev/shm|local|etc)\b", r"@/\1", example)
     for path in re.findall(r"@(/[\w$/-]+)", here):
         (site.root / path[1:].replace("$USER", "me")).mkdir(parents=True, exist_ok=True)
+    (site.root / "plan.npz").touch()
     config = site.load(here)
     assert config.sources
     assert config.tiers
+
+
+def test_a_staging_area_is_in_shared_memory_by_default(site: Site) -> None:
+    staging = site.load(SMALLEST + "staging: {max_storage_quota: 1MiB}\n").staging
+    assert staging == TierConfig(Path("/dev/shm"), MIB, "ram")
+
+
+def test_a_source_by_itself_is_a_list_of_one(site: Site) -> None:
+    alone = site.load(SMALLEST.replace("[@/pfs]", "@/pfs"))
+    assert alone.sources == site.load(SMALLEST).sources
 
 
 def test_the_daemon_does_not_pay_for_what_it_does_not_need() -> None:

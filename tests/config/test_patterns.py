@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
+from config.backtracking import glob_to_regex
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_py.config import patterns
 from monarch_py.config.patterns import PathFilter
 
 MATCHES = [
@@ -133,3 +136,73 @@ def test_an_escaped_name_matches_itself(path: str) -> None:
     if literal not in (".", ".."):
         assert PathFilter([literal]).matches(path)
         assert not PathFilter([literal]).matches(path + "x")
+
+
+# --- the automaton ------------------------------------------------------------------------------
+
+# Every kind of step beside the others, with few characters, so that most paths match something.
+STEP = st.sampled_from(
+    [
+        "a",
+        "b",
+        "-",
+        "*",
+        "**",
+        "**/",
+        "?",
+        "[ab]",
+        "[!a]",
+        "[^b-]",
+        "[]a]",
+        "[a-c]",
+        r"\*",
+        r"\a",
+        "/",
+    ]
+)
+ANY_GLOB = st.lists(STEP, min_size=1, max_size=7).map("".join)
+ANY_PATH = st.lists(st.text("abc-]*.\n", min_size=1, max_size=4), min_size=1, max_size=4).map(
+    "/".join
+)
+
+
+def is_refused(glob: str) -> bool:
+    try:
+        patterns.check_glob(glob)
+    except ValueError:
+        return True
+    return False
+
+
+@given(
+    globs=st.lists(ANY_GLOB.filter(lambda glob: not is_refused(glob)), min_size=1, max_size=3),
+    paths=st.lists(ANY_PATH, min_size=1, max_size=8),
+)
+def test_the_automaton_agrees_with_a_regular_expression(globs: list[str], paths: list[str]) -> None:
+    """One filter for all paths: what it has found out for one holds for the next."""
+    regex = re.compile("|".join(f"(?:{glob_to_regex(glob)})" for glob in globs), re.DOTALL)
+    chosen = PathFilter(exclude=globs)
+    assert [chosen.matches(path) for path in paths] == [not regex.fullmatch(path) for path in paths]
+
+
+@given(
+    glob=ANY_GLOB.filter(lambda glob: not is_refused(glob)), paths=st.lists(ANY_PATH, min_size=5)
+)
+def test_what_was_forgotten_is_found_out_again(glob: str, paths: list[str]) -> None:
+    expected = [PathFilter(exclude=[glob]).matches(path) for path in paths]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patterns, "_MOST_TRANSITIONS", 3)
+        forgetful = PathFilter(exclude=[glob])
+        assert [forgetful.matches(path) for path in paths] == expected
+
+
+@pytest.mark.parametrize(
+    "glob", ["*a*a*a*a*a*b", "**a**a**a**a/b", "x/**/*a*a*a*a*b", "*?*?*?*?*?*b"]
+)
+def test_many_stars_over_long_names_take_no_time(glob: str) -> None:
+    """A regular expression needs some 200**5 steps for one of these names."""
+    chosen = PathFilter([glob])
+    names = ["x/" + "a" * 200 + str(number) for number in range(200)]
+    began = time.process_time()
+    assert not any(chosen.matches(name) for name in names)
+    assert time.process_time() - began < 2

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from monarch_py.units import parse_size
+
 if TYPE_CHECKING:
     from config.conftest import Site
 
@@ -42,7 +44,7 @@ REFUSED = {
         3,
         "hierarchy[0].mount_point",
         "'ssd' is not an absolute path",
-        "beginning with '/'",
+        "/ssd', if you mean that",
     ),
     "path that no system has": (
         SMALLEST.replace("@/ssd", r'"/a\0"'),
@@ -93,12 +95,47 @@ REFUSED = {
         "No such file or directory",
         "create the directory",
     ),
+    "tier that the kernel shows": (
+        SMALLEST.replace("@/ssd", "/proc"),
+        3,
+        "hierarchy[0].mount_point",
+        "'/proc' is on proc, where no copy can be written",
+        "choose a directory",
+    ),
+    "staging area that the kernel shows": (
+        SMALLEST + "staging: {max_storage_quota: 1MiB, mount_point: /proc}\n",
+        5,
+        "staging.mount_point",
+        "'/proc' is on proc, where no copy can be written",
+        "choose a directory",
+    ),
+    "name that is too long": (
+        SMALLEST.replace("@/ssd", "@/" + "x" * 300),
+        3,
+        "hierarchy[0].mount_point",
+        "File name too long",
+        "correct the path",
+    ),
+    "plan whose name is too long": (
+        SMALLEST + f"plan: {'x' * 300}\n",
+        5,
+        "plan",
+        "is not a file",
+        "monarch plan make",
+    ),
+    "switch that is always there": (
+        SMALLEST + "switch_file: @/pfs\n",
+        5,
+        "switch_file",
+        "is a directory, which would switch everything off for good",
+        "name a file in it",
+    ),
     "missing source": (
         SMALLEST.replace("@/pfs", "@/none"),
         1,
         "sources[0]",
         "No such file or directory",
-        "create the directory",
+        "is the file system mounted here?",
     ),
     "tier not a directory": (
         SMALLEST.replace("@/ssd", "@/file"),
@@ -112,7 +149,7 @@ REFUSED = {
         1,
         "sources[0]",
         "file' is not a directory",
-        "correct the path",
+        "is the file system mounted here?",
     ),
     "two tiers on one path": (
         SMALLEST + "- mount_point: @/link\n  max_storage_quota: 1\n",
@@ -180,7 +217,10 @@ def test_a_quota_may_be_the_whole_disk_but_no_more(site: Site) -> None:
     assert site.load(SMALLEST.replace("1MiB", str(capacity))).tiers[0].quota_bytes == capacity
     message = site.refusal(SMALLEST.replace("1MiB", str(capacity + 1)))
     assert message.startswith(f"{site.file}:4: hierarchy[0].max_storage_quota: ")
-    assert message.endswith(f"; write at most {capacity}")
+    # In whole units: people write those.
+    at_most = message.rpartition("; write at most ")[2]
+    assert capacity * 0.9 < parse_size(at_most) <= capacity
+    assert at_most.endswith("iB")
 
 
 def test_a_tier_that_cannot_be_written_to_is_refused(site: Site, read_only: Path) -> None:
@@ -217,6 +257,34 @@ def test_a_tier_path_that_is_too_long_is_refused(site: Site) -> None:
         f"{site.file}:3: hierarchy[0].mount_point: the path has 181 bytes;"
         " choose one of at most 180"
     )
+
+
+def test_a_switch_file_that_is_too_long_is_refused(site: Site) -> None:
+    fits = "/" + "x" * 238
+    assert site.load(f"{SMALLEST}switch_file: {fits}\n").switch_file == Path(fits)
+    for n_bytes in (240, 1200):
+        message = site.refusal(f"{SMALLEST}switch_file: /{'x' * (n_bytes - 1)}\n")
+        assert message == (
+            f"{site.file}:5: switch_file: the path has {n_bytes} bytes; choose one of at most 239"
+        )
+
+
+@pytest.mark.parametrize("by_link", [False, True])
+def test_a_source_path_that_is_too_long_is_refused(site: Site, by_link: bool) -> None:
+    def directory(n_bytes: int) -> Path:
+        path, part = site.root / f"long{n_bytes}", "/" + "d" * 199
+        while len(os.fsencode(path)) + 220 < n_bytes:
+            path = Path(f"{path}{part}")
+        path /= "e" * (n_bytes - len(os.fsencode(path)) - 1)
+        path.mkdir(parents=True)
+        return path
+
+    assert site.load(SMALLEST.replace("@/pfs", str(directory(1023))))
+    long = directory(1024)
+    if by_link:
+        (site.root / "short").symlink_to(long)
+    message = site.refusal(SMALLEST.replace("@/pfs", "@/short" if by_link else str(long)))
+    assert message.endswith("the path has 1024 bytes; choose one of at most 1023")
 
 
 # --- the staging area ---------------------------------------------------------------------------

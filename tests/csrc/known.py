@@ -35,6 +35,9 @@ class Known:
         lib.monarch_catalog_init(self._memory, 1, CAPACITY, POOL)
         self.c: Any = ffi.cast("struct monarch_catalog *", self._memory)
         self.control: Any = ffi.new("struct monarch_control *")
+        self._writer = ffi.gc(lib.monarch_writer_new(), lib.monarch_writer_free)
+        generation = ffi.addressof(self.control, "generation")
+        assert lib.monarch_catalog_move(self._writer, self.c, generation) == 0
         self.clients: Any = ffi.new("struct monarch_clients *")
         self.control.sources = len(roots)
         for i, root in enumerate(roots):
@@ -61,12 +64,14 @@ class Known:
                 lib.monarch_batch_free(batch)
         error = ffi.new("int *")
         assert lib.monarch_scan_errors(scan, error) == 0, os.strerror(error[0])
-        lib.monarch_scan_stop(scan)
+        lib.monarch_scan_stop(scan, 60000)
         os.close(fd)
 
     def _add(self, batch: Any) -> None:
         ids, added = ffi.new("uint64_t[]", int(batch.count)), ffi.new("uint64_t *")
-        taken = lib.monarch_catalog_add(self.c, batch.entries, batch.count, batch.pool, ids, added)
+        taken = lib.monarch_catalog_add(
+            self._writer, batch.entries, batch.count, batch.pool, ids, added
+        )
         assert taken == batch.count >= added[0]  # directories come twice
 
     def find(self, path: bytes, source: int = 0) -> int:

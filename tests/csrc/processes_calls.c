@@ -2,6 +2,7 @@
 #include "processes.h"
 
 #include <dirent.h>
+#include <limits.h>
 #include <linux/fs.h>
 #include <sched.h>
 #include <spawn.h>
@@ -112,6 +113,7 @@ static struct statfs stfs;
 static struct statvfs stvfs;
 ssize_t __readlink_chk(const char *path, char *target, size_t n, size_t size);
 ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t n, size_t size);
+char *__realpath_chk(const char *path, char *resolved, size_t size);
 static char target[100];
 CALL(access, access(path, F_OK))
 CALL(access_read, access(path, R_OK))
@@ -125,6 +127,31 @@ CALL(readlink, readlink(path, target, sizeof target))
 CALL(readlinkat, readlinkat(dir, path, target, 3))
 CALL(readlink_chk, __readlink_chk(path, target, sizeof target, sizeof target))
 CALL(readlinkat_chk, __readlinkat_chk(dir, path, target, 1, sizeof target))
+static char resolved[PATH_MAX];
+/* A success of libc's leaves the error of a readlink behind. */
+static long is_resolved(const char *name, int old_errno) {
+    if (name)
+        errno = old_errno;
+    return name ? 0 : -1;
+}
+static long is_canonical(const char *path) {
+    int old_errno = errno;
+    char *name = canonicalize_file_name(path);
+    long r = is_resolved(name, old_errno);
+    free(name);
+    return r;
+}
+static long is_real(const char *path) {
+    int old_errno = errno;
+    return is_resolved(realpath(path, resolved), old_errno);
+}
+static long is_real_checked(const char *path) {
+    int old_errno = errno;
+    return is_resolved(__realpath_chk(path, resolved, sizeof resolved), old_errno);
+}
+CALL(realpath, is_real(path))
+CALL(realpath_chk, is_real_checked(path))
+CALL(canonicalize_file_name, is_canonical(path))
 CALL(statfs, statfs(path, &stfs))
 CALL(statfs64, statfs64(path, (void *)&stfs))
 CALL(statvfs, statvfs(path, &stvfs))
@@ -405,6 +432,9 @@ const struct call calls[] = {
     {"readlinkat", LOOKS, 1, call_readlinkat},
     {"__readlink_chk", LOOKS, 0, call_readlink_chk},
     {"__readlinkat_chk", LOOKS, 1, call_readlinkat_chk},
+    {"realpath", LOOKS, 0, call_realpath},
+    {"__realpath_chk", LOOKS, 0, call_realpath_chk},
+    {"canonicalize_file_name", LOOKS, 0, call_canonicalize_file_name},
     {"statfs", LOOKS, 0, call_statfs},
     {"statfs64", LOOKS, 0, call_statfs64},
     {"statvfs", LOOKS, 0, call_statvfs},

@@ -141,6 +141,60 @@ static void op_mount_in_child(void) {
     look("parent");
 }
 
+static _Alignas(16) char stack[256 << 10];
+
+static pid_t cloned(int (*run)(void *), int flags) {
+    fflush(stdout);
+    pid_t child = clone(run, stack + sizeof stack, flags | SIGCHLD, NULL);
+    CHECK(child > 0);
+    return child;
+}
+
+static int run_in_own_mounts(void *unused) {
+    (void)unused;
+    CHECK(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
+    hide(out("other"), source_of(here));
+    look("child");
+    fflush(stdout);
+    return 0;
+}
+
+static void op_mount_in_clone(void) {
+    look("before");
+    reap("child", cloned(run_in_own_mounts, CLONE_NEWNS));
+    look("parent");
+}
+
+static int to_child[2], to_parent[2];
+
+static void hand_over(const int *to) { CHECK(write(to[1], "", 1) == 1); }
+
+static void await_turn(const int *to) {
+    char byte;
+    CHECK(read(to[0], &byte, 1) == 1);
+}
+
+/* Nothing tells the parent's memory from the child's, and one of them has another root. */
+static int run_in_own_root(void *unused) {
+    (void)unused;
+    CHECK(chroot(out("root")) == 0 && chdir("/") == 0);
+    hand_over(to_parent);
+    await_turn(to_child);
+    look("child");
+    return 0;
+}
+
+static void op_chroot_in_clone(void) {
+    look("before");
+    CHECK(pipe(to_child) == 0 && pipe(to_parent) == 0);
+    pid_t child = cloned(run_in_own_root, CLONE_VM);
+    await_turn(to_parent);
+    look("parent");
+    hand_over(to_child);
+    reap("child", child);
+    look("parent");
+}
+
 static void op_setns(void) {
     int ours = open("/proc/self/ns/mnt", O_RDONLY);
     own_mounts();
@@ -269,6 +323,8 @@ const struct process_case of_place[] = {
     {"mount_over_directory_and_exec", op_mount_over_directory_and_exec},
     {"mount_over_file", op_mount_over_file},
     {"mount_in_child", op_mount_in_child},
+    {"mount_in_clone", op_mount_in_clone},
+    {"chroot_in_clone", op_chroot_in_clone},
     {"setns", op_setns},
     {"other_user", op_other_user},
     {"other_user_for_a_while", op_other_user_for_a_while},

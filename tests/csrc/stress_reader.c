@@ -99,7 +99,9 @@ static void read_mapped(int fd, unsigned k) {
     char *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     CHECK(map != MAP_FAILED);
     check_bytes(k, 0, 0, map, size);
-    CHECK(munmap(map, size) == 0);
+    /* All of the last page: ThreadSanitizer remembers accesses to a part that is left, and takes
+     * them for others to what the library maps there, which it does not see. */
+    CHECK(munmap(map, (size + 4095) / 4096 * 4096) == 0);
 }
 
 /* By its name in /proc, which is the copy's name when a copy is open. */

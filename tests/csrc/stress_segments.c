@@ -8,7 +8,7 @@
  */
 
 /* Its functions that judge a segment are its own. */
-#include "session.c"
+#include "segments.c"
 
 #include "native.h"
 #include "path.h"
@@ -80,23 +80,26 @@ static void scan_root(void) {
     catalog = calloc(1, monarch_catalog_bytes(600, 1 << 15));
     CHECK(clients && catalog);
     monarch_catalog_init(catalog, 1, 600, 1 << 15);
+    struct monarch_writer *writer = monarch_writer_new();
+    CHECK(writer && monarch_catalog_move(writer, catalog, &control_of_root.generation) == 0);
     struct monarch_scan *s = monarch_scan_start(root, 0, 1, 0, &clients->doorbell);
     while (!finished) {
         struct monarch_batch *b = monarch_scan_take(s, &finished);
         uint64_t ids[1024], added = 0;
         if (b)
-            CHECK(b->count <= 1024 && monarch_catalog_add(catalog, b->entries, b->count, b->pool,
+            CHECK(b->count <= 1024 && monarch_catalog_add(writer, b->entries, b->count, b->pool,
                                                           ids, &added) == b->count);
         monarch_batch_free(b);
     }
-    monarch_scan_stop(s);
+    monarch_scan_stop(s, 60000);
     close(root);
     CHECK(catalog->count >= FILES);
     for (uint64_t id = 0; id < 200; id++) {
         uint64_t word = monarch_word(MONARCH_PRESENT, 0, id % 3, id + 1), ino = 5000 + id, sum = id;
         if (monarch_entries(catalog)[id].kind == MONARCH_FILE)
-            CHECK(monarch_publish(catalog, 1, &id, &word, &ino, &sum, NULL) == 0);
+            CHECK(monarch_publish(writer, 1, &id, &word, &ino, &sum, NULL) == 0);
     }
+    monarch_writer_free(writer);
 }
 
 /* --- paths ------------------------------------------------------------------------------------ */
@@ -236,7 +239,7 @@ static uint64_t headers(void) {
             uint64_t word = any_number();
             memcpy((char *)k + any(any(2) ? 90 : sizeof *k - 8), &word, 8);
         }
-        if (control_is_usable(k, any(10) ? sizeof *k : any(sizeof *k))) {
+        if (monarch_control_is_usable(k, any(10) ? sizeof *k : any(sizeof *k))) {
             const char *rel;
             sound++;
             monarch_prefix(k, root_path, strlen(root_path), &rel);

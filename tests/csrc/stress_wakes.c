@@ -25,6 +25,8 @@
 #define RANKS 4 /* of readers; 0 is of none */
 
 static int root, copies, copied[FILES];
+static struct monarch_control control;
+static struct monarch_writer *writer;
 static struct monarch_catalog *catalog;
 static struct monarch_clients *clients;
 static struct monarch_fills *fills;
@@ -50,7 +52,9 @@ static struct monarch_peer_link *reach(void *arg, uint32_t *status) {
     return NULL;
 }
 
-static void hear(void *arg, uint32_t status) { (void)arg, (void)status; }
+static void hear(void *arg, uint32_t status, uint64_t began_ns) {
+    (void)arg, (void)status, (void)began_ns;
+}
 
 static uint64_t deadline(void) { return monarch_now_ns() + LIMIT_MS * 1000000ULL; }
 
@@ -68,10 +72,12 @@ static void add_files(void) {
     catalog = calloc(1, monarch_catalog_bytes(FILES, FILES * 64));
     CHECK(catalog);
     monarch_catalog_init(catalog, 1, FILES, FILES * 64);
+    writer = monarch_writer_new();
+    CHECK(writer && monarch_catalog_move(writer, catalog, &control.generation) == 0);
     for (unsigned k = 0; k < FILES; k++) {
         CHECK(monarch_stat_entry(root, 0, name_of(k, name), &e, target, sizeof target) == 0);
         e.path_len = (uint16_t)strlen(name);
-        CHECK(monarch_catalog_add(catalog, &e, 1, name, &ids[k], &added) == 1);
+        CHECK(monarch_catalog_add(writer, &e, 1, name, &ids[k], &added) == 1);
     }
     CHECK(added == FILES);
 }
@@ -102,8 +108,7 @@ static void take(const struct monarch_result *r) {
     for (unsigned k = 0; k < FILES; k++)
         if (ids[k] == id)
             copied[k] = is_there;
-    monarch_set_words(catalog, 1, &id, &word);
-    monarch_free(r->block_sums);
+    monarch_set_words(writer, 1, &id, &word);
 }
 
 static uint64_t pending(void) {
@@ -134,15 +139,20 @@ static void order_fill(unsigned k, int by_peer) {
             somebody[MONARCH_ASKED] = {(int32_t)below(&rng, PEERS), -1};
     uint32_t tier = 0;
     number = next_copy++;
-    monarch_set_words(catalog, 1, &id, &word);
+    monarch_set_words(writer, 1, &id, &word);
     CHECK(monarch_engine_submit(engine, catalog, MONARCH_FILL, (int)below(&rng, 2), 1, &id, &tier,
                                 &number, NULL, by_peer ? somebody : nobody) == 1);
+}
+
+/* The engine may be publishing the copy. */
+static uint64_t word_of(unsigned k) {
+    return __atomic_load_n(&monarch_entries(catalog)[ids[k]].word, __ATOMIC_ACQUIRE);
 }
 
 /* Some of what is there, while others are filled. */
 static void page_in(unsigned first) {
     for (unsigned k = first; k < FILES && paging < 8; k++) {
-        uint64_t word = monarch_entries(catalog)[ids[k]].word, copy = MONARCH_WORD_COPY(word);
+        uint64_t word = word_of(k), copy = MONARCH_WORD_COPY(word);
         uint32_t tier = 0;
         if (MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
             continue;
@@ -155,7 +165,7 @@ static void page_in(unsigned first) {
 static void drop_all(void) {
     for (unsigned k = 0; k < FILES; k++)
         if (copied[k]) {
-            uint64_t copy = MONARCH_WORD_COPY(monarch_entries(catalog)[ids[k]].word);
+            uint64_t copy = MONARCH_WORD_COPY(word_of(k));
             uint64_t size = monarch_entries(catalog)[ids[k]].size;
             uint32_t tier = 0;
             CHECK(monarch_engine_drop(engine, 1, &ids[k], &tier, &copy, &size) == 1);
@@ -176,12 +186,12 @@ static void work_round(int number) {
     unsigned first = (unsigned)below(&rng, FILES);
     unsigned n = number % 50 == 49 ? FILES : 1 + (unsigned)below(&rng, 4);
     if (below(&rng, 4) == 0)
-        monarch_engine_width(engine, 1 + (int)below(&rng, THREADS));
+        monarch_engine_width(engine, 1 + (int)below(&rng, THREADS), (int)below(&rng, 2));
     if (below(&rng, 4) == 0)
         share_out();
     for (unsigned i = 0; i < n; i++) {
         unsigned k = below(&rng, 8) == 0 && !copied[7] ? 7 : (first + i) % FILES; /* 7: large */
-        if (MONARCH_WORD_STATE(monarch_entries(catalog)[ids[k]].word) != MONARCH_ABSENT)
+        if (MONARCH_WORD_STATE(word_of(k)) != MONARCH_ABSENT)
             continue;
         if (below(&rng, 8) == 0)
             demand_of(ids[k]);
@@ -195,7 +205,7 @@ static void work_round(int number) {
     finish();
     page_in(first);
     unsigned other = first ? first - 1 : FILES - 1;
-    if (MONARCH_WORD_STATE(monarch_entries(catalog)[ids[other]].word) == MONARCH_ABSENT)
+    if (MONARCH_WORD_STATE(word_of(other)) == MONARCH_ABSENT)
         order_fill(other, 0);
     finish();
     drop_all();
@@ -212,7 +222,7 @@ static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t 
         asked[i][0] = peer;
         asked[i][1] = -1;
         uint64_t word = monarch_word(MONARCH_FILLING, 0, 0, numbers[i]);
-        monarch_set_words(catalog, 1, &some[i], &word);
+        monarch_set_words(writer, 1, &some[i], &word);
     }
     CHECK(monarch_engine_submit(engine, catalog, MONARCH_FILL, 0, count, some, tiers, numbers, NULL,
                                 asked[0]) == (int)count);
@@ -298,6 +308,8 @@ static void ping_pong(void) {
 static void start(int threads, int peer_threads) {
     engine = monarch_engine_start(threads, 1, peer_threads, BLOCK, clients, fills);
     CHECK(engine);
+    monarch_engine_publish(engine, writer, &control);
+    monarch_engine_await(engine, 1);
     monarch_engine_source(engine, 0, root);
     monarch_engine_tier(engine, 0, copies);
 }
@@ -329,13 +341,14 @@ int main(int argc, char **argv) {
     order_at_once(100, 2 * PEERS, 0, 0);
     await(0, 1, SHARE);
     let_go();
-    monarch_engine_stop(engine); /* with orders that wait for their peer's turn */
+    monarch_engine_stop(engine, 60000); /* with orders that wait for their peer's turn */
     for (unsigned i = 0; i < PEERS; i++)
         monarch_peer_free(peers[i]);
     start(1, 0);
     ping_pong();
-    monarch_engine_stop(engine);
+    monarch_engine_stop(engine, 60000);
     printf("%llu %llu\n", (unsigned long long)demanded, (unsigned long long)read_ahead);
+    monarch_writer_free(writer);
     free(catalog);
     free(fills);
     free(clients);

@@ -185,7 +185,7 @@ def test_torch_load_with_mmap(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
     """Its mappings are private and writable: they stay where they are."""
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
     torch.save({"a": torch.arange(3 * MIB)}, source.backing / "tensors")
     session = session_factory(source.mountpoint, promote_mappings=True, preload=library).start()
     session.wait_scanned()

@@ -277,6 +277,24 @@ def test_a_path_too_long_for_the_kernel_gives_no_entry(tree: Tree, filler: str) 
         assert (kernel >= 0) == (len(path) < 4096)
 
 
+def test_a_link_whose_target_is_as_long_as_there_is_room(tmp_path: Path) -> None:
+    """Its target, and what is behind it, lie in one buffer with the way to it."""
+    root = Path(os.path.realpath(tmp_path)) / "r"
+    (root / "d" / "a").mkdir(parents=True)
+    (root / "d" / "a" / "f").touch()
+    lengths = range(4090 - len(f"{root}/d") - 20, 4096)
+    for n in lengths:
+        dots = "./" * ((n - 1) // 2) + ("/" if n % 2 == 0 else "")
+        (root / "d" / str(n)).symlink_to(dots + "a")
+    known = Known(root)
+    file, found = known.find(b"d/a/f"), {}
+    for n in lengths:
+        found[n] = known.resolve(os.fsencode(f"{root}/d/{n}/f")).entry
+    longest = max(n for n in lengths if found[n] == file)
+    assert all(found[n] == (file if n <= longest else OUTSIDE) for n in lengths)
+    assert longest == 4096 - len(f"{root}/d") - len("/f") - 3
+
+
 def test_what_changed_is_no_longer_walked_through(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     root = os.fsencode(tree.root)

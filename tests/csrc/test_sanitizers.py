@@ -37,7 +37,7 @@ OPTIONS = {
 }
 REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitizer|Sanitizer:DEADLY")
 # A program that hangs is ended, and fails the test, well before the test's own limit [s].
-RUN_LIMIT_S = 60
+RUN_LIMIT_S = 150
 WARNINGS = ("-Wall", "-Wextra", "-Werror=implicit-function-declaration")
 SEED = 20220822
 # Which program needs which files of csrc besides its own.
@@ -48,8 +48,8 @@ PROGRAMS: dict[str, Sequence[str]] = {
     "mappings": [name for name in PRELOAD if name != "preload/demand.c"],
     "engine": NATIVE,
     "wakes": NATIVE,
-    # It includes session.c, to reach the functions that judge a segment.
-    "segments": sorted({*PRELOAD, *NATIVE} - {"preload/session.c"}),
+    # It includes segments.c, to reach the functions that judge a segment.
+    "segments": sorted({*PRELOAD, *NATIVE} - {"preload/segments.c"}),
 }
 
 
@@ -142,12 +142,16 @@ def build_all(sanitizer: str, directory: Path) -> Built:
     flags = flags_of(sanitizer)
     compiled = [flag for flag in PRELOAD_FLAGS if not flag.startswith("-Wl,")]
 
+    def object_of(name: str) -> Path:
+        """Files of two rooms may have one name."""
+        return directory / f"{name.replace('/', '-')}.o"
+
     def compile_one(name: str) -> None:
-        out = directory / f"{Path(name).stem}.o"
+        out = object_of(name)
         cc("-O1", "-g", "-c", *WARNINGS, *INCLUDES, *compiled, *flags, "-o", out, CSRC / name)
 
     def build_one(name: str) -> None:
-        objects = [directory / f"{Path(part).stem}.o" for part in PROGRAMS[name]]
+        objects = [object_of(part) for part in PROGRAMS[name]]
         sources = [HERE / f"stress_{name}.c", *objects]
         # Which the files of csrc say for themselves.
         own = ["-U_GNU_SOURCE", "-DINSIDE"] if name in {"segments", "mappings"} else []
@@ -335,8 +339,7 @@ def test_engine_scanner_and_catalog(built: Built, tmp_path: Path) -> None:
         tier = mounts.tmpfs("tier", 4 * MIB)
         counts = [int(word) for word in built.check("engine", source, tier).split()]
     statuses, present = dict(zip(JobStatus, counts, strict=False)), counts[-1]
-    never = {JobStatus.ABANDONED}  # such results are not told: whoever stops is not interested
-    assert [status for status, count in statuses.items() if not count] == list(never)
+    assert [status for status, count in statuses.items() if not count] == []
     assert present > 100, "the lookers found hardly any copy"
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.files import Files
 from support.session import Session
 
@@ -15,6 +17,10 @@ from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import DistributedSampler
 
+# For tests that call `train`.
+needs_torch = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install '.[torch]'"
+)
 TRAIN = Path(__file__).parent / "programs" / "train_planned.py"
 
 

@@ -4,6 +4,7 @@ found, a wrong plan is dropped and a right one stays."""
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -301,7 +302,7 @@ def test_why_a_plan_is_dropped() -> None:
         if course.state == "dropped":
             break
     assert opened <= 100
-    words = course.why.split()
-    last, others = int(words[3]), int(words[8])
-    assert words[:3] == ["of", "the", "last"]
+    numbers = re.match(r"(\d+) of the last (\d+) files", course.why)
+    assert numbers is not None, course.why
+    others, last = map(int, numbers.groups())
     assert last / 2 < others <= last <= opened

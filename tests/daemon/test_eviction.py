@@ -48,8 +48,8 @@ class Training:
     def tier(self) -> dict[str, Any]:
         return dict(self.session.status()["tiers"][0])
 
-    def reader(self, epoch: int) -> Reader:
-        root, order = self.source.mountpoint, self.orders[epoch]
+    def reader(self, epoch: int, first: int = 0, count: int = HALF) -> Reader:
+        root, order = self.source.mountpoint, self.orders[epoch][first : first + count]
         return Reader(self._program, self.session, "read", MIB, 1, root, order)
 
     def run(self, first: int, last: int) -> None:
@@ -59,6 +59,16 @@ class Training:
                 reader.end()
             # The last ones are only known to have been made when all of them were seen.
             self.wait_position((epoch + 1) * HALF - HALF // 2)
+
+    def run_in_step(self, first: int, last: int) -> None:
+        """The same, without outrunning the daemon of a busy machine."""
+        part = WINDOW // 2
+        for epoch in range(first, last):
+            for at in range(0, HALF, part):
+                with self.reader(epoch, at, part) as reader:
+                    reader.end()
+                self.wait_position(epoch * HALF + at + part - HALF // 2)
+                self.session.wait_idle()
 
     def wait_position(self, least: int) -> None:
         wait_until(lambda: self.plan["position"] >= least, what="the plan's progress")
@@ -104,6 +114,9 @@ def make(
             tiers=[{**tier, **more}],
             staging=staging,
             plan=str(plan),
+            # Of files that are used no more those go first that the scan met first: the last ones
+            # may stay to the end.
+            scan_threads=1,
         )
         source.rate(0)
         source.latency(open=0, read=0)
@@ -124,14 +137,16 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
         training = make(eviction)
         place = training.session.tiers[0]
         with QuotaWatch(place) as watch:
-            training.run(0, EPOCHS - 1)
+            training.run_in_step(0, EPOCHS - 1)
             assert training.tier["evicted"] == 0, "everything is used again"
-            training.run(EPOCHS - 1, 2 * EPOCHS)
+            training.run_in_step(EPOCHS - 1, 2 * EPOCHS)
             training.session.wait_idle()
         assert watch.most_bytes <= training.tier["quota_bytes"]
         read[eviction] = training.source.counts()["bytes_read"]
         if eviction == "planned":
-            assert HALF - 2 * WINDOW <= training.tier["evicted"] <= HALF
+            # One window less for what the area holds, one for the room that the quota has left, one
+            # for what was fetched ahead before it was known that it is used again.
+            assert HALF - 3 * WINDOW <= training.tier["evicted"] <= HALF
         else:
             assert training.tier["evicted"] == 0
         assert training.plan["others"] == 0
@@ -140,7 +155,8 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
     # Once everything, and twice what the area had of the second half before it was known that it is
     # used again, and where the training was.
     assert read["planned"] <= dataset + 3 * WINDOW * SIZE
-    assert read["none"] >= 1.7 * dataset
+    # Without eviction more than half of the second half once more in each epoch after its first.
+    assert read["none"] >= dataset + 2 * (HALF * SIZE) / 2
 
 
 HOLD = """

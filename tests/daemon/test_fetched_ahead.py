@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cli.test_status import documented
-from daemon.following import plan_of, train
+from daemon.following import needs_torch, plan_of, train
 from daemon.planned_site import (
     MANY,
     SEED,
@@ -36,6 +36,7 @@ def copies_of(session: Session, names: list[str]) -> list[int]:
     return [int(copy_of(catalog.words[catalog.find(0, name)])) for name in names]
 
 
+@needs_torch
 def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
     """The tier holds half of the dataset, the area a fifth; compute takes twice the transfer."""
     session = site.session(site.plan())
@@ -66,6 +67,7 @@ def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
     assert_quiet(session)
 
 
+@needs_torch
 def test_with_room_for_everything_it_is_fetched_in_the_order_of_use(site: Site) -> None:
     session = site.session(site.plan(), share=1.1, shared_tpool_size=1)
     wait_until(

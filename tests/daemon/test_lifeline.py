@@ -78,6 +78,7 @@ def test_signals_that_come_while_one_is_handled(
         while session.daemon.poll() is None and time.monotonic() < limit:
             session.daemon.send_signal(signal.SIGTERM)
             session.daemon.send_signal(signal.SIGINT)
+            time.sleep(0.0005)  # it has to get on with its end between them
         assert session.daemon.poll() == 0
 
 

@@ -6,13 +6,34 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 from support.epoch import make_files
 from support.session import MIB, Session, wait_until
 
+from monarch_py.native import lib
 from monarch_py.session import Segment
 
 # More than a turn's sleep where something goes on, less than one where nothing does [s].
 LONG = 0.6
+
+
+def test_a_loop_that_is_rung_all_the_time_rests(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    """It takes a small part of a processor, and programs find it awake."""
+    root = tmp_path / "source"
+    make_files(root, 3, 100)
+    session = session_factory(root).start()
+    session.wait_scanned()
+    assert session.daemon is not None
+    daemon = psutil.Process(session.daemon.pid)
+    segment = Segment.open(session.paths.clients, writable=True)
+    clients = segment.as_struct("struct monarch_clients")
+    began_s, times = time.monotonic(), daemon.cpu_times()
+    while time.monotonic() - began_s < 1:
+        lib.monarch_ring_doorbell(clients)
+    now = daemon.cpu_times()
+    assert now.user + now.system - times.user - times.system < 0.4 * (time.monotonic() - began_s)
 
 
 def test_a_loop_that_nobody_rings_sleeps_long(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon.following import plan_of, train
+from daemon.following import needs_torch, plan_of, train
 from daemon.planned_site import (
     MANY,
     Factory,
@@ -23,6 +23,7 @@ from support.session import MIB, wait_until
 from monarch_py.plan import Plan
 
 
+@needs_torch
 @pytest.mark.parametrize("in_order", [True, False])
 def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool) -> None:
     about: dict[str, Any] = {"workers": 8, "prefetch_factor": 4, "batch": 2, "epochs": 2}
@@ -38,6 +39,7 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool) -> 
     assert "not followed" not in session.log.read_text()
 
 
+@needs_torch
 def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) -> None:
     session = site.session(site.plan(epochs=6), share=0.3)
     wait_followed(session)
@@ -52,6 +54,7 @@ def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) ->
     assert "not followed" not in session.log.read_text()
 
 
+@needs_torch
 def test_two_ranks_on_one_node(site: Site) -> None:
     about: dict[str, Any] = {"ranks": 2, "epochs": 2}
     session = site.session(site.plan(**about))
@@ -63,6 +66,7 @@ def test_two_ranks_on_one_node(site: Site) -> None:
     assert plan["others"] <= 0.02 * 2 * MANY
 
 
+@needs_torch
 def test_two_jobs_with_a_plan_each(site: Site) -> None:
     files = [
         plan_of(site.files, site.root, site.directory / f"{seed}.npz", seed=seed, epochs=2)
@@ -90,6 +94,7 @@ def test_two_jobs_with_a_plan_each(site: Site) -> None:
     assert totals["misses"] + totals["waits"] <= 0.05 * totals["opens"]
 
 
+@needs_torch
 def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
     """A search of hyper-parameters: each job begins when the one before is somewhere in it."""
     session = site.session([site.plan(epochs=2)] * 3, area=6 * MIB)

@@ -73,6 +73,7 @@ def test_eager_fills_everything_in_the_order_of_the_scan(
 def test_files_in_use_come_before_all_that_is_filled_ahead(
     session_factory: Factory, slow: SlowSource
 ) -> None:
+    slow.latency(open=0.1)  # programs start many times while all is filled
     session = session_factory(slow.mountpoint, prefetch="eager", shared_tpool_size=1).start()
     session.wait_scanned()
     catalog = catalog_of(session)
@@ -85,6 +86,7 @@ def test_files_in_use_come_before_all_that_is_filled_ahead(
             what="the copy of a file in use",
         )
         assert source_of(session)["present"] < MANY - 10
+    slow.latency(open=0)
     wait_present(session, MANY)
     assert session.totals()["fills"] == MANY
 
@@ -193,11 +195,24 @@ def test_commands_have_their_turn_before_the_scan() -> None:
     assert len(queue) == 11
     sizes = np.full(10, 100, dtype=np.uint64)
     assert queue.next(0, 2, sizes, 1e9).tolist() == [3, 4]
-    assert queue.take_back("a").tolist() == [5]
+    assert sorted(queue.take_back("a").tolist()) == [3, 4, 5]
     assert queue.take_back("a").tolist() == []
     turns = [(0, 100, 99), (0, 100, 200), (1, 100, 0), (-3, 100, 1e9), *[(0, 100, 1e9)] * 3]
     taken = [queue.next(least, most, sizes, room).tolist() for least, most, room in turns]
     assert taken == [[], [6, 7], [8], [9], [0], [0, 1, 2], []]
+
+
+def test_files_that_had_their_turn_are_their_commands_until_they_are_settled() -> None:
+    queue, ids = Ahead(eager=False), np.arange(6, dtype=np.uint64)
+    sizes = np.zeros(6, dtype=np.uint64)
+    queue.add(ids[:4], "a")
+    assert queue.next(0, 3, sizes, 1e9).tolist() == [0, 1, 2]
+    assert queue.had_turn(ids).tolist() == [True, True, True, False, False, False]
+    queue.add_first(ids[1:2])  # it had no room just then
+    assert queue.settle(lambda some: some != 0).tolist() == [1, 2]
+    queue.add(ids[2:3], "b")
+    assert sorted(queue.take_back("a").tolist()) == [1, 1, 2, 3]
+    assert [some.tolist() for some in queue.meant()] == [[2]]
 
 
 def test_the_scan_is_met_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from csrc.building import build_preload
 from support.epoch import Reader, make_files
 from support.session import MIB, Session
 
@@ -15,6 +16,13 @@ from monarch_py.demo.slowsource import SlowSource
 
 UNIT = 256 << 10
 Factory = Callable[..., Session]
+
+
+@pytest.fixture(scope="module")
+def preload(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, whose readers do not give up on a daemon that a busy machine leaves no time."""
+    flags = ("-O0", "-DPATIENCE_NS=60000000000ULL", "-DSILENCE_NS=60000000000ULL")
+    return build_preload(tmp_path_factory.mktemp("patient") / "libmonarch.so", flags)
 
 
 @pytest.fixture
@@ -27,95 +35,113 @@ def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
 
 
 def served_share(session: Session, source: SlowSource, size: int, *readers: Reader) -> float:
-    """Bytes that the source has served when all have read and all is filled, of those there are."""
+    """Bytes that the source has served when all have read and all is filled, of those there are:
+    the fills have read each once, and the readers none. FUSE itself may have read more."""
     for reader in readers:
         reader.end()
     session.wait_idle()
     print(source.counts(), {n: session.totals()[n] for n in ("waits", "fallbacks", "promotions")})
     assert session.status()["sources"][0]["filling"] == 0
+    totals = session.totals()
+    assert totals["source_bytes_read_by_fills"] == size
+    assert (totals["source_bytes_read_by_programs"], totals["fallbacks"]) == (0, 0)
     return source.counts()["bytes_read"] / size
 
 
-def start(session_factory: Factory, source: SlowSource, **more: float) -> Session:
-    session = session_factory(source.mountpoint, **more).start()
-    session.wait_scanned()
-    source.reset()
-    return session
+@pytest.fixture
+def start(session_factory: Factory, source: SlowSource, preload: Path) -> Factory:
+    """Starts a session with these settings, and resets the source's counters once it is scanned."""
+
+    def started(**more: float) -> Session:
+        session = session_factory(source.mountpoint, preload=preload, **more).start()
+        session.wait_scanned()
+        source.reset()
+        return session
+
+    return started
 
 
 @pytest.mark.parametrize("way", ["read", "pread", "readv"])
 def test_sequential_readers_of_large_files(
-    session_factory: Factory, source: SlowSource, epoch_reader: Path, way: str
+    start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
     files = make_files(source.backing, 16, 4 * MIB)
-    session = start(session_factory, source)
+    session = start()
     with Reader(epoch_reader, session, way, UNIT, 8, source.mountpoint, files) as reader:
-        assert served_share(session, source, 16 * 4 * MIB, reader) <= 1.02
+        # Every open throws away what FUSE has read ahead, 128 KiB, at most.
+        assert served_share(session, source, 16 * 4 * MIB, reader) <= 1.04
 
 
 def test_random_reads_of_large_files(
-    session_factory: Factory, source: SlowSource, epoch_reader: Path
+    start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
     files = make_files(source.backing, 4, 12 * MIB)
-    session = start(session_factory, source)
+    session = start()
     with Reader(epoch_reader, session, "random", 65536, 8, source.mountpoint, files) as reader:
         assert served_share(session, source, 4 * 12 * MIB, reader) <= 1.05
 
 
 @pytest.mark.parametrize("way", ["read,late", "random,late"])
 def test_many_readers_of_one_file(
-    session_factory: Factory, source: SlowSource, epoch_reader: Path, way: str
+    start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
     """Each with a descriptor of its own. All are open before the first read begins the fill: FUSE
     throws away at an open() what was just read for another, and reads it again."""
     files = make_files(source.backing, 1, 24 * MIB)
-    session = start(session_factory, source, fill_after=0.0001)
+    session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, 100_000, 9, source.mountpoint, files) as reader:
         assert served_share(session, source, 24 * MIB, reader) <= 1.02
 
 
 def test_many_processes_that_read_one_file(
-    session_factory: Factory, source: SlowSource, epoch_reader: Path
+    start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
+    """The fills read each byte once. FUSE throws away at each open() what is being read just then,
+    of every read in flight, and reads it again."""
+    in_flight, threads = 4, 3
     files = make_files(source.backing, 1, 24 * MIB)
-    session = start(session_factory, source)
-    words = (epoch_reader, session, "read", 100_000, 3, source.mountpoint, files)
+    session = start(shared_tpool_size=in_flight)
+    words = (epoch_reader, session, "read", 100_000, threads, source.mountpoint, files)
     with Reader(*words) as one, Reader(*words) as two, Reader(*words) as three:
-        assert served_share(session, source, 24 * MIB, one, two, three) <= 1.05
+        thrown_away = 3 * threads * in_flight * UNIT
+        served = served_share(session, source, 24 * MIB, one, two, three)
+    assert served <= 1 + thrown_away / (24 * MIB)
 
 
 @pytest.mark.parametrize("way", ["read", "pread"])
 def test_small_files_read_whole(
-    session_factory: Factory, source: SlowSource, epoch_reader: Path, way: str
+    start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
     """In a call that asks for more than there is, as programs do that do not know the size."""
     size = 100_000
     files = make_files(source.backing, 300, size)
     # A fill that begins while the reader's open() is under way may be asked for again by FUSE
     # itself, whose open() throws away the pages that were just read. So it begins with the read.
-    session = start(session_factory, source, fill_after=0.0001)
+    session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, MIB, 4, source.mountpoint, files) as reader:
         assert served_share(session, source, 300 * size, reader) == 1.0
     assert session.totals()["fills"] == 300
 
 
 def test_small_files_that_are_filled_from_the_open_on(
-    session_factory: Factory, source: SlowSource, epoch_reader: Path
+    start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """The few bytes more are FUSE's, see the test before this one."""
+    """The source may serve more, on a busy machine a fifth: FUSE's own open() reads again what the
+    fill has read meanwhile, see the test before this one."""
     size = 100_000
     files = make_files(source.backing, 300, size)
-    session = start(session_factory, source)
+    session = start()
     with Reader(epoch_reader, session, "read", MIB, 4, source.mountpoint, files) as reader:
-        assert served_share(session, source, 300 * size, reader) <= 1.05
-    # The reader itself has had every byte from a copy.
-    assert session.totals()["fallbacks"] == 0
+        # Every open throws away what one fill has read, at most.
+        assert served_share(session, source, 300 * size, reader) <= 2
+    assert session.totals()["fills"] == 300
 
 
-def test_a_reader_that_stops_half_way(session_factory: Factory, source: SlowSource) -> None:
-    """What it has read and what is filled behind it are the same bytes."""
+def test_a_reader_that_stops_half_way(start: Factory, source: SlowSource) -> None:
+    """The reader and the fill behind it share each byte that the source gives. The fill begins
+    with the first read, as above."""
     (path,) = make_files(source.backing, 1, 16 * MIB).values()
-    session = start(session_factory, source)
+    session = start(fill_after=0.0001)
     script = "import os,sys; fd=os.open(sys.argv[1],0); [os.read(fd, 1 << 18) for _ in range(20)]"
     words = [sys.executable, "-I", "-S", "-c", script, str(source.mountpoint / path.name)]
     subprocess.run(words, env=session.env(), check=True, timeout=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(
     assert not set(first.values()) & set(other.values())
     assert made.n_files == len(first)
     assert made.n_bytes == sum(path.stat().st_size for path in dataset.rglob("*.*"))
-    assert 0.9 * SMALL < made.n_bytes < 1.1 * SMALL
+    has_all = find_spec("h5py") is not None  # a tenth of it is an HDF5 file
+    assert (0.9 if has_all else 0.8) * SMALL < made.n_bytes < 1.1 * SMALL
     assert made.n_images * IMAGE_BYTES < made.n_bytes
 
 
@@ -195,8 +197,8 @@ def demo(tmp_path: Path, **options: Any) -> tuple[int, str]:
 
 def rows(text: str) -> list[list[str]]:
     """The cells of the table, header left out."""
-    lines = [line.strip("│ ").split("│") for line in text.splitlines() if line.startswith("│")]
-    return [[cell.strip() for cell in line] for line in lines]
+    lines = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
+    return [cells for cells in lines if cells[0].isdigit()]
 
 
 @pytest.mark.usefixtures("binary")
@@ -205,7 +207,7 @@ def test_the_source_counts_what_each_epoch_costs(
 ) -> None:
     monkeypatch.setattr(run_module, "_monarch", no_monarch)
     status, text = demo(tmp_path, keep=True)
-    assert status == 0
+    assert (status, text.isascii()) == (0, True)
     assert "Both trainings read the same bytes" in text
     (directory,) = tmp_path.iterdir()
     files = [path for path in (directory / "dataset").rglob("*") if path.is_file()]
@@ -236,6 +238,17 @@ def test_where_fuse_cannot_be_used_that_is_said_and_nothing_is_counted(
     assert "operations" not in text
     assert [len(row) for row in rows(text)] == [3, 3, 3]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_terminal_the_table_is_plain_text_and_on_one_it_has_a_box() -> None:
+    epochs = [run_module.Epoch(1.5, 2000, MIB, ())]
+    plain, boxed = (run_module._table(epochs, epochs, is_plain=p) for p in (True, False))
+    out = Console(file=io.StringIO(), width=200)
+    with out.capture() as said:
+        out.print(plain)
+    assert said.get().isascii()
+    assert rows(said.get()) == [["1", "1.50", "1.50", "1 MiB", "1 MiB", "2,000", "2,000"]]
+    assert boxed.box is not None
 
 
 def test_trainings_that_differ_are_an_error(

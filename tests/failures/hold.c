@@ -140,3 +140,16 @@ int hold(int call, long argument, int nth, void (*first)(void), void (*second)(v
     pthread_join(finisher, NULL);
     return is_held;
 }
+
+int hold_each(int call, long argument, void (*first)(void), void (*meanwhile)(void)) {
+    struct thread one = {.run = first, .call = call, .argument = argument};
+    struct seccomp_notif held;
+    int calls = 0;
+    begin(&one);
+    for (; asks(&one, &held); calls++) {
+        meanwhile();
+        let_go(&one, &held);
+    }
+    pthread_join(one.id, NULL);
+    return calls;
+}

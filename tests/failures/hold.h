@@ -10,6 +10,11 @@
  * which shows as a sched_yield. Returns, both being done, whether there was such a call. */
 int hold(int call, long argument, int nth, void (*first)(void), void (*second)(void));
 
+/* Runs `first` in a thread, and `meanwhile` in the caller's whenever that is about to make such a
+ * call, which is made when `meanwhile` is done. Returns, `first` being done, how many there were.
+ */
+int hold_each(int call, long argument, void (*first)(void), void (*meanwhile)(void));
+
 /* Ends the program with a message, unless it holds. */
 void must(int holds, const char *what);
 

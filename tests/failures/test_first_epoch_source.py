@@ -24,7 +24,8 @@ from monarch_py.demo.slowsource import SlowSource
 
 UNIT = 256 << 10
 SIZE = 4 * MIB + 17
-RATE = 16e6
+# Slow enough that a file is still being filled when the test has asked for its state [bytes/s].
+RATE = 2e6
 Factory = Callable[..., Session]
 
 

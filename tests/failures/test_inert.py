@@ -72,8 +72,18 @@ def test_a_configuration_that_is_missing_is_said_once(
 def test_no_daemon_is_said_once(session_factory: Callable[..., Session], files: Files) -> None:
     session = session_factory(files.root)
     check_job(session, files, [f"no daemon serves {session.config}"])
-    session.start().stop()  # ended as it should: the same
-    check_job(session, files, [f"no daemon serves {session.config}"])
+
+
+def test_after_a_daemon_was_stopped_nothing_is_said(
+    session_factory: Callable[..., Session], files: Files
+) -> None:
+    """A shell with the library goes on with its commands."""
+    session = session_factory(files.root)
+    session.start().stop()
+    assert session.paths.stopped.exists()
+    check_job(session, files, [])
+    session.start()
+    assert not session.paths.stopped.exists()
 
 
 def test_a_wrapper_that_becomes_the_job_does_not_say_it_twice(
@@ -147,12 +157,12 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
             switch.touch()
             started = time.monotonic()
             wait_until(none_for_a_while, what="reads from the source")
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 20
             wait_until(lambda: session.status()["switched_off"], what="the daemon's look at it")
             check_all(session, files)
             assert none_for_a_while()
             switch.unlink()
-            wait_until(lambda: not none_for_a_while(), timeout=5, what="reads from the copies")
+            wait_until(lambda: not none_for_a_while(), what="reads from the copies")
         loop.end()
     # What changes while everything is off must not come from an old copy later.
     switch.touch()

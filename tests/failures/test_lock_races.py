@@ -9,13 +9,22 @@ from pathlib import Path
 import pytest
 from csrc.building import build_program
 from support.files import Files
-from support.session import Session
+from support.session import MIB, Session, wait_until
+
+
+def build(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    sources = [Path(__file__).with_name(source) for source in (f"{name}.c", "hold.c")]
+    return build_program(tmp_path_factory.mktemp("race") / name, *sources, flags=["-pthread"])
 
 
 @pytest.fixture(scope="module")
 def lock_race(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sources = [Path(__file__).with_name(name) for name in ("lock_race.c", "hold.c")]
-    return build_program(tmp_path_factory.mktemp("race") / "race", *sources, flags=["-pthread"])
+    return build(tmp_path_factory, "lock_race")
+
+
+@pytest.fixture(scope="module")
+def lock_crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory, "lock_crowd")
 
 
 @pytest.mark.parametrize("change", ["lock", "unlock", "convert", "wait"])
@@ -45,3 +54,49 @@ def test_locks_are_what_they_were_made_while_a_lock_is_put_on_a_copy(
         found.append(locks)
     assert found[0] == found[1]
     assert found[1] == ["0 free", "100 free" if change == "unlock" else "100 locked"]
+
+
+@pytest.mark.parametrize("way", ["flock", "fcntl"])
+def test_a_lock_that_meets_a_promotion_is_on_the_file(
+    session_factory: Callable[..., Session],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    way: str,
+) -> None:
+    """See promoted_lock.c."""
+    program = build(tmp_path_factory, "promoted_lock")
+    files = Files(tmp_path / "source")
+    files.add("a", 3 * MIB)
+    session = session_factory(files.root).start()
+    session.wait_scanned()
+    with subprocess.Popen(
+        [program, way, files.path("a")],
+        env=session.env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        wait_until(lambda: session.status()["sources"][0]["present"], what="the copy")
+        said, _ = process.communicate("\n")
+    if process.returncode == 77:
+        pytest.skip("no seccomp filter can ask here")
+    assert (process.returncode, said) == (0, "1 locked\n")
+
+
+@pytest.mark.parametrize("call", ["fcntl", "lockf"])
+def test_a_lock_that_is_doubtful_every_time_is_refused(
+    session_factory: Callable[..., Session], tmp_path: Path, lock_crowd: Path, call: str
+) -> None:
+    """See lock_crowd.c."""
+    files = Files(tmp_path / "source")
+    files.add("a", 1000)
+    files.add("b", 1000)
+    session = session_factory(files.root).start()
+    session.wait_all_present()
+    done = session.run([lock_crowd, call, files.path("a"), files.path("b")])
+    if done.returncode == 77:
+        pytest.skip(f"no seccomp filter can ask here: {done.stderr}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["ENOLCK", "0", "done"]

@@ -1,8 +1,12 @@
-"""The manifest of a persistent tier is gone, or anything but a manifest: no harm to the job."""
+"""The manifest of a persistent tier, or a copy that it knows, is gone or anything but what it was:
+no harm to the job."""
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -11,16 +15,17 @@ from pathlib import Path
 import pytest
 from support.files import Files, check_all
 from support.manifests import copies_in, manifest_of, wait_recorded
+from support.mounts import Mounts
 from support.session import MIB, Session
 from support.watch import settle
 
-COUNT = 40
+COUNT, SIZE = 40, 10_000
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     made = Files(tmp_path_factory.mktemp("manifest") / "source")
-    return made.add_many(COUNT, 10_000).wait_until_old()
+    return made.add_many(COUNT, SIZE).wait_until_old()
 
 
 @pytest.fixture
@@ -71,6 +76,35 @@ def a_directory(path: Path) -> None:
     path.mkdir()
 
 
+def a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def a_journal_that_is_none(path: Path) -> None:
+    path.with_name(path.name + "-journal").mkdir()
+
+
+def a_column_renamed(path: Path) -> None:
+    data = path.read_bytes()
+    assert b"ino" in data
+    path.write_bytes(data.replace(b"ino", b"ixo", 1))
+
+
+def a_page_flipped(path: Path) -> None:
+    """Not in what is read at a start: it shows when the page is written to, or all are looked at,
+    as they are after an unclean end."""
+    change(path, "UPDATE meta SET value = 0 WHERE key = 'clean'")
+    data = bytearray(path.read_bytes())
+    with closing(sqlite3.connect(path)) as db:
+        where = "name = 'sqlite_autoindex_sources_1'"
+        (root,) = db.execute(f"SELECT rootpage FROM sqlite_master WHERE {where}").fetchone()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+    for at in range((root - 1) * size, root * size):
+        data[at] ^= 0xFF
+    path.write_bytes(data)
+
+
 def change(path: Path, *statements: str) -> None:
     with closing(sqlite3.connect(path)) as db, db:
         for statement in statements:
@@ -101,6 +135,10 @@ DAMAGES = [
     garbage_inside,
     cut,
     a_directory,
+    a_link,
+    a_journal_that_is_none,
+    a_column_renamed,
+    a_page_flipped,
     other_tables,
     nonsense_rows,
     newer_version,
@@ -119,16 +157,67 @@ def test_the_daemon_starts_all_the_same(
         assert settle(session)["present"] == COUNT
         check_all(session, files)
         first = session.status()["tiers"][0]
-        if not first["usable"]:
-            assert "manifest" in first["why"]
-            assert first["why"] in done.stderr
-            assert damage not in (lost, empty, wrong_sums)
-        else:
+        assert first["usable"] is (damage is not newer_version)
+        assert done.stderr == "".join(
+            f"monarch: {said}\n" for said in (first["why"], first["lost"]) if said
+        )
+        assert (damage is not wrong_sums) is bool(done.stderr)
+        kept = manifest_of(session).with_name("manifest.sqlite.damaged")
+        if first["usable"]:
             wait_recorded(session, COUNT)
+        if damage in (newer_version, wrong_sums):
+            assert not kept.exists()
+        elif damage in (lost, empty):
+            assert f"empty or gone; the {COUNT} copies that lie there are made anew" in done.stderr
+        else:
+            assert re.search(r"manifest was damaged \(.*\) and is kept as", done.stderr)
+            assert str(kept) in done.stderr
+            assert f"the {COUNT} copies that lie there are made anew" in done.stderr
     finally:
         assert session.monarch("stop").returncode == 0
     log = session.paths.log.read_text() if session.paths.log.exists() else ""
     assert "Traceback" not in log
+
+
+def test_a_damaged_manifest_that_cannot_be_set_aside_costs_its_tier_alone(
+    session: Session, files: Files, mounts: Mounts
+) -> None:
+    manifest = manifest_of(session)
+    garbage(manifest)
+    mounts.pin(manifest)
+    done = session.monarch("start")
+    try:
+        assert done.returncode == 0, done.stderr
+        why = session.status()["tiers"][0]["why"]
+        assert done.stderr == f"monarch: {why}\n"
+        assert why == (
+            f"tier {session.tiers[0]} goes unused: {manifest}: Device or resource busy;"
+            " mend its file system, then monarch stop and start"
+        )
+        assert settle(session)["present"] == COUNT
+        check_all(session, files)
+    finally:
+        assert session.monarch("stop").returncode == 0
+
+
+def test_verify_says_what_to_do_and_clear_removes_it(session: Session) -> None:
+    a_column_renamed(manifest_of(session))
+    told = next(
+        e
+        for e in json.loads(session.monarch("doctor", "--json").stdout)
+        if e["level"] != "ok" and e["what"] == "tier (ssd)"
+    )
+    assert told["level"] == "warning"
+    assert "the manifest is damaged (no such column: ino); monarch start sets it" in told["found"]
+    done = session.monarch("verify")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (4, "", 1)
+    assert "the manifest is damaged (no such column: ino); monarch start sets it" in done.stderr
+    assert session.monarch("start").returncode == 0
+    assert session.monarch("stop").returncode == 0
+    assert manifest_of(session).with_name("manifest.sqlite.damaged").exists()
+    assert session.monarch("verify").returncode == 0
+    assert session.monarch("clear").returncode == 0
+    assert not manifest_of(session).parent.exists()
 
 
 def test_a_newer_version_keeps_its_copies(session: Session, files: Files) -> None:
@@ -159,3 +248,105 @@ def test_a_damaged_manifest_on_the_only_tier_does_not_keep_the_daemon_from_start
     assert settle(session)["present"] == COUNT
     check_all(session, files)
     wait_recorded(session, COUNT)
+
+
+# --- copies -----------------------------------------------------------------------------------
+
+
+def shortened(copy: Path) -> None:
+    os.truncate(copy, SIZE - 5)
+
+
+def emptied_copy(copy: Path) -> None:
+    os.truncate(copy, 0)
+
+
+def extended(copy: Path) -> None:
+    os.truncate(copy, SIZE + 1)
+
+
+def removed(copy: Path) -> None:
+    copy.unlink()
+
+
+def a_fifo(copy: Path) -> None:
+    copy.unlink()
+    os.mkfifo(copy, 0o400)
+
+
+def a_link_elsewhere(copy: Path) -> None:
+    copy.unlink()
+    other = copy.parents[2] / "other"
+    other.write_bytes(bytes(SIZE))
+    copy.symlink_to(other)
+
+
+def a_link_to_nothing(copy: Path) -> None:
+    copy.unlink()
+    copy.symlink_to("/nowhere/at/all")
+
+
+def a_directory_instead(copy: Path) -> None:
+    copy.unlink()
+    copy.mkdir(mode=0o400)
+
+
+def replaced(copy: Path) -> None:
+    """Of the right size, as a tool that restores files would leave it."""
+    copy.unlink()
+    copy.write_bytes(bytes(SIZE))
+    copy.chmod(0o644)
+
+
+def with_a_second_name(copy: Path) -> None:
+    os.link(copy, copy.parents[2] / "second")
+
+
+TROUBLES = [
+    shortened,
+    emptied_copy,
+    extended,
+    removed,
+    a_fifo,
+    a_link_elsewhere,
+    a_link_to_nothing,
+    a_directory_instead,
+    replaced,
+    with_a_second_name,
+]
+
+
+def test_copies_that_were_cut_or_replaced_are_seen_said_and_made_anew(
+    session: Session, files: Files
+) -> None:
+    """A scratch purge, a disk that lost writes, a mistake; the session before ended well."""
+    tier, before = session.tiers[0], copies_in(session)
+    names = list(files.digests)[: len(TROUBLES)]
+    for name, trouble in zip(names, TROUBLES, strict=True):
+        trouble(before[name])
+    said = (
+        f"tier {tier}: {len(TROUBLES)} of {COUNT} copies were not what the manifest says"
+        " (gone, cut or replaced) and are made anew"
+    )
+    reading = [str(files.path(name)) for name in names]
+    done = session.monarch("run", "-q", "--", "sha256sum", *reading, timeout=30)
+    assert (done.returncode, done.stderr) == (0, f"monarch: {said}\n")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        files.digests[name] for name in names
+    ]
+    # They were read, and so most are there again; and nothing more is said of them.
+    done = session.monarch("start")
+    try:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert session.status()["tiers"][0]["lost"] == ""
+        check_all(session, files)
+        assert settle(session) == {"present": COUNT}
+        wait_recorded(session, COUNT)
+    finally:
+        assert session.monarch("stop").returncode == 0
+    after = copies_in(session)
+    assert {after[name] for name in names}.isdisjoint(before.values())
+    assert all(after[name] == before[name] for name in files.digests if name not in names)
+    assert sorted(os.listdir(tier / f"monarch-{os.geteuid()}/c")) == sorted(
+        copy.name for copy in after.values()
+    )

@@ -3,8 +3,10 @@ position in use or of a lock."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -269,8 +271,11 @@ def test_a_lock_outlives_all_promotions_that_could_have_been(
     """POSIX locks go with any close, dup2 or dup3 of any descriptor of the file."""
     script = LOCKING.format(lock=LOCKS[kind])
     other = OTHER.format(other=OTHERS[kind], lease=kind == "lease")
+    assert session.daemon is not None
+    session.daemon.send_signal(signal.SIGSTOP)  # or the second open might find the copy
     with Steps(session, script, files.path("a"), where) as program:
         program.wait()
+        session.daemon.send_signal(signal.SIGCONT)
         wait_present(session)
         program.go()
         found, name = program.wait()
@@ -291,7 +296,12 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_what_was_set_on_a_description_stays(session: Session, files: Files, kind: str) -> None:
+def test_what_was_set_on_a_description_stays(
+    session_factory: Callable[..., Session], files: Files, kind: str
+) -> None:
+    # The copy is not there before the first read.
+    session = session_factory(files.root, source_limits={"bandwidth": 8 * MIB}).start()
+    session.wait_scanned()
     change, ask = SETTINGS[kind]
     script = f"""
 fd = os.open(sys.argv[1], 0)
@@ -310,4 +320,66 @@ step(before, {ask})
         assert before
         assert after == before
         assert session.totals()["promotions"] == 0
+        program.end()
+
+
+# --- a process that sees other files under the same names ----------------------------------------
+
+# usage: PLANTED SOURCE TIER FILE...   PLANTED/root is a root in which TIER holds other files.
+MOVED = """
+import errno
+planted, source, tier, *paths = sys.argv[1:]
+CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 4096, 16384, 1 << 18
+def own_mounts():
+    assert libc.unshare(CLONE_NEWNS) == 0
+    assert libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) == 0
+def hide(there, by):
+    assert libc.mount(by.encode(), there.encode(), None, MS_BIND, None) == 0
+fds = [os.open(path, 0) for path in paths]
+os.pread(fds[0], 100, 0)
+os.read(fds[1], 100)
+step()
+{move}
+def name_opens():
+    try: return sha(open(paths[2], "rb").read())
+    except OSError as error: return error.errno
+named = name_opens()
+parts = [os.pread(fds[0], 1 << 22, 0), os.read(fds[1], 1 << 22)]
+mapped = mmap.mmap(fds[2], 0, prot=mmap.PROT_READ)
+step([sha(part) for part in [*parts, mapped]], named)
+"""
+MOVES = {
+    "mount": "own_mounts(); hide(tier, planted + '/root' + tier)",
+    "chroot": "os.chroot(planted + '/root')",
+    "chroot_with_the_source": """
+own_mounts()
+hide(planted + '/root' + source, source)
+os.chroot(planted + '/root')
+""",
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change its root or mounts")
+@pytest.mark.parametrize("move", MOVES)
+def test_a_descriptor_from_before_has_its_file(
+    session: Session, files: Files, tmp_path: Path, move: str
+) -> None:
+    """The copies' names lead to other files by then."""
+    copies = tier_root(session.tiers[0]) / "c"
+    planted = tmp_path / "planted"
+    words = [planted, files.root, copies, *(files.path(name) for name in "abc")]
+    there, not_there = digest(content("c")), errno.ENOENT
+    with Steps(session, MOVED.format(move=MOVES[move]), *words) as program:
+        program.wait()
+        assert session.run(["sha256sum", files.path("c")]).returncode == 0
+        wait_present(session, 3)
+        hidden = planted / "root" / copies.relative_to("/")
+        hidden.mkdir(parents=True)
+        for copy in copies.iterdir():
+            (hidden / copy.name).write_bytes(bytes(SIZE))
+        (planted / "root" / files.root.relative_to("/")).mkdir(parents=True)
+        program.go()
+        digests, named = program.wait()
+        assert digests == [digest(content("a")), digest(content("b")[100:]), there]
+        assert named == (not_there if move == "chroot" else there)
         program.end()

@@ -241,3 +241,83 @@ def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
         (AT, first[:LENGTH]),
         (AT + LENGTH, second[AT : AT + LENGTH]),
     ]
+
+
+# --- in the middle of a promotion, by a thread that is less important -----------------------------
+
+
+def check_race(
+    session_factory: Callable[..., Session], tmp_path: Path, name: str, *words: str
+) -> None:
+    """The program NAME.c opens a file, is told that its copy is there, and finds what it should."""
+    sources = [Path(__file__).with_name(source) for source in (f"{name}.c", "hold.c")]
+    program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
+    files = Files(tmp_path / "source")
+    files.add("a", SIZE)
+    session = session_factory(files.root).start()
+    session.wait_scanned()
+    with subprocess.Popen(
+        [program, *words, files.path("a")],
+        env=session.env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() in ("open\n", "opened\n")
+        wait_present(session)
+        said, errors = process.communicate("\n", timeout=60)
+    if process.returncode == 77:
+        pytest.skip(f"no seccomp filter that asks, or no real-time priority: {errors}")
+    assert (process.returncode, said, errors) == (0, "1 0\n", "")
+
+
+def test_who_waits_leaves_the_processor_to_who_is_waited_for(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    """See priority_race.c."""
+    check_race(session_factory, tmp_path, "priority_race")
+
+
+# --- in the middle of a look at a descriptor that was closed unseen -------------------------------
+
+
+def test_a_file_that_comes_to_the_number_meanwhile_is_known(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    """See untrack_race.c."""
+    sources = [Path(__file__).with_name(name) for name in ("untrack_race.c", "hold.c")]
+    program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
+    files = Files(tmp_path / "source")
+    files.add("a", SIZE)
+    files.add("b", SIZE)
+    session = session_factory(files.root).start()
+    session.wait_scanned()
+    with subprocess.Popen(
+        [program, files.path("a"), files.path("b")],
+        env=session.env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        is_held = process.stdout.readline()
+        if not is_held and process.wait() == 77:
+            pytest.skip("no seccomp filter can ask here")
+        assert is_held == "1\n"
+        wait_until(lambda: session.status()["sources"][0]["present"] == 2, what="the copies")
+        name, _ = process.communicate("\n")
+    assert process.returncode == 0
+    assert session.tiers[0] in Path(name).parents
+
+
+# --- a fork in the middle of a read ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["pread", "read"])
+def test_the_child_of_a_fork_has_the_programs_descriptors_alone(
+    session_factory: Callable[..., Session], tmp_path: Path, call: str
+) -> None:
+    """See fork_race.c."""
+    check_race(session_factory, tmp_path, "fork_race", call)

@@ -76,9 +76,10 @@ def test_sizes_are_rounded_up_to_the_blocks_of_the_tier(
     assert watch.most_bytes <= quota
     # By their sizes alone 255 would fit.
     assert 100 < found["present"] <= 128
-    said = session.status()["tiers"][0]
-    assert said["files"] == found["present"]
-    assert said["used_bytes"] == 8192 * found["present"]
+    status = session.status()
+    said, present = status["tiers"][0], status["sources"][0]["present"]
+    assert said["files"] == present >= found["present"]
+    assert said["used_bytes"] == 8192 * present
     assert said["used_bytes"] <= du_bytes(tier_root(session.tiers[0]) / "c")
     check_all(session, files)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -111,6 +112,31 @@ READ = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
 
 
 @however_it_ended
+def test_an_older_copy_of_the_same_file_does_not_hide_the_newer(
+    session: Session, files: Files, how: str
+) -> None:
+    """As a daemon leaves it that fills a file which has changed, and ends before the copy of what
+    the file was is removed."""
+    stop_or_kill(session, how)
+    path, newer = next(iter(copies_in(session).items()))
+    older = newer.with_name(f"{1:013x}")
+    older.write_bytes(b"what it was")
+    shutil.copymode(newer, older)
+    with closing(sqlite3.connect(manifest_of(session))) as db, db:
+        row = list(db.execute("SELECT * FROM copies WHERE path = ?", (path.encode(),)).fetchone())
+        names = [each[1] for each in db.execute("PRAGMA table_info(copies)")]
+        row[names.index("copy")] = 1
+        row[names.index("size")] = len(b"what it was")
+        db.execute(f"INSERT INTO copies VALUES ({', '.join('?' * len(row))})", row)
+    restart(session)
+    assert session.totals()["fills"] == 0
+    assert session.status()["sources"][0]["present"] == COUNT
+    wait_until(lambda: not older.exists(), what="the removal of the older copy")
+    assert wait_recorded(session, COUNT)[path] == newer
+    check_all(session, files)
+
+
+@however_it_ended
 def test_files_that_changed_meanwhile_are_not_served_from_their_copies(
     session: Session, files: Files, source: SlowSource, how: str
 ) -> None:
@@ -155,6 +181,7 @@ def damage_hole(copy: Path) -> None:
     copy.chmod(0o600)
     os.truncate(copy, 0)
     os.truncate(copy, 30_000)
+    copy.chmod(0o400)
 
 
 def damage_name(copy: Path) -> None:
@@ -216,6 +243,9 @@ def test_what_a_session_of_another_source_did_not_look_at_is_not_trusted_after_i
     text = session.config.read_text()
     session.config.write_text(text.replace(str(files.root), str(tree)))
     restart(session)
+    tier = session.status()["tiers"][0]
+    assert (tier["files"], tier["foreign"]) == (COUNT, COUNT)
+    assert f"{COUNT} ({COUNT} of other sources)" in session.monarch("status").stdout
     session.stop()
     session.config.write_text(text)
     restart(session)
@@ -319,19 +349,29 @@ def test_debris_goes_and_what_is_not_ours_stays(session: Session, files: Files) 
 
 
 def test_a_file_written_just_before_its_fill_is_recorded_only_after_a_second_look(
-    session_factory: Callable[..., Session], tmp_path: Path
+    session_factory: Callable[..., Session],
+    slow_factory: Callable[..., SlowSource],
+    tmp_path: Path,
 ) -> None:
-    files = Files(tmp_path / "young").add_many(10, 20_000)
+    source = slow_factory()
+    behind = Files(source.backing).add_many(10, 20_000)
+    # Young for as long as the test takes.
+    for name in behind.digests:
+        os.utime(behind.path(name), (time.time() + 3600,) * 2)
+    files = Files(source.mountpoint)
+    files.digests = behind.digests
     session = make(session_factory, tmp_path, files).start()
+    session.wait_scanned()
+    source.reset()
     assert settle(session) == {"present": 10}
-    assert copies_in(session) == {}
-    check_all(session, files)
     session.kill()
+    recorded = len(copies_in(session))
+    # By the program that wanted it, by the fill, and once more before it is recorded.
+    assert source.counts()["open"] >= 2 * 10 + recorded
     restart(session)
-    assert session.status()["sources"][0]["present"] == 0
+    assert session.status()["sources"][0]["present"] == recorded
+    source.reset()
     assert settle(session) == {"present": 10}
     wait_recorded(session, 10)
-    session.stop()
-    restart(session)
-    assert session.status()["sources"][0]["present"] == 10
+    assert source.counts()["open"] >= 3 * (10 - recorded)
     check_all(session, files)

@@ -43,7 +43,7 @@ def daemons(session: Session) -> list[int]:
 
 
 def assert_nothing_left(session: Session) -> None:
-    wait_until(lambda: not daemons(session), timeout=10, what="the daemon's end")
+    wait_until(lambda: not daemons(session), what="the daemon's end")
     assert not session.client.runs()
     assert not session.paths.control.exists()
     assert not tier_root(session.tiers[0]).exists()
@@ -159,7 +159,7 @@ def test_a_signal_during_the_start_leaves_no_daemon(session: Session, delay_s: f
         assert run.stderr is not None
         assert "Traceback" not in run.stderr.read()
     try:
-        wait_until(lambda: not daemons(session), timeout=10, what="the daemon's end")
+        wait_until(lambda: not daemons(session), what="the daemon's end")
     finally:
         for pid in daemons(session):
             os.kill(pid, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -169,3 +170,18 @@ def test_damaged_segments_harm_nobody(
     hits = abandoned.totals()["hits"]
     check_all(abandoned, files)
     assert abandoned.totals()["hits"] == hits + 6
+
+
+def test_a_daemon_whose_clients_were_zeroed_ends(
+    session_factory: Callable[..., Session], files: Files
+) -> None:
+    """The segment also counts the sleeping threads: at its end the daemon wakes all of them."""
+    session = session_factory(files.root).start()
+    session.wait_scanned()
+    check_all(session, files)
+    session.wait_idle()
+    assert session.daemon is not None
+    with session.paths.clients.open("r+b") as clients:
+        clients.write(bytes(session.paths.clients.stat().st_size))
+    session.daemon.send_signal(signal.SIGTERM)
+    assert session.daemon.wait(timeout=30) == 0

@@ -11,7 +11,13 @@ from support.files import Files, Loop, check_all, du_bytes, random_bytes
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 
-SMALL, ENOUGH_FOR_A_FEW = 4 * MIB, 10 * MIB + MIB // 16
+from monarch_py.native import ffi
+from monarch_py.session import least_shm_bytes
+
+SMALL = 4 * MIB
+SEGMENTS = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
+# Beside them, for the catalog of some thousand files.
+ENOUGH_FOR_A_FEW = sum(map(ffi.sizeof, SEGMENTS)) + 7 * MIB // 4
 
 
 def take_the_rest(shm: Path) -> Path:
@@ -25,10 +31,13 @@ def take_the_rest(shm: Path) -> Path:
     return ballast
 
 
-def assert_one_sentence(stderr: str) -> None:
+def assert_one_sentence(stderr: str, shm: Path) -> None:
     assert stderr.startswith("monarch: ")
     assert stderr.count("\n") == 1
-    assert "shared memory" in stderr or "shm" in stderr
+    assert (
+        f"shared memory is full: a daemon needs {least_shm_bytes() // MIB} MiB of {shm};" in stderr
+    )
+    assert "or set MONARCH_SHM" in stderr
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["too_small", "full"])
@@ -42,15 +51,13 @@ def test_the_daemon_refuses_with_one_sentence_and_the_job_goes_on(
         take_the_rest(shm)
     serve = session.monarch("serve")
     assert serve.returncode == 3
-    assert_one_sentence(serve.stderr)
+    assert_one_sentence(serve.stderr, shm)
     start = session.monarch("start")
     assert start.returncode == 3
-    if full:  # not even the log has room for the reason
-        assert start.stderr.count("\n") == 1
-    else:
-        assert_one_sentence(start.stderr)
+    assert_one_sentence(start.stderr, shm)  # also where not even the log has room for it
     done = session.monarch("run", "-q", "--", "sha256sum", str(files.path("f00000")))
     assert done.returncode == 0
+    assert_one_sentence(done.stderr, shm)
     assert done.stdout.startswith(files.digests["f00000"])
     if not full:
         assert du_bytes(shm) < MIB  # what was begun has been taken away
@@ -87,6 +94,30 @@ def test_files_beyond_a_full_catalog_are_left_to_the_source(
         assert 1000 < status["catalog_entries"] < 100_000
         assert status["totals"]["hits"] > 0
         loop.end()
+    said = f"files beyond the {status['catalog_entries']:,} names that the catalog holds are left"
+    assert said in session.monarch("status").stdout
+    done = session.monarch("run", "--", "true")
+    assert said in done.stderr
+
+
+def test_a_tier_beside_the_catalog_leaves_it_room_to_grow(
+    session_factory: Callable[..., Session], mounts: Mounts
+) -> None:
+    """Copies are made while files are found, and would take all of the room before that ends."""
+    source, shm = mounts.tmpfs("source", 256 * MIB), mounts.tmpfs("shm", 26 * MIB)
+    for name in (f"{i:05d}" for i in range(30_000)):
+        with (source / name).open("wb", buffering=0) as file:
+            file.write(b"1")
+    (shm / "tier").mkdir()
+    level = {"mount_point": shm / "tier", "max_storage_quota": 20 * MIB}
+    session = session_factory(
+        source, tiers=[level], directory=shm.parent, prefetch="eager", scan_rate=8000
+    ).start()
+    session.wait_scanned()
+    status = session.status()
+    assert (status["catalog_full"], status["catalog_entries"] > 30_000) == (False, True)
+    # What was kept free is for copies now.
+    wait_until(lambda: session.status()["tiers"][0]["free_bytes"] < MIB, what="a full tier")
 
 
 def test_copies_come_and_go_when_the_catalog_cannot_grow(

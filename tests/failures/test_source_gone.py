@@ -8,21 +8,21 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import users
 from support.files import READ_ALL, Files, Loop, check_all, read_all, same_without
 from support.session import MIB, Session, wait_until
+from support.users import environment, ours
 from support.watch import assert_quiet, settle
 
-import monarch_py
 from monarch_py.demo.slowsource import SlowSource
 
-NOBODY = 65534
+NOBODY = users.ALICE
 
 
 @pytest.fixture
@@ -161,49 +161,16 @@ def test_the_source_is_unmounted_in_the_middle(
 # --- as another user -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def open_place() -> Iterator[Path]:
-    """A directory that any user can reach, which pytest's own is not."""
-    place = Path(tempfile.mkdtemp(prefix="monarch-test-"))
-    place.chmod(0o755)
-    yield place
-    shutil.rmtree(place)
+open_place = pytest.fixture(users.open_place)
 
 
 def as_nobody(*argv: str | Path) -> list[str]:
-    """The command, as a user that owns nothing."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may become another user: run the tests as root")
-    if shutil.which("setpriv") is None:
-        pytest.skip("setpriv is missing: install util-linux")
-    rights = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--bounding-set=-all"]
-    # Through the shell: setpriv itself still may run what its new user may not.
-    return ["setpriv", *rights, "sh", "-c", 'exec "$0" "$@"', *map(str, argv)]
+    return users.as_user(NOBODY, *argv)
 
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    """An interpreter of our version that any user can run; ours may lie in somebody's home."""
-    same = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for found in (sys.executable, shutil.which(same, path="/usr/bin:/usr/local/bin")):
-        if found and not subprocess.call(as_nobody(found, "-c", ""), stderr=subprocess.DEVNULL):
-            return found
-    pytest.skip(f"other users cannot run {sys.executable}, and there is no {same} in /usr/bin")
-
-
-def environment(session: Session) -> dict[str, str]:
-    """As the session's, for an interpreter that does not know our packages."""
-    path = [entry for entry in (str(PACKAGE), *sys.path) if entry]
-    return session.env(False, HOME="/", PYTHONPATH=":".join(path), PYTHONDONTWRITEBYTECODE="1")
-
-
-def ours(session: Session) -> list[str]:
-    """Puts what follows under the library, and nothing before it."""
-    env = session.env()
-    return ["env", *(f"{name}={env[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG"))]
-
-
-PACKAGE = Path(monarch_py.__file__).parents[1]
+    return users.python_for_all()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -17,7 +18,9 @@ from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet, settle
 
-from monarch_py.tiers import tier_root
+from monarch_py.config import load_config
+from monarch_py.daemon.server import Daemon
+from monarch_py.tiers import Tier, held_elsewhere, tier_root
 
 
 @pytest.fixture
@@ -61,14 +64,49 @@ def test_the_directory_of_the_tier_is_removed(
         add_late(session, files)
         loop.wait_passes(2)
         loop.end()
+    # It is given up, and what it had goes into the other one.
+    wait_until(lambda: not session.status()["tiers"][0]["usable"], what="a tier that is given up")
+    assert "was removed or replaced" in session.status()["tiers"][0]["why"]
     wait_late(session, files)
-    assert len(list((tier_root(tmp_path / "second") / "c").iterdir())) == 5
+    assert len(list((tier_root(tmp_path / "second") / "c").iterdir())) == 35
     check_all(session, files)
-    assert session.monarch("clear").returncode == 0
+    why = session.status()["tiers"][0]["why"]
+    verdict, clear = session.monarch("verify"), session.monarch("clear")
+    assert (verdict.returncode, verdict.stdout) == (4, "35 copies checked, 0 damaged\n")
+    assert (clear.returncode, clear.stdout) == (4, "35 copies dropped\n")
+    assert verdict.stderr == clear.stderr == f"monarch: {why}\n"
     check_all(session, files)
     assert settle(session) == {"present": 35}
     assert len(list((tier_root(tmp_path / "second") / "c").iterdir())) == 35
     assert_quiet(session)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_verify_and_clear_name_the_only_tier_when_it_is_gone(
+    session_factory: Callable[..., Session], tmp_path: Path, files: Files, is_known: bool
+) -> None:
+    """Whether or not the daemon has noticed; no copy is called damaged."""
+    session = session_factory(files.root, tiers=[level(tmp_path / "tier")]).start()
+    settle(session)
+    shutil.rmtree(tier_root(tmp_path / "tier"))
+    if is_known:
+        wait_until(lambda: not usable(session), what="a tier that is given up")
+    for command in ("verify", "clear"):
+        done = session.monarch(command)
+        assert done.returncode == 4
+        assert done.stderr.startswith(f"monarch: tier {tmp_path / 'tier'} goes unused: its dir")
+        assert done.stderr.endswith("; monarch stop, then start, makes it anew\n")
+        if command == "verify":
+            assert done.stdout == "0 copies checked, 0 damaged\n"
+
+
+def test_a_persistent_tier_that_was_never_used_is_in_order(
+    session_factory: Callable[..., Session], tmp_path: Path, files: Files
+) -> None:
+    session = session_factory(files.root, tiers=[level(tmp_path / "tier", persistent=True)])
+    for command, said in (("verify", "checked, 0 damaged"), ("clear", "removed")):
+        done = session.monarch(command)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"0 copies {said}\n", "")
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
@@ -100,7 +138,66 @@ def test_the_tier_becomes_read_only(
     )
     assert not session.status()["tiers"][0]["usable"]
     check_all(session, files)
+    # Its copies can still be read.
+    done = session.monarch("verify")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "34 copies checked, 0 damaged\n"
+    why = f"tier {first} goes unused: its file system returned an error; mend it, then monarch stop"
+    assert session.status()["tiers"][0]["why"].startswith(why)
     session.stop()
+
+
+def used_bytes(session: Session) -> int:
+    return int(session.status()["tiers"][0]["used_bytes"])
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_the_room_of_a_dropped_copy_comes_back_when_it_is_gone(
+    session_factory: Callable[..., Session],
+    tmp_path: Path,
+    files: Files,
+    mounts: Mounts,
+    is_gone: bool,
+) -> None:
+    """Somebody has removed it before, or nobody can."""
+    session = session_factory(files.root, tiers=[level(tmp_path / "tier")]).start()
+    assert settle(session) == {"present": 30}
+    before = used_bytes(session)
+    changed = files.path("f00003")
+    copies = tuple((tier_root(session.tiers[0]) / "c").iterdir())
+    (copy,) = (each for each in copies if each.read_bytes() == changed.read_bytes())
+    if is_gone:
+        copy.unlink()
+    else:
+        mounts.pin(copy)
+    session.python("import sys; open(sys.argv[1], 'ab').write(b'more')", changed)
+    tell = session.status
+    wait_until(lambda: tell()["sources"][0]["bypass"] == {"changed": 1}, what="the changed file")
+    wait_until(lambda: used_bytes(session) < before or not usable(session), what="the removal")
+    assert usable(session) is is_gone
+    assert (used_bytes(session) == before) is not is_gone
+    said = f"tier {session.tiers[0]} goes unused: {copy.parent}: Device or resource busy; mend its"
+    assert session.log.read_text().count(said) == (0 if is_gone else 1)
+
+
+def usable(session: Session) -> bool:
+    return bool(session.status()["tiers"][0]["usable"])
+
+
+def test_the_room_of_a_fill_that_has_failed_is_taken_while_it_lies_there(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    size = 8 * MIB
+    files = Files(tmp_path / "source")
+    large = files.add("large", size)
+    tiers, slow = [level(tmp_path / "tier")], {"bandwidth": 2 * MIB}
+    session = session_factory(files.root, tiers=tiers, source_limits=slow, prefetch="eager").start()
+    directory = tier_root(session.tiers[0]) / "c"
+    (copy,) = wait_until(lambda: tuple(directory.iterdir()), what="the beginning of the copy")
+    mounts.pin(copy)
+    os.truncate(large, 4 * MIB)
+    wait_until(lambda: not usable(session), what="the end of the fill")
+    assert used_bytes(session) == size
 
 
 def test_a_tier_that_is_read_only_at_the_start_is_gone_without(
@@ -148,6 +245,40 @@ def test_a_tier_that_is_full_to_the_last_byte_at_the_start(
     finally:
         assert session.monarch("stop").returncode == 0
     assert "Traceback" not in session.paths.log.read_text()
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
+def test_a_tier_that_cannot_be_listed_at_the_start_is_gone_without(
+    session_factory: Callable[..., Session],
+    tmp_path: Path,
+    files: Files,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    persistent: bool,
+) -> None:
+    listing, first = Tier.listing, tmp_path / "first"
+
+    def fails_on_the_first(tier: Tier) -> object:
+        if tier.config.mount_point == first:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), tier.fd)
+        return listing(tier)
+
+    monkeypatch.setattr(Tier, "listing", fails_on_the_first)
+    tiers = [level(first, persistent=persistent), level(tmp_path / "second")]
+    session = session_factory(files.root, tiers=tiers)
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    session.paths.make()
+    daemon = Daemon(load_config(session.config), session.paths)
+    try:
+        assert [tier is not None for tier in daemon.tiers[:2]] == [False, True]
+        assert not daemon.keepers
+        assert not held_elsewhere(first, session.config)
+        assert caplog.messages == [
+            f"tier {first} goes unused: {tier_root(first) / 'c'}: Input/output error;"
+            " mend its file system, then monarch stop and start"
+        ]
+    finally:
+        daemon._close()
 
 
 def test_copies_are_deleted_behind_our_back(

@@ -96,7 +96,11 @@ def test_another_configuration_goes_without_a_tier_that_is_held(
         assert done.returncode == 0
         assert first.daemon is not None
         holder = f"process {first.daemon.pid}"
-        why = f"tier {tmp_path / 'shared'} is held by {holder}; it goes unused here"
+        why = (
+            f"tier {tmp_path / 'shared'} is held by the daemon of {first.config} ({holder});"
+            " it goes unused here: give tiers.yaml a directory of its own, for example"
+            f" mount_point: {tmp_path / 'shared' / 'tiers'}"
+        )
         assert done.stderr == f"monarch: {why}\n"
         tiers = other.status()["tiers"]
         assert [tier["usable"] for tier in tiers] == [False, True]
@@ -124,7 +128,7 @@ def test_without_any_other_tier_it_does_not_start(
     start = other.monarch("start")
     assert start.returncode != 0
     assert start.stderr.count("\n") == 1
-    assert "is held by process" in start.stderr
+    assert f"is held by the daemon of {first.config} (process " in start.stderr
     # Jobs under the configuration that has no daemon go on, on the source.
     check_all(first, files)
     done = other.monarch("run", "--", "sha256sum", str(files.path("f00000")))

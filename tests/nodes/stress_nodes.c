@@ -31,6 +31,8 @@
 static struct node {
     unsigned number;
     int copies;
+    struct monarch_control control;
+    struct monarch_writer *writer;
     struct monarch_catalog *catalog; /* atomic; earlier ones stay */
     struct monarch_catalog *all[CATALOGS];
     struct monarch_clients *clients;
@@ -76,13 +78,17 @@ static void connect_pair(int end[2]) {
     CHECK(end[1] >= 0 && close(listener) == 0);
 }
 
+/* Both directions have one: nobody here would mix them up. */
+static const struct monarch_peer_keys keys;
+static const unsigned char content_key[MONARCH_KEY_BYTES] = {1};
+
 static struct monarch_peer_link *connect_to(void *arg, uint32_t *status) {
     struct node *to = arg;
     int end[2], taken = 0;
     connect_pair(end);
     pthread_mutex_lock(&to->lock);
     if (to->server)
-        taken = monarch_peer_server_adopt(to->server, end[1]) == 0;
+        taken = monarch_peer_server_adopt(to->server, end[1], &keys) == 0;
     pthread_mutex_unlock(&to->lock);
     if (!taken) {
         *status = MONARCH_PEER_REFUSED;
@@ -96,10 +102,12 @@ static struct monarch_peer_link *connect_to(void *arg, uint32_t *status) {
         close(link_fd[i]);
     link_fd[i] = fcntl(end[0], F_DUPFD_CLOEXEC, 3);
     pthread_mutex_unlock(&links_lock);
-    return monarch_peer_link_new(end[0], 300, 300);
+    return monarch_peer_link_new(end[0], &keys, content_key, 300, 300);
 }
 
-static void hear(void *arg, uint32_t status) { (void)arg, (void)status; }
+static void hear(void *arg, uint32_t status, uint64_t began_ns) {
+    (void)arg, (void)status, (void)began_ns;
+}
 
 static void serve(struct node *n) {
     struct monarch_peer_bounds bounds = {2, 24, 400, 200, 40, 0};
@@ -155,7 +163,7 @@ static const struct monarch_entry *entry(const struct node *n, uint64_t id) {
 }
 
 static void set_word(struct node *n, uint64_t id, uint64_t word) {
-    monarch_set_words(n->catalog, 1, &id, &word);
+    monarch_set_words(n->writer, 1, &id, &word);
 }
 
 static int is_in(const struct node *n, uint64_t id, unsigned state) {
@@ -170,7 +178,7 @@ static void grow(struct node *n, uint64_t factor) {
     struct monarch_catalog *fresh = calloc(1, monarch_catalog_bytes(capacity * factor, pool));
     CHECK(fresh && generation < CATALOGS);
     monarch_catalog_init(fresh, generation, capacity * factor, pool);
-    CHECK(!old || monarch_catalog_copy(old, fresh) == 0);
+    CHECK(monarch_catalog_move(n->writer, fresh, &n->control.generation) == 0);
     n->all[generation] = fresh;
     __atomic_store_n(&n->catalog, fresh, __ATOMIC_RELEASE);
     if (n->holdings)
@@ -186,7 +194,7 @@ static void scan(struct node *n) {
         struct monarch_batch *b = monarch_scan_take(s, &finished);
         uint64_t *ids = b ? calloc(b->count, sizeof *ids) : NULL, added = 0;
         for (uint64_t done = 0; b && done < b->count;) {
-            done += monarch_catalog_add(n->catalog, b->entries + done, b->count - done, b->pool,
+            done += monarch_catalog_add(n->writer, b->entries + done, b->count - done, b->pool,
                                         ids + done, &added);
             if (done < b->count)
                 grow(n, 2);
@@ -197,7 +205,7 @@ static void scan(struct node *n) {
             seen = monarch_wait_doorbell(n->clients, seen, 50);
         free(ids);
     }
-    monarch_scan_stop(s);
+    monarch_scan_stop(s, 60000);
 }
 
 /* The other node keeps every other file. */
@@ -243,16 +251,17 @@ static void take_fill(struct node *n, const struct monarch_result *r) {
         count(&filled);
         CHECK(r->bytes == entry(n, r->id)->size);
         CHECK(r->giver == -1 || (r->giver == 1 - (int)n->number && !is_own(n, r->id)));
-        if (monarch_publish(n->catalog, 1, &r->id, &word, &r->copy_ino, &r->sum, NULL) != 0) {
+        if (!r->is_published &&
+            monarch_publish(n->writer, 1, &r->id, &word, &r->copy_ino, &r->sum, NULL) != 0) {
             grow(n, 1);
-            CHECK(monarch_publish(n->catalog, 1, &r->id, &word, &r->copy_ino, &r->sum, NULL) == 0);
+            CHECK(monarch_publish(n->writer, 1, &r->id, &word, &r->copy_ino, &r->sum, NULL) == 0);
         }
         return;
     }
     set_word(n, r->id, monarch_word(MONARCH_ABSENT, 0, 0, 0));
     const char *path = monarch_pool(n->catalog, entry(n, r->id)->path);
     CHECK(monarch_stat_entry(root, 0, path, &fresh, target, sizeof target) == 0);
-    monarch_catalog_update(n->catalog, r->id, &fresh);
+    monarch_catalog_update(n->writer, r->id, &fresh);
 }
 
 static void take_results(struct node *n) {
@@ -267,7 +276,6 @@ static void take_results(struct node *n) {
             take_fill(n, &out[i]);
         else
             set_word(n, out[i].id, monarch_word(MONARCH_ABSENT, 0, 0, 0));
-        monarch_free(out[i].block_sums);
     }
     monarch_engine_settle(n->engine);
 }
@@ -396,7 +404,7 @@ static void *be_reader(void *arg) {
             read_whole(n, word, k);
             break;
         case MONARCH_ABSENT:
-            __atomic_fetch_or(&n->clients->wanted[id / 64], 1ULL << (id % 64), __ATOMIC_SEQ_CST);
+            monarch_set_bit(&n->clients->wanted, id);
             monarch_doorbell_ring(&n->clients->doorbell);
             pause_us(100);
             break;
@@ -420,9 +428,12 @@ static void begin(struct node *n, const char *tier, uint64_t seed) {
     struct stat st;
     n->copies = open(tier, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(n->copies >= 0 && fstat(root, &st) == 0);
+    n->control.source[0].dev = st.st_dev;
     n->clients = calloc(1, sizeof *n->clients);
     n->fills = calloc(1, sizeof *n->fills);
     CHECK(n->clients && n->fills && pthread_mutex_init(&n->lock, NULL) == 0);
+    n->writer = monarch_writer_new();
+    CHECK(n->writer);
     n->next_copy = 1;
     n->rng = seed + n->number;
     grow(n, 1);
@@ -430,9 +441,10 @@ static void begin(struct node *n, const char *tier, uint64_t seed) {
     CHECK(n->catalog->count < MOST_FILES);
     n->engine = monarch_engine_start(2, 2, 4, BLOCK, n->clients, n->fills);
     CHECK(n->engine);
+    monarch_engine_publish(n->engine, n->writer, &n->control);
     monarch_engine_source(n->engine, 0, root);
     monarch_engine_tier(n->engine, 0, n->copies);
-    n->holdings = monarch_holdings_new(n->clients, n->fills, BLOCK);
+    n->holdings = monarch_holdings_new(n->clients, n->fills, BLOCK, content_key);
     CHECK(n->holdings);
     monarch_holdings_source(n->holdings, 0, st.st_dev);
     monarch_holdings_tier(n->holdings, 0, n->copies);
@@ -447,11 +459,12 @@ static void end(struct node *n) {
     monarch_engine_holdings(n->engine, NULL);
     end_server(n);
     monarch_holdings_catalog(n->holdings, NULL);
-    monarch_engine_stop(n->engine);
+    monarch_engine_stop(n->engine, 60000);
     monarch_peer_free(n->peer);
     monarch_holdings_free(n->holdings);
     for (int i = 0; i < CATALOGS; i++)
         free(n->all[i]);
+    monarch_writer_free(n->writer);
     free(n->clients);
     free(n->fills);
     close(n->copies);

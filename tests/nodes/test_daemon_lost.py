@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
 from support.nodes import Node
 from support.session import wait_until
@@ -15,8 +16,6 @@ from support.session import wait_until
 MIB = 1 << 20
 FILES, SIZE = 60, MIB // 2
 VICTIM = 1
-# What a reader may wait for a node that is gone, and what a file takes at the source here [s].
-LONGEST_S = 2.0 + 0.5
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def in_the_middle(cluster: Cluster, do: Callable[[Node], None]) -> None:
         do(victim)
         assert all(reader.runs() for reader in readers)
         ends = [reader.end() for reader in readers]
-    assert max(end["longest_s"] for end in ends) < LONGEST_S
+    assert max(end["longest_s"] for end in ends) < READER_LIMIT_S
     cluster.rate(0)
 
 

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from peers.offers import frame, xxh3
+from peers.offers import let_in
 from support.epoch import make_files
 from support.nodes import Nodes
 from support.session import MIB
 
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.native import lib
-from monarch_py.peers.handshake import Greeter
+from monarch_py.peers import Party
 
 # An answer of this size may take 64 s (LEAST_BYTES_PER_S in client.c).
 SIZE, FILES, STOP_S = 8 * MIB, 6, 8.0
@@ -24,10 +23,10 @@ SIZE, FILES, STOP_S = 8 * MIB, 6, 8.0
 class Drips:
     """Answers whoever asks, each with right bytes that never end."""
 
-    def __init__(self, listener: socket.socket, secret: bytes) -> None:
+    def __init__(self, listener: socket.socket, party: Party) -> None:
         self.asked = threading.Event()
         self._over = threading.Event()
-        self._listener, self._secret = listener, secret
+        self._listener, self._party = listener, party
 
     def run(self) -> None:
         while not self._over.is_set():
@@ -37,16 +36,11 @@ class Drips:
 
     def _attend(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            greeter = Greeter(self._secret)
-            connection.sendall(greeter.hello)
-            greeter.feed(connection.recv(greeter.missing, socket.MSG_WAITALL))
-            connection.sendall(greeter.proof() or b"")
+            line = let_in(connection, self._party)
             connection.recv(4096)
             self.asked.set()
-            byte = b"\0"
             while not self._over.wait(0.1):
-                connection.sendall(frame(lib.MONARCH_PEER_DATA, 1) + byte)
-                connection.sendall(frame(lib.MONARCH_PEER_SUM, xxh3(byte)))
+                connection.sendall(line.right(b"\0"))
 
     def end(self, address: tuple[str, int]) -> None:
         self._over.set()
@@ -55,8 +49,8 @@ class Drips:
 
 
 @contextmanager
-def dripping(listener: socket.socket, secret: bytes) -> Iterator[Drips]:
-    drips, address = Drips(listener, secret), listener.getsockname()
+def dripping(listener: socket.socket, party: Party) -> Iterator[Drips]:
+    drips, address = Drips(listener, party), listener.getsockname()
     thread = threading.Thread(target=drips.run)
     thread.start()
     try:
@@ -74,7 +68,7 @@ def test_who_is_stopped_waits_for_no_peer_that_drips(
     quota = FILES * (SIZE + MIB)
     nodes = nodes_factory([source] * 2, [quota] * 2, prefetch="eager")
     first, second = nodes.all
-    with dripping(second.listener, first.cluster.secret) as drips, first.start():
+    with dripping(second.listener, Party.of(second.cluster)) as drips, first.start():
         first.wait_scanned()
         assert drips.asked.wait(30), "nothing was asked of the peer"
         began = time.monotonic()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
 from support.session import wait_until
 
@@ -24,7 +25,7 @@ def test_two_jobs_at_a_time(cluster_factory: Callable[..., Cluster]) -> None:
             for order in (cluster.files, cluster.files[::-1])
         ]
         for job in jobs:
-            assert job.end()["longest_s"] < 2.5
+            assert job.end()["longest_s"] < READER_LIMIT_S
     for node in cluster.nodes:
         node.wait_idle()
         assert len(node.copies()) == node.totals()["fills"] == FILES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
 from support.nodes import Host
 from support.session import wait_until
@@ -28,7 +29,7 @@ def test_a_link_that_is_cut_and_mended_in_an_epoch(
         namespaces.set_link(CUT_OFF, up=False)
         assert all(reader.runs() for reader in readers)
         ends = [reader.end() for reader in readers]
-    assert max(end["longest_s"] for end in ends) < 2.5
+    assert max(end["longest_s"] for end in ends) < READER_LIMIT_S
     cluster.rate(0)
     namespaces.set_link(CUT_OFF, up=True)
     for node in cluster.nodes:

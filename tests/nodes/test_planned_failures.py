@@ -8,14 +8,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+from support.epoch import READER_LIMIT_S
 from support.nodes import Host, Node
 from support.planned import PlannedNodes, follows
 from support.session import MIB, wait_until
-from torch.utils.data import DistributedSampler
 
 from benchmarks.peers.nodes import Nodes as Namespaces
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import DistributedSampler as Planned
+
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
 
 RANKS, FILES, SIZE, EPOCHS, SEED = 3, 360, 40_000, 6, 11
 VICTIM = 1
@@ -23,8 +25,6 @@ VICTIM = 1
 COUNTED = 40_960
 # Room for all files on three nodes, and for a twentieth more.
 QUOTA = FILES * COUNTED * 21 // 20 // RANKS + MIB
-# What a reader may wait for a node that is gone, and what a file takes at the source here [s].
-LONGEST_S = 2.0 + 0.5
 SLOW = 5e6
 # Where a machine is so busy that a node waits no longer for another one, it reads a file itself.
 SOME = FILES * SIZE // 10
@@ -32,6 +32,8 @@ SOME = FILES * SIZE // 10
 
 def orders_of(*epochs: int) -> list[list[int]]:
     """Of each rank, one epoch after the other."""
+    from torch.utils.data import DistributedSampler
+
     orders: list[list[int]] = []
     for rank in range(RANKS):
         sampler: DistributedSampler[int] = DistributedSampler(
@@ -63,15 +65,16 @@ def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedN
 def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
     """Of the first epoch of two, when the victim has given something to the others."""
     victim = planned.all[VICTIM]
-    planned.source.rate(SLOW)
+    planned.source.rate(SLOW / 4)  # the middle is noticed in time on a busy machine too
     with ExitStack() as stack:
         orders = orders_of(0, 1)
         readers = [stack.enter_context(planned.reader(rank, orders[rank])) for rank in range(RANKS)]
         wait_until(lambda: victim.nodes()["served_bytes"] > 4 * SIZE, what="something from it")
         do(victim)
         assert all(reader.runs() for reader in readers)
+        planned.source.rate(SLOW)
         ends = [reader.end() for reader in readers]
-    assert max(end["longest_s"] for end in ends) < LONGEST_S
+    assert max(end["longest_s"] for end in ends) < READER_LIMIT_S
     planned.source.rate(0)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 from support.planned import PlannedNodes, follows
 from support.session import MIB, wait_until
-from torch.utils.data import DistributedSampler
 
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import DistributedSampler as Planned
+
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
 
 RANKS, FILES, SIZE, EPOCHS, SEED = 3, 120, 100_000, 3, 7
 # Room for half of the files.
@@ -18,6 +19,8 @@ QUOTA = FILES * (SIZE + 8192) // 2 + MIB
 
 
 def order_of(rank: int, epoch: int) -> list[int]:
+    from torch.utils.data import DistributedSampler
+
     sampler: DistributedSampler[int] = DistributedSampler(
         range(FILES),  # type: ignore[arg-type]  # its length is what it wants
         RANKS,

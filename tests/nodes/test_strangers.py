@@ -9,8 +9,11 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
+from peers.offers import Line
+from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
 from support.session import wait_until
 
@@ -41,39 +44,41 @@ def test_everybody_at_once_while_an_epoch_goes_on(cluster: Cluster) -> None:
                 connection.send(rng.randbytes(rng.randrange(1, 4000)))
         reader.end()
     (again,) = cluster.epoch(1)
-    assert again["longest_s"] < 2
+    assert again["longest_s"] < READER_LIMIT_S
     assert victim.seen_by(cluster.nodes[1])["last_failure"] == "ok"
 
 
 def test_a_wrong_secret_is_told_nothing(cluster: Cluster) -> None:
     for purpose in Purpose:
         with pytest.raises(Unreachable) as refused:
-            connected(cluster.nodes[0].address, os.urandom(32), 2.0, purpose)
+            me = replace(cluster.nodes[0].asked_by(1), secret=os.urandom(32))
+            connected(me, 0, 2.0, purpose)
         assert refused.value.status == PeerStatus.REFUSED
 
 
-def member(cluster: Cluster) -> socket.socket:
+def member(cluster: Cluster) -> Line:
     """A connection of somebody who knows the secret, and means no good."""
-    node = cluster.nodes[0]
-    return connected(node.address, node.cluster.secret, 2.0, Purpose.FILES)
+    return Line(*connected(cluster.nodes[0].asked_by(1), 0, 2.0, Purpose.FILES))
 
 
-def request(**fields: int) -> bytes:
-    asked = ffi.new("struct monarch_peer_request *", {"magic": lib.MONARCH_PEER_REQUEST, **fields})
-    return bytes(ffi.buffer(asked))
+def request(line: Line, **fields: int) -> bytes:
+    return line.request(FileId(0, 0, 0, 0), **fields)
 
 
 def test_a_member_that_asks_for_the_impossible(cluster: Cluster) -> None:
     """Ranges beyond every file and every number, sources and files that are none."""
     most = (1 << 64) - 1
-    asked = [
-        request(size=most, first=0, length=most),
-        request(size=SIZE, first=most, length=most),
-        request(size=SIZE, first=SIZE, length=1),
-        request(source=(1 << 32) - 1, path_hash=most, size=SIZE, length=SIZE),
-        *(request(source=n, path_hash=n, size=SIZE, length=SIZE) for n in range(20)),
-    ]
     with member(cluster) as connection:
+        asked = [
+            request(connection, size=most, first=0, length=most),
+            request(connection, size=SIZE, first=most, length=most),
+            request(connection, size=SIZE, first=SIZE, length=1),
+            request(connection, source=(1 << 32) - 1, path_hash=most, size=SIZE, length=SIZE),
+            *(
+                request(connection, source=n, path_hash=n, size=SIZE, length=SIZE)
+                for n in range(20)
+            ),
+        ]
         connection.sendall(b"".join(asked))
         end_bytes = ffi.sizeof("struct monarch_peer_frame")
         connection.settimeout(10)
@@ -99,12 +104,12 @@ def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
         for _ in range(30):
             connection = stack.enter_context(member(cluster))
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-            connection.send(request(size=SIZE, length=SIZE)[:-1])
+            connection.send(request(connection, size=SIZE, length=SIZE)[:-1])
         started = time.monotonic()
         cluster.epoch(1)
         assert time.monotonic() - started < 20
     # A file is meant by its times as well: another time is another file.
-    peer = Peer(TcpTransport(node.cluster.secret), node.address)
+    peer = Peer(TcpTransport(node.asked_by(1)), 0)
     gets = new_gets([FileId(source=0, path_hash=1, size=SIZE, mtime_ns=1)])
     peer.fetch(gets)
     assert gets["status"][0] == PeerStatus.UNKNOWN_FILE

@@ -10,13 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
+from peers.offers import Line
 from support.epoch import Reader, make_files
 from support.nodes import MIB, Node, Nodes
 from support.session import wait_until
 
 from monarch_py.catalog import CatalogReader
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.native import ffi, lib
+from monarch_py.native import lib
 from monarch_py.peers import FileId, Peer, PeerStatus, TcpTransport, new_gets
 from monarch_py.peers.handshake import Purpose
 from monarch_py.peers.tcp import connected
@@ -52,22 +54,24 @@ def test_what_has_rotted_in_a_copy_reaches_no_other_node(
     assert 3 * MIB <= again <= 3 * SIZE
 
 
+@pytest.mark.parametrize("size", [SIZE, 100_000], ids=["large", "small"])
 def test_what_has_rotted_goes_where_it_has_rotted(
     nodes_factory: Callable[..., Nodes],
     mounts: Callable[[int], list[SlowSource]],
     epoch_reader: Path,
+    size: int,
 ) -> None:
     """The owner does not look at what it sends in whole blocks; who gets them has it look."""
     sources = mounts(2)
-    files = make_files(sources[0].backing, 1, SIZE)
-    nodes = nodes_factory(sources, [SIZE + MIB] * 2).start()
+    files = make_files(sources[0].backing, 1, size)
+    nodes = nodes_factory(sources, [size + MIB] * 2).start()
     owner, other = sorted((0, 1), key=lambda rank: -int(nodes[rank].nodes()["own_files"]))
     nodes[owner].want_all()
     nodes.wait_idle()
     (copy,) = nodes[owner].copies()
     copy.chmod(0o600)
     with copy.open("r+b") as file:
-        file.seek(5 * MIB)
+        file.seek(size // 2)
         file.write(b"rotten")
     for rank in (other, owner):
         with Reader(
@@ -98,7 +102,7 @@ def named_by(node: Node, name: str) -> FileId:
 def frames_of(connection: socket.socket, answer: bytes) -> list[tuple[int, int]]:
     """(kind, value) of an answer of which a part has come, to its end."""
     frames: list[tuple[int, int]] = []
-    layout, at = struct.Struct("<IIQQ"), 0
+    layout, at = struct.Struct("<IIQQ16x"), 0
     while not frames or frames[-1][0] != lib.MONARCH_PEER_END:
         while len(answer) < at + layout.size:
             more = connection.recv(1 << 20)
@@ -122,24 +126,15 @@ def test_an_answer_that_has_begun_is_finished_when_its_copy_is_dropped(
     nodes.wait_idle()
     (copy,) = owner.copies()
     file = named_by(owner, str(name))
-    asked = ffi.new(
-        "struct monarch_peer_request *",
-        {
-            "magic": lib.MONARCH_PEER_REQUEST,
-            "path_hash": file.path_hash,
-            "size": size,
-            "mtime_ns": file.mtime_ns,
-            "length": size,
-        },
-    )
-    with connected(owner.address, owner.cluster.secret, 2.0, Purpose.FILES) as connection:
+    rank = owner.cluster.rank
+    with Line(*connected(owner.asked_by(1 - rank), rank, 2.0, Purpose.FILES)) as connection:
         connection.settimeout(10)
-        connection.sendall(bytes(ffi.buffer(asked)))
+        connection.sendall(connection.request(file))
         begun = connection.recv(MIB)
         path = sources[owner.cluster.rank].mountpoint / str(name)
         owner.python("import os, sys; os.close(os.open(sys.argv[1], os.O_WRONLY))", path)
         wait_until(lambda: not copy.exists(), what="the end of the copy")
-        frames = frames_of(connection, begun)
+        frames = frames_of(connection.connection, begun)
     assert frames[-1] == (lib.MONARCH_PEER_END, PeerStatus.OK)
     assert sum(kind == lib.MONARCH_PEER_SUM for kind, _ in frames) == size // MIB
 
@@ -156,7 +151,8 @@ def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
     nodes.wait_idle()
     (copy,) = owner.copies()
     room = np.zeros(SIZE, dtype=np.uint8)
-    peer = Peer(TcpTransport(owner.cluster.secret), owner.address)
+    rank = owner.cluster.rank
+    peer = Peer(TcpTransport(owner.asked_by(1 - rank)), rank)
 
     def fetch(first: int, length: int) -> PeerStatus:
         gets = new_gets([named_by(owner, str(name))])

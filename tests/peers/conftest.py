@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from peers.offers import SECRET, Offer
+from peers.offers import Offer, serve
 
 from monarch_py.peers import FileServer, listen
 
@@ -20,7 +20,7 @@ def server_factory() -> Iterator[Callable[..., FileServer]]:
     with ExitStack() as stack:
 
         def make(**settings: Any) -> FileServer:
-            server = FileServer(SECRET, listen("127.0.0.1"), **settings)
+            server = serve(listen("127.0.0.1"), **settings)
             stack.callback(server.close)
             return server
 

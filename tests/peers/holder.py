@@ -11,9 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from peers.offers import SECRET, Offer
+from peers.offers import Offer, serve
 
-from monarch_py.peers import FileServer, listen
+from monarch_py.peers import listen
 
 BLOCK = 1 << 20
 
@@ -24,7 +24,7 @@ def content(size: int, seed: int) -> bytes:
 
 def main() -> None:
     port, size, seed = map(int, sys.argv[1:])
-    server = FileServer(SECRET, listen("127.0.0.1", port))
+    server = serve(listen("127.0.0.1", port))
     with Offer(content(size, seed)) as file:
         if size:
             file.share(server, block=BLOCK)

@@ -14,13 +14,18 @@ import numpy.typing as npt
 import xxhash
 
 from monarch_py.native import ffi, lib
-from monarch_py.peers import FileId, FileServer, Peer, PeerStatus, TcpTransport, new_gets
-from monarch_py.peers.handshake import introduce
+from monarch_py.peers import FileId, FileServer, Party, Peer, PeerStatus, TcpTransport, new_gets
+from monarch_py.peers.handshake import Greeter, Keys, introduce
 
 BLOCK = 64 << 10
 SECRET = bytes(range(32))
 REQUEST_BYTES = ffi.sizeof("struct monarch_peer_request")
+SEAL_BYTES = lib.MONARCH_MAC_BYTES
 FRAME = struct.Struct("<IIQQ")
+FRAME_BYTES = FRAME.size + SEAL_BYTES
+# Where rank 1, which serves nobody, would serve.
+NOWHERE = ("127.0.0.1", 1)
+NO_KEYS = Keys(bytes(16), bytes(16))
 
 
 def xxh3(data: bytes) -> int:
@@ -30,6 +35,15 @@ def xxh3(data: bytes) -> int:
 def sums_of(content: bytes, block: int = BLOCK) -> npt.NDArray[np.uint64]:
     starts = range(0, len(content), block)
     return np.array([xxh3(content[at : at + block]) for at in starts], dtype=np.uint64)
+
+
+def party(serving: tuple[str, int], rank: int = 0, secret: bytes = SECRET) -> Party:
+    """Rank 0 serves there, rank 1 asks it."""
+    return Party(secret, rank, (serving, NOWHERE))
+
+
+def serve(listener: socket.socket, secret: bytes = SECRET, **settings: Any) -> FileServer:
+    return FileServer(party(listener.getsockname()[:2], 0, secret), listener, **settings)
 
 
 class Offer:
@@ -44,7 +58,12 @@ class Offer:
         os.pwrite(self.fd, content, 0)
 
     def share(self, server: FileServer, *, known: bool = True, block: int = BLOCK) -> Offer:
-        server.share(self.id, self.fd, block, sums_of(self.content, block) if known else None)
+        if known:
+            starts = range(0, len(self.content), block)
+            digests = b"".join(server.digest(self.content[at : at + block]) for at in starts)
+            server.share(self.id, self.fd, block, sums_of(self.content, block), digests)
+        else:
+            server.share(self.id, self.fd, block)
         return self
 
     def __enter__(self) -> Offer:
@@ -79,19 +98,99 @@ def fetch_all(
 
 
 def peer_of(server: FileServer, secret: bytes = SECRET, **bounds: float) -> Peer:
-    return Peer(TcpTransport(secret, **bounds), server.address)
+    return peer_at(server.address, secret, **bounds)
 
 
-def connect(server: FileServer, secret: bytes = SECRET) -> socket.socket:
+def peer_at(address: tuple[str, int], secret: bytes = SECRET, **bounds: float) -> Peer:
+    return Peer(TcpTransport(party(address, 1, secret), **bounds), 0)
+
+
+def content_digest(content: bytes, secret: bytes = SECRET) -> bytes:
+    made = ffi.new("unsigned char[]", SEAL_BYTES)
+    assert (
+        lib.monarch_digest_of(party(NOWHERE, 0, secret).content_key, content, len(content), made)
+        == 0
+    )
+    return bytes(ffi.buffer(made))
+
+
+class Seals:
+    """What one end seals, in its order."""
+
+    def __init__(self, key: bytes) -> None:
+        self._mac = ffi.gc(lib.monarch_mac_new(key), lib.monarch_mac_free)
+        self.number = 0
+
+    def seal(self, said: bytes, digest: bytes = b"") -> bytes:
+        """`said` with its seal."""
+        made = ffi.new("unsigned char[]", SEAL_BYTES)
+        with_digest = ffi.new("struct monarch_digest *", [digest]) if digest else ffi.NULL
+        lib.monarch_seal(self._mac, self.number, said, len(said), with_digest, made)
+        self.number += 1
+        return said + bytes(ffi.buffer(made))
+
+
+class Line:
+    """A connection, and the seals of what this end says and hears. Else as a socket."""
+
+    def __init__(self, connection: socket.socket, keys: Keys) -> None:
+        self.connection = connection
+        self.says, self.hears = Seals(keys.mine), Seals(keys.theirs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def request(self, file: FileId, **fields: Any) -> bytes:
+        """The next request, sealed, to be sent as it is."""
+        return self.says.seal(request(file, **fields))
+
+    def frame(self, kind: int, value: int, tag: int = 0, content: bytes = b"") -> bytes:
+        """The next frame; content : what a SUM vouches for."""
+        digest = content_digest(content) if content else b""
+        return self.says.seal(frame(kind, value, tag), digest)
+
+    def right(self, part: bytes, tag: int = 0) -> bytes:
+        """A DATA frame with its bytes and their SUM."""
+        data = self.frame(lib.MONARCH_PEER_DATA, len(part), tag) + part
+        return data + self.frame(lib.MONARCH_PEER_SUM, xxh3(part), tag, part)
+
+
+def link_of(connection: socket.socket, limit_ms: int) -> Any:
+    """A link over it, whose other end is a Line with NO_KEYS."""
+    keys = ffi.new("struct monarch_peer_keys *", [NO_KEYS.mine, NO_KEYS.theirs])
+    key = party(NOWHERE).content_key
+    return lib.monarch_peer_link_new(connection.detach(), keys, key, limit_ms, limit_ms)
+
+
+def let_in(connection: socket.socket, who: Party) -> Line:
+    """The server's side of a connection, for one that proves itself; ConnectionError for others."""
+    greeter = Greeter(who)
+    connection.sendall(greeter.hello)
+    greeter.feed(connection.recv(greeter.missing, socket.MSG_WAITALL))
+    reply = None if greeter.missing else greeter.reply()
+    if reply is None or greeter.keys is None:
+        raise ConnectionError
+    connection.sendall(reply)
+    return Line(connection, greeter.keys)
+
+
+def connect(server: FileServer, secret: bytes = SECRET) -> Line:
     """A bare connection that has proved the secret."""
     connection = socket.create_connection(server.address, timeout=5)
-    introduce(connection, secret, time.monotonic() + 5)
+    me = party(server.address, 1, secret)
+    keys = introduce(connection, me, 0, time.monotonic() + 5)
     connection.settimeout(5)
-    return connection
+    return Line(connection, keys)
 
 
 def request(file: FileId, **fields: Any) -> bytes:
-    """A request's bytes; fields : other values for some of its fields."""
+    """A request's bytes up to its seal; fields : other values for some of its fields."""
     values: dict[str, Any] = {
         "magic": lib.MONARCH_PEER_REQUEST,
         "source": file.source,
@@ -103,23 +202,26 @@ def request(file: FileId, **fields: Any) -> bytes:
         "length": file.size,
     }
     made = ffi.new("struct monarch_peer_request *", {**values, **fields})
-    return bytes(ffi.buffer(made))
+    return bytes(ffi.buffer(made))[:-SEAL_BYTES]
 
 
-def read_frame(connection: socket.socket) -> tuple[int, int, int]:
-    """(kind, tag, value); EOFError when the connection ends instead."""
+def read_frame(line: Line) -> tuple[int, int, int]:
+    """(kind, tag, value); EOFError when the connection ends instead. Its seal is looked at, but for
+    a SUM's."""
     data = b""
-    while len(data) < FRAME.size:
-        more = connection.recv(FRAME.size - len(data))
+    while len(data) < FRAME_BYTES:
+        more = line.connection.recv(FRAME_BYTES - len(data))
         if not more:
             raise EOFError
         data += more
-    magic, kind, tag, value = FRAME.unpack(data)
+    magic, kind, tag, value = FRAME.unpack(data[: FRAME.size])
     assert magic == lib.MONARCH_PEER_FRAME
+    assert line.hears.seal(data[: FRAME.size]) == data or kind == lib.MONARCH_PEER_SUM
     return kind, tag, value
 
 
 def frame(kind: int, value: int, tag: int = 0) -> bytes:
+    """A frame's bytes up to its seal."""
     return FRAME.pack(lib.MONARCH_PEER_FRAME, kind, tag, value)
 
 
@@ -132,7 +234,7 @@ def bare(server: FileServer) -> socket.socket:
     return socket.create_connection(server.address, timeout=5)
 
 
-def ends(connection: socket.socket) -> bool:
+def ends(connection: socket.socket | Line) -> bool:
     """Whether the other side ends it, within 5 s; what it still says does not count."""
     try:
         while connection.recv(1 << 16):

@@ -32,6 +32,9 @@ static int stopping; /* atomic */
 static uint64_t came, missed;
 static char *content[FILES];
 static uint64_t size_of[FILES];
+/* Both directions have one: nobody here would mix them up. */
+static const struct monarch_peer_keys keys;
+static const unsigned char content_key[MONARCH_KEY_BYTES] = {1};
 
 static void check(int good, const char *what) {
     if (good)
@@ -70,7 +73,7 @@ static void connect_pair(int end[2]) {
 static int connected(void) {
     int end[2];
     connect_pair(end);
-    if (monarch_peer_server_adopt(server, end[1]) == 0)
+    if (monarch_peer_server_adopt(server, end[1], &keys) == 0)
         return end[0];
     close(end[0]);
     close(end[1]);
@@ -97,18 +100,31 @@ static int descriptor_of(int f) {
 
 static uint64_t blocks_of(int f) { return (size_of[f] + BLOCK - 1) / BLOCK; }
 
+static uint64_t length_of(int f, uint64_t block) {
+    uint64_t at = block * BLOCK;
+    return size_of[f] - at < BLOCK ? size_of[f] - at : BLOCK;
+}
+
 static uint64_t sum_of(int f, uint64_t block) {
-    uint64_t at = block * BLOCK, n = size_of[f] - at < BLOCK ? size_of[f] - at : BLOCK;
-    return monarch_xxh3(content[f] + at, n);
+    return monarch_xxh3(content[f] + block * BLOCK, length_of(f, block));
+}
+
+static void digest_of(int f, uint64_t block, unsigned char *digest) {
+    const char *at = content[f] + block * BLOCK;
+    check(monarch_digest_of(content_key, at, length_of(f, block), digest) == 0, "digest");
 }
 
 static void share(int f, int fd, uint64_t way) {
     uint64_t sums[16];
-    for (uint64_t b = 0; b < blocks_of(f); b++)
+    unsigned char digests[16][MONARCH_MAC_BYTES];
+    for (uint64_t b = 0; b < blocks_of(f); b++) {
         sums[b] = sum_of(f, b);
+        digest_of(f, b, digests[b]);
+    }
     int is_whole = way != 0;
     check(monarch_peer_table_share(table, 1, (uint64_t)f, size_of[f], f, fd, BLOCK,
-                                   way == 1 ? sums : NULL, is_whole) == 0,
+                                   way == 1 ? sums : NULL, way == 1 ? digests[0] : NULL,
+                                   is_whole) == 0,
           "share");
     for (uint64_t b = blocks_of(f); !is_whole && b-- > 0;) {
         pause_us(50);
@@ -145,9 +161,14 @@ struct asker {
     uint64_t told; /* bytes that `arrived` told of */
 };
 
-static void arrived(void *arg, uint64_t which, uint64_t first, uint64_t bytes, uint64_t sum) {
+static void arrived(void *arg, uint64_t which, uint64_t first, uint64_t bytes, uint64_t sum,
+                    const unsigned char *digest) {
     struct asker *a = arg;
+    unsigned char own[MONARCH_MAC_BYTES];
     check(monarch_xxh3(a->memory[which] + first, bytes) == sum, "a sum that is not the bytes'");
+    check(monarch_digest_of(content_key, a->memory[which] + first, bytes, own) == 0 &&
+              memcmp(own, digest, sizeof own) == 0,
+          "a digest that is not the bytes'");
     a->told += bytes;
 }
 
@@ -171,7 +192,7 @@ static void ask(struct asker *a, struct monarch_peer_link *l, int *is_good) {
               "wrong bytes that count");
         check(g[i].status != MONARCH_PEER_OK || g[i].received == g[i].length, "too few bytes");
         check(g[i].status != MONARCH_PEER_WRONG_BYTES && g[i].status != MONARCH_PEER_CHANGED &&
-                  g[i].status != MONARCH_PEER_REFUSED,
+                  g[i].status != MONARCH_PEER_REFUSED && g[i].status != MONARCH_PEER_FORGED,
               "a status that cannot be");
         __atomic_fetch_add(g[i].status == MONARCH_PEER_OK ? &came : &missed, 1, __ATOMIC_RELAXED);
         received += g[i].received;
@@ -183,7 +204,8 @@ static void *ask_for_files(void *arg) {
     struct asker *a = arg;
     while (!is_over()) {
         int fd = connected(), is_good = 1;
-        struct monarch_peer_link *l = fd < 0 ? NULL : monarch_peer_link_new(fd, 5000, 5000);
+        struct monarch_peer_link *l =
+            fd < 0 ? NULL : monarch_peer_link_new(fd, &keys, content_key, 5000, 5000);
         for (int turn = 0; l && is_good && turn < 20 && !is_over(); turn++)
             ask(a, l, &is_good);
         if (l)
@@ -195,6 +217,8 @@ static void *ask_for_files(void *arg) {
 /* Half requests, wrong ones, answers that nobody takes, ends in the middle. */
 static void *say_anything(void *arg) {
     uint64_t state = (uintptr_t)arg;
+    struct monarch_mac *says = monarch_mac_new(keys.mine);
+    check(says != NULL, "libcrypto");
     while (!is_over()) {
         struct monarch_peer_request q[4];
         int fd = connected();
@@ -211,6 +235,7 @@ static void *say_anything(void *arg) {
                                                  .is_awaited = i % 2,
                                                  .is_doubted = i / 2};
             char *bytes = (char *)&q[i];
+            monarch_seal(says, (uint64_t)i, bytes, MONARCH_SEALED_OF_REQUEST, NULL, q[i].seal);
             if (next(&state) % 3 == 0)
                 bytes[next(&state) % sizeof q[i]] ^= (char)next(&state);
         }
@@ -218,6 +243,7 @@ static void *say_anything(void *arg) {
         pause_us((long)(next(&state) % 3000) + (said < 0));
         close(fd);
     }
+    monarch_mac_free(says);
     return NULL;
 }
 
@@ -228,7 +254,7 @@ static int traffic(double seconds, uint64_t seed) {
     pthread_t hostile[HOSTILE], sharing;
     make_files(seed);
     table = monarch_peer_table_new();
-    server = monarch_peer_server_start(table, &bounds);
+    server = monarch_peer_server_start(table, &bounds, content_key);
     check(table && server, "start");
     pthread_create(&sharing, NULL, share_files, (void *)(uintptr_t)seed);
     for (int i = 0; i < ASKERS; i++) {
@@ -280,8 +306,9 @@ static uint64_t all_available(void *arg, void *file, uint64_t at) {
     return 100;
 }
 
-static int no_sum(void *arg, void *file, uint64_t block, uint64_t *sum) {
-    (void)arg, (void)file, (void)block, (void)sum;
+static int no_sum(void *arg, void *file, uint64_t block, uint64_t *sum,
+                  struct monarch_digest *digest) {
+    (void)arg, (void)file, (void)block, (void)sum, (void)digest;
     return 0;
 }
 
@@ -321,10 +348,11 @@ static int later(void) {
     memset(expected, 'x', sizeof expected);
     fd_of_later = memfd_create("later", 0);
     check(write(fd_of_later, expected, sizeof expected) == sizeof expected, "memfd");
-    server = monarch_peer_serve(&files, &bounds);
+    server = monarch_peer_serve(&files, &bounds, content_key);
     check(server != NULL, "start");
     pthread_create(&coming, NULL, come, NULL);
-    struct monarch_peer_link *l = monarch_peer_link_new(connected(), 5000, 5000);
+    struct monarch_peer_link *l =
+        monarch_peer_link_new(connected(), &keys, content_key, 5000, 5000);
     struct monarch_peer_get g[3] = {{0}};
     for (int i = 0; i < 3; i++) {
         g[i].path_hash = (uint64_t)i + 1;

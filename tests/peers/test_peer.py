@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peers.offers import FRAME, REQUEST_BYTES, SECRET, Offer, fetch, peer_of, xxh3
+from peers.offers import NO_KEYS, REQUEST_BYTES, Line, Offer, fetch, link_of, peer_of, serve, xxh3
 
 from monarch_py.native import lib
 from monarch_py.peers import FileServer, Peer, PeerStatus, Unreachable, listen, new_gets
@@ -36,16 +36,17 @@ class Scripted:
         self.meanwhile: Callable[[], object] | None = None
         self._threads: list[threading.Thread] = []
 
-    def connect(self, address: tuple[str, int]) -> Any:
+    def connect(self, rank: int) -> Any:
         self.connects += 1
         if self.answers and isinstance(self.answers[0], Unreachable):
             raise self.answers.pop(0)  # type: ignore[misc]
         ours, theirs = socket.socketpair()
         self._threads.append(threading.Thread(target=self._answer, args=(theirs,)))
         self._threads[-1].start()
-        return lib.monarch_peer_link_new(ours.detach(), 50, 50)
+        return link_of(ours, 50)
 
     def _answer(self, connection: socket.socket) -> None:
+        line = Line(connection, NO_KEYS)
         with connection, contextlib.suppress(ConnectionError):
             while requests := connection.recv(REQUEST_BYTES, socket.MSG_WAITALL):
                 if struct.unpack_from("<Q", requests, 48)[0] == 1:
@@ -62,22 +63,20 @@ class Scripted:
                     struct.unpack_from("<Q", requests, at * REQUEST_BYTES + 8)[0] for at in (0, 1)
                 ]
                 if status != PeerStatus.TIMEOUT:  # which is silence
-                    connection.sendall(b"".join(self._frames(status, tag) for tag in tags))
+                    connection.sendall(b"".join(self._frames(line, status, tag) for tag in tags))
 
     @staticmethod
-    def _frames(status: PeerStatus, tag: int) -> bytes:
-        content = bytes(FILE.size)
-        frames = []
-        if status in (PeerStatus.OK, PeerStatus.WRONG_BYTES):
-            wrong = status == PeerStatus.WRONG_BYTES
-            data = FRAME.pack(lib.MONARCH_PEER_FRAME, lib.MONARCH_PEER_DATA, tag, FILE.size)
-            total = FRAME.pack(
-                lib.MONARCH_PEER_FRAME, lib.MONARCH_PEER_SUM, tag, xxh3(content) ^ wrong
-            )
-            frames += [data, content, total]
-        said = PeerStatus.OK if status == PeerStatus.WRONG_BYTES else status
-        end = FRAME.pack(lib.MONARCH_PEER_FRAME, lib.MONARCH_PEER_END, tag, said)
-        return b"".join([*frames, end])
+    def _frames(line: Line, status: PeerStatus, tag: int) -> bytes:
+        content, kind = bytes(FILE.size), lib.MONARCH_PEER_SUM
+        if status not in (PeerStatus.OK, PeerStatus.WRONG_BYTES, PeerStatus.FORGED):
+            return line.frame(lib.MONARCH_PEER_END, status, tag)
+        data = line.frame(lib.MONARCH_PEER_DATA, FILE.size, tag) + content
+        if status == PeerStatus.WRONG_BYTES:
+            return data + line.frame(kind, 0, tag, content)
+        if status == PeerStatus.FORGED:
+            return data[:-1] + b"?" + line.frame(kind, xxh3(content[:-1] + b"?"), tag, content)
+        data += line.frame(kind, xxh3(content), tag, content)
+        return data + line.frame(lib.MONARCH_PEER_END, status, tag)
 
     def all_closed(self) -> bool:
         """Whether no link is open any more."""
@@ -102,7 +101,7 @@ def ask(peer: Peer) -> PeerStatus:
 @pytest.fixture
 def made() -> Iterator[tuple[Peer, Scripted]]:
     scripted = Scripted()
-    peer = Peer(scripted, ("somewhere", 1), clock=lambda: scripted.now)
+    peer = Peer(scripted, 1, clock=lambda: scripted.now)
     yield peer, scripted
     peer.close()
     assert scripted.all_closed()
@@ -122,7 +121,14 @@ def test_a_link_is_kept_for_the_next_fetch(made: tuple[Peer, Scripted]) -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", [PeerStatus.TIMEOUT, PeerStatus.WRONG_BYTES, Unreachable(PeerStatus.REFUSED)]
+    "failure",
+    [
+        PeerStatus.TIMEOUT,
+        PeerStatus.WRONG_BYTES,
+        PeerStatus.FORGED,
+        Unreachable(PeerStatus.REFUSED),
+        Unreachable(PeerStatus.OTHER_NODE, 2),
+    ],
 )
 def test_the_pauses_double_up_to_the_longest_and_end_with_success(
     failure: Any, made: tuple[Peer, Scripted]
@@ -151,6 +157,29 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(
     assert peer.is_usable
 
 
+def test_what_failed_together_makes_one_pause(made: tuple[Peer, Scripted]) -> None:
+    """Two were under way when the peer hung, and one of them had the more patience: by the time
+    that it fails the pause is over."""
+    peer, script = made
+
+    def fails_and_waits() -> None:
+        script.answers.insert(0, PeerStatus.WRONG_BYTES)
+        assert ask(peer) == PeerStatus.WRONG_BYTES
+        assert not peer.is_usable
+        script.now += FIRST_PAUSE_S + 1
+
+    script.answers, script.meanwhile = [PeerStatus.TIMEOUT], fails_and_waits
+    assert ask(peer) == PeerStatus.TIMEOUT
+    assert peer.is_usable
+    # A failure of its own does count: the second.
+    script.answers = [PeerStatus.TIMEOUT]
+    assert ask(peer) == PeerStatus.TIMEOUT
+    script.now += 2 * FIRST_PAUSE_S - 0.001
+    assert not peer.is_usable
+    script.now += 0.001
+    assert peer.is_usable
+
+
 def test_an_idle_link_that_was_closed_is_no_failure(made: tuple[Peer, Scripted]) -> None:
     peer, script = made
     script.answers = [PeerStatus.OK, PeerStatus.CUT, PeerStatus.OK]
@@ -176,7 +205,7 @@ def test_a_peer_that_restarts_is_used_again(
     port = first.address[1]
     first.close()
     assert fetch(peer, file.id)[0] == PeerStatus.CUT
-    second = FileServer(SECRET, listen("127.0.0.1", port))
+    second = serve(listen("127.0.0.1", port))
     try:
         file.share(second)
         peer._again_at = 0  # its pause is over
@@ -194,7 +223,7 @@ def test_a_restart_between_two_fetches_is_not_noticed(
     peer = peer_of(first)
     assert fetch(peer, file.id)[0] == PeerStatus.OK
     first.close()
-    second = FileServer(SECRET, listen("127.0.0.1", port))
+    second = serve(listen("127.0.0.1", port))
     try:
         file.share(second)
         assert fetch(peer, file.id) == (PeerStatus.OK, file.content)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 from peers.holder import content
-from peers.offers import SECRET, fetch
+from peers.offers import fetch, peer_at
 
-from monarch_py.peers import FileId, Peer, PeerStatus, TcpTransport
+from monarch_py.peers import FileId, Peer, PeerStatus
 from monarch_py.peers.tcp import BETWEEN_LIMIT_S, CONNECT_LIMIT_S, FIRST_BYTE_LIMIT_S
 
 SIZE, SEED = 48 << 20, 3
@@ -86,12 +86,12 @@ def test_the_bounds_add_up_to_less_than_a_reader_may_wait() -> None:
 def test_a_peer_that_is_killed_and_comes_back_empty(start: Start) -> None:
     expected, first = content(SIZE, SEED), start()
     port = port_of(first)
-    peer = Peer(TcpTransport(SECRET), ("127.0.0.1", port))
+    peer = peer_at(("127.0.0.1", port))
     status, part, seconds = interrupted(peer, first, signal.SIGKILL)
     # REFUSED: it had just greeted a new link.
     assert status in (PeerStatus.CUT, PeerStatus.REFUSED)
     assert expected.startswith(part)
-    assert seconds < 1
+    assert seconds < WAIT_LIMIT_S
     first.wait()
     peer._again_at = 0  # its pause is over
     assert fetch(peer, FILE) == (PeerStatus.CUT, b"")  # nobody listens
@@ -117,7 +117,7 @@ def at_once(peer: Peer, threads: int) -> list[tuple[PeerStatus, float]]:
 
 def test_one_thread_tries_a_peer_that_hangs_for_all_others() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:  # connects, and never greets
-        peer = Peer(TcpTransport(SECRET), hanging.getsockname()[:2])
+        peer = peer_at(hanging.getsockname()[:2])
         assert fetch(peer, FILE) == (PeerStatus.TIMEOUT, b"")
         peer._again_at = 0  # its pause is over
         found = at_once(peer, 8)
@@ -136,7 +136,7 @@ def test_one_thread_tries_a_peer_that_hangs_for_all_others() -> None:
 def test_a_peer_that_is_back_is_there_for_all_who_ask(start: Start) -> None:
     process = start(0, SMALL.size)
     port = port_of(process)
-    peer = Peer(TcpTransport(SECRET), ("127.0.0.1", port))
+    peer = peer_at(("127.0.0.1", port))
     process.kill()
     process.wait()
     assert fetch(peer, SMALL)[0] == PeerStatus.CUT
@@ -147,7 +147,7 @@ def test_a_peer_that_is_back_is_there_for_all_who_ask(start: Start) -> None:
 
 def test_a_peer_that_is_stopped_is_waited_for_within_the_bound(start: Start) -> None:
     expected, process = content(SIZE, SEED), start()
-    peer = Peer(TcpTransport(SECRET), ("127.0.0.1", port_of(process)))
+    peer = peer_at(("127.0.0.1", port_of(process)))
     status, part, seconds = interrupted(peer, process, signal.SIGSTOP)
     assert status == PeerStatus.TIMEOUT
     assert expected.startswith(part)

@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peers.offers import BLOCK, SECRET, Offer, fetch, fetch_all, peer_of, sums_of
+from peers.offers import (
+    BLOCK,
+    NOWHERE,
+    Offer,
+    fetch,
+    fetch_all,
+    party,
+    peer_of,
+    serve,
+    sums_of,
+)
 
 from monarch_py.errors import SessionError
 from monarch_py.peers import FileId, FileServer, Peer, PeerStatus, listen, new_gets
@@ -34,7 +44,7 @@ def shared() -> Iterator[tuple[Peer, dict[str, FileId]]]:
 
 class PeerServerContext:
     def __enter__(self) -> FileServer:
-        self._server = FileServer(SECRET, listen("127.0.0.1"))
+        self._server = serve(listen("127.0.0.1"))
         return self._server
 
     def __exit__(self, *_: object) -> None:
@@ -214,8 +224,10 @@ def test_mistakes_are_told(server: FileServer, offer: Callable[..., Offer]) -> N
         server.add_block(file.id, 0, 0)
     with pytest.raises(SessionError, match=f"port {server.address[1]} .*that is free"):
         listen(*server.address)
-    with listen("127.0.0.1") as listener, pytest.raises(ValueError, match="16 bytes"):
-        FileServer(b"short", listener)
+    with pytest.raises(ValueError, match="2 bytes of digests"):
+        server.share(file.id, file.fd, BLOCK, sums_of(CONTENT), b"??")
+    with pytest.raises(ValueError, match="16 bytes"):
+        party(NOWHERE, 0, b"short")
     with pytest.raises(TypeError, match="new_gets"):
         peer_of(server).fetch(np.zeros(1, dtype=np.uint64))
     server.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peers.offers import FRAME, REQUEST_BYTES
+from peers.offers import NO_KEYS, REQUEST_BYTES, Line, link_of
 from support.session import wait_until
 
 from monarch_py.native import lib
@@ -29,20 +29,20 @@ class Silent:
 
     def __init__(self) -> None:
         # (file's hash, when it came, its connection and tag), in the order in which they come
-        self.requests: queue.Queue[tuple[int, float, socket.socket, int]] = queue.Queue()
+        self.requests: queue.Queue[tuple[int, float, Line, int]] = queue.Queue()
         self._is_over = False
         self._threads: list[threading.Thread] = []
-        self.ends: list[socket.socket] = []
+        self.ends: list[Line] = []
 
-    def connect(self, address: tuple[str, int]) -> Any:
+    def connect(self, rank: int) -> Any:
         if self._is_over:
             raise Unreachable(PeerStatus.CUT)
         ours, theirs = socket.socketpair()
-        self.ends.append(theirs)
-        self._start(self._read, theirs)
-        return lib.monarch_peer_link_new(ours.detach(), LIMIT_S * 1000, LIMIT_S * 1000)
+        self.ends.append(Line(theirs, NO_KEYS))
+        self._start(self._read, self.ends[-1])
+        return link_of(ours, LIMIT_S * 1000)
 
-    def _read(self, end: socket.socket) -> None:
+    def _read(self, end: Line) -> None:
         while asked := end.recv(REQUEST_BYTES, socket.MSG_WAITALL):
             tag, path_hash = struct.unpack_from("<QQ", asked, 8)
             self.requests.put((path_hash, time.monotonic(), end, tag))
@@ -71,7 +71,7 @@ class Silent:
         self._start(fetch)
         return result
 
-    def came(self) -> tuple[int, float, socket.socket, int]:
+    def came(self) -> tuple[int, float, Line, int]:
         return self.requests.get(timeout=LIMIT_S)
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Silent:
 @pytest.fixture
 def made() -> Iterator[tuple[Peer, Silent]]:
     silent = Silent()
-    peer = Peer(silent, ("somewhere", 1))
+    peer = Peer(silent, 1)
     yield peer, silent
     silent.close()
     peer.close()
@@ -116,18 +116,18 @@ def test_the_turn_of_one_that_ends_is_the_next_ones(made: tuple[Peer, Silent]) -
         began = silent.ask(peer, LARGE)
         _, _, end, tag = asked.pop(0)
         kind, said = lib.MONARCH_PEER_END, PeerStatus.UNKNOWN_FILE
-        end.sendall(FRAME.pack(lib.MONARCH_PEER_FRAME, kind, tag, said))
+        end.sendall(end.frame(kind, said, tag))
         asked.append(silent.came())
         waits.append(asked[-1][1] - began)
     assert min(waits) < TURN_S
 
 
-def answer(request: tuple[int, float, socket.socket, int], status: PeerStatus) -> None:
+def answer(request: tuple[int, float, Line, int], status: PeerStatus) -> None:
     _, _, end, tag = request
-    end.sendall(FRAME.pack(lib.MONARCH_PEER_FRAME, lib.MONARCH_PEER_END, tag, status))
+    end.sendall(end.frame(lib.MONARCH_PEER_END, status, tag))
 
 
-def ends_of(silent: Silent, n: int) -> list[socket.socket]:
+def ends_of(silent: Silent, n: int) -> list[Line]:
     return [silent.came()[2] for _ in range(n)]
 
 

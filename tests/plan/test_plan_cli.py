@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from monarch_py.cli import group
-from monarch_py.errors import ConfigError
+from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.plan import Plan
 from monarch_py.plan.index import Index
 
@@ -74,12 +76,12 @@ def test_index_says_what_is_missing(tmp_path: Path, dataset: Path) -> None:
 def test_make(plan: Path) -> None:
     made = Plan.load(plan)
     assert (made.epochs, made.nodes) == (4, 2)
-    assert made.holders is not None
-    bare = plan.with_name("bare.npz")
-    done = run("make", "-c", plan.with_name("plan.yaml"), "-o", bare, "--no-holders")
-    assert Plan.load(bare).holders is None
+    assert made.holders is None  # a daemon has no use for them, and they take minutes
+    full = plan.with_name("full.npz")
+    done = run("make", "-c", plan.with_name("plan.yaml"), "-o", full, "--holders")
+    assert Plan.load(full).holders is not None
     assert done.output == (
-        "4 epochs on 2 nodes with 1 ranks each, 12 files: training (12 samples, 2 steps of 3 on"
+        "4 epochs on 2 nodes with 1 rank each, 12 files: training (12 samples, 2 steps of 3 on"
         " each rank)\n"
     )
 
@@ -92,8 +94,10 @@ def test_make_into_a_directory_that_is_not_there(plan: Path) -> None:
 
 def test_show(plan: Path) -> None:
     text = run("show", plan).output
-    assert "Node 0: how often it" in text
-    assert "A node holds " in text
+    assert "\nHow often node 0 accesses the files\naccesses  files  expected\n" in text
+    assert "\nWhat all nodes read in each epoch, by where it comes from\nepoch  own copies" in text
+    assert re.search(r"\nA node holds \d+ to \d+ files, ", text)
+    assert max(map(len, text.splitlines()[1:])) <= 80
     found = json.loads(run("show", plan, "--json", "--node", 1, "--quota", "2KiB").output)
     assert sum(found["frequency"]) == 12
     assert sum(n * k for k, n in enumerate(found["frequency"])) == 4 * 6
@@ -103,11 +107,51 @@ def test_show(plan: Path) -> None:
     assert found["epochs"][3]["source"] == (12 - sum(found["owned_units"])) * 1024
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("plan.yaml", "it is no .npz file"),
+        ("index.npz", "it is an index"),
+        ("cut.npz", "it is damaged"),
+        ("objects.npz", "it is damaged, or holds Python objects"),
+        ("others.npz", "it holds other arrays"),
+    ],
+)
+def test_what_is_no_plan_is_said_in_our_own_words(plan: Path, name: str, why: str) -> None:
+    plan.with_name("cut.npz").write_bytes(plan.read_bytes()[:200])
+    np.savez(plan.with_name("objects.npz"), plan=np.array([{}], dtype=object))
+    np.savez(plan.with_name("others.npz"), a=np.zeros(1))
+    path = plan.with_name(name)
+    done = run("show", path, error=ConfigError)
+    mend = "make one with `monarch plan make -c plan.yaml`"
+    assert str(done.exception) == f"{path}: not a plan ({why}); {mend}"
+
+
+def test_a_plan_is_no_index(plan: Path) -> None:
+    with pytest.raises(ConfigError, match=r"plan.npz: not an index \(it is a plan\); make one"):
+        Index.load(plan)
+
+
+def test_a_kind_that_is_none(dataset: Path, tmp_path: Path) -> None:
+    words = ["plan", "index", "imagefolder", str(dataset), "-o", str(tmp_path / "i.npz")]
+    done = CliRunner().invoke(group, words)
+    assert done.exit_code == 2
+    assert "no kind of dataset 'imagefolder'; did you mean 'image_folder'?" in done.output
+
+
 def test_show_draws(plan: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: '.[plots]'")
     picture = plan.with_name("plan.svg")
     run("show", plan, "--plot", picture)
     assert "<svg" in picture.read_text()
+
+
+def test_show_without_matplotlib_says_what_to_install(
+    plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch_py.simulator.plot.find_spec", lambda name: None)
+    done = run("show", plan, "--plot", plan.with_name("plan.svg"), error=MonarchError)
+    assert str(done.exception) == "drawing needs matplotlib; pip install matplotlib"
 
 
 def test_show_of_a_node_that_is_none(plan: Path) -> None:

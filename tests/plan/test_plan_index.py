@@ -76,8 +76,14 @@ def test_image_folder(tmp_path: Path) -> None:
     expected[3:] = sorted(expected[3:], key=lambda name: name.rsplit("/", 1)[0])
     assert [index.name(i) for i in range(index.samples)] == expected
     (tmp_path / "empty").mkdir()
-    with pytest.raises(MonarchError, match="a class without images; remove"):
+    with pytest.raises(MonarchError) as refused:
         index_image_folder(tmp_path)
+    said = str(refused.value)
+    assert said.startswith(
+        f"{tmp_path / 'empty'}: the directory of the class 'empty' holds no image"
+    )
+    assert "jpg" in said
+    assert said.endswith("a class without images; remove the directory, or add its images")
 
 
 def test_tfrecord(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, holders, loads, shuffled, written
 
+from monarch_py.plan.access import NEVER
 from monarch_py.policies.caches import LRU, Belady, FirstFit, Hash
 from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent, exchange
-from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import PFS, When
 
 UP = [[list(range(12))]]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from policies.jobs import cluster, holders, loads, shuffled, written
 
 from monarch_py.errors import PolicyError
+from monarch_py.plan.access import NEVER
 from monarch_py.policies.lobster import Lobster
 from monarch_py.policies.lobster.policy import no_more_use, too_far
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 from monarch_py.policies.lobster.queues import queue_bytes, queue_seconds
 from monarch_py.policies.lobster.threads import share_threads
-from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import PFS
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from policies.jobs import cluster, holders, loads, order_of, shuffled
 
+from monarch_py.plan.access import NEVER
 from monarch_py.policies.caches import LRU, Belady, Hash
-from monarch_py.policies.replay import NEVER, Replay, next_uses
+from monarch_py.policies.replay import Replay, next_uses
 from monarch_py.policies.solar import Solar
 from monarch_py.policies.view import NO_FILE, PFS
 

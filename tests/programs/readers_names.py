@@ -261,12 +261,9 @@ def _read_closed(path: Path) -> int:
     return len(os.read(descriptor, 10))
 
 
-@reader
-def opened_with_flags(root: Path, out: Transcript) -> None:
-    """Read-only opens with every harmless flag, and the flags that the descriptor then shows."""
+def _open_with(flags: tuple[str, ...], root: Path, out: Transcript) -> None:
     import fcntl
 
-    flags = ("O_CLOEXEC", "O_NOATIME", "O_NONBLOCK", "O_NOCTTY", "O_SYNC", "O_NOFOLLOW")
     for path in files_of(root, "edge/page", "edge/empty", "edge/block_and_one"):
         for name in flags:
             descriptor = os.open(path, os.O_RDONLY | getattr(os, name))
@@ -277,3 +274,16 @@ def opened_with_flags(root: Path, out: Transcript) -> None:
                 out.data(path, os.read(descriptor, 5000))
             finally:
                 os.close(descriptor)
+
+
+@reader
+def opened_with_flags(root: Path, out: Transcript) -> None:
+    """Read-only opens with every harmless flag, and the flags that the descriptor then shows."""
+    flags = ("O_CLOEXEC", "O_NOATIME", "O_NONBLOCK", "O_NOCTTY", "O_NOFOLLOW")
+    _open_with(flags, root, out)
+
+
+@reader
+def opened_with_sync(root: Path, out: Transcript) -> None:
+    """The same with flags that only writers need."""
+    _open_with(("O_SYNC", "O_DSYNC", "O_RSYNC"), root, out)

@@ -42,7 +42,7 @@ def test_each_process_says_what_it_does(
     assert session.monarch("warm", str(tree / "a/f1")).returncode == 0
     logs = tmp_path / "logs"
     logs.mkdir()
-    parent, child = run(session, tree, MONARCH_LOG="debug", MONARCH_LOG_DIR=str(logs))
+    parent, child = run(session, tree, MONARCH_LOG="DEBUG", MONARCH_LOG_DIR=str(logs))
     assert sorted(p.name for p in logs.iterdir()) == sorted(
         f"monarch-{pid}.log" for pid in (parent, child)
     )

@@ -49,9 +49,9 @@ PYTHON_READERS: dict[tuple[str, ...], str] = {
     "proc_fd_paths py_mmap mmap_offset odirect odirect_open sendfile_copy copy_file_range "
     "shutil_copyfile shutil_copytree relative_paths fchdir_paths dirfd_paths fwalk_dirfd "
     "symlink_paths symlinks_from_outside listings stat_all same_file extended errors "
-    "opened_with_flags inherited_fd standard_input forked_fd forked_open passed_fd exec_child "
-    "exec_without_environment subprocess_tools pool_fork pool_spawn pool_forkserver zip_members "
-    "tar_members",
+    "opened_with_flags opened_with_sync inherited_fd standard_input forked_fd forked_open "
+    "passed_fd exec_child exec_without_environment subprocess_tools pool_fork pool_spawn "
+    "pool_forkserver zip_members tar_members",
     ("PIL",): "pil",
     ("numpy",): "np_load np_load_many np_load_mmap np_fromfile np_memmap",
     ("h5py",): "h5py_sec2 h5py_stdio h5py_core h5py_swmr",
@@ -77,6 +77,7 @@ MAY_REACH_THE_SOURCE = {
     "symlinks_from_outside": "a link outside every source is not seen through: it costs speed",
     "odirect": "a tmpfs of an older kernel refuses O_DIRECT, so such opens go to the source",
     "odirect_open": "as odirect",
+    "opened_with_sync": "no copy is opened with O_DSYNC, which tells something else of it",
     "exec_without_environment": "a program that clears its children's environment unloads us there",
 }
 

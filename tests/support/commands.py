@@ -1,10 +1,11 @@
-"""A program of tests/support/programs that takes operations one by one and answers each."""
+"""A program that takes operations one by one, as lines of JSON, and answers each."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from support.files import PROGRAMS
@@ -12,11 +13,16 @@ from support.session import Session
 
 
 class Commands:
-    """Runs programs/<name>.py; ends with the context, whatever happens in it."""
+    """Runs a Python program; ends with the context, whatever happens in it.
 
-    def __init__(self, session: Session, name: str, *words: object, preload: bool = True) -> None:
+    program : its path, or its name in tests/support/programs
+    """
+
+    def __init__(
+        self, session: Session, program: str | Path, *words: object, preload: bool = True
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(PROGRAMS / name), *map(str, words)],
+            [sys.executable, "-I", "-S", str(PROGRAMS / program), *map(str, words)],
             env=session.env(preload),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -13,11 +13,15 @@ from csrc.building import build_program
 
 from support.session import Session
 
+# A reader that waits in vain does so for 5 s (PATIENCE_NS in csrc/preload/demand.c). One that is
+# served, or told that it will not be, has waited for less, on a busy machine too [s].
+READER_LIMIT_S = 4.5
+
 SOURCE = Path(__file__).resolve().parent / "programs" / "epoch_reader.c"
 
 
 def content(seed: int, size: int) -> bytes:
-    """The bytes of a file; word_of() in the program says the same."""
+    """The bytes of a file; word_of() in programs/known_bytes.h says the same."""
     v = np.uint64(seed << 32) | np.arange((size + 7) // 8, dtype=np.uint64)
     for _ in range(2):
         v = (v ^ (v >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)

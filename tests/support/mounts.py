@@ -73,6 +73,24 @@ class Mounts:
         """An empty xfs in an image of this size; mkfs.xfs refuses less than 300 MiB."""
         return self._image("xfs", name, size_bytes)
 
+    def bind(self, name: str, directory: Path) -> Path:
+        """The directory by another mount."""
+        return self._mount(self._point(name), "--bind", str(directory))
+
+    def pin(self, file: Path) -> Path:
+        """The file on itself: it can be neither renamed nor removed."""
+        return self._mount(file, "--bind", str(file))
+
+    def cover(self, directory: Path) -> Path:
+        """An empty tmpfs on a directory that is there."""
+        return self._mount(directory, "-t", "tmpfs", "none")
+
+    def detach(self, point: Path) -> None:
+        """Takes a mount away now, although files on it are open."""
+        done = _run(_tool("umount"), "--lazy", point)
+        assert done.returncode == 0, done.stderr
+        self._mounted.remove(point)
+
     def remount(self, point: Path, options: str) -> None:
         """Changes a mount in place: 'ro', 'rw', 'size=...'."""
         done = _run(_tool("mount"), "-o", f"remount,{options}", point)

@@ -6,14 +6,14 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from monarch_py.cluster import Cluster, Member
 from monarch_py.daemon.lifecycle import Told, spawn
-from monarch_py.peers import listen, new_secret
+from monarch_py.peers import Party, listen, new_secret
 from support.session import MIB, Session, wait_until
 
 
@@ -50,6 +50,10 @@ class Node(Session):
     def address(self) -> tuple[str, int]:
         me = self.cluster.members[self.cluster.rank]
         return me.host, me.port
+
+    def asked_by(self, rank: int) -> Party:
+        """The node of that rank, for a test that takes its place to ask this one."""
+        return Party.of(replace(self.cluster, rank=rank))
 
     def seen_by(self, other: Node) -> dict[str, Any]:
         """What another node's daemon says of this one."""

@@ -49,7 +49,9 @@ def wait_until(
 class Session:
     """One configuration with its daemon.
 
-    tiers : as in the configuration's `hierarchy`; by default one of 64 MiB below the directory.
+    tiers : as in the configuration's `hierarchy`; by default one of 64 MiB below the directory
+    settings : other keys. `prefetch` is `on_demand` unless a test says otherwise: most count opens,
+    and copies of files that nobody has opened come when they come
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Session:
         document = {
             "sources": [str(s) if isinstance(s, Path) else dict(s) for s in sources],
             "hierarchy": [{k: self._plain(v) for k, v in tier.items()} for tier in tiers],
+            "prefetch": "on_demand",
             **settings,
         }
         self.tiers = [Path(tier["mount_point"]) for tier in document["hierarchy"]]
@@ -115,17 +118,24 @@ class Session:
 
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
         """Runs `monarch serve`; `prefix` goes before it (to run it in a cgroup or namespace)."""
+        self.daemon = self.spawn(prefix)
+        if wait:
+            self.wait_up()
+        return self
+
+    def spawn(self, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """A process of `monarch serve` that only its caller ends; the log has what it says."""
         with self.log.open("ab") as log:
-            self.daemon = subprocess.Popen(
+            return subprocess.Popen(
                 [*prefix, *self.command("serve")],
                 env=self.env(preload=False),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
-        if wait:
-            wait_until(self._is_up, what="the daemon's start")
-        return self
+
+    def wait_up(self) -> None:
+        wait_until(self._is_up, what="the daemon's start")
 
     def _is_up(self) -> bool:
         assert self.daemon is not None
@@ -136,12 +146,13 @@ class Session:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "monarch_py", words[0], "-c", str(self.config), *words[1:]]
 
-    def monarch(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def monarch(
+        self, *words: str, timeout: float = 60, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Runs a command of the command line on this configuration."""
         return subprocess.run(
             self.command(*words),
-            # Wide, or tables break the lines of long paths.
-            env=self.env(preload=False, COLUMNS="400"),
+            env=self.env(preload=False, **(environment or {})),
             capture_output=True,
             text=True,
             timeout=timeout,

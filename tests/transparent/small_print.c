@@ -253,11 +253,26 @@ static void open_as(const char *name, int flags) {
 }
 
 static void opens(void) {
-    static const int flags[] = {
-        O_PATH,      O_PATH | O_CLOEXEC,  O_DIRECTORY, O_NOFOLLOW, O_NOATIME,
-        O_SYNC,      O_DSYNC | O_CLOEXEC, O_NONBLOCK,  O_ASYNC,    O_NOCTTY,
-        O_CREAT,     O_CREAT | O_EXCL,    O_EXCL,      O_APPEND,   3,
-        O_LARGEFILE, 0x40000000,          O_TMPFILE};
+    static const int flags[] = {O_NOFOLLOW | O_DSYNC,
+                                O_NOFOLLOW | O_SYNC,
+                                O_PATH,
+                                O_PATH | O_CLOEXEC,
+                                O_DIRECTORY,
+                                O_NOFOLLOW,
+                                O_NOATIME,
+                                O_SYNC,
+                                O_DSYNC | O_CLOEXEC,
+                                O_NONBLOCK,
+                                O_ASYNC,
+                                O_NOCTTY,
+                                O_CREAT,
+                                O_CREAT | O_EXCL,
+                                O_EXCL,
+                                O_APPEND,
+                                3,
+                                O_LARGEFILE,
+                                0x40000000,
+                                O_TMPFILE};
     static const char *const names[] = {"d",      "d/",      "f/",     "f/.", "d/..",
                                         "d/../f", "nope",    "nope/x", "",    "empty",
                                         "d//x",   "./d/./x", "d/x/"};

@@ -20,7 +20,7 @@ from monarch_py.plan.index._index import Index
 __all__ = ["PATTERNS", "index_files", "index_fixed", "index_hdf5", "index_image_folder"]
 __all__ += ["index_tfrecord", "index_webdataset"]
 
-# What is taken where no pattern is given; image_folder looks at names by itself.
+# Patterns where none is given; image_folder looks at names by itself.
 PATTERNS = {
     "files": ("**",),
     "fixed": ("**",),
@@ -29,7 +29,7 @@ PATTERNS = {
     "webdataset": ("*.tar",),
 }
 
-# What torchvision's ImageFolder takes for an image.
+# The endings that torchvision's ImageFolder takes for an image's.
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 # One file's samples: offsets and lengths [bytes].
@@ -89,7 +89,11 @@ def index_image_folder(root: Path) -> Index:
             images = (name for name in sorted(files) if name.lower().endswith(IMAGES))
             names += [f"{below}/{name}" for name in images]
         if len(names) == before:
-            raise MonarchError(f"{root / each}: a class without images; remove the directory")
+            raise MonarchError(
+                f"{root / each}: the directory of the class {each!r} holds no image"
+                f" ({', '.join(IMAGES)}), and ImageFolder refuses a class without images; remove"
+                " the directory, or add its images"
+            )
     if not names:
         raise ConfigError(f"{root}: no directories of classes; name the root of an ImageFolder")
     return Index.of("image_folder", root, names, _sizes(root, names))

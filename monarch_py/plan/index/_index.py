@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
@@ -25,6 +26,8 @@ __all__ = ["GRAINS", "Index", "Units"]
 GRAINS = ("samples", "files", "ranges")
 
 Numbers = npt.NDArray[np.int64]
+# With which a .npz begins.
+ZIP_MAGIC = b"PK\x03\x04"
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +187,8 @@ class Index:
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Index:
         """The reverse of `arrays`; ValueError if they do not belong together."""
+        if "plan" in arrays:
+            raise ValueError("it is a plan")
         given: dict[str, Any] = dict(arrays)
         for name in _TEXTS:
             given[name] = arrays[name].tobytes().decode("utf-8", "surrogateescape")
@@ -231,12 +236,20 @@ def save_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
 def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Reads a file of arrays. Nothing in it is executed: pickles are refused (ValueError)."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise ValueError("one array only")
-            return {name: stored[name] for name in stored.files}
+        with path.open("rb") as file:
+            if file.read(len(ZIP_MAGIC)) != ZIP_MAGIC:
+                raise ValueError("it is no .npz file")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as stored:
+                return _arrays_of(stored)
     except OSError as error:
-        reason = error.strerror or "not a file of arrays"
-        raise ConfigError(f"{path}: cannot be read ({reason}); check the path") from None
-    except (BadZipFile, EOFError) as error:
-        raise ValueError(str(error)) from None
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    except (BadZipFile, EOFError, zlib.error):
+        raise ValueError("it is damaged") from None
+
+
+def _arrays_of(stored: Any) -> dict[str, npt.NDArray[Any]]:
+    try:
+        return {name: stored[name] for name in stored.files}
+    except ValueError:  # numpy's own sentence advises to allow pickles
+        raise ValueError("it is damaged, or holds Python objects") from None

@@ -29,7 +29,7 @@ Order = npt.NDArray[np.int32]
 # Where there is no access: a rank that has one sample fewer than the others.
 NONE = -1
 
-# What an Order can name, less the sentinel.
+# Numbers that an Order can hold, less the sentinel.
 MAX_SAMPLES = (1 << 31) - 2
 
 

@@ -23,7 +23,7 @@ __all__ = ["READERS", "DALIReader"]
 # file : readers of a list of files; records : tfrecord and other readers with an index
 READERS = ("file", "records")
 
-# What the list of files is shuffled with, on all shards alike.
+# The seed that the list of files is shuffled with, on all shards alike.
 _LIST_SEED = 524287
 _MINSTD_MODULUS = (1 << 31) - 1
 _WORD = 0xFFFFFFFF

@@ -13,7 +13,7 @@ from monarch_py.plan.samplers._base import Order, Sampler, check_length
 
 __all__ = ["TensorFlowShuffle"]
 
-# What stands for the global seed where tf.random.set_seed was not called (random_seed.py).
+# The global seed where tf.random.set_seed was not called (random_seed.py).
 _DEFAULT_GLOBAL_SEED = 87654321
 # Seeds are taken modulo this, and it stands for the second of two that are 0.
 _SEEDS = (1 << 31) - 1

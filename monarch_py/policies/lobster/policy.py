@@ -9,11 +9,12 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.plan.access import NEVER
 from monarch_py.policies.eviction import MISS, FarthestUse
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 from monarch_py.policies.lobster.queues import Rate, queue_bytes, queue_seconds
 from monarch_py.policies.lobster.threads import share_threads
-from monarch_py.policies.replay import NEVER, Replay, next_uses
+from monarch_py.policies.replay import Replay, next_uses
 from monarch_py.policies.view import (
     NO_FILE,
     PFS,

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.errors import PolicyError
+from monarch_py.plan.access import NEVER
 from monarch_py.policies.filling import owners_of
 from monarch_py.policies.nopfs.fetching import Places, Source, fetch_seconds
 from monarch_py.policies.nopfs.placement import copies_of, homeless, into_classes, literal, place
-from monarch_py.policies.replay import NEVER
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
 Files = npt.NDArray[np.int64]

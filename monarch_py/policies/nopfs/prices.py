@@ -122,8 +122,8 @@ class _Sample:
         """The bound, and (nodes,) what each node wants at these prices."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
-        # What must be held is wanted by its best node though it loses there, and by all that gain;
-        # what is held once at most by its best node, if that gains.
+        # A file that must be held is wanted by its best node though it loses there, and by all that
+        # gain; one that is held once at most, by its best node if that gains.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
         # Sums whose order is NumPy's: every node has to come to the same prices, and a BLAS adds as

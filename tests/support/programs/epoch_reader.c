@@ -9,7 +9,7 @@
  *   late       all files are open before the first is read
  *
  * Each file is read once; if there are fewer than threads, the threads begin with them again. Word
- * i of a file is word_of(seed, i), as in support/epoch.py. Says what it saw, as JSON:
+ * i of a file is word_of(seed, i), see known_bytes.h. Says what it saw, as JSON:
  *   wrong: bytes;  short: reads that gave less than there is;  errors: of them the last errno
  */
 #include <errno.h>
@@ -24,8 +24,9 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "known_bytes.h"
 
 #define MOST_THREADS 512
 
@@ -51,39 +52,8 @@ static int is_way(const char *word) {
     return 0;
 }
 
-/* --- bytes -------------------------------------------------------------------------------------
- */
-
-static uint64_t word_of(uint64_t seed, uint64_t i) {
-    uint64_t v = seed << 32 | i;
-    v = (v ^ v >> 32) * 0xD6E8FEB86659FD93ULL;
-    v = (v ^ v >> 32) * 0xD6E8FEB86659FD93ULL;
-    return v ^ v >> 32;
-}
-
-static void check(uint64_t seed, const char *data, uint64_t at, uint64_t n) {
-    uint64_t differ = 0, known, i = 0;
-    while (i < n) {
-        uint64_t word = word_of(seed, (at + i) / 8);
-        if ((at + i) % 8 == 0 && n - i >= 8 && memcpy(&known, data + i, 8) && known == word) {
-            i += 8;
-            continue;
-        }
-        differ += (unsigned char)data[i] != (word >> ((at + i) % 8 * 8) & 0xFF);
-        i++;
-    }
-    add(&wrong, differ);
-    add(&bytes, n);
-}
-
 /* --- reading -----------------------------------------------------------------------------------
  */
-
-static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 static ssize_t call(int fd, char *data, uint64_t n, uint64_t at) {
     struct iovec parts[2] = {{data, n / 3}, {data + n / 3, n - n / 3}};
@@ -99,10 +69,7 @@ static ssize_t call(int fd, char *data, uint64_t n, uint64_t at) {
 static int read_part(uint64_t seed, int fd, char *data, uint64_t at, uint64_t size) {
     uint64_t n = size - at < chunk ? size - at : chunk, start = now_ns();
     ssize_t r = call(fd, data, chunk, at);
-    uint64_t took = now_ns() - start, most = __atomic_load_n(&longest_ns, __ATOMIC_RELAXED);
-    while (took > most && !__atomic_compare_exchange_n(&longest_ns, &most, took, 0,
-                                                       __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-        ;
+    raise_to(&longest_ns, now_ns() - start);
     add(&calls, 1);
     if (r < 0) {
         last_error = errno;
@@ -111,7 +78,8 @@ static int read_part(uint64_t seed, int fd, char *data, uint64_t at, uint64_t si
     }
     if ((uint64_t)r != n)
         add(&is_short, 1);
-    check(seed, data, at, (uint64_t)r);
+    add(&wrong, count_wrong(seed, data, at, (uint64_t)r));
+    add(&bytes, (uint64_t)r);
     return (uint64_t)r == n ? 0 : -1;
 }
 

@@ -1,0 +1,337 @@
+"""``python -m benchmarks.first_epoch.cold``: first epochs of small files, as a user sees them.
+
+``monarch run`` with a configuration that names a source and a tier, and nothing else: no daemon
+runs, nothing is scanned and no copy is there. Beside it, in turn, the same program without Monarch;
+each run has a mount of its own, so that the kernel remembers nothing of the source. Two datasets
+lie on the local disk, and their pages are dropped or read before each run. Needs FUSE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from benchmarks.common import build, plain_environment, scratch, write_list
+from benchmarks.numbers import Result, describe_machine, report
+from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
+
+KIB = 1 << 10
+# The slow source holds a descriptor for every file that the kernel knows; root without
+# CAP_SYS_RESOURCE cannot raise the limit on them.
+MANY = min(20000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
+THREADS = 8
+EPOCHS = 2
+# What may be read for each byte that a program uses of a part of the dataset, and beside that
+# [bytes].
+MOST_FOR_EACH, MOST_BESIDE = 6, 256 << 20
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A dataset behind a source. latency_s : of an open, a look-up and a read [s];  rate : of all
+    reads together [bytes/s];  quiet, busy : limits of the first epoch / plain, None for none;
+    share : of the files, that is read;  pages : of a dataset on the local disk, how much of it is
+    in the page cache: `cold`, nothing, or `warm`, all."""
+
+    files: int
+    size: int
+    latency_s: float
+    rate: float
+    quiet: float | None
+    busy: float | None
+    share: float = 1.0
+    pages: str = ""
+
+    @property
+    def name(self) -> str:
+        at = f"local_{self.pages}" if self.pages else f"{self.latency_s * 1e3:g}ms"
+        return f"{self.files}x{self.size // KIB}k_{at}"
+
+    @property
+    def what(self) -> str:
+        at = f"{self.latency_s * 1e3:g} ms, {self.rate / 1e6:g} MB/s"
+        if self.pages:
+            at = f"local disk, {self.pages} page cache"
+        part = f", {self.share:.0%} of them" if self.share < 1 else ""
+        return f"{self.files} x {self.size // KIB} KiB{part}, {at}"
+
+    @property
+    def bytes_read(self) -> int:
+        return int(self.files * self.share) * self.size
+
+    @property
+    def most_bytes(self) -> float | None:
+        """The most that the source may give for each byte that is read, None for all there is."""
+        return MOST_FOR_EACH + MOST_BESIDE / self.bytes_read if self.share < 1 else None
+
+
+CASES = (
+    Case(4096, 128 * KIB, 0.004, 1e9, 0.25, 0.5),
+    Case(MANY, 16 * KIB, 0.004, 1e9, 0.2, 0.5),
+    Case(600, 32 * KIB, 0.004, 1e9, 0.4, 0.5),
+    Case(MANY, 4 * KIB, 0.0005, 200e6, 1.05, 1.1),
+    Case(MANY, 16 * KIB, 0.0005, 200e6, 1.05, 1.1),
+    Case(4096, 128 * KIB, 0.0005, 200e6, 1.05, 1.1),
+    Case(512, 1024 * KIB, 0.0005, 200e6, 1.05, 1.1),
+    Case(64, 8192 * KIB, 0.0005, 200e6, 1.05, 1.1),
+    Case(4096, 1024 * KIB, 0.0005, 1e9, None, None, share=0.05),
+    Case(MANY, 16 * KIB, 0, 0, 1.15, 1.25, pages="cold"),
+    Case(MANY, 16 * KIB, 0, 0, 1.15, 1.25, pages="warm"),
+)
+
+
+class Cold:
+    """Runs of one case; `place` has room for the dataset, `tier` for its copies."""
+
+    def __init__(
+        self,
+        case: Case,
+        place: Path,
+        reader: Path,
+        *,
+        keep_pages: bool,
+        settings: dict[str, Any],
+    ) -> None:
+        self.case, self.place, self.reader = case, place, reader
+        self.keep_pages, self.settings = keep_pages, settings
+        self.backing = place / f"backing-{case.name}"
+        self.mountpoint = self.backing if case.pages else place / "source"
+        self._make()
+
+    def _make(self) -> None:
+        content = os.urandom(self.case.size)
+        self.backing.mkdir()
+        names = [f"{number:06d}" for number in range(self.case.files)]
+        for name in names:
+            (self.backing / name).write_bytes(content)
+        paths = [f"{self.mountpoint}/{name}" for name in names]
+        self.list = write_list(self.place / f"{self.case.name}.list", paths)
+
+    @contextmanager
+    def _source(self) -> Iterator[SlowSource | None]:
+        """None for the local disk, whose requests nobody counts."""
+        if self.case.pages:
+            self._prepare_pages()
+            yield None
+            return
+        binary = find_slowsource()
+        assert binary is not None
+        self.mountpoint.mkdir(exist_ok=True)
+        with SlowSource(
+            self.backing, self.mountpoint, binary=binary, keep_pages=self.keep_pages
+        ) as slow:
+            latency = self.case.latency_s
+            slow.rate(self.case.rate)
+            slow.latency(open=latency, getattr=latency, read=latency)
+            yield slow
+
+    def _prepare_pages(self) -> None:
+        is_cold = self.case.pages == "cold"
+        os.sync()  # dirty pages would stay
+        for path in self.backing.iterdir():
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            if not is_cold:
+                os.read(file, self.case.size)
+            os.close(file)
+
+    def _read(
+        self,
+        slow: SlowSource | None,
+        command: list[str],
+        environment: dict[str, str],
+        look: Callable[[], dict[str, Any]] = dict,
+    ) -> list[Run]:
+        """One answer of the reader for each epoch, with what the source has given since the start
+        and what `look` says, both as of the epoch's end."""
+        argv = [self.reader, self.list, THREADS, EPOCHS, self.case.share]
+        process = subprocess.Popen(
+            [*command, *map(str, argv)], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        epochs = []
+        with process:
+            for line in process.stdout:
+                epochs.append(
+                    {**json.loads(line), "source": slow.counts() if slow else {}, **look()}
+                )
+        expected = self.case.bytes_read
+        if process.returncode or any(e["failed"] or e["bytes"] != expected for e in epochs):
+            raise RuntimeError(f"{self.case.name}: status {process.returncode}, {epochs}")
+        return epochs
+
+    def plain(self) -> list[Run]:
+        with self._source() as slow:
+            return self._read(slow, [], plain_environment())
+
+    def ours(self) -> list[Run]:
+        with ExitStack() as stack:
+            tier = Path(tempfile.mkdtemp(prefix="monarch-cold-", dir="/dev/shm"))
+            stack.callback(shutil.rmtree, tier, ignore_errors=True)
+            slow = stack.enter_context(self._source())
+            config = self.place / "tiers.yaml"
+            room = self.case.files * max(self.case.size, 4 * KIB) * 2 + (64 << 20)
+            document = {
+                "sources": [str(self.mountpoint)],
+                "hierarchy": [{"mount_point": str(tier), "max_storage_quota": room}],
+                **self.settings,
+            }
+            config.write_text(yaml.safe_dump(document))
+            environment = plain_environment() | {"MONARCH_SHM": str(tier)}
+            run = [sys.executable, "-m", "monarch_py", "run", "-q", "-c", str(config), "--"]
+            return self._read(slow, run, environment, lambda: {"daemon_s": daemon_cpu_s(config)})
+
+
+def daemon_cpu_s(config: Path) -> float:
+    """CPU time that the daemon of a configuration has used so far [s]."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(config) in words and "run" not in words:
+            times = process.cpu_times()
+            return float(times.user + times.system)
+    return float("nan")
+
+
+def operations(counts: dict[str, int]) -> int:
+    """Metadata operations besides opens that have reached the source."""
+    data = ("open", "read", "write", "bytes_read", "bytes_written", "release", "flush")
+    return sum(number for kind, number in counts.items() if kind not in data)
+
+
+def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool) -> list[Result]:
+    """The lines of one case, from pairs of (epochs under Monarch, epochs without)."""
+    files = int(case.files * case.share)
+
+    def median(of: Callable[[list[Run], list[Run]], float]) -> float:
+        return float(statistics.median(of(ours, plain) for ours, plain in pairs))
+
+    def line(key: str, what: str, value: float, limit: float | None, unit: str = "") -> Result:
+        return Result(f"{case.name}_{key}", what, unit, value, limit)
+
+    ratios = sorted(ours[0]["seconds"] / plain[0]["seconds"] for ours, plain in pairs)
+    first = Result(
+        f"{case.name}_first",
+        f"{case.what}: first epoch / plain",
+        "",
+        statistics.median(ratios),
+        case.busy if busy else case.quiet,
+        ci95=(ratios[0], ratios[-1]),
+        rounds=len(pairs),
+    )
+    lines = [
+        first,
+        line("plain", "  plain", median(lambda _, p: p[0]["seconds"]), None, "s"),
+        line("second", "  epoch 2", median(lambda o, _: o[1]["seconds"]), None, "s"),
+        line(
+            "daemon",
+            "  CPU of the daemon in epoch 1 / file",
+            median(lambda o, _: o[0]["daemon_s"] / files * 1e6),
+            None,
+            "us",
+        ),
+    ]
+    if case.pages:
+        return lines
+    return [
+        *lines,
+        line(
+            "bytes",
+            "  bytes of the source in two epochs / what is read",
+            median(lambda o, _: o[-1]["source"]["bytes_read"] / case.bytes_read),
+            case.most_bytes,
+        ),
+        line(
+            "opens",
+            "  opens at the source in two epochs / file",
+            median(lambda o, _: o[-1]["source"]["open"] / files),
+            None,
+        ),
+        line(
+            "metadata",
+            "  metadata operations besides opens a file, less plain's",
+            median(
+                lambda o, p: (operations(o[-1]["source"]) - operations(p[0]["source"])) / case.files
+            ),
+            1.1,
+        ),
+        line(
+            "absent",
+            "  files without a copy at the end of epoch 1",
+            median(lambda o, _: (o[-1]["source"]["open"] - o[0]["source"]["open"]) / files),
+            0.02 if busy else 0.01,
+        ),
+    ]
+
+
+@contextmanager
+def busy_cores(wanted: bool) -> Iterator[None]:
+    """One busy process per core, if wanted."""
+    code = "while True: pass"
+    busy = [
+        subprocess.Popen([sys.executable, "-c", code])
+        for _ in range(len(os.sched_getaffinity(0)) if wanted else 0)
+    ]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.first_epoch.cold", description=__doc__
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of each case")
+    parser.add_argument("--case", action="append", help="only cases whose name has this in it")
+    parser.add_argument("--busy", action="store_true", help="beside one busy process per core")
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        type=lambda text: (text.partition("=")[0], yaml.safe_load(text.partition("=")[2])),
+        help="KEY=VALUE more in the configuration, to compare with the defaults",
+    )
+    parser.add_argument("--keep-pages", action="store_true", help="the source's pages stay cached")
+    parser.add_argument("--dir", type=Path, help="where the dataset is made")
+    parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
+    args = parser.parse_args()
+    if problem := why_unavailable():
+        sys.exit(f"benchmarks.first_epoch.cold: {problem}")
+    results: list[Result] = []
+    with scratch(args.dir) as place, busy_cores(args.busy):
+        reader = build(Path(__file__).with_name("files.c"), place, "-pthread")
+        for case in CASES:
+            if args.case and not any(part in case.name for part in args.case):
+                continue
+            cold = Cold(
+                case, place, reader, keep_pages=args.keep_pages, settings=dict(args.setting)
+            )
+            pairs = [(cold.ours(), cold.plain()) for _ in range(args.rounds)]
+            results += compare(case, pairs, busy=args.busy)
+            shutil.rmtree(cold.backing)
+    document = {"benchmark": "first_epoch.cold", "machine": describe_machine(), "busy": args.busy}
+    met = report(document, results, args.json)
+    return 1 if args.check and not met else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

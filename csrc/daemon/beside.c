@@ -1,0 +1,32 @@
+/* What lies beside a file in its directory. */
+#include <string.h>
+
+#include "native.h"
+
+static int lies_in(const struct monarch_catalog *c, const struct monarch_entry *e,
+                   const char *directory, uint64_t length, int is_deep) {
+    const char *path = monarch_pool(c, e->path);
+    uint64_t name = length ? length + 1 : 0;
+    if (e->path_len <= name || memcmp(path, directory, length) != 0 ||
+        (length && path[length] != '/'))
+        return 0;
+    return is_deep || !memchr(path + name, '/', e->path_len - name);
+}
+
+uint64_t monarch_find_absent(const struct monarch_catalog *c, unsigned source,
+                             const char *directory, uint64_t length, int is_deep, uint64_t *at,
+                             uint64_t looks, uint64_t *ids, uint64_t max) {
+    uint64_t n = 0, count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
+    /* Files beyond the last that has a bit are never known to be opened. */
+    uint64_t files = count < MONARCH_MAX_FILES ? count : MONARCH_MAX_FILES;
+    uint64_t end = looks < files && *at < files - looks ? *at + looks : files;
+    for (; *at < end && n < max; ++*at) {
+        const struct monarch_entry *e = &monarch_entries(c)[*at];
+        /* A word of 0: ABSENT for no reason, and no copy that is being removed. */
+        if (e->kind == MONARCH_FILE && e->source == source &&
+            __atomic_load_n(&e->word, __ATOMIC_RELAXED) == 0 &&
+            lies_in(c, e, directory, length, is_deep))
+            ids[n++] = *at;
+    }
+    return n;
+}

@@ -1,0 +1,28 @@
+/* What is recorded of a block while it is copied: its XXH3-64, and for the peers that will be sent
+ * it, its digest (peers/mac.h). */
+#ifndef MONARCH_BLOCK_SUM_H
+#define MONARCH_BLOCK_SUM_H
+
+#include <stddef.h>
+
+#include "mac.h"
+#include "xxh3.h"
+
+struct block_sum {
+    uint64_t xxh3;
+    struct monarch_digest digest;
+    int has_digest;
+};
+
+struct block_sum_stream {
+    struct xxh3_stream xxh3;
+    struct monarch_mac *content; /* NULL: without a digest */
+};
+
+/* content_key: NULL for no digest. Without memory for one there is none either. */
+void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
+void monarch_block_sum_add(struct block_sum_stream *s, const void *bytes, size_t n);
+/* After each `begin`; out: NULL if the sum is of no use. */
+void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);
+
+#endif

@@ -1,0 +1,23 @@
+/* The ends of threads, which may be in a call of a file system that does not answer. */
+#ifndef MONARCH_JOINING_H
+#define MONARCH_JOINING_H
+
+#include <pthread.h>
+#include <time.h>
+
+static inline struct timespec monarch_join_limit(int limit_ms) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += limit_ms / 1000;
+    until.tv_nsec += limit_ms % 1000 * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    return until;
+}
+
+/* Whether the thread has ended by then. */
+static inline int monarch_join(pthread_t thread, const struct timespec *until) {
+    return pthread_timedjoin_np(thread, NULL, until) == 0;
+}
+
+#endif

@@ -1,0 +1,45 @@
+/* Writing the catalog: one thread of the daemon at a time, and always into the generation that its
+ * clients are told of. */
+#ifndef MONARCH_WRITER_H
+#define MONARCH_WRITER_H
+
+#include <pthread.h>
+
+#include "native.h"
+
+/* Two threads write: Python's, which adds entries and decides, and a copying thread, which
+ * publishes the copy that it has made. Readers take no lock. */
+struct monarch_writer {
+    pthread_mutex_t lock; /* of the rest, and of everything in the catalog but its listings */
+    struct monarch_catalog *catalog;
+    uint32_t lost; /* a bit for each tier into which nothing is published any more */
+};
+
+/* Publishes the copy that a FILL or CHECK has found whole, if its entry still waits for this very
+ * copy, no client has changed the file, the tier is not lost, and the index of copies has room.
+ * Returns whether it did. The caller has the writer's lock. */
+int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
+                           const struct monarch_clients *m, const struct monarch_result *r);
+
+/* --- for catalog_write.c and publish.c: the caller has the writer's lock -----------------------
+ */
+
+/* Of an index, two thirds are in use, or little more: a probe then ends in one cache line, mostly.
+ */
+#define MONARCH_FULL(slots) ((slots) / 3 * 2)
+
+static inline uint64_t monarch_next_slot(const struct monarch_catalog *c, uint64_t i) {
+    return i + 1 == c->slots ? 0 : i + 1;
+}
+
+static inline struct monarch_slot *monarch_path_slot(struct monarch_catalog *c, uint64_t i) {
+    return (struct monarch_slot *)((char *)c + c->index_at) + i;
+}
+
+static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
+    return (struct monarch_entry *)((char *)c + c->entries_at);
+}
+
+void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);
+
+#endif

@@ -1,0 +1,124 @@
+#define _GNU_SOURCE
+#include "await.h"
+
+#include "attributes.h"
+#include "copies.h"
+#include "demand.h"
+#include "sys.h"
+
+/* A wait costs some system calls: a source that is faster than this is asked at once [ns]. */
+#define WORTH_WAITING_NS 200000
+/* Neither an open nor a read of a source counts for more, and no open waits longer [ns]. */
+#define MOST_NS 1000000000ULL
+/* Opens that do not wait after waits in vain, at most. */
+#define MOST_SKIPPED 64
+/* A file system that asks a server takes longer for an open and a read [ns]; of the files that come
+ * sooner than that, one in so many is timed. */
+#define AT_HAND_NS 20000
+#define TIMED 16
+/* Of the means, the last value counts for so much (1 / WEIGHT). */
+#define WEIGHT 8
+
+/* --- the source's latency -----------------------------------------------------------------------
+ */
+
+/* Of this process's own opens and reads at the sources. Threads that write at the same time lose
+ * one of their values, and children of a fork inherit them. */
+static uint64_t open_ns SELDOM, read_ns SELDOM;
+
+static void note(uint64_t *mean, uint64_t since_ns) {
+    uint64_t took = sys_now_ns() - since_ns, old = __atomic_load_n(mean, __ATOMIC_RELAXED);
+    took = took < MOST_NS ? took : MOST_NS; /* one that hung says nothing of the next */
+    uint64_t now = old ? old - old / WEIGHT + took / WEIGHT : took;
+    __atomic_store_n(mean, now ? now : 1, __ATOMIC_RELAXED);
+}
+
+void monarch_note_source_open(uint64_t since_ns) { note(&open_ns, since_ns); }
+void monarch_note_source_read(uint64_t since_ns) { note(&read_ns, since_ns); }
+
+/* Of an open and a read together [ns]; 0: nothing is known yet. */
+static uint64_t latency_ns(void) {
+    uint64_t open = __atomic_load_n(&open_ns, __ATOMIC_RELAXED);
+    return open ? open + __atomic_load_n(&read_ns, __ATOMIC_RELAXED) : 0;
+}
+
+int monarch_source_is_at_hand(void) {
+    static uint32_t passed SELDOM;
+    uint64_t read = __atomic_load_n(&read_ns, __ATOMIC_RELAXED);
+    return read && latency_ns() < AT_HAND_NS &&
+           __atomic_fetch_add(&passed, 1, __ATOMIC_RELAXED) % TIMED != 0;
+}
+
+/* --- waits in vain ------------------------------------------------------------------------------
+ */
+
+/* Opens that are still to be skipped, and how many the last wait in vain has cost: twice as many
+ * each time. */
+static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
+
+static int skips(void) {
+    uint32_t left = __atomic_load_n(&left_to_skip, __ATOMIC_RELAXED);
+    if (left)
+        __atomic_store_n(&left_to_skip, left - 1, __ATOMIC_RELAXED);
+    return left != 0;
+}
+
+static void note_wait(int is_good) {
+    uint32_t next = is_good ? 0 : __atomic_load_n(&last_skipped, __ATOMIC_RELAXED) * 2 + 1;
+    next = next < MOST_SKIPPED ? next : MOST_SKIPPED;
+    __atomic_store_n(&last_skipped, next, __ATOMIC_RELAXED);
+    __atomic_store_n(&left_to_skip, next, __ATOMIC_RELAXED);
+}
+
+/* --- opens --------------------------------------------------------------------------------------
+ */
+
+static int is_changed(const struct session *s, const struct monarch_entry *e) {
+    return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
+}
+
+int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
+    const struct monarch_entry *e = o->entry;
+    if (!e || o->served || is_changed(s, e))
+        return 0;
+    struct monarch_wanted w = {
+        .session = s, .entry = e, .id = (uint64_t)o->id, .version = o->version};
+    unsigned state = MONARCH_WORD_STATE(monarch_word_of(&w));
+    if (state == MONARCH_BYPASS ||
+        (state == MONARCH_ABSENT && !monarch_want(s, e, w.id, e->size)) ||
+        !monarch_wait_for_all(&w))
+        return 0;
+    uint64_t word = monarch_word_of(&w);
+    if (MONARCH_WORD_STATE(word) != MONARCH_PRESENT || monarch_is_replaced(&w))
+        return 0;
+    monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), o->copy);
+    o->waited = 1;
+    return 1;
+}
+
+int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
+                         struct monarch_opening *o) {
+    const struct monarch_entry *e = o->entry;
+    struct monarch_wanted w = {.session = s, .entry = e, .id = (uint64_t)o->id, .is_instead = 1};
+    if (!e || !e->size || e->size > MONARCH_UNIT || !monarch_is_plain(flags) || is_changed(s, e) ||
+        monarch_is_off(s) || monarch_is_fast(s, e))
+        return 0;
+    uint64_t word = monarch_word_of(&w);
+    if (MONARCH_WORD_STATE(word) != MONARCH_FILLING || !monarch_fills_of(s))
+        return 0;
+    w.n = e->size;
+    w.limit_ns = latency_ns() / 5 * 6;
+    w.limit_ns = w.limit_ns < MOST_NS ? w.limit_ns : MOST_NS;
+    if (w.limit_ns < WORTH_WAITING_NS || skips()) {
+        if (!monarch_is_under_way(&w, word))
+            monarch_demand_first(&w);
+        return 0;
+    }
+    int is_there = monarch_wait_for_all(&w);
+    note_wait(is_there);
+    if (!is_there)
+        return 0;
+    monarch_look_up(s, dir, path, flags, o); /* it may have changed, or been dropped, meanwhile */
+    o->waited = 1;
+    return o->served;
+}

@@ -1,0 +1,26 @@
+/* Opens that wait for a copy in the making, in place of the source. */
+#ifndef MONARCH_AWAIT_H
+#define MONARCH_AWAIT_H
+
+#include "serve.h"
+
+/* For an open whose reads are not seen (streams): waits a little for a copy that is not there yet.
+ * Whether it is there now; then `copy` is the path to open. */
+int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
+
+/* For an open whose reads are seen. Where the daemon is filling a small file at this moment, waits
+ * for its copy, no longer than 1.2 times what this process takes for an open and a read at the
+ * source, and so spares the source both. A fill that waits for its turn has it from now on. Whether
+ * the copy is there now; then `o` is as after monarch_look_up. */
+int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
+                         struct monarch_opening *o);
+
+/* Whether the sources have given this process its last files as soon as a local file system gives
+ * what it has in memory. Now and then it is 0 nevertheless, so that somebody times the reads. */
+int monarch_source_is_at_hand(void);
+
+/* An open, or a read, of a source's file that began at since_ns (sys_now_ns) has ended. */
+void monarch_note_source_open(uint64_t since_ns);
+void monarch_note_source_read(uint64_t since_ns);
+
+#endif

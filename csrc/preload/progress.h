@@ -1,0 +1,22 @@
+/* How far programs have read files that had no copy when they were opened. The daemon hears of
+ * those that were read to their end: it fills what lies beside them. A hint: losing one costs
+ * speed.
+ */
+#ifndef MONARCH_PROGRESS_H
+#define MONARCH_PROGRESS_H
+
+#include <stdio.h>
+
+#include "session.h"
+
+/* `n` bytes of the file were read. */
+void monarch_progress(struct session *s, uint64_t id, uint64_t n);
+/* `n` more bytes are asked for, and from here on the copy's descriptor gives them, unseen. */
+void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
+
+/* A stream was opened on a copy that its open has waited for. */
+void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
+/* Before a stream is closed, whose reads nobody has seen. `fd` is its descriptor, or -1. */
+void monarch_progress_end(const FILE *stream, int fd);
+
+#endif

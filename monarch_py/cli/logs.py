@@ -1,0 +1,96 @@
+"""logs."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from monarch_py.cli.options import served_config_option
+from monarch_py.errors import SessionError
+from monarch_py.session import SessionDir
+
+__all__ = ["COMMANDS"]
+
+# Of the log of the daemon before: how it ended [lines].
+LINES_BEFORE = 20
+# `--follow` looks for new lines this often [s].
+LOOK_S = 0.2
+PIECE_BYTES = 1 << 20
+# Enough for the time of the first line, by which logs are told apart.
+FIRST_BYTES = 64
+INTERRUPTED = 130
+
+
+@click.command(short_help="Print what the daemon has said, and the one before it.")
+@served_config_option
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(min=0),
+    help=f"Only the last of each log.  [default: all, and {LINES_BEFORE} of the daemon before]",
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+def logs(config_file: Path, lines: int | None, *, follow: bool) -> None:
+    """Print the log of the configuration's daemon, which stays when the daemon ends.
+
+    Before it stands the end of the log of the daemon before. The log of `monarch serve` is its own
+    standard error.
+    """
+    session = SessionDir.of(config_file)
+    end = 0
+    before = _last(session.log_before, LINES_BEFORE if lines is None else lines)
+    current = _last(session.log, lines)
+    if before is None and current is None:
+        raise SessionError(
+            f"no daemon of {config_file} has left a log on this node; monarch serve writes its own"
+            " to standard error"
+        )
+    for path, found in ((session.log_before, before), (session.log, current)):
+        if found is not None:
+            text, end = found
+            click.echo(f"==> {path} <==")
+            click.echo(text, nl=not text.endswith(b"\n") and bool(text))
+    if follow:
+        try:
+            for piece in _new(session.log, end if current is not None else 0):
+                click.echo(piece, nl=False)
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+
+
+def _last(path: Path, lines: int | None) -> tuple[bytes, int] | None:
+    """The last lines of a log (None for all), and where they end; None if there is no log."""
+    try:
+        with path.open("rb") as file:
+            return b"".join(file if lines is None else deque(file, lines)), file.tell()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SessionError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _new(path: Path, begin: int) -> Iterator[bytes]:
+    """The bytes behind `begin` as they come, without an end. The next daemon empties the log and
+    writes its own: a log that begins otherwise than before is printed from its first line."""
+    first = b""
+    with suppress(OSError), path.open("rb") as file:
+        first = file.read(FIRST_BYTES)
+    while True:
+        with suppress(OSError), path.open("rb") as file:
+            head = file.read(FIRST_BYTES)
+            if not head.startswith(first):
+                begin = 0
+            first = head
+            file.seek(begin)
+            while piece := file.read(PIECE_BYTES):
+                begin += len(piece)
+                yield piece
+        time.sleep(LOOK_S)
+
+
+COMMANDS = [logs]

@@ -1,0 +1,131 @@
+"""What the commands write: one style of messages, tables that fit, names as they are.
+
+Texts are never markup: a path may hold brackets. Where there is no terminal a table is plain text,
+a line for each row, however long; on a terminal a table that is too wide becomes a list.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["console", "output_failed", "prepare", "print_table", "show", "tell", "written"]
+
+# Errors that a write to a disk, a pipe or a terminal may meet.
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
+
+def prepare() -> None:
+    """Once, before anything is written: names that are not text, or that the encoding of the
+    output lacks, are written nevertheless."""
+    codecs.register_error("monarch", _encode_name)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="monarch")
+
+
+def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Bytes of a name that are no text as they are (PEP 383); an escape for characters that the
+    encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return codecs.lookup_error("backslashreplace")(error)
+
+
+def tell(text: str) -> None:
+    """A line to the user, on standard error. A full disk there must not change our status."""
+    try:
+        sys.stderr.write(f"monarch: {text}\n")
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr.fileno())
+
+
+def written(status: int) -> int:
+    """The status to exit with: `status`, or that of output that could not be written."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return output_failed(error)
+    return status
+
+
+def output_failed(error: OSError) -> int:
+    """The status to exit with after standard output could not be written. Raises `error` again if
+    it is about something else."""
+    if error.filename is not None or error.errno not in OUTPUT_ERRORS:
+        raise error
+    _discard(sys.stdout.fileno())
+    if error.errno == errno.EPIPE:  # its reader has gone: `monarch status | head`
+        return 128 + signal.SIGPIPE
+    tell(f"the output could not be written ({error.strerror})")
+    return 1
+
+
+def _discard(fd: int) -> None:
+    """What is still in the buffer would fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+
+
+def console() -> Console:
+    """Of standard output. Without a terminal nothing is folded: a line is as long as it is."""
+    made = Console(highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made.width = 10_000
+    return made
+
+
+def show(what: RenderableType) -> None:
+    """Prints it without the blanks with which rich fills its lines."""
+    out = console()
+    with out.capture() as captured:
+        out.print(what)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip(" "))
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1
+) -> None:
+    """`left` columns of text, the others of numbers. Columns without a cell are left out."""
+    kept = [i for i in range(len(columns)) if any(str(row[i]) for row in rows)] or [0]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for i in kept:
+        table.add_column(Text(columns[i]), justify="left" if i < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(str(row[i])) for i in kept))
+    out = console()
+    if title:
+        show(Text(title, style="bold"))
+    wide = Measurement.get(out, out.options.update(max_width=10_000), table).maximum
+    if wide <= out.width:
+        show(table)
+    else:
+        _print_list([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
+
+
+def _print_list(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """The first cell of each row on a line of its own, uncut, and the others named below it."""
+    for first, *others in rows:
+        click.echo(str(first))
+        cells = [
+            Text.assemble((f"{column} ", "dim"), str(cell).replace(" ", "\u00a0"))
+            for column, cell in zip(columns[1:], others, strict=True)
+            if str(cell)
+        ]
+        show(Padding(Text(", ").join(cells), (0, 0, 0, 2)))

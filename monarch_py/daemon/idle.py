@@ -1,0 +1,34 @@
+"""How many of the processors that this process may use have nothing to do."""
+
+import os
+
+import psutil
+
+__all__ = ["IdleCores"]
+
+
+class IdleCores:
+    """Measures their idle time between two calls."""
+
+    def __init__(self) -> None:
+        self._before = self._look()
+
+    @staticmethod
+    def _look() -> tuple[float, float]:
+        """Of all of them together, the time that they were idle, and all time [s]."""
+        mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
+        # Numbers are others where processors are switched off.
+        times = [t for number, t in enumerate(all_) if number in mine] or all_
+        # Guests are counted among the programs.
+        return sum(t.idle + t.iowait for t in times), sum(
+            t.user + t.nice + t.system + t.irq + t.softirq + t.steal + t.idle + t.iowait
+            for t in times
+        )
+
+    def take(self) -> float:
+        """Processors that were idle, on average, since the last call; 0 where that is not known."""
+        (idle_s, all_s), before = self._look(), self._before
+        self._before = idle_s, all_s
+        passed_s = all_s - before[1]
+        cores = len(os.sched_getaffinity(0))
+        return cores * (idle_s - before[0]) / passed_s if passed_s > 0 else 0.0

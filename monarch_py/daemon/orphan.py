@@ -1,0 +1,85 @@
+"""The end of a daemon whose `monarch run` was killed, and could not end it.
+
+The runs that share a daemon hold a lock (`shares`), which the kernel releases when they are killed.
+Their commands go on, and may have left processes behind that use the session: the daemon serves all
+of them, and ends once none has been there for a while. It looks in a thread, because /proc answers
+late where a process waits for a file system.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from monarch_py.processes import Identity, own_processes
+from monarch_py.session import SessionDir
+from monarch_py.shares import Shares
+
+__all__ = ["OrphanWatch"]
+
+log = logging.getLogger("monarch.orphan")
+
+# It looks this often; and nobody has used the daemon for this long before it ends: a job's next
+# step may begin in between [s].
+LOOK_S = 1.0
+UNUSED_S = 5.0
+
+
+class OrphanWatch:
+    """Made while a run brings the daemon of this process up, which is the runs' to end from then
+    on. OSError when that cannot be noted."""
+
+    def __init__(self, session: SessionDir) -> None:
+        self._session, self._shares = session, Shares(session)
+        self._me = Identity.of(os.getpid())
+        self._shares.note_daemon(self._me)
+
+    def begin(self, stop: Callable[[], None]) -> None:
+        """stop : ends the daemon, from another thread"""
+        watch = threading.Thread(target=self._watch, args=(stop,), name="orphan", daemon=True)
+        watch.start()
+
+    def _watch(self, stop: Callable[[], None]) -> None:
+        used_at = time.monotonic()
+        while self._shares.daemon() == self._me:  # else `monarch start` has taken it over
+            time.sleep(LOOK_S)
+            if self._has_run() or self._is_attached():
+                used_at = time.monotonic()
+            elif time.monotonic() - used_at >= UNUSED_S and self._take_over():
+                log.info("its run was killed, and no process uses it any more: it ends")
+                stop()
+                return
+        self._shares.close()
+
+    def _has_run(self) -> bool:
+        """Whether a run, or a command that one has started, is still there."""
+        if not self._shares.try_turn():
+            return True  # one begins or ends
+        is_unused = self._shares.is_unused()
+        self._shares.leave()
+        self._shares.leave_turn()
+        return not is_unused or self._shares.has_command()
+
+    def _take_over(self) -> bool:
+        """Does what the last run would have done. The turn is kept to the end of this process, so
+        that the next run waits for that before it starts another daemon."""
+        if not self._shares.try_turn():
+            return False
+        if self._shares.is_unused() and self._shares.daemon() == self._me:
+            self._shares.note_daemon(None)
+            return True
+        self._shares.leave()
+        self._shares.leave_turn()
+        return False
+
+    def _is_attached(self) -> bool:
+        """Whether a process has a segment of the session mapped."""
+        prefix = os.fsencode(f"{self._session.path}/")
+        for process in own_processes():
+            try:
+                if prefix in (process / "maps").read_bytes():
+                    return True
+            except OSError:  # it has ended, or is closed to us
+                continue
+        return False

@@ -1,0 +1,66 @@
+"""Whether a switch file exists, asked without waiting for a file system that hangs."""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from pathlib import Path
+
+from monarch_py.hanging import LIMIT_S
+
+__all__ = ["Switches"]
+
+log = logging.getLogger("monarch.switches")
+
+# Between two looks, a bit less than the daemon's turns without anything to do take [s].
+LOOK_S = 0.2
+# The daemon's loop waits this long for a look: readers take a silence of 250 ms for its death [s].
+PATIENCE_S = 0.05
+
+
+class Switches:
+    """Everything is switched off while one of `files` exists.
+
+    A thread looks at them, so that the daemon's loop goes on when their file system hangs. The last
+    answer then holds until the file system answers again; before the first answer, which is awaited
+    for `limit_s` [s], all is off.
+    """
+
+    def __init__(self, files: Sequence[Path], *, limit_s: float = LIMIT_S) -> None:
+        self._files = files
+        self._thread = ThreadPoolExecutor(1, "switches")
+        self._looking: Future[bool] | None = None
+        self._is_off = True
+        self._ask(limit_s)
+
+    def are_off(self) -> bool:
+        """What the last look said, or the one that is due now; waits for PATIENCE_S at most."""
+        if self._looking is not None:
+            self._take(0)
+        elif time.monotonic() >= self._next_look:
+            self._ask(PATIENCE_S)
+        return self._is_off
+
+    def close(self) -> None:
+        """A look that hangs is left behind."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, limit_s: float) -> None:
+        self._next_look = time.monotonic() + LOOK_S
+        self._looking = self._thread.submit(lambda: any(map(os.path.exists, self._files)))
+        self._is_late = False
+        self._take(limit_s)
+
+    def _take(self, limit_s: float) -> None:
+        assert self._looking is not None
+        try:
+            self._is_off = self._looking.result(limit_s)
+            self._looking = None
+        except NotYet:
+            if not self._is_late and time.monotonic() > self._next_look + LIMIT_S:
+                self._is_late = True
+                names = " or ".join(map(str, self._files))
+                state = "off" if self._is_off else "on"
+                log.warning("%s does not answer: everything stays %s until it does", names, state)

@@ -1,0 +1,115 @@
+"""Files that programs open before the scan has met them."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+__all__ = ["Path", "Unmet"]
+
+log = logging.getLogger("monarch.unmet")
+
+Seen = TypeVar("Seen")
+# The number of a source, and a path relative to it.
+Path = tuple[int, str]
+
+# Files that the source is asked for at a time.
+THREADS = 4
+# Files that wait at most. More are forgotten: the scan will meet them, or their next open tells.
+WAITING = 1024
+# A scan under way has this long to meet a file, which costs the source nothing more [s].
+SCAN_S = 0.1
+# Of more files than this only those are looked up in the catalog whose time has come.
+FEW = 32
+
+
+class Unmet(Generic[Seen]):
+    """Asks the source for them in threads of its own: it may take long, and the loop never waits
+    for it.
+
+    look : asks for one file; None if there is none, or none that belongs into the catalog
+    ring : called in these threads when there is something to take, not after `close`
+    """
+
+    def __init__(self, look: Callable[[int, str], Seen | None], ring: Callable[[], None]) -> None:
+        self._look, self._ring = look, ring
+        self._since: dict[Path, float] = {}  # files that wait, oldest first
+        self._asked: set[Path] = set()
+        self._orders: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Path, Seen | None]] = queue.SimpleQueue()
+        self._threads = 0
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._since) + len(self._asked)
+
+    def add(self, paths: Iterable[Path]) -> None:
+        """Files that programs have opened and that have no entry."""
+        now = time.monotonic()
+        for path in paths:
+            if len(self._since) < WAITING and path not in self._asked:
+                self._since.setdefault(path, now)
+
+    def take_met(self, find: Callable[[int, str], int], *, is_scanned: bool) -> list[int]:
+        """The entries of those that the scan has met meanwhile; they wait no longer."""
+        looked = self._since if len(self._since) <= FEW else self._due(is_scanned=is_scanned)
+        met = {path: entry for path in looked if (entry := find(*path)) >= 0}
+        for path in met:
+            del self._since[path]
+        return list(met.values())
+
+    def ask(self, *, is_scanned: bool) -> None:
+        """Has the source asked for those whose time has come."""
+        for path in self._due(is_scanned=is_scanned)[: THREADS - len(self._asked)]:
+            del self._since[path]
+            self._asked.add(path)
+            self._orders.put(path)
+        if self._asked:
+            self._start_threads()
+
+    def _due(self, *, is_scanned: bool) -> list[Path]:
+        oldest = time.monotonic() - (0.0 if is_scanned else SCAN_S)
+        return [path for path, since in self._since.items() if since <= oldest]
+
+    def take_answers(self) -> list[tuple[Path, Seen]]:
+        """What the source has said of files."""
+        answers = []
+        while not self._answers.empty():
+            path, seen = self._answers.get()
+            self._asked.discard(path)
+            if seen is not None:
+                answers.append((path, seen))
+        return answers
+
+    def _start_threads(self) -> None:
+        while self._threads < min(THREADS, len(self._asked)):
+            try:
+                threading.Thread(target=self._work, name="unmet", daemon=True).start()
+            except RuntimeError:  # out of threads: others do it, or it is tried again
+                return
+            self._threads += 1
+
+    def _work(self) -> None:
+        while True:
+            path = self._orders.get()
+            if self._is_closed:
+                return
+            seen = None
+            try:
+                seen = self._look(*path)
+            except Exception:
+                log.exception("a file that was opened before the scan met it was not looked at")
+            self._answers.put((path, seen))
+            with self._lock:
+                if not self._is_closed:
+                    self._ring()
+
+    def close(self) -> None:
+        """Nobody rings from here on. Threads that wait for the source are not waited for."""
+        with self._lock:
+            self._is_closed = True
+        for _ in range(self._threads):
+            self._orders.put((-1, ""))

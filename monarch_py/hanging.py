@@ -1,0 +1,74 @@
+"""File systems that hang: found within a time, by somebody else.
+
+A call on such a file system may not come back, and no signal ends it. It is made in a child, which
+is left behind if need be: a thread in its place would keep this process from ending.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["LIMIT_S", "hanging"]
+
+# How long a file system may take to tell the attributes of a directory. A busy one takes a second.
+LIMIT_S = 5.0
+
+
+def hanging(paths: Sequence[Path], limit_s: float | None = None) -> list[Path]:
+    """Those of `paths` whose file systems do not answer within limit_s (LIMIT_S) [s]. An error is
+    an answer."""
+    deadline = time.monotonic() + (LIMIT_S if limit_s is None else limit_s)
+    asked = {path: _ask(path) for path in dict.fromkeys(paths)}
+    answered = []
+    try:
+        for path, (_, answer) in asked.items():
+            left_s = max(0.0, deadline - time.monotonic())
+            if select.select([answer], [], [], left_s)[0]:
+                answered.append(path)
+    finally:
+        for path, (child, answer) in asked.items():
+            os.close(answer)
+            _end(child, is_left=path not in answered)
+    return [path for path in asked if path not in answered]
+
+
+def _ask(path: Path) -> tuple[int, int]:
+    """A child that looks at `path`, and what becomes readable when it has: its end of a pipe."""
+    answer, end = os.pipe2(os.O_CLOEXEC)
+    with warnings.catch_warnings():
+        # Of threads beside us, whose locks the child would find held: it takes none.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        os.close(end)
+        return child, answer
+    try:
+        _detach(end)
+        os.stat(path)
+        os.statvfs(path)  # which is not told from a memory of attributes
+    finally:
+        os._exit(0)
+
+
+def _detach(end: int) -> None:
+    """A reader of our output must not wait for a child that stays behind."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    os.dup2(end, 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+
+
+def _end(child: int, *, is_left: bool) -> None:
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, os.WNOHANG if is_left else 0)

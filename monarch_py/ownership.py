@@ -1,0 +1,126 @@
+"""Whether other users could put a directory of their own in the place of one of ours.
+
+A directory can be renamed or removed by its own owner's leave alone if nobody else may change the
+directory above it, and so on up to the root. Links on the way count like directories.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Doubt", "doubts", "user_name", "why_not_private"]
+
+# Of links that lead to one another, as in the kernel.
+MAX_LINKS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Somebody else may replace what lies in a directory.
+
+    is_certain : False where it depends on what cannot be seen from here: who is in a group, who
+    an owner without a name is
+    """
+
+    is_certain: bool
+    text: str
+    mend: str
+
+
+def user_name(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except (KeyError, OSError):
+        return f"user {uid}"
+
+
+def doubts(directory: Path) -> list[Doubt]:
+    """Of `directory`, which need not be resolved, and everything on the way to it; the certain ones
+    first. OSError if one of them cannot be looked at."""
+    found = [doubt for path, st in _way(directory) if (doubt := _doubt(path, st)) is not None]
+    return sorted(dict.fromkeys(found), key=lambda doubt: not doubt.is_certain)
+
+
+def why_not_private(path: Path) -> str:
+    """Why `path` is no directory of this user alone (mode 0700), and who can mend it; "" if it is
+    one. OSError if there is nothing."""
+    found = path.lstat()
+    owner = found.st_uid
+    if owner != os.geteuid():
+        what = "is a link of" if stat.S_ISLNK(found.st_mode) else "belongs to"
+        whom = f"{user_name(owner)} or root" if owner else "root"
+        return f"{what} {user_name(owner)}; ask {whom} to remove it"
+    if not stat.S_ISDIR(found.st_mode):
+        return "is not a directory; remove it"
+    if found.st_mode & 0o077:
+        return f"is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); chmod 700 it"
+    return ""
+
+
+def _way(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Each directory and link that is passed on the way to `directory`, from the root down."""
+    left = list(reversed(directory.absolute().parts))
+    path, links = Path(left.pop()), 0
+    yield path, path.lstat()
+    while left:
+        name = left.pop()
+        path = path.parent if name == ".." else path / name
+        st = path.lstat()
+        yield path, st
+        if stat.S_ISLNK(st.st_mode) and (links := links + 1) <= MAX_LINKS:
+            target = Path(os.readlink(path))
+            left += reversed(target.parts)
+            path = Path(left.pop()) if target.is_absolute() else path.parent
+
+
+def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
+    mend = f"choose a directory of yours, or have root correct {path}"
+    if st.st_uid not in (0, os.geteuid()):
+        text = f"{path} belongs to {user_name(st.st_uid)}, who can replace what lies in it"
+        return Doubt(not _may_be_root(st.st_uid), text, mend)
+    # A link's mode means nothing; with the sticky bit only owners rename and remove.
+    if stat.S_ISLNK(st.st_mode) or st.st_mode & stat.S_ISVTX:
+        return None
+    if st.st_mode & stat.S_IWOTH:
+        text = f"{path} may be written by everybody and has no sticky bit"
+        return Doubt(
+            True, f"{text}, so that others can replace what lies in it", f"chmod +t {path}"
+        )
+    if st.st_mode & stat.S_IWGRP and (who := _writers(path, st)):
+        return Doubt(
+            False, f"{path} may be written by {who}, who can replace what lies in it", mend
+        )
+    return None
+
+
+def _may_be_root(uid: int) -> bool:
+    """In a user name space all whom it does not know look alike, root outside too."""
+    try:
+        known = Path("/proc/self/uid_map").read_text().split()
+        unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return False
+    return uid == unknown and known != ["0", "0", "4294967295"]
+
+
+def _writers(path: Path, st: os.stat_result) -> str:
+    """Of whom the group's permission to write makes us doubt: the group, unless it is the user's
+    own, or an access list, whose limit the group's bits are then."""
+    try:
+        os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
+        return "those whom its access list names"
+    except OSError:
+        pass  # none, or no such lists here
+    try:
+        group = grp.getgrgid(st.st_gid)
+        mine = pwd.getpwuid(os.geteuid()).pw_name
+    except (KeyError, OSError):
+        return f"group {st.st_gid}"
+    is_own = group.gr_name == mine and set(group.gr_mem) <= {mine, "root"}
+    return "" if is_own else f"group {group.gr_name}"

@@ -1,0 +1,68 @@
+"""What a glob means, as a regular expression: the second opinion on config.patterns.
+
+It was the matcher once. It backtracks: give it few stars and short names.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["glob_to_regex"]
+
+# One step of a glob. `**/` is taken together with its slash, because it also stands for nothing.
+_STEP = re.compile(
+    r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
+    r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def glob_to_regex(glob: str) -> str:
+    """The regular expression, for fullmatch on a relative path, of one glob.
+
+    Raises ValueError for a glob that cannot be read.
+    """
+    parts = [] if "/" in glob else ["(?:.*/)?"]
+    at = 0
+    while at < len(glob):
+        step = _STEP.match(glob, at)
+        if step is None:
+            what = "an unclosed '['" if glob[at] == "[" else "a backslash with nothing behind it"
+            raise ValueError(f"the pattern {glob!r} has {what}")
+        # `a**/b` means that ** is glued to a name; its slash is then a slash.
+        if step["dirs"] and at > 0 and glob[at - 1] != "/":
+            parts.append(".*/")
+        else:
+            parts.append(_translate(step, glob))
+        at = step.end()
+    return "".join(parts)
+
+
+def _translate(step: re.Match[str], glob: str) -> str:
+    if step["dirs"]:
+        return "(?:.*/)?"
+    if step["deep"] and "/" in glob:
+        return ".*"
+    if step["deep"] or step["star"]:
+        return "[^/]*"
+    if step["one"]:
+        return "[^/]"
+    if step["set"] is not None:
+        return _translate_set(step, glob)
+    return re.escape(step["escaped"] or step["plain"])
+
+
+def _translate_set(step: re.Match[str], glob: str) -> str:
+    """A set of characters, built from its members: in a regex, `--` and `[` would mean more."""
+    rest, members = step["set"], []
+    while rest:
+        if len(rest) >= 3 and rest[1] == "-":
+            first, last, rest = rest[0], rest[2], rest[3:]
+            if first > last:
+                raise ValueError(f"the pattern {glob!r} has a range that runs backwards")
+            members.append(f"{re.escape(first)}-{re.escape(last)}")
+        else:
+            members.append(re.escape(rest[0]))
+            rest = rest[1:]
+    # A set never crosses a slash, not even a negated one.
+    return f"(?!/)[{'^' if step['negate'] else ''}{''.join(members)}]"

@@ -1,0 +1,59 @@
+/* A scan of whose threads only some can be started.
+ *
+ *   scan_threads DIRECTORY THREADS STARTED
+ *
+ * Says how many entries and errors it had when it had ended; 1 if it has not after ten seconds.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "native.h"
+
+static int left;
+
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*begin)(void *), void *arg);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*begin)(void *), void *arg);
+
+/* libc has written to *thread when clone fails. The others wait for work by then. */
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*begin)(void *), void *arg) {
+    struct timespec pause = {0, 20000000};
+    if (left-- > 0)
+        return __real_pthread_create(thread, attributes, begin, arg);
+    *thread = 1;
+    nanosleep(&pause, NULL);
+    return EAGAIN;
+}
+
+int main(int argc, char **argv) {
+    struct timespec pause = {0, 1000000};
+    uint32_t doorbell = 0;
+    uint64_t entries = 0;
+    int finished = 0, error = 0;
+    int root = open(argc == 4 ? argv[1] : "", O_RDONLY | O_DIRECTORY);
+    if (root < 0)
+        return 2;
+    left = atoi(argv[3]);
+    struct monarch_scan *s = monarch_scan_start(root, 0, atoi(argv[2]), 0, &doorbell);
+    for (int i = 0; s && !finished && i < 10000; i++) {
+        struct monarch_batch *b = monarch_scan_take(s, &finished);
+        if (b)
+            entries += b->count;
+        else
+            nanosleep(&pause, NULL);
+        monarch_batch_free(b);
+    }
+    if (!finished)
+        return 1;
+    uint64_t errors = monarch_scan_errors(s, &error);
+    monarch_scan_stop(s, 60000);
+    printf("%llu %llu\n", (unsigned long long)entries, (unsigned long long)errors);
+    return 0;
+}

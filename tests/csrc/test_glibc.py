@@ -1,0 +1,103 @@
+"""The library's table beside libc's own: what opens, changes or names files is interposed, or has
+its reason here why not.
+
+glibc/functions.txt has every function of glibc 2.17 to 2.44 on x86-64 and aarch64, each with the
+version that brought it (2.17 for all before), from the lists of symbols that zig 0.17 carries
+(lib/libc/glibc/abilists).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from monarch_py.native import LIBRARY
+
+LISTED = Path(__file__).parent / "glibc" / "functions.txt"
+# Names of functions that may open, change or name files.
+TOUCHES = re.compile(
+    "open|creat|link|rename|^remove$|mkdir|rmdir|mknod|mkfifo|temp|tmp|chmod|chown|utime|xattr|trunc"
+    "|spawn|mount|root|chdir|unshare|setns|clone|swapo|acct|utx|pututline|^login|^logwtmp|fork|exec|capset"
+    "|fallocate|write|handle|shm_|^syslog|^daemon$|^logout$"
+)
+# Of these nothing touches a file by its name: other things have such names, too.
+NO_FILES = re.compile(
+    "^(pthread|posix_spawnattr|clnt|auth|svc|xdr|sem_|mq_|epoll|timer|timerfd|eventfd|tss|thrd|hcreate"
+    "|sig|argz|__rpc|__mq|__pthread|mutex)|^(regexec|re_exec|rexec|rexec_af|_IO_un_link|_IO_link_in"
+    "|create_module|__register_atfork|iconv_open|envz_remove|dlmopen|dlopen|tempnam|tmpnam|tmpnam_r"
+    "|mktemp|setlogmask|pidfd_open|memfd_create|fmemopen|open_memstream|open_wmemstream|fopencookie"
+    "|process_vm_writev|catopen|_IO_proc_open)$"
+)
+REASONS = {
+    "the descriptor was opened for writing, which has been recorded": "_IO_do_write _IO_file_write"
+    " _IO_fwrite _IO_wdo_write __pwrite64 __write aio_write aio_write64 fallocate fallocate64"
+    " ftruncate ftruncate64 fwrite fwrite_unlocked posix_fallocate posix_fallocate64 pwrite"
+    " pwrite64 pwritev pwritev2 pwritev64 pwritev64v2 write writev",
+    "the program that is started has the library, too": "_IO_popen popen execl execle execlp execv"
+    " execve execveat execvp execvpe fexecve",
+    "a child that has the library; what it opens is its own": "__vfork vfork",
+    "lists the source, with nothing of a copy": "fdopendir fts_open fts64_open",
+    "asks, of the link itself, which has no copy": "lgetxattr llistxattr",
+    "the list of actions is read when a child is spawned": "posix_spawn_file_actions_addchdir_np"
+    " posix_spawn_file_actions_addclose posix_spawn_file_actions_addclosefrom_np"
+    " posix_spawn_file_actions_adddup2 posix_spawn_file_actions_addfchdir_np"
+    " posix_spawn_file_actions_addtcsetpgrp_np posix_spawn_file_actions_destroy"
+    " posix_spawn_file_actions_init",
+    "works below a stream of libc, which was opened by a call that we see": "_IO_file_fopen"
+    " _IO_file_open",
+    "names lie in /dev/shm itself, which is no source": "shm_open shm_unlink",
+    "the file has no name, or loses it at once": "tmpfile tmpfile64",
+    "opens a terminal or the system's log": "daemon forkpty login_tty openpty posix_openpt openlog"
+    " syslog",
+    "writes the system's records of users": "login logout logwtmp pututline pututxline updwtmp"
+    " updwtmpx endutxent getutxent getutxid getutxline setutxent getutmpx"
+    " utmpxname getutmp utmpname",
+    "an administrator's, for the whole machine": "acct swapon swapoff pivot_root",
+    "mounts for all processes: none of them is told, see Known differences": "fsmount fsopen mount"
+    " mount_setattr move_mount open_tree umount umount2",
+}
+
+
+def words() -> dict[str, tuple[int, ...]]:
+    """Function -> version of glibc."""
+    lines = (line.split() for line in LISTED.read_text().splitlines())
+    return {name: tuple(map(int, version.split("."))) for version, name in lines}
+
+
+def exported(library: Path) -> set[str]:
+    """Its functions, but for those that are libc's own business."""
+    said = subprocess.run(
+        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+    ).stdout
+    symbols = [line.split()[1:] for line in said.splitlines()]
+    return {name.split("@")[0] for kind, name in symbols if kind in "TWi" and "PRIVATE" not in name}
+
+
+def libc() -> Path:
+    maps = Path("/proc/self/maps").read_text()
+    found = re.search(r"/\S*/libc[.-]\S*", maps)
+    if found is None:
+        pytest.skip("this Python has no libc of its own: it is linked statically")
+    return Path(found[0])
+
+
+def test_this_libc_has_nothing_that_nobody_has_looked_at() -> None:
+    """A newer libc than those listed: add its functions to the list, and look at the next test."""
+    assert exported(libc()) - set(words()) == set()
+
+
+def test_every_function_that_touches_files_is_interposed_or_has_a_reason() -> None:
+    touching = {n for n in words() if TOUCHES.search(n) and not NO_FILES.search(n)}
+    reasons = {name for names in REASONS.values() for name in names.split()}
+    ours = exported(LIBRARY)
+    assert touching - ours - reasons == set()
+    # Nothing stands there that is not needed.
+    assert reasons & ours == set()
+    assert reasons - touching == set()
+
+
+def test_nothing_is_interposed_that_libc_does_not_have() -> None:
+    assert exported(LIBRARY) - set(words()) == set()

@@ -1,0 +1,149 @@
+"""Opens of small files that the daemon is filling at that moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.files import Files
+from support.session import Session, wait_until
+
+from monarch_py.daemon.width import FIRST
+from monarch_py.demo.slowsource import SlowSource
+
+LATENCY_S = 0.4
+SIZE = 100_000
+# Opens and reads a file for each line of its input, and says the file's digest.
+READER = """
+import hashlib, os, sys
+for line in sys.stdin:
+    fd = os.open(line.rstrip("\\n"), os.O_RDONLY)
+    print(hashlib.sha256(os.read(fd, 1 << 20)).hexdigest(), flush=True)
+    os.close(fd)
+"""
+
+
+class Reader:
+    """One process of many opens: it knows how long the source takes."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def begin(self, path: Path) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{path}\n")
+        self._process.stdin.flush()
+
+    def end(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def read(self, path: Path) -> str:
+        self.begin(path)
+        return self.end()
+
+
+@contextmanager
+def reader(session: Session) -> Iterator[Reader]:
+    argv = [sys.executable, "-c", READER]
+    with subprocess.Popen(
+        argv, env=session.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield Reader(process)
+        finally:
+            process.kill()
+
+
+def start(
+    session_factory: Callable[..., Session],
+    slow: SlowSource,
+    many: int = 3,
+    **settings: object,
+) -> tuple[Session, Files]:
+    files = Files(slow.backing).add_many(many, SIZE)
+    files.wait_until_old()
+    session = session_factory(slow.mountpoint, prefetch="none", **settings).start()
+    session.wait_scanned()
+    return session, files
+
+
+def order(session: Session, *paths: Path) -> None:
+    wanted = [[0, path.name] for path in paths]
+    entries = session.client.ask("look", paths=wanted)["entries"]
+    session.client.ask("warm", entries=entries, ticket="test")
+
+
+def begin_fill(session: Session, slow: SlowSource, *paths: Path) -> None:
+    """Returns when all these fills read the source."""
+    reads = slow.counts()["read"]
+    order(session, *paths)
+    wait_until(lambda: slow.counts()["read"] >= reads + len(paths), what="the fills")
+
+
+def test_an_open_waits_for_a_fill_under_way(
+    session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
+) -> None:
+    slow = slow_factory()
+    session, files = start(session_factory, slow)
+    first, second, _ = (slow.mountpoint / name for name in sorted(files.digests))
+    slow.latency(open=LATENCY_S, read=LATENCY_S)
+    with reader(session) as program:
+        assert program.read(first) == files.digests[first.name]
+        before = slow.counts()
+        begin_fill(session, slow, second)
+        assert program.read(second) == files.digests[second.name]
+    after = slow.counts()
+    assert after["open"] - before["open"] == 1  # the fill's
+    assert after["bytes_read"] - before["bytes_read"] == SIZE
+    totals = session.totals()
+    assert (totals["hits"], totals["misses"], totals["fallbacks"]) == (1, 1, 0)
+
+
+def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
+    session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
+) -> None:
+    """It has its turn at once then, and the source is spared the program's own open."""
+    slow = slow_factory()
+    session, files = start(session_factory, slow, FIRST + 2, shared_tpool_size=FIRST + 1)
+    first, *others, last = (slow.mountpoint / name for name in sorted(files.digests))
+    slow.latency(open=LATENCY_S, read=LATENCY_S)
+    with reader(session) as program:
+        assert program.read(first) == files.digests[first.name]
+        before = slow.counts()
+        slow.latency(read=60)
+        begin_fill(session, slow, *others)  # as many as may be in flight at first
+        slow.latency(open=LATENCY_S, read=LATENCY_S)
+        order(session, last)
+        wait_until(lambda: session.status()["sources"][0]["filling"] == FIRST + 1, what="the order")
+        assert slow.counts()["open"] - before["open"] == FIRST
+        assert program.read(last) == files.digests[last.name]
+        slow.latency(read=0)
+    after = slow.counts()
+    assert after["open"] - before["open"] == FIRST + 1  # the fills'
+    totals = session.totals()
+    assert (totals["hits"], totals["misses"], totals["fallbacks"]) == (1, 1, 0)
+
+
+def test_an_open_waits_no_longer_than_the_source_takes(
+    session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
+) -> None:
+    slow = slow_factory()
+    session, files = start(session_factory, slow)
+    first, second, third = (slow.mountpoint / name for name in sorted(files.digests))
+    slow.latency(open=LATENCY_S / 4)
+    with reader(session) as program:
+        program.read(first)
+        slow.latency(read=60)
+        begin_fill(session, slow, second)
+        opens = slow.counts()["open"]
+        program.begin(second)
+        # The fill takes a minute; the source is opened after a tenth of a second or two.
+        wait_until(lambda: slow.counts()["open"] > opens, timeout=20, what="an open of the source")
+        slow.latency(read=0)
+        # A reader that knows nothing of the source yet, and a file that nobody fills.
+        with reader(session) as other:
+            assert other.read(third) == files.digests[third.name]

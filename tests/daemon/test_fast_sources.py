@@ -1,0 +1,266 @@
+"""Sources that give small files sooner than a wait for a copy ends: local disks, cached pages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from support.epoch import content, make_files
+from support.files import digest
+from support.session import Session, wait_until
+
+from monarch_py.daemon import engine as engine_module
+from monarch_py.daemon.idle import IdleCores
+from monarch_py.daemon.width import Counted
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import ffi, lib, pointer
+from monarch_py.session import Segment
+
+Factory = Callable[..., Session]
+SIZE, MANY = 20_000, 120
+READ = """
+import hashlib, sys
+for path in sys.argv[1:]:
+    print(hashlib.sha256(open(path, "rb").read()).hexdigest())
+"""
+SPIN = "import sys; print(flush=True)\nwhile True: pass"
+
+
+def fast_sources(session: Session) -> int:
+    segment = Segment.open(session.paths.control, writable=False)
+    return int(segment.as_struct("struct monarch_control").fast_sources)
+
+
+def read(session: Session, root: Path, *seeds: int) -> list[str]:
+    said: list[str] = session.python(READ, *(root / str(seed) for seed in seeds)).split()
+    return said
+
+
+def right(*seeds: int) -> list[str]:
+    return [digest(content(seed, SIZE)) for seed in seeds]
+
+
+def test_a_reader_does_not_wait_where_the_source_is_fast(
+    session_factory: Factory, tmp_path: Path
+) -> None:
+    root = tmp_path / "source"
+    make_files(root, MANY, SIZE)
+    session = session_factory(root, prefetch="on_demand").start()
+    session.wait_scanned()
+    assert fast_sources(session) == 0, "nothing is known yet"
+    copied = range(1, MANY - 3)
+    assert read(session, root, *copied) == right(*copied)
+    wait_until(lambda: fast_sources(session) == 1, what="a fast source")
+    session.wait_idle()
+    assert session.daemon is not None
+    before = session.totals()
+    session.daemon.send_signal(signal.SIGSTOP)
+    try:
+        assert read(session, root, MANY - 2, MANY - 1) == right(MANY - 2, MANY - 1)
+    finally:
+        session.daemon.send_signal(signal.SIGCONT)
+    after = session.totals()
+    assert after["waits"] == before["waits"]
+    assert after["fallbacks"] == before["fallbacks"]
+    assert after["source_bytes_read_by_programs"] == before["source_bytes_read_by_programs"] + (
+        2 * SIZE
+    )
+    # They were wanted all the same.
+    wait_until(lambda: session.status()["sources"][0]["present"] == MANY - 2, what="their copies")
+
+
+def test_what_most_of_the_last_files_took_decides() -> None:
+    fast, slow, many = 200_000, 400_000, 60
+    took = np.array([slow, *[fast] * many, *[slow] * many, *[fast, slow, slow] * many], np.uint64)
+    found = np.zeros(len(took), np.uint8)
+    lib.monarch_fast_after(len(took), pointer(took, "uint64_t *"), pointer(found, "uint8_t *"))
+    changes = np.flatnonzero(np.diff(found)) + 1
+    assert found[0] == 0
+    assert len(changes) == 2
+    becomes, ends = changes.tolist()
+    assert 15 <= becomes <= 30, "a few do not make it fast"
+    assert many + 15 <= ends <= many + 35, "neither do a few take that away"
+
+
+def test_a_slow_source_is_waited_for(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource]
+) -> None:
+    slow = slow_factory()
+    make_files(slow.backing, MANY, SIZE)
+    session = session_factory(slow.mountpoint, prefetch="on_demand").start()
+    session.wait_scanned()
+    slow.latency(open=0.001)
+    assert read(session, slow.mountpoint, *range(1, MANY + 1)) == right(*range(1, MANY + 1))
+    assert fast_sources(session) == 0
+    assert session.totals()["waits"] > 0
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    argv = [sys.executable, "-c", SPIN]
+    spinning = [subprocess.Popen(argv, stdout=subprocess.PIPE) for _ in os.sched_getaffinity(0)]
+    try:
+        for process in spinning:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.communicate()
+
+
+def test_busy_cores_are_not_idle() -> None:
+    cores = IdleCores()
+    with busy_cores():
+        cores.take()
+        began = time.process_time(), time.monotonic()
+        wait_until(lambda: time.monotonic() - began[1] > 0.3, what="a while")
+        assert cores.take() <= 0.25 * len(os.sched_getaffinity(0))
+
+
+class Cores:
+    """So many are idle."""
+
+    idle = 0.0
+
+    def take(self) -> float:
+        return self.idle
+
+
+@pytest.fixture
+def engine() -> engine_module.Engine:
+    """Of two sources, at work for programs; nothing of it runs."""
+    control = ffi.new("struct monarch_control *")
+    control.sources = 2
+
+    class Shared:
+        def __init__(self) -> None:
+            self.control = control
+
+    class Reads:
+        most = 64
+
+    made = engine_module.Engine.__new__(engine_module.Engine)
+    made._shared, made._reads = Shared(), Reads()  # type: ignore[assignment]
+    made._idle, made._looks_at, made._spare = None, 0.0, 1
+    return made
+
+
+def test_sources_are_fast_by_fills_and_before_by_opens(engine: engine_module.Engine) -> None:
+    def are_fast(files: int, opens: int, mean_s: float) -> bool:
+        return engine._are_fast(Counted(0, files, opens, opens * mean_s))
+
+    assert not are_fast(0, 0, 0.0), "nothing is known"
+    assert not are_fast(0, 15, 5e-6), "too few"
+    assert are_fast(0, 16, 5e-6)
+    assert not are_fast(0, 16, 40e-6), "asks a server"
+    assert not are_fast(32, 1000, 5e-6), "fills say what is so"
+    engine._shared.control.fast_sources = 1
+    assert not are_fast(32, 1000, 5e-6), "one of two"
+    engine._shared.control.fast_sources = 3
+    assert are_fast(32, 1000, 40e-6)
+
+
+def test_fills_wait_for_an_idle_core_where_the_source_is_fast(
+    engine: engine_module.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "IdleCores", Cores)
+    monkeypatch.setattr(engine_module, "LOOK_S", 0.0)
+    assert engine._spare_width(0.0, is_fast=False) == 64
+    assert not engine.stands_back
+    assert engine._spare_width(1.0, is_fast=True) == 1, "nothing is known of the cores yet"
+    assert engine._spare_width(2.0, is_fast=True) == 1, "all cores are busy"
+    assert engine.stands_back
+    monkeypatch.setattr(Cores, "idle", engine_module.IDLE_CORES)
+    assert engine._spare_width(3.0, is_fast=True) == 64
+    assert not engine.stands_back
+
+
+def test_buffers_take_little_of_what_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reads:
+        least = 4
+
+    engine = engine_module.Engine.__new__(engine_module.Engine)
+    engine._reads, engine._memory_until = Reads(), 0.0  # type: ignore[assignment]
+    for left_mib, width in ((70, 4), (160, 10), (1024, 64), (100_000, 6250)):
+        monkeypatch.setattr(engine_module, "available_bytes", lambda mib=left_mib: mib << 20)
+        engine._memory_until = 0.0
+        assert engine._affordable_width(1.0) == width
+
+
+HOLD = """
+import os, sys
+first, *late = sys.argv[1:]
+for name in sorted(os.listdir(first)):
+    if os.path.join(first, name) not in late:
+        with open(os.path.join(first, name), "rb", buffering=0) as file:
+            file.readall()
+opened = [os.open(path, os.O_RDONLY) for path in late]
+print(len(opened), flush=True)
+sys.stdin.readline()
+for fd in opened:
+    os.pread(fd, 1 << 20, 0)
+"""
+EARLY, LATE = 200, 200
+
+
+def test_descriptors_of_a_source_at_hand_are_left_alone(
+    session_factory: Factory, tmp_path: Path
+) -> None:
+    """Following a descriptor costs more than reading the file, so most reads come from the source
+    although the copies are there by then. One descriptor in 16 is followed, and some more behind an
+    open that a busy machine has interrupted."""
+    root = tmp_path / "source"
+    make_files(root, EARLY + LATE, SIZE)
+    session = session_factory(root, prefetch="on_demand").start()
+    session.wait_scanned()
+    late = [str(root / str(seed)) for seed in range(1, LATE + 1)]
+    argv = [sys.executable, "-I", "-S", "-c", HOLD, str(root), *late]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(argv, env=session.env(), **pipes) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == f"{LATE}\n"
+        wait_until(
+            lambda: session.status()["sources"][0]["present"] == EARLY + LATE, what="all copies"
+        )
+        before = session.totals()["promotions"]
+        program.communicate("\n", timeout=30)
+    assert program.returncode == 0
+    assert session.totals()["promotions"] - before <= LATE * 3 // 4
+
+
+def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path: Path) -> None:
+    """The daemon takes a small part of one processor where none is idle."""
+    root, many = tmp_path / "source", 20_000
+    make_files(root, many, 4)
+    session = session_factory(root, prefetch="eager")
+    with busy_cores():
+        session.start()
+        session.wait_scanned()
+        wait_until(lambda: fast_sources(session) == 1, what="a fast source")
+        assert session.daemon is not None
+        daemon = psutil.Process(session.daemon.pid)
+
+        def used_s() -> float:
+            return float(sum(daemon.cpu_times()[:2]))
+
+        present = session.status()["sources"][0]["present"]
+        began_s, used = time.monotonic(), used_s()
+        wait_until(
+            lambda: session.status()["sources"][0]["present"] >= min(many, present + 1000),
+            every=0.2,
+            what="a thousand more",
+        )
+        assert session.status()["sources"][0]["present"] < many
+        assert used_s() - used <= 0.35 * (time.monotonic() - began_s)

@@ -1,0 +1,323 @@
+"""Who says that a copy serves, and when: the thread that has made it, or the daemon's loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.session import wait_until
+
+from monarch_py.catalog import Catalog
+from monarch_py.daemon.copies import Copies, one
+from monarch_py.daemon.wanted import Wanted
+from monarch_py.native import (
+    ENTRY,
+    RESULT,
+    JobKind,
+    JobStatus,
+    Kind,
+    Reason,
+    State,
+    ffi,
+    lib,
+    make_word,
+    pointer,
+)
+from monarch_py.session import SessionDir
+
+BLOCK, SIZE, FILES = 1 << 20, 5000, 4
+Results = npt.NDArray[Any]
+
+
+class Engine:
+    """A copy engine with one tier and a catalog of FILES files, and nobody who takes its results.
+
+    started : it has threads
+    """
+
+    def __init__(self, place: Path) -> None:
+        source, tier, shm = (place / name for name in ("source", "tier", "shm"))
+        for path in (source, tier, shm):
+            path.mkdir()
+        self.control: Any = ffi.new("struct monarch_control *")
+        self.clients: Any = ffi.new("struct monarch_clients *")
+        self.fills: Any = ffi.new("struct monarch_fills *")
+        self.control.sources, self.control.source[0].dev = 1, source.stat().st_dev
+        self.catalog = Catalog(SessionDir(shm), ffi.addressof(self.control, "generation"))
+        self._descriptors = [os.open(path, os.O_RDONLY) for path in (source, tier)]
+        self.tier, self._copy = tier, 0
+        entries = np.zeros(1, dtype=ENTRY)
+        for name in (f"f{i}".encode() for i in range(FILES)):
+            (source / name.decode()).write_bytes(os.urandom(SIZE))
+            target = ffi.new("char[]", 4096)
+            where = pointer(entries, "struct monarch_entry *")
+            root = self._descriptors[0]
+            assert lib.monarch_stat_entry(root, 0, name, where, target, 4096) == 0
+            entries["path_len"] = len(name)
+            self.catalog.add(entries, ffi.new("char[]", name))
+        self._engine: Any = lib.monarch_engine_start(1, 1, 0, BLOCK, self.clients, self.fills)
+        lib.monarch_engine_publish(self._engine, self.catalog.writer, self.control)
+        lib.monarch_engine_source(self._engine, 0, self._descriptors[0])
+        lib.monarch_engine_tier(self._engine, 0, self._descriptors[1])
+
+    def order(self, entry: int, word: int | None = None) -> int:
+        """Orders a fill. Returns the number of the copy.  word : of the entry, if it is not FILLING
+        of this copy"""
+        self._copy += 1
+        filling = make_word(State.FILLING, 0, 0, self._copy)
+        self.catalog.set_words(one(entry), np.uint64(filling if word is None else word))
+        ids, tiers = one(entry), np.zeros(1, dtype=np.uint32)
+        copies = np.array([self._copy], dtype=np.uint64)
+        lib.monarch_engine_submit(
+            self._engine,
+            self.catalog.c,
+            JobKind.FILL,
+            0,
+            1,
+            pointer(ids, "uint64_t *"),
+            pointer(tiers, "uint32_t *"),
+            pointer(copies, "uint64_t *"),
+            ffi.NULL,
+            ffi.NULL,
+        )
+        return self._copy
+
+    def result(self) -> Results:
+        """(1,) the next one, which went well. It is settled by the caller."""
+        out = np.zeros(1, dtype=RESULT)
+        where = pointer(out, "struct monarch_result *")
+        wait_until(lambda: lib.monarch_engine_results(self._engine, where, 1), what="a result")
+        assert out["status"] == JobStatus.DONE
+        return out
+
+    def settle(self) -> None:
+        lib.monarch_engine_settle(self._engine)
+
+    def word(self, entry: int) -> int:
+        return int(self.catalog.words[entry])
+
+    def slots(self) -> int:
+        """Fills whose maps readers may look at."""
+        return int(np.count_nonzero(np.array(list(self.fills.word))))
+
+    def change(self, entry: int) -> None:
+        """As a client that changes the file."""
+        ino = int(self.catalog.entries["ino"][entry])
+        lib.monarch_mark_changed(self.clients, self.control.source[0].dev, ino)
+
+    def close(self) -> None:
+        lib.monarch_engine_stop(self._engine, 60000)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    made = Engine(tmp_path)
+    yield made
+    made.close()
+
+
+def is_rung(engine: Engine) -> bool:
+    return int(engine.clients.doorbell) > 0
+
+
+def test_a_copy_serves_before_anybody_takes_its_result(engine: Engine) -> None:
+    copy = engine.order(1)
+    present = make_word(State.PRESENT, 0, 0, copy)
+    wait_until(lambda: engine.word(1) == present, what="the copy")
+    wait_until(lambda: engine.slots() == 0, what="the slot of its fill")
+    assert not is_rung(engine), "the loop was woken for one copy that serves"
+    (result,) = engine.result()
+    assert result["is_published"]
+    assert engine.catalog.find_copy(0, int(result["copy_ino"])) == 1
+    assert int(engine.catalog.entries["sum"][1]) == result["sum"]
+
+
+def test_a_reader_that_waits_for_the_whole_file_is_told(engine: Engine) -> None:
+    # A unit that the file has not got: no part of the fill answers for it.
+    engine.clients.demand[3] = (1 + 1) << 32 | 7 << 12 | 1
+    engine.order(1)
+    wait_until(lambda: engine.clients.demand[3] == 0, what="the answer")
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_the_loop_is_woken_for_published_copies_only_if_it_says_so(
+    engine: Engine, awaited: bool
+) -> None:
+    lib.monarch_engine_await(engine._engine, awaited)
+    engine.order(1)
+    engine.result()
+    assert is_rung(engine) == awaited
+
+
+def changed(engine: Engine) -> None:
+    engine.change(1)
+
+
+def lost(engine: Engine) -> None:
+    lib.monarch_lose_tier(engine.catalog.writer, 0)
+
+
+def full(engine: Engine) -> None:
+    engine.catalog.c.copies_used = engine.catalog.c.slots
+
+
+@pytest.mark.parametrize("happens", [changed, lost, full])
+def test_what_is_not_to_be_published_is_left_to_the_loop(
+    engine: Engine, happens: Callable[[Engine], None]
+) -> None:
+    happens(engine)
+    copy = engine.order(1)
+    (result,) = engine.result()
+    assert not result["is_published"]
+    assert engine.word(1) == make_word(State.FILLING, 0, 0, copy)
+    assert engine.slots() == 1, "a reader that waits would look for its map in vain"
+    assert is_rung(engine)
+    engine.settle()
+    assert engine.slots() == 0
+
+
+@pytest.mark.parametrize("word", [make_word(State.BYPASS), make_word(State.FILLING, 0, 0, 99)])
+def test_a_copy_that_its_entry_does_not_wait_for_is_not_published(
+    engine: Engine, word: np.uint64
+) -> None:
+    engine.order(1, int(word))
+    (result,) = engine.result()
+    assert not result["is_published"]
+    assert engine.word(1) == word
+
+
+def test_nothing_is_lost_when_the_catalog_grows_under_it(engine: Engine) -> None:
+    copies = {}
+    for _ in range(20):
+        for entry in range(FILES):
+            copies[entry] = engine.order(entry)
+        engine.catalog._resize(int(engine.catalog.c.capacity), int(engine.catalog.c.pool_bytes))
+        for _ in range(FILES):
+            assert engine.result()["is_published"].all()
+        for entry, copy in copies.items():
+            assert engine.word(entry) == make_word(State.PRESENT, 0, 0, copy)
+        engine.settle()
+
+
+# --- in the loop -----------------------------------------------------------------------------
+
+
+class Tier:
+    """It counts what it is told."""
+
+    def __init__(self) -> None:
+        self.settled: list[int] = []
+        self.gone = ""
+
+    def settle(self, numbers: Any, sizes: Any, taken: Any) -> None:
+        self.settled += numbers.tolist()
+
+    def rounded_all(self, sizes: Any) -> Any:
+        return sizes.astype(np.int64)
+
+
+@pytest.fixture
+def copies(engine: Engine) -> Copies:
+    shared = SimpleNamespace(catalog=engine.catalog, clients=engine.clients, control=engine.control)
+    scanner: Any = SimpleNamespace(
+        shared=shared,
+        tiers=[Tier()],
+        keepers={},
+        config=SimpleNamespace(block_size_bytes=BLOCK),
+        stale={},
+        foreign={},
+    )
+    nobody: Any = None
+    return Copies(scanner, nobody)
+
+
+def test_a_copy_that_serves_is_counted(engine: Engine, copies: Copies) -> None:
+    copy = engine.order(1)
+    assert copies.made(engine.result()).tolist() == [True]
+    assert copies.tiers[0].settled == [copy]  # type: ignore[union-attr]
+    assert (copies.fills, copies.filled_bytes) == (1, SIZE)
+    assert engine.word(1) == make_word(State.PRESENT, 0, 0, copy)
+
+
+def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
+    engine: Engine, copies: Copies
+) -> None:
+    """The mark came after the engine's look at the filter, and before the copy was PRESENT."""
+    copy = engine.order(1)
+    result = engine.result()
+    assert result["is_published"].all()
+    engine.change(1)
+    copies._changes_seen = int(engine.clients.changes)  # seen when the file was FILLING
+    assert copies.made(result).tolist() == [False]
+    assert engine.word(1) == make_word(State.BYPASS, Reason.CHANGED, 0, copy)
+    assert copies.dropping == 1
+
+
+def test_a_copy_that_was_dropped_before_its_result_was_taken_stays_dropped(
+    engine: Engine, copies: Copies
+) -> None:
+    copy = engine.order(1)
+    result = engine.result()
+    copies.clear()
+    assert copies.made(result).tolist() == [False]
+    assert engine.word(1) == make_word(State.ABSENT, 0, 0, copy)
+    assert copies.tiers[0].settled == [copy]  # type: ignore[union-attr]
+    assert copies.dropping == 1, "it is removed once"
+
+
+@pytest.mark.parametrize(
+    ("happens", "then"),
+    [
+        (changed, (State.BYPASS, Reason.CHANGED)),
+        (lost, (State.ABSENT, Reason.NONE)),
+        (full, (State.PRESENT, Reason.NONE)),
+    ],
+)
+def test_what_the_engine_did_not_publish_is_decided_on(
+    engine: Engine,
+    copies: Copies,
+    happens: Callable[[Engine], None],
+    then: tuple[State, Reason],
+) -> None:
+    generation = int(engine.control.generation)
+    happens(engine)
+    if happens is lost:
+        copies.tier(0).gone = "for the test"
+    copy = engine.order(1)
+    serves = copies.made(engine.result())
+    assert serves.tolist() == [then[0] == State.PRESENT]
+    assert engine.word(1) == make_word(then[0], then[1], 0, copy)
+    grown = int(engine.control.generation) > generation
+    assert grown == (happens is full), "only a full index needs a larger catalog"
+
+
+def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -> None:
+    """The copy whose result nobody has taken goes as well, and the fill that has not ended."""
+    first = engine.order(1)
+    result = engine.result()
+    copies.lose_tier(0)
+    assert engine.word(1) == make_word(State.ABSENT, 0, 0, first)
+    second = engine.order(2)
+    assert not engine.result()["is_published"].any()
+    assert engine.word(2) == make_word(State.FILLING, 0, 0, second)
+    assert copies.made(result).tolist() == [False]
+
+
+def test_what_is_published_while_a_command_names_it_stays(engine: Engine) -> None:
+    """`warm` finds a file FILLING that is PRESENT a moment later."""
+    shared: Any = SimpleNamespace(catalog=engine.catalog, clients=engine.clients)
+    wanted = Wanted(shared, eager=False)
+    copy = engine.order(1)
+    engine.result()
+    wanted.fill_ahead(np.array([1, 2], dtype=np.uint64), "ticket")
+    assert engine.word(1) == make_word(State.PRESENT, 0, 0, copy)
+    assert engine.word(2) == make_word(State.WANTED)
+    assert engine.catalog.entries["kind"][1] == Kind.FILE

@@ -1,0 +1,100 @@
+"""The copying threads: as many as are needed, and what they take when they are not."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+from support.epoch import make_files
+from support.session import MIB, Session, wait_until
+
+from monarch_py.daemon.width import FIRST
+from monarch_py.demo.slowsource import SlowSource
+
+Factory = Callable[..., Session]
+MANY = 48  # fewer than the source serves at a time
+
+
+def process_of(session: Session) -> psutil.Process:
+    return psutil.Process(int(session.status()["pid"]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_flight"),
+    [
+        ({"min_reads": 5, "shared_tpool_size": 6}, 6),
+        ({"shared_tpool_size": 2}, 2),
+        ({}, FIRST),
+        ({"min_reads": MANY}, MANY),
+    ],
+)
+def test_so_many_reads_are_in_flight_at_first(
+    session_factory: Factory,
+    slow_factory: Callable[..., SlowSource],
+    settings: dict[str, Any],
+    in_flight: int,
+) -> None:
+    """Of what nobody waits for, at a source that has given nothing yet; and no thread more than
+    they need."""
+    source = slow_factory()
+    make_files(source.backing, 2 * MANY, 1000)
+    source.latency(read=3600)
+    try:
+        session = session_factory(source.mountpoint, prefetch="eager", **settings)
+        session.start()
+        process = process_of(session)
+        wait_until(lambda: source.counts()["read"] == in_flight, what=f"{in_flight} reads")
+        session.wait_scanned()
+        others = wait_until(
+            lambda: (n := process.num_threads()) <= in_flight + 16 and n, what="no other threads"
+        )
+        assert others >= in_flight
+        assert source.counts()["read"] == in_flight
+        session.kill()
+    finally:
+        source.latency(read=0)
+
+
+def test_threads_without_work_give_their_memory_back(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource]
+) -> None:
+    source = slow_factory()
+    make_files(source.backing, MANY, MIB)
+    source.latency(read=3600)
+    settings = {"min_reads": MANY, "prefetch": "eager"}
+    session = session_factory(source.mountpoint, **settings).start()
+    process = process_of(session)
+    idle = process.memory_info().rss
+    try:
+        wait_until(lambda: source.counts()["read"] >= MANY, what="a read by each thread")
+    finally:
+        source.latency(read=0)
+    session.wait_idle()
+    wait_until(
+        lambda: process.memory_info().rss < idle + 24 * MIB, what="the memory of the buffers"
+    )
+
+
+def test_where_no_more_threads_can_be_started_the_others_do_the_work(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource]
+) -> None:
+    """A thread takes more than 1 MiB of addresses."""
+    source = slow_factory()
+    make_files(source.backing, 2 * MANY, 1000)
+    session = session_factory(source.mountpoint, min_reads=MANY).start()
+    session.wait_scanned()
+    process = process_of(session)
+    _, hard = process.rlimit(resource.RLIMIT_AS)
+    process.rlimit(resource.RLIMIT_AS, (process.memory_info().vms + 30 * MIB, hard))
+    source.latency(read=3600)
+    try:
+        session.want_all()
+        wait_until(lambda: source.counts()["read"] >= 8, what="reads by those that there are")
+        process.rlimit(resource.RLIMIT_AS, (hard, hard))
+        assert source.counts()["read"] < MANY
+    finally:
+        source.latency(read=0)
+    session.wait_all_present()

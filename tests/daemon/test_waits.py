@@ -1,0 +1,272 @@
+"""How often readers wait for a copy that is being filled, and that they never stop doing so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from csrc.building import build_preload
+from support.epoch import Reader, make_files
+from support.session import MIB, Session, wait_until
+from support.steps import Steps
+
+from monarch_py.catalog import Catalog
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import ENTRY, Kind, State, ffi, lib
+from monarch_py.session import Segment, SessionDir
+
+UNIT = 256 << 10
+MAX_FILES = int(lib.MONARCH_MAX_FILES)
+Factory = Callable[..., Session]
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clients() -> Any:
+    return ffi.new("struct monarch_clients *")
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    """Of one file, which is ABSENT."""
+    made = Catalog(SessionDir(tmp_path), ffi.new("uint64_t *"))
+    entries = np.zeros(1, dtype=ENTRY)
+    entries["path_len"], entries["ino"], entries["kind"], entries["size"] = 1, 7, Kind.FILE, 100
+    made.add(entries, ffi.new("char[]", b"a"))
+    return made
+
+
+def answers(clients: Any, catalog: Catalog) -> tuple[int, bool]:
+    """How many readers still wait, and whether the one of the file does."""
+    clients.demand[5] = (0 + 1) << 32 | 1
+    waiting = int(lib.monarch_answer_settled(clients, catalog.c))
+    return waiting, bool(clients.demand[5])
+
+
+def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
+    clients: Any, catalog: Catalog
+) -> None:
+    """The file is ABSENT then: its open came after the daemon's last look at the requests."""
+    assert answers(clients, catalog) == (0, False), "nobody will fill it"
+    lib.monarch_want_file(clients, 0)
+    assert answers(clients, catalog) == (1, True)
+    ids = np.zeros(64, dtype=np.uint64)
+    taken = lib.monarch_take_wants(clients, 1, ffi.from_buffer("uint64_t[]", ids), 64)
+    assert taken == 1
+    assert answers(clients, catalog) == (0, False)
+    catalog.want(ids[:taken])
+    assert answers(clients, catalog) == (1, True)
+    catalog.set_state(ids[:taken], State.BYPASS)
+    assert answers(clients, catalog) == (0, False)
+
+
+def test_who_waits_for_the_loop_and_who_for_the_engine(clients: Any, catalog: Catalog) -> None:
+    assert not lib.monarch_awaits_order(clients, catalog.c), "nobody waits"
+    clients.demand[5] = (9 + 1) << 32 | 1
+    assert not lib.monarch_awaits_order(clients, catalog.c), "a client may write anything"
+    clients.demand[7] = (0 + 1) << 32 | 1
+    ids = np.zeros(1, dtype=np.uint64)
+    for state in State:
+        catalog.set_state(ids, state)
+        assert bool(lib.monarch_awaits_order(clients, catalog.c)) == (state != State.FILLING)
+
+
+@pytest.mark.parametrize(("size", "count", "threads"), [(4096, 1000, 1), (131072, 300, 8)])
+def test_a_reader_waits_once_for_a_file_of_one_unit(
+    session_factory: Factory,
+    slow_factory: Callable[..., SlowSource],
+    epoch_reader: Path,
+    size: int,
+    count: int,
+    threads: int,
+) -> None:
+    source = slow_factory()
+    files = make_files(source.backing, count, size)
+    session = session_factory(source.mountpoint).start()
+    session.wait_scanned()
+    source.latency(open=0.0005, read=0.0005)
+    words = (epoch_reader, session, "read", size, threads, source.mountpoint, files)
+    with Reader(*words) as reader:
+        reader.end()
+    totals = session.totals()
+    assert 0 < totals["waits"] <= count * 1.05
+
+
+# --- hiccups ------------------------------------------------------------------------------------
+
+# Reads a unit whenever it is told to, in a child of a fork when that is the word.
+READS = """
+fds = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
+def read(turn):
+    n = turn % len(fds)
+    assert os.pread(fds[n], 10, turn // len(fds) * (256 << 10))
+turn, word = 0, step()
+while word:
+    if word == "fork" and os.fork():
+        os.wait()
+        break
+    read(turn)
+    turn += 1
+    word = step()
+"""
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, with a 20th of the usual patience."""
+    flags = ("-O0", "-DPATIENCE_NS=250000000ULL", "-DDEBT_NS=3000000000ULL")
+    return build_preload(tmp_path_factory.mktemp("hasty") / "libmonarch.so", flags)
+
+
+@pytest.fixture
+def waits_in_vain(session_factory: Factory, tmp_path: Path, hasty: Path) -> Iterator[Session]:
+    """The engine may read so little that every wait is in vain; the readers themselves may."""
+    limits = {"operations": 1}
+    session = session_factory(
+        tmp_path / "source", preload=hasty, source_limits=limits, shared_tpool_size=1
+    )
+    yield session
+
+
+def read_until(session: Session, program: Steps, waits: int) -> None:
+    """Reads on until so many waits have been counted in all."""
+
+    def is_counted() -> bool:
+        program.go()
+        program.wait()
+        return bool(session.totals()["waits"] >= waits)
+
+    wait_until(is_counted, what=f"wait {waits}", every=0.1)
+
+
+@pytest.mark.parametrize(("files", "most"), [(1, 2), (10, 8)], ids=["a file", "all"])
+def test_waiting_begins_again_after_a_while(
+    waits_in_vain: Session, tmp_path: Path, files: int, most: int
+) -> None:
+    """Two waits in vain for a file send it to the source, and eight everything; not for good, nor
+    for the life of a child that was forked then."""
+    made = make_files(tmp_path / "source", files, 64 * MIB // files)
+    session = waits_in_vain.start()
+    session.wait_scanned()
+    with Steps(session, READS, *made.values()) as program:
+        program.wait()
+        for _ in range(most):
+            program.go()
+            program.wait()
+        assert session.totals()["fallbacks"] == most
+        program.go()
+        program.wait()
+        assert session.totals()["waits"] == most, "it waited once more at once"
+        read_until(session, program, most + 1)
+        program.go("fork")
+        program.wait()
+        read_until(session, program, most + 2)
+        program.go("")
+        program.end()
+
+
+# Maps the next file whenever it is told to.
+MAPS = """
+for path in sys.argv[1:]:
+    step()
+    fd = os.open(path, os.O_RDONLY)
+    mmap.mmap(fd, 0, prot=mmap.PROT_READ).close()
+step()
+"""
+
+
+def test_mappings_wait_in_vain_for_so_long_in_all(
+    session_factory: Factory, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Here no more than two can, of a second each."""
+    flags = ("-O0", "-DPATIENCE_NS=1000000000ULL", "-DWASTE_NS=2500000000ULL")
+    library = build_preload(tmp_path_factory.mktemp("wasting") / "libmonarch.so", flags)
+    files = make_files(tmp_path / "source", 6, 4 * MIB)
+    limits = {"operations": 1}
+    session = session_factory(
+        tmp_path / "source", preload=library, source_limits=limits, shared_tpool_size=1
+    ).start()
+    session.wait_scanned()
+    waits = []
+    with Steps(session, MAPS, *files.values()) as program:
+        program.wait()
+        for _ in files:
+            program.go()
+            program.wait()
+            waits.append(session.totals()["waits"])
+        program.end()
+    assert waits[0] > 0
+    assert waits[2:] == [waits[1]] * 4
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def take(clients: Any, most: int, files: int = MAX_FILES) -> list[int]:
+    ids = np.zeros(most, dtype=np.uint64)
+    where = ffi.from_buffer("uint64_t[]", ids)
+    taken: list[int] = ids[: lib.monarch_take_wants(clients, files, where, most)].tolist()
+    return taken
+
+
+def test_every_request_among_all_files_is_taken_once(clients: Any) -> None:
+    rng = np.random.default_rng(16)
+    wanted = np.unique(rng.integers(0, MAX_FILES, 5000)).tolist()
+    for entry in wanted:
+        assert lib.monarch_want_file(clients, entry)
+        assert not lib.monarch_want_file(clients, entry), "the daemon knows of it"
+    taken: list[int] = []
+    while some := take(clients, 1000):
+        assert len(some) <= 1000
+        taken += some
+    assert sorted(taken) == wanted
+    assert all(lib.monarch_want_file(clients, entry) for entry in wanted[:100])
+
+
+def test_a_request_of_a_client_that_was_killed_in_the_middle_is_found_by_the_next(
+    clients: Any,
+) -> None:
+    clients.wanted.word[77] = 1 << 5  # and nothing in the summary
+    entry = 77 * 64 + 5
+    assert take(clients, 64) == []
+    assert lib.monarch_want_file(clients, entry)
+    assert take(clients, 64) == [entry]
+
+
+def test_more_files_are_wanted_at_once_than_the_engine_takes_orders(
+    session_factory: Factory, tmp_path: Path
+) -> None:
+    """Python hands it 2,048 orders at a time; what is left of a turn's requests is not lost."""
+    files = make_files(tmp_path / "source", 5000, 16)
+    session = session_factory(tmp_path / "source").start()
+    session.wait_scanned()
+    ids = np.arange(len(files) + 64, dtype=np.uint64)
+    segment = Segment.open(session.paths.clients, writable=True)
+    clients = segment.as_struct("struct monarch_clients")
+    for entry in ids.tolist():
+        lib.monarch_want_file(clients, entry)
+    lib.monarch_ring_doorbell(clients)
+    wait_until(
+        lambda: session.status()["sources"][0]["present"] == len(files), what="the end of all fills"
+    )
+
+
+def test_as_many_reads_are_in_flight_as_min_reads_says(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource]
+) -> None:
+    """Also of what nobody waits for, and of a source that has given nothing yet."""
+    source = slow_factory()
+    make_files(source.backing, 8, 1000)
+    source.latency(read=3600)
+    try:
+        settings = {"min_reads": 5, "shared_tpool_size": 6, "prefetch": "eager"}
+        session = session_factory(source.mountpoint, **settings).start()
+        wait_until(lambda: source.counts()["read"] >= 5, what="five reads")
+        session.kill()
+    finally:
+        source.latency(read=0)

@@ -1,0 +1,60 @@
+/* Forks while another thread is in the middle of a read that a copy serves.
+ *
+ *   fork_race pread|read FILE
+ *
+ * Opens FILE, says so and waits for a line: then its copy is there. A thread reads; while it is
+ * held before its system call on the copy, another one forks. Writes whether it was held, and how
+ * many descriptors more than the program the child has.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "hold.h"
+
+#define OF_HOLD 10 /* descriptors that hold has then: two pipes and a filter for each thread */
+
+static int fd, before, status = -1;
+static const char *call;
+static char data[100];
+
+static int count(void) {
+    int n = 0;
+    for (int number = 0; number < 1000; number++)
+        n += fcntl(number, F_GETFD) >= 0;
+    return n;
+}
+
+static void reads(void) {
+    ssize_t n = strcmp(call, "read") ? pread(fd, data, 100, 0) : read(fd, data, 100);
+    must(n == 100, call);
+}
+
+static void forks(void) {
+    errno = 1234;
+    pid_t child = fork();
+    must(errno == 1234, "errno");
+    if (child == 0)
+        _exit(count() - before);
+    must(waitpid(child, &status, 0) == child, "waitpid");
+}
+
+int main(int argc, char **argv) {
+    must(argc == 3, "usage");
+    call = argv[1];
+    fd = open(argv[2], O_RDONLY);
+    must(fd >= 0, "open");
+    must(lseek(fd, 0, SEEK_SET) == 0, "lseek"); /* it will not become the copy's */
+    puts("open");
+    fflush(stdout);
+    getchar();
+    before = count() + OF_HOLD;
+    int is_held = hold(SYS_pread64, -1, 1, reads, forks);
+    printf("%d %d\n", is_held, WEXITSTATUS(status));
+    return 0;
+}

@@ -1,0 +1,98 @@
+"""A process that has no addresses left for what a daemon shares: its changes are recorded, so that
+nobody reads the old copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from support.files import Files
+from support.session import Session, wait_until
+from support.steps import Steps
+from support.watch import assert_quiet, settle
+
+COUNT, SIZE = 20, 3000
+# Room for a shell and the library, and not for a session's segments [bytes].
+LITTLE = 9_000_000
+# It gives up its room before a daemon comes that it does not know; then it makes a change at each
+# step, and says what it has mapped of sessions.
+CHANGE = """
+import resource
+root, word = sys.argv[1], step()
+with open("/proc/self/statm") as file:
+    size = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size, size))
+word = step()
+while word:
+    kind, name = word.split(":")
+    if kind == "rewrite":
+        fd = os.open(root + "/" + name, os.O_WRONLY)
+        os.write(fd, b"rewritten")
+        os.close(fd)
+    else:
+        os.rename(root + "/" + name, root + "/" + name + ".old")
+        os.rename(root + "/" + name + ".new", root + "/" + name)
+    word = step()
+"""
+FIRST = "import sys; print(open(sys.argv[1], 'rb').read(9).decode('latin-1'))"
+
+
+def first_bytes(session: Session, path: Path) -> str:
+    return session.python(FIRST, path).strip()
+
+
+def test_a_process_without_room_for_a_new_daemon(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source").add_many(COUNT, SIZE)
+    for directory, text in (("d", b"first one"), ("d.new", b"second on")):
+        (files.root / directory).mkdir()
+        (files.root / directory / "file").write_bytes(text * 100)
+    files.wait_until_old()
+    session = session_factory(files.root, prefetch="eager").start()
+    settle(session)
+    name = sorted(files.digests)[0]
+    with Steps(session, CHANGE, files.root) as process:
+        process.wait()
+        process.go()
+        process.wait()
+        session.stop()
+        session.start()
+        assert settle(session) == {"present": COUNT + 2}
+        assert first_bytes(session, files.root / "d" / "file") == "first one"
+        process.go(f"rewrite:{name}")
+        process.wait()
+        assert first_bytes(session, files.path(name)) == "rewritten"
+        # The daemon has marked this file, and no other.
+        wait_until(lambda: settle(session) == {"present": COUNT + 1, "changed": 1}, what="the mark")
+        process.go("rename:d")
+        process.wait()
+        assert first_bytes(session, files.root / "d" / "file") == "second on"
+        maps = Path(f"/proc/{process.process.pid}/maps").read_text()
+        assert f"{session.paths.clients}\n" not in maps  # but the one of the daemon before
+    assert_quiet(session)
+
+
+def test_a_process_that_starts_without_room(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source").add_many(COUNT, SIZE)
+    files.wait_until_old()
+    session = session_factory(files.root, prefetch="eager").start()
+    assert settle(session) == {"present": COUNT}
+    changed = files.path(sorted(files.digests)[0])
+    done = session.run(
+        [
+            "prlimit",
+            f"--as={LITTLE}",
+            "sh",
+            "-c",
+            f"printf rewritten > {changed}; cat /proc/$$/maps",
+        ]
+    )
+    assert done.returncode == 0
+    assert "libmonarch" in done.stdout
+    assert str(session.paths.clients) not in done.stdout
+    assert "no room to map what the daemon shares" in done.stderr
+    assert first_bytes(session, changed) == "rewritten"
+    wait_until(lambda: settle(session) == {"present": COUNT - 1, "changed": 1}, what="the mark")

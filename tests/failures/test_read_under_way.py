@@ -1,0 +1,114 @@
+"""A read that waits in the kernel for another thread's read of the same open file, at a source that
+takes its time: whatever other threads do meanwhile is done at once, and the reads give what they
+would give without the library. See read_under_way.c. And a mapping that waits for a copy: see
+map_under_way.c."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from csrc.building import build_program
+from support.epoch import make_files
+from support.session import MIB, Session, wait_until
+
+from monarch_py.demo.slowsource import SlowSource
+
+# The kernel asks the source for so much at a time, and each takes so long [bytes, s].
+REQUEST, LATENCY_S = 128 << 10, 0.5
+FIRST = 4 * REQUEST
+# What takes the reads' time takes 1.5 s and more [us].
+AT_ONCE_US = 700_000
+LITTLE_WORK_US = 100_000
+OVER = 75  # the status where a read was over before it was seen to wait
+Done = subprocess.CompletedProcess[str]
+WHAT = ["close", "dup2", "lock", "signal", "fork"]
+
+
+def build(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    out = tmp_path_factory.mktemp("under_way") / name
+    return build_program(out, Path(__file__).with_name(f"{name}.c"), flags=["-pthread"])
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory, "read_under_way")
+
+
+@pytest.fixture(scope="module")
+def maps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory, "map_under_way")
+
+
+@pytest.fixture(scope="module")
+def source(
+    tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path
+) -> Iterator[SlowSource]:
+    directory = tmp_path_factory.mktemp("under_way_source")
+    backing, mountpoint = directory / "backing", directory / "mount"
+    mountpoint.mkdir()
+    make_files(backing, 2, 2 * MIB)
+    (backing / "same").write_bytes((backing / "1").read_bytes())
+    with SlowSource(backing, mountpoint, binary=slowsource_binary) as mounted:
+        yield mounted
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory, source: SlowSource) -> Iterator[Session]:
+    with Session(tmp_path_factory.mktemp("under_way_session"), source.mountpoint) as made:
+        made.start().wait_scanned()
+        source.latency(read=LATENCY_S)
+        yield made
+
+
+def do_meanwhile(
+    session: Session, source: SlowSource, program: Path, what: str, first: int, limit_us: int
+) -> None:
+    """The reads give what they give without the library; the call does not wait for them."""
+
+    def try_once(preload: bool) -> Done | None:
+        if preload:
+            session.forget()
+        file, other = source.mountpoint / ("1" if preload else "same"), source.mountpoint / "2"
+        done = session.run([program, what, file, other, str(first)], preload=preload)
+        return None if done.returncode == OVER else done
+
+    def run(preload: bool) -> str:
+        done = wait_until(lambda: try_once(preload), timeout=60, what="reads that wait")
+        assert done.returncode == 0, done.stderr
+        took_us, worked_us = map(int, done.stderr.split())
+        assert took_us < limit_us
+        assert worked_us < LITTLE_WORK_US
+        return done.stdout
+
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(run, (True, False))
+        assert next(found) == next(found)
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_nobody_waits_for_a_read_that_waits(
+    session: Session, source: SlowSource, program: Path, what: str
+) -> None:
+    do_meanwhile(session, source, program, what, FIRST, AT_ONCE_US)
+
+
+def test_a_close_that_proc_tells_nothing_waits_a_second_at_most(
+    session: Session, source: SlowSource, program: Path
+) -> None:
+    do_meanwhile(session, source, program, "close_without_proc", 14 * REQUEST, 2_500_000)
+
+
+@pytest.mark.parametrize("what", ["close", "dup2"])
+def test_a_mapping_is_of_the_file_that_its_descriptor_was_of(
+    session: Session, source: SlowSource, maps: Path, what: str
+) -> None:
+    session.forget()
+    file, other = source.mountpoint / "1", source.mountpoint / "2"
+    done = session.run([maps, what, file, other])
+    assert done.stderr == "waited\n"
+    assert done.returncode == 0
+    assert bytes.fromhex(done.stdout) == (source.backing / "1").read_bytes()[:64]

@@ -1,0 +1,125 @@
+"""A daemon whose `monarch run` was killed: it serves who is left, and then ends by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.files import Files
+from support.session import Session, wait_until
+
+from monarch_py.tiers import tier_root
+
+# Has a file of the source open under the library, in a session of its own, until its input ends.
+READER = """
+import os, sys
+os.setsid()
+open(sys.argv[1], "rb").read()
+os.write(1, b"here\\n")
+os.read(0, 1)
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "source").add_many(5, 3000)
+
+
+@contextmanager
+def killed(session: Session, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`monarch run` of a command that has said "here", killed; its input stays open to the end of
+    the block, and the command with it."""
+    with subprocess.Popen(
+        session.command("run", "-q", "--", *command),
+        env=session.env(preload=False),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as run:
+        try:
+            assert run.stdout is not None and run.stdin is not None
+            assert run.stdout.readline() == b"here\n"
+            run.kill()
+            run.wait()
+            yield run
+            run.stdin.close()
+        finally:
+            run.kill()
+
+
+def serves(session: Session) -> bool:
+    return session.client.runs()
+
+
+def is_gone(session: Session) -> bool:
+    """The daemon, its copies and its segments."""
+    return not (tier_root(session.tiers[0]).exists() or session.paths.control.exists())
+
+
+def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], files: Files) -> None:
+    plain, left, taken, shared = (session_factory(files.root) for _ in range(4))
+    reader = (sys.executable, "-I", "-S", "-c", READER, str(files.path("f00001")))
+    # The command ends with its run, and leaves the reader behind.
+    script = 'exec 3<&0; "$@" <&3 & while kill -0 $PPID 2>/dev/null; do sleep 0.1; done'
+    with ExitStack() as stack:
+        # Neither the shell nor cat has asked for a file of the source.
+        commands = {
+            each: stack.enter_context(killed(each, "sh", "-c", "echo here; exec cat"))
+            for each in (plain, taken, shared)
+        }
+        commands[left] = stack.enter_context(killed(left, "sh", "-c", script, "sh", *reader))
+        assert taken.monarch("start").stdout.startswith("a daemon serves this configuration")
+        other = subprocess.Popen(
+            shared.command("run", "-q", "--", "cat"),
+            env=shared.env(preload=False),
+            stdin=subprocess.PIPE,
+        )
+        stack.callback(other.wait, 60)
+        stack.callback(other.communicate)
+        time.sleep(7)  # longer than a daemon waits that nobody uses
+        assert [serves(each) for each in (plain, left, taken, shared)] == [True] * 4
+        for command in commands.values():
+            assert command.stdin is not None
+            command.stdin.close()
+        for session in (plain, left):
+            wait_until(partial(is_gone, session), timeout=20, what="the daemon's end")
+        assert serves(taken) and serves(shared)
+    wait_until(lambda: not serves(shared), what="the end by the second run")
+    assert taken.monarch("stop").returncode == 0
+
+
+def test_the_next_run_is_served(session_factory: Callable[..., Session], files: Files) -> None:
+    """By the same daemon, which goes on to serve the command of the run that was killed."""
+    session = session_factory(files.root)
+    with killed(session, "sh", "-c", "echo here; exec cat"):
+        pid = session.status()["pid"]
+        done = session.monarch("run", "-q", "--", "sha256sum", str(files.path("f00000")))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(files.digests["f00000"])
+        assert session.status()["pid"] == pid
+    wait_until(partial(is_gone, session), timeout=20, what="the daemon's end")
+
+
+def test_a_run_that_is_killed_while_it_starts_one(
+    session_factory: Callable[..., Session], files: Files
+) -> None:
+    session = session_factory(files.root)
+    with subprocess.Popen(
+        session.command("run", "-q", "--", "sleep", "60"), env=session.env(preload=False)
+    ) as run:
+        users = session.paths.path / "users"
+        wait_until(lambda: users.exists() and users.read_text(), what="the daemon's first steps")
+        run.kill()
+    pid = int(users.read_text().split()[0])
+    try:
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="the daemon's end")
+    finally:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,168 @@
+"""Commands while the source's file system hangs, or when the dataset is gone for good."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.files import Files
+from support.manifests import wait_recorded
+from support.session import MIB, Session, wait_until
+from support.watch import assert_quiet, settle
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.tiers import tier_root
+
+COUNT = 5
+ENDED = [
+    "the daemon is ending",
+    "no daemon serves this configuration; start one with `monarch start`",
+]
+# Longer than any command here may take, and what one may [s].
+HANGS_S, ENDS_S = 120.0, 30.0
+READ = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
+# Ends with its standard input.
+WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+
+
+@contextmanager
+def stopped(mounted: SlowSource) -> Iterator[None]:
+    assert mounted.pid is not None
+    os.kill(mounted.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(mounted.pid, signal.SIGCONT)
+
+
+def begun(session: Session, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        session.command(*words),
+        env=session.env(False, COLUMNS="400"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_no_command_hangs_with_the_source_or_needs_one_that_is_gone(
+    session_factory: Callable[..., Session],
+    slow_factory: Callable[..., SlowSource],
+    tmp_path: Path,
+) -> None:
+    mounted = slow_factory()
+    behind = Files(mounted.backing).add_many(COUNT, 10_000)
+    behind.wait_until_old()
+    (tmp_path / "tier").mkdir()
+    level = {"mount_point": tmp_path / "tier", "max_storage_quota": 4 * MIB, "persistent": True}
+    session = session_factory(mounted.mountpoint, tiers=[level]).start()
+    assert settle(session) == {"present": COUNT}
+    wait_recorded(session, COUNT)
+    session.stop()
+    silent = f"{str(mounted.mountpoint)!r} does not answer within 5 s; its file system hangs"
+    with stopped(mounted):
+        run, verify = begun(session, "run", "--", "true"), begun(session, "verify", "--source")
+        doctor, interrupted = begun(session, "doctor"), begun(session, "doctor")
+        for process in (doctor, interrupted):
+            assert process.stdout is not None
+            # One finding after the other: the first are there long before the source is given up.
+            assert process.stdout.readline().startswith("ok")
+            assert process.poll() is None
+        interrupted.send_signal(signal.SIGINT)
+        said, _ = interrupted.communicate(timeout=30)
+        assert interrupted.returncode != 0
+        assert silent not in said
+        for process in (run, verify):
+            said, error = process.communicate(timeout=30)
+            assert (process.returncode, said) == (2, "")
+            assert f"sources[0]: {silent}" in error
+            assert error.count("\n") == 1
+        said, error = doctor.communicate(timeout=30)
+        assert (doctor.returncode, error) == (1, "")
+        assert silent in said
+        # The tiers are looked at all the same.
+        assert f"tier (ssd)       {session.tiers[0]}: quota 4 MiB" in said
+        # This needs the tiers alone.
+        done = session.monarch("verify", timeout=30)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"{COUNT} copies checked, 0 damaged\n"
+        verified = (done.returncode, done.stdout, done.stderr)
+    # The same for a dataset that is gone for good.
+    text = session.config.read_text()
+    session.config.write_text(text.replace(str(mounted.mountpoint), str(tmp_path / "gone")))
+    for words in (["run", "--", "true"], ["verify", "--source"]):
+        done = session.monarch(*words)
+        assert done.returncode == 2
+        assert "cannot be used (No such file or directory)" in done.stderr
+    done = session.monarch("verify")
+    assert (done.returncode, done.stdout, done.stderr) == verified
+    session.config.write_text(text)
+    with stopped(mounted):
+        done = session.monarch("clear", timeout=30)
+        assert (done.stdout, done.stderr) == (f"{COUNT} copies removed\n", "")
+    assert not tier_root(session.tiers[0]).exists()
+
+
+def test_the_end_does_not_wait_for_a_source_that_hangs(
+    session_factory: Callable[..., Session],
+    slow_factory: Callable[..., SlowSource],
+    tmp_path: Path,
+) -> None:
+    """Its threads are in a fill, and then in a scan; the next daemon finds a clean tier."""
+    mounted = slow_factory()
+    behind = Files(mounted.backing).add_many(COUNT, 10_000)
+    behind.wait_until_old()
+    (tmp_path / "tier").mkdir()
+    level = {"mount_point": tmp_path / "tier", "max_storage_quota": 4 * MIB, "persistent": True}
+    session = session_factory(mounted.mountpoint, tiers=[level], prefetch="on_demand").start()
+    session.wait_scanned()
+    mounted.latency(read=HANGS_S)
+    warm = begun(session, "warm")
+    wait_until(lambda: mounted.counts()["read"] > 0, what="a fill")
+    with stopped(mounted):
+        done = session.monarch("stop", timeout=ENDS_S)
+        assert (done.returncode, done.stderr) == (0, "")
+        said, error = warm.communicate(timeout=ENDS_S)
+        assert (warm.returncode, error) in [(3, f"monarch: {why}\n") for why in ENDED]
+    mounted.latency(read=0)
+    session.stop()  # it has ended; its number is free once the source has answered
+    mounted.latency(readdir=HANGS_S)
+    mounted.reset()
+    job = begun(session, "run", "--", *WAITS)
+    wait_until(lambda: mounted.counts()["readdir"] > 0, what="a scan")
+    with stopped(mounted):
+        said, error = job.communicate(timeout=ENDS_S)
+        assert (job.returncode, said) == (0, "")
+        assert "wait for a source that does not answer" in session.paths.log.read_text()
+    mounted.latency(readdir=0)
+    session.start()
+    session.wait_scanned()
+    assert not list(session.tiers[0].glob("monarch-*/c/*"))
+    session.python(READ, *map(mounted.mountpoint.joinpath, behind.digests))
+    assert settle(session) == {"present": COUNT}
+    assert_quiet(session)
+
+
+@pytest.mark.long
+def test_warm_names_a_source_that_hangs(
+    session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
+) -> None:
+    mounted = slow_factory()
+    behind = Files(mounted.backing).add_many(COUNT, 10_000)
+    behind.wait_until_old()
+    session = session_factory(mounted.mountpoint).start()
+    assert session.monarch("warm").returncode == 0
+    with stopped(mounted):
+        done = session.monarch("warm")
+        assert (done.returncode, done.stderr) == (
+            3,
+            f"monarch: {str(mounted.mountpoint)!r} does not answer within 5 s; its file system"
+            " hangs\n",
+        )

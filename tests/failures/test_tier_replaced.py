@@ -1,0 +1,234 @@
+"""Another user puts a directory of their own in the place of a tier's: its files are never read.
+
+Alice has the daemon and the job, Bobby the same node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import users
+from support.files import Files
+from support.session import MIB, Session, wait_until
+from support.users import ALICE, BOBBY, as_user
+
+COUNT, SIZE = 6, 5000
+# What Bobby does where he may rename: his files have the names of Alice's copies, and her sizes.
+PLANT = """
+cd "$0" && mv monarch-$1 aside && mkdir -p monarch-$1/c && chmod 755 monarch-$1 monarch-$1/c || exit
+for name in $2; do head -c $3 /dev/zero > monarch-$1/c/$name; chmod 444 monarch-$1/c/$name; done
+"""
+# Prints the digests of the files that it is given, each time it is asked.
+READER = """
+import hashlib, sys
+for line in sys.stdin:
+    print(*(hashlib.sha256(open(path, "rb").read()).hexdigest() for path in line.split()))
+    sys.stdout.flush()
+"""
+
+open_place = pytest.fixture(users.open_place)
+
+
+class Site:
+    """Alice's session over a directory that root has given to all, with her daemon in it."""
+
+    def __init__(self, session: Session, files: Files, python: str) -> None:
+        self.session, self.files, self.python = session, files, python
+        self.env = users.environment(session)
+        self.daemon: subprocess.Popen[bytes] | None = None
+        self.mount = session.tiers[0]
+
+    def run(self, uid: int, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            as_user(uid, *command),
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def monarch(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.run(ALICE, self.python, *self.session.command(*words)[1:])
+
+    def status(self) -> dict[str, Any]:
+        said = self.monarch("status", "--json")
+        found: dict[str, Any] = json.loads(said.stdout) if not said.returncode else {}
+        return found
+
+    def serve(self) -> None:
+        command = as_user(ALICE, self.python, *self.session.command("serve")[1:])
+        with self.session.log.open("ab") as log:
+            self.daemon = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
+        wait_until(lambda: self.status().get("scanned"), what="the daemon's scan")
+
+    @property
+    def paths(self) -> list[str]:
+        return [str(self.files.path(name)) for name in self.files.digests]
+
+    @property
+    def right(self) -> list[str]:
+        return list(self.files.digests.values())
+
+    def digests(self) -> list[str]:
+        """Of all files, as a new process of Alice's job reads them."""
+        done = self.run(ALICE, *users.ours(self.session), "sha256sum", *self.paths)
+        assert done.returncode == 0, done.stderr
+        return [line.split()[0] for line in done.stdout.splitlines()]
+
+    def fill(self) -> None:
+        self.digests()
+        wait_until(lambda: self.status()["sources"][0]["present"] == COUNT, what="all copies")
+
+    def plant(self) -> bool:
+        """As Bobby; whether he could."""
+        names = " ".join(path.name for path in (self.mount / f"monarch-{ALICE}/c").iterdir())
+        words = ("sh", "-c", PLANT, str(self.mount), str(ALICE), names, str(SIZE))
+        return self.run(BOBBY, *words).returncode == 0
+
+    def end(self) -> None:
+        if self.daemon is not None:
+            self.daemon.send_signal(signal.SIGCONT)
+            self.daemon.terminate()
+            self.daemon.wait(timeout=30)
+            assert "Traceback" not in self.session.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    return users.python_for_all()
+
+
+@pytest.fixture
+def site(session_factory: Callable[..., Session], open_place: Path, python: str) -> Iterator[Site]:
+    place, mount = open_place / "session", open_place / "local"
+    place.mkdir()
+    mount.mkdir()
+    mount.chmod(0o1777)
+    files = Files(open_place / "source").add_many(COUNT, SIZE)
+    level = {"mount_point": mount, "max_storage_quota": 4 * MIB}
+    session = session_factory(files.root, tiers=[level], directory=place)
+    for path in (place, place / "shm"):
+        os.chown(path, ALICE, ALICE)
+    session.log.touch()
+    made = Site(session, files, python)
+    yield made
+    made.end()
+
+
+def test_a_mount_point_where_others_may_rename_is_refused_with_the_mend(site: Site) -> None:
+    site.mount.chmod(0o777)
+    why = (
+        f"tier {site.mount} goes unused: {site.mount} may be written by everybody and has no sticky"
+        f" bit, so that others can replace what lies in it; chmod +t {site.mount}"
+    )
+    # In the foreground: a daemon of its own would not know where our packages are.
+    done = site.monarch("serve")
+    assert done.returncode == 4
+    assert done.stderr.endswith(f"\nmonarch: no tier can be used: {why}\n")
+    found = {f["what"]: f for f in json.loads(site.monarch("doctor", "--json").stdout)}
+    assert (found["tier (ssd)"]["level"], found["tier (ssd)"]["mend"]) == (
+        "problem",
+        f"chmod +t {site.mount}",
+    )
+    assert list(site.mount.iterdir()) == []
+    # The mend is one, and then Bobby cannot do it.
+    site.mount.chmod(0o1777)
+    site.serve()
+    site.fill()
+    assert not site.plant()
+    assert site.digests() == site.right
+
+
+def test_a_directory_made_beforehand_is_named_with_its_owner(site: Site) -> None:
+    in_the_way = site.mount / f"monarch-{ALICE}"
+    assert site.run(BOBBY, "mkdir", "-m", "777", in_the_way).returncode == 0
+    serve, doctor = site.monarch("serve"), site.monarch("doctor", "--json")
+    said = (
+        f"{in_the_way} is not a directory of this user alone: it belongs to user {BOBBY}; ask user"
+        f" {BOBBY} or root to remove it, or choose another mount_point"
+    )
+    assert serve.stderr.endswith(f": tier {site.mount}: {said}\n")
+    found = next(f for f in json.loads(doctor.stdout) if f["level"] == "problem")
+    assert (found["what"], found["mend"]) == ("tier (ssd)", "choose another mount_point")
+    assert f"ask user {BOBBY} or root" in found["found"]
+    in_the_way.rmdir()
+    # The same for shared memory.
+    shutil.rmtree(site.session.shm / f"monarch-{ALICE}")
+    (site.session.shm / f"monarch-{ALICE}").symlink_to("/nowhere")
+    os.chown(site.session.shm / f"monarch-{ALICE}", BOBBY, BOBBY, follow_symlinks=False)
+    doctor = site.monarch("doctor", "--json")
+    (found,) = [f for f in json.loads(doctor.stdout) if f["what"] == "shared memory"]
+    assert found["level"] == "problem"
+    assert f"is a link of user {BOBBY}; ask user {BOBBY} or root" in found["found"]
+    assert found["mend"] == "set MONARCH_SHM to a directory of yours"
+    (site.session.shm / f"monarch-{ALICE}").unlink()
+
+
+def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) -> None:
+    site.serve()
+    site.fill()
+    assert site.daemon is not None
+    with subprocess.Popen(
+        as_user(ALICE, *users.ours(site.session), site.python, "-c", READER),
+        env=site.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as reader:
+
+        def read() -> list[str]:
+            assert reader.stdin is not None and reader.stdout is not None
+            reader.stdin.write(" ".join(site.paths) + "\n")
+            reader.stdin.flush()
+            return reader.stdout.readline().split()
+
+        assert read() == site.right
+        assert site.status()["totals"]["hits"] >= COUNT
+        # Stopped, the daemon notices nothing; a process that begins does.
+        site.daemon.send_signal(signal.SIGSTOP)
+        site.mount.chmod(0o777)
+        assert site.plant()
+        done = site.run(ALICE, *users.ours(site.session), "sha256sum", *site.paths)
+        assert [line.split()[0] for line in done.stdout.splitlines()] == site.right
+        planted = f"{site.mount}/monarch-{ALICE}/c/"
+        assert done.stderr == (
+            f"monarch: a tier is not the directory that the daemon uses: {planted};"
+            " reads go to the source (monarch doctor says more)\n"
+        )
+        site.daemon.send_signal(signal.SIGCONT)
+        wait_until(lambda: not site.status()["tiers"][0]["usable"], what="a tier that is given up")
+        # A process that was there before, too, and one that begins now, which is told nothing.
+        assert read() == site.right
+        done = site.run(ALICE, *users.ours(site.session), "sha256sum", *site.paths)
+        assert [line.split()[0] for line in done.stdout.splitlines()] == site.right
+        assert done.stderr == ""
+        reader.communicate()
+    assert site.status()["tiers"][0]["why"] == (
+        f"tier {site.mount} goes unused: its directory was removed or replaced;"
+        " monarch stop, then start, makes it anew"
+    )
+    # Alice's copies lie where Bobby has moved them: by now their room is free again, and what he
+    # has put in their place is not hers to remove.
+    wait_until(lambda: not list((site.mount / "aside/c").iterdir()), what="no copies left")
+    site.end()
+    site.daemon = None
+    assert len(list((site.mount / f"monarch-{ALICE}/c").iterdir())) == COUNT
+
+
+def test_a_mount_point_that_is_opened_to_all_later_is_given_up(site: Site) -> None:
+    site.serve()
+    site.fill()
+    site.mount.chmod(0o777)
+    wait_until(lambda: not site.status()["tiers"][0]["usable"], what="a tier that is given up")
+    assert "has no sticky bit" in site.status()["tiers"][0]["why"]
+    assert site.digests() == site.right
+    shutil.rmtree(site.mount / f"monarch-{ALICE}", ignore_errors=True)

@@ -1,0 +1,48 @@
+/* Opens another file on a descriptor's number while a read finds that its first file has gone.
+ *
+ *   untrack_race FILE OTHER
+ *
+ * FILE is closed by a system call of the program's own, so that nobody sees it. A thread reads by
+ * pread from its number; while it is held before its look at the descriptor, if there is one,
+ * another thread opens OTHER there. Writes whether there was a look, waits for a line, reads from
+ * OTHER, and writes the name that the kernel has for what is open there.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "hold.h"
+
+static int fd;
+static const char *other;
+static char data[100];
+
+static void reads(void) { must(pread(fd, data, sizeof data, 0) == sizeof data, "pread"); }
+
+static void opens(void) {
+    int last;
+    do
+        last = open(other, O_RDONLY);
+    while (last >= 0 && last < fd);
+    must(last == fd, "open");
+}
+
+int main(int argc, char **argv) {
+    char link[32], name[4096] = "";
+    must(argc == 3, "usage");
+    other = argv[2];
+    int low[] = {dup(0), dup(0), dup(0)}; /* hold opens and closes the lowest numbers */
+    fd = open(argv[1], O_RDONLY);
+    for (int i = 0; i < 3; i++)
+        close(low[i]);
+    must(fd >= 0 && syscall(SYS_close, fd) == 0, "open");
+    printf("%d\n", hold(SYS_statx, fd, 1, reads, opens));
+    fflush(stdout);
+    getchar();
+    reads();
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    must(syscall(SYS_readlinkat, AT_FDCWD, link, name, sizeof name - 1) > 0, "readlink");
+    puts(name);
+    return 0;
+}

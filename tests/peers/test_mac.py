@@ -1,0 +1,29 @@
+"""What authenticates frames and content is GMAC."""
+
+from __future__ import annotations
+
+from peers.offers import Seals
+
+from monarch_py.native import ffi, lib
+
+# Test case 1 of McGrew and Viega, "The Galois/Counter Mode of Operation": nothing, under zeros.
+KNOWN = bytes.fromhex("58e2fccefa7e3061367f1d57a4e7455a")
+
+
+def test_the_known_answer() -> None:
+    digest = ffi.new("unsigned char[]", lib.MONARCH_MAC_BYTES)
+    assert lib.monarch_digest_of(bytes(16), b"", 0, digest) == 0
+    assert bytes(ffi.buffer(digest)) == KNOWN
+
+
+def test_every_number_has_its_own_seal() -> None:
+    seals = Seals(bytes(16))
+    assert seals.seal(b"") == KNOWN
+    assert len({seals.seal(b"") for _ in range(300)} | {KNOWN}) == 301
+
+
+def test_a_digest_is_no_seal_of_its_own() -> None:
+    """It comes behind the frame's bytes: with it, without it, with another."""
+    digest = bytes(range(16))
+    said = {Seals(bytes(16)).seal(b"frame", vouched)[5:] for vouched in (b"", digest, digest[::-1])}
+    assert len(said) == 3

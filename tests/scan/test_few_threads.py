@@ -1,0 +1,30 @@
+"""A scan whose threads cannot all be started (RLIMIT_NPROC, pids.max): it ends, and says what it
+lacks."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from csrc.building import CSRC, HERE, build_program
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sources = [CSRC / "daemon" / "scan.c", HERE / "scan_threads.c"]
+    flags = ["-U_GNU_SOURCE", "-pthread", "-Wl,--wrap=pthread_create"]
+    return build_program(tmp_path_factory.mktemp("scan") / "scan_threads", *sources, flags=flags)
+
+
+@pytest.mark.parametrize("started", [16, 7, 1, 0])
+def test_it_ends_whatever_can_be_started(tmp_path: Path, program: Path, started: int) -> None:
+    for directory in range(5):
+        (tmp_path / f"d{directory}").mkdir()
+        for number in range(30):
+            (tmp_path / f"d{directory}" / f"f{number}").touch()
+    words = [str(program), str(tmp_path), "16", str(started)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    entries, errors = map(int, done.stdout.split())
+    # The root, and each directory by its name and with its listing.
+    assert (entries, errors) == ((155 + 1 + 6, 0) if started else (0, 1))

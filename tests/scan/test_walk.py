@@ -1,0 +1,80 @@
+"""How a scan walks a tree: its threads share the names of one directory, too."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import Kind, ffi
+from monarch_py.scan import Walk
+
+LATENCY_S = 0.01
+FILES = 400
+
+
+def scan(root: Path, threads: int) -> tuple[dict[str, int], dict[str, int], list[float]]:
+    """The inode of every path that is reported, how many names each directory was listed with, and
+    when batches came, in seconds from the start."""
+    inodes: dict[str, int] = {}
+    listed: dict[str, int] = {}
+    times: list[float] = []
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    started = time.monotonic()
+    walk = Walk(fd, 0, threads, 0, ffi.new("uint32_t *"))
+    try:
+        while not walk.is_finished:
+            batch = walk.take()
+            if batch is None:
+                time.sleep(0.001)
+                continue
+            times.append(time.monotonic() - started)
+            for entry in batch.entries:
+                raw = ffi.buffer(batch.pool + int(entry["path"]), int(entry["path_len"]))[:]
+                inodes[os.fsdecode(raw)] = int(entry["ino"])
+                if entry["kind"] == Kind.DIR and entry["sum"]:
+                    listed[os.fsdecode(raw)] = int(entry["sum"]) - 1
+        assert walk.errors() == (0, 0)
+    finally:
+        walk.close()
+        os.close(fd)
+    return inodes, listed, times
+
+
+def test_threads_share_the_names_of_one_directory(slow_factory: Callable[..., SlowSource]) -> None:
+    slow = slow_factory()
+    for number in range(FILES):
+        (slow.backing / f"f{number:04d}").touch()
+    slow.latency(getattr=LATENCY_S)
+    inodes, listed, times = scan(slow.mountpoint, threads=16)
+    # One thread alone takes FILES * LATENCY_S = 4 s.
+    assert times[-1] < FILES * LATENCY_S / 4
+    # The daemon has the first files long before all of them.
+    assert times[0] < times[-1] / 2
+    assert listed == {"": FILES}
+    assert {p for p in inodes if p} == {f"f{number:04d}" for number in range(FILES)}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_every_name_is_reported_once_whatever_the_shape(tmp_path: Path, threads: int) -> None:
+    rng = np.random.default_rng(threads)
+    root = tmp_path / "root"
+    root.mkdir()
+    # Around the size of a portion, and far beyond what may wait for the threads.
+    for number, files in enumerate([0, 1, 63, 64, 65, 128, 5000]):
+        directory = root / f"d{number}" / ("deep" if number % 2 else "")
+        directory.mkdir(parents=True)
+        for i in range(files):
+            (directory / ("n" * int(rng.integers(1, 240)) + f"-{i}")).touch()
+    expected = {"": root.stat().st_ino}
+    for path in root.rglob("*"):
+        expected[str(path.relative_to(root))] = path.stat().st_ino
+    inodes, listed, _ = scan(root, threads)
+    assert inodes == expected
+    directories = {"", *(str(p.relative_to(root)) for p in root.rglob("*") if p.is_dir())}
+    assert listed == {d: len(os.listdir(root / d)) for d in directories}

@@ -1,0 +1,32 @@
+"""Seeds, and what the trials run over: a slow source and tiers on mounts of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.mounts import Mounts
+from support.session import Session
+from trials.reading import build_reader
+
+
+@pytest.fixture(scope="session")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_reader(tmp_path_factory.mktemp("trials"))
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    place = tmp_path / "mounts"
+    place.mkdir()
+    with Mounts(place) as made:
+        yield made
+
+
+@pytest.fixture
+def session_factory(
+    mounts: Mounts, session_factory: Callable[..., Session]
+) -> Callable[..., Session]:
+    """As everywhere, but daemons end before the mounts below them go."""
+    return session_factory

@@ -1,0 +1,109 @@
+"""Processes of reader.c, which read for as long as the test wants, and how they are meanwhile."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from csrc.building import build_program
+from support.epoch import SOURCE, content
+from support.session import Session, wait_until
+
+READER = Path(__file__).parent / "reader.c"
+# The order of reader.c's struct state, and of its ways.
+WORDS = ("operations", "wrong", "errors", "last", "longest_ns", "leaked")
+WAYS = ("read", "pread", "mmap", "stdio", "stat", "readdir", "dup", "fork", "held")
+MOST_THREADS = 16
+# The most that one call may take of a reader that is stopped by nobody [s].
+CALL_LIMIT_S = 6.0
+
+
+def build_reader(directory: Path) -> Path:
+    flags = ["-O2", "-pthread", f"-I{SOURCE.parent}"]
+    return build_program(directory / "reader", READER, flags=flags)
+
+
+def make_known(root: Path, sizes: Mapping[int, int]) -> None:
+    """Files that are named by their seeds. sizes : seed -> size [bytes]"""
+    for seed, size in sizes.items():
+        (root / str(seed)).write_bytes(content(seed, size))
+
+
+class Reading:
+    """One process, which ends with the context. It writes nothing, whatever happens.
+
+    sizes : of the files of `root`, as for make_known
+    prefix : goes before the program, as for Session.start
+    """
+
+    def __init__(
+        self,
+        program: Path,
+        session: Session,
+        root: Path,
+        sizes: Mapping[int, int],
+        state: Path,
+        *,
+        seed: int,
+        threads: int = 3,
+        pause_us: int = 2000,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        state.write_bytes(bytes(8 * (len(WORDS) + MOST_THREADS)))
+        with state.open("r+b") as file:
+            self._state = mmap.mmap(file.fileno(), 0)
+        self._threads = threads
+        names = [f"{number}:{size}:{root / str(number)}" for number, size in sizes.items()]
+        self.process = subprocess.Popen(
+            [*prefix, str(program), str(state), str(seed), str(threads), str(pause_us), *names],
+            # The line that a process without a daemon writes is not what these tests are about.
+            env=session.env(MONARCH_WARNED="1"),
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+        self._state.close()
+
+    def _words(self) -> dict[str, int]:
+        return dict(zip(WORDS, struct.unpack_from(f"{len(WORDS)}Q", self._state), strict=True))
+
+    def _laps(self) -> tuple[int, ...]:
+        return struct.unpack_from(f"{self._threads}Q", self._state, 8 * len(WORDS))
+
+    def check(self) -> int:
+        """Nothing was wrong so far, and it runs; how many operations it has made."""
+        found = self._words()
+        way, errno = WAYS[found["last"] >> 32], found["last"] & 0xFFFFFFFF
+        assert not (found["wrong"] or found["errors"]), f"{found}: by {way}, errno {errno}"
+        assert found["longest_ns"] < CALL_LIMIT_S * 1e9, f"{found}: a call that takes too long"
+        assert self.process.poll() is None, f"the reader ended with {self.process.returncode}"
+        return found["operations"]
+
+    def wait_laps(self, count: int = 1, timeout: float = 60) -> None:
+        """Until each of its threads has gone through all files `count` times from now on."""
+        first = self._laps()
+
+        def done() -> bool:
+            self.check()
+            return all(n > f + count for n, f in zip(self._laps(), first, strict=True))
+
+        wait_until(done, timeout=timeout, what=f"{count} laps of the reader")
+
+    def end(self, timeout: float = 60) -> None:
+        """It ends by itself; nothing was wrong, and no descriptor is left open."""
+        self.check()
+        _, said = self.process.communicate(timeout=timeout)
+        assert (self.process.returncode, said) == (0, "")
+        found = self._words()
+        assert not any(found[name] for name in ("wrong", "errors", "leaked")), found
