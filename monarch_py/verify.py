@@ -21,13 +21,13 @@ __all__ = ["Verdict", "clear_tiers", "tiers_out_of_use", "verify_copies"]
 
 @dataclass(slots=True)
 class Verdict:
-    """damaged : source paths of copies whose bytes are not what their checksum says; outdated : of
-    copies that are not what the source has now; out_of_use : a sentence on each tier that could
-    not be looked at."""
+    """damaged : source paths of copies whose bytes are not what their checksum says;  outdated : of
+    copies that are not what the source has now, None if the source was not asked;  out_of_use : a
+    sentence on each tier that could not be looked at."""
 
     checked: int = 0
     damaged: list[str] = field(default_factory=list)
-    outdated: list[str] = field(default_factory=list)
+    outdated: list[str] | None = None
     out_of_use: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,9 +80,8 @@ class _Checker:
     """Checks one copy after the other and keeps the verdict."""
 
     def __init__(self, block_size_bytes: int, against_source: bool) -> None:
-        self.verdict = Verdict()
+        self.verdict = Verdict(outdated=[] if against_source else None)
         self._block_size_bytes = block_size_bytes
-        self._against_source = against_source
 
     def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
         """copy, path : of the copy and of its source file;  expected : sum and size [bytes]."""
@@ -90,8 +89,9 @@ class _Checker:
         if _sum(copy, self._block_size_bytes) != expected:
             self.verdict.damaged.append(path)
             return False
-        if self._against_source and _sum(path, self._block_size_bytes) != expected:
-            self.verdict.outdated.append(path)
+        outdated = self.verdict.outdated
+        if outdated is not None and _sum(path, self._block_size_bytes) != expected:
+            outdated.append(path)
             return False
         return True
 

@@ -72,9 +72,9 @@ def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
     else:
         for path in result.damaged:
             click.echo(f"damaged, dropped: {path}")
-        for path in result.outdated:
+        for path in result.outdated or []:
             click.echo(f"not what the source has, dropped: {path}")
-        outdated = f", {len(result.outdated)} outdated" if against_source else ""
+        outdated = "" if result.outdated is None else f", {len(result.outdated)} outdated"
         click.echo(f"{result.checked} copies checked, {len(result.damaged)} damaged{outdated}")
     _tell_out_of_use(result.out_of_use)
     sys.exit(1 if result.damaged or result.outdated else 0)

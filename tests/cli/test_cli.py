@@ -423,6 +423,8 @@ def test_verify_counts_good_copies(served: Session) -> None:
     assert done.stdout == "3 copies checked, 0 damaged, 0 outdated\n"
     assert served.monarch("verify").stdout == "3 copies checked, 0 damaged\n"
     as_json = json.loads(served.monarch("verify", "--json").stdout)
+    assert as_json == {"checked": 3, "damaged": [], "outdated": None}
+    as_json = json.loads(served.monarch("verify", "--source", "--json").stdout)
     assert as_json == {"checked": 3, "damaged": [], "outdated": []}
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from support.session import Session
+from support.session import Session, wait_until
 
 from monarch_py.native import lib
 
@@ -44,9 +44,14 @@ def test_reads_beyond_the_map(session_factory: Factory, tmp_path: Path) -> None:
     session = session_factory(source, tiers=[tier], block_size=BLOCK, source_limits=limits).start()
     session.wait_scanned()
     words = [sys.executable, "-c", PROGRAM, str(source / "large"), *map(str, places)]
-    for _ in range(2):
+
+    def read() -> None:
         done = session.run(words)
         assert (done.returncode, done.stderr) == (0, "")
+
+    read()
+    wait_until(lambda: session.status()["sources"][0]["filling"], what="the fill")
+    read()
     told = session.status()["sources"][0]
     assert (told["filling"], told["present"]) == (1, 0)
     assert session.daemon is not None
