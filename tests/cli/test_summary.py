@@ -89,7 +89,9 @@ COUNT, SIZE = 18, 3 * MIB // 2 + 17
 
 @pytest.fixture
 def slow(slow_factory: Callable[..., SlowSource]) -> SlowSource:
-    source = slow_factory()
+    # Else an open would drop pages that a fill has brought and not copied yet, and the source would
+    # be asked for them twice.
+    source = slow_factory(keep_pages=True)
     for number in range(COUNT):
         (source.backing / f"f{number:02}").write_bytes(bytes([number]) * SIZE)
     return source
