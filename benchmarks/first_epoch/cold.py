@@ -39,6 +39,8 @@ EPOCHS = 2
 # What may be read for each byte that a program uses of a part of the dataset, and beside that
 # [bytes].
 MOST_FOR_EACH, MOST_BESIDE = 6, 256 << 20
+# The most CPU time of the daemon for a file of this size that is filled ahead [bytes, us].
+MOST_CPU_US = {4 * KIB: 120, 128 * KIB: 200}
 Run = dict[str, Any]
 
 
@@ -79,6 +81,11 @@ class Case:
     def most_bytes(self) -> float | None:
         """The most that the source may give for each byte that is read, None for all there is."""
         return MOST_FOR_EACH + MOST_BESIDE / self.bytes_read if self.share < 1 else None
+
+    @property
+    def most_cpu_us(self) -> float | None:
+        """The most CPU time that the daemon may take for a file [us]."""
+        return MOST_CPU_US.get(self.size) if not self.pages else None
 
 
 CASES = (
@@ -156,21 +163,27 @@ class Cold:
         slow: SlowSource | None,
         command: list[str],
         environment: dict[str, str],
-        look: Callable[[], dict[str, Any]] = dict,
+        cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> list[Run]:
-        """One answer of the reader for each epoch, with what the source has given since the start
-        and what `look` says, both as of the epoch's end."""
+        """One answer of the reader for each epoch, with what the source has given since its start.
+
+        cpu_s : CPU time of the daemon [s]; daemon_s is that since the reader's start, as of the
+        epoch's end, and start_s that before
+        """
         argv = [self.reader, self.list, THREADS, EPOCHS, self.case.share]
         process = subprocess.Popen(
             [*command, *map(str, argv)], env=environment, stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
-        epochs = []
+        told = []
         with process:
             for line in process.stdout:
-                epochs.append(
-                    {**json.loads(line), "source": slow.counts() if slow else {}, **look()}
-                )
+                source = slow.counts() if slow else {}
+                told.append({**json.loads(line), "source": source, "cpu_s": cpu_s()})
+        epochs = [
+            {**epoch, "start_s": told[0]["cpu_s"], "daemon_s": epoch["cpu_s"] - told[0]["cpu_s"]}
+            for epoch in told[1:]
+        ]
         expected = self.case.bytes_read
         if process.returncode or any(e["failed"] or e["bytes"] != expected for e in epochs):
             raise RuntimeError(f"{self.case.name}: status {process.returncode}, {epochs}")
@@ -195,7 +208,7 @@ class Cold:
             config.write_text(yaml.safe_dump(document))
             environment = plain_environment() | {"MONARCH_SHM": str(tier)}
             run = [sys.executable, "-m", "monarch_py", "run", "-q", "-c", str(config), "--"]
-            return self._read(slow, run, environment, lambda: {"daemon_s": daemon_cpu_s(config)})
+            return self._read(slow, run, environment, lambda: daemon_cpu_s(config))
 
 
 def daemon_cpu_s(config: Path) -> float:
@@ -242,9 +255,10 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
             "daemon",
             "  CPU of the daemon in epoch 1 / file",
             median(lambda o, _: o[0]["daemon_s"] / files * 1e6),
-            None,
+            None if busy else case.most_cpu_us,
             "us",
         ),
+        line("start", "  and for its start", median(lambda o, _: o[0]["start_s"]), None, "s"),
     ]
     if case.pages:
         return lines

@@ -4,9 +4,10 @@
  *
  * LIST holds paths, each ended by a NUL. In every epoch each file is opened, read to its end in
  * preads of 256 KiB and closed once, in a random order of that epoch; with SHARE below 1 only that
- * share of the list is read, the same files in every epoch. After each epoch one line of JSON goes
- * to standard output: seconds, bytes, files that failed, and the time from before a file's open
- * until its last byte (median and 99th percentile, in seconds).
+ * share of the list is read, the same files in every epoch. One line of JSON goes to standard
+ * output before the first open, {}, and one after each epoch: seconds, bytes, files that failed,
+ * and the time from before a file's open until its last byte (median and 99th percentile, in
+ * seconds).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -127,6 +128,8 @@ int main(int argc, char **argv) {
     times_us = calloc(count + 1, sizeof *times_us);
     if (!count || !times_us)
         die("nothing to read");
+    puts("{}");
+    fflush(stdout);
     for (int epoch = 0; epoch < epochs; epoch++) {
         shuffle((uint64_t)epoch);
         read_epoch(threads);

@@ -132,7 +132,7 @@ def read(
     session: Session, program: Path, source: SlowSource, ranks: list[list[int]]
 ) -> tuple[set[int], list[float]]:
     """All ranks at a time; no byte is wrong. The source gives nothing before all of them demand
-    something: opens that nobody waits with may hang in the kernel behind a fill's read until then.
+    something. It keeps its pages: else opens would wait in the kernel for the reads of fills.
 
     Returns whose demands stood meanwhile, as demands name ranks (0: nobody's), and the most that
     the shares of all were together, and of one alone.
@@ -182,7 +182,7 @@ def test_ranks_that_miss_unequally(
     slow_factory: Callable[..., SlowSource],
     epoch_reader: Path,
 ) -> None:
-    source = slow_factory()
+    source = slow_factory(keep_pages=True)
     all_files = list(make_files(source.backing, 2 * FILES, SIZE))
     session = session_factory(source.mountpoint).start()
     session.wait_scanned()
@@ -212,7 +212,7 @@ def test_ranks_that_a_plan_knows(
     tmp_path: Path,
 ) -> None:
     """As fast as they can, so that they wait for what is fetched ahead of them."""
-    source = slow_factory()
+    source = slow_factory(keep_pages=True)
     made = make_files(source.backing, 2 * FILES, SIZE)
     numbers = {str(number): number for number in made}
     names = sorted(numbers)

@@ -82,7 +82,7 @@ def test_where_no_more_threads_can_be_started_the_others_do_the_work(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
     """A thread takes more than 1 MiB of addresses."""
-    source = slow_factory()
+    source = slow_factory(keep_pages=True)  # else an open would wait for the read of a fill
     make_files(source.backing, 2 * MANY, 1000)
     session = session_factory(source.mountpoint, min_reads=MANY).start()
     session.wait_scanned()
