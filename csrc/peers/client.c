@@ -43,6 +43,7 @@ struct monarch_peer_link {
     struct monarch_mac *hears, *says, *content; /* says: whoever asks; the others: whoever takes */
     size_t least;                               /* what the socket's low-water mark is set to */
     char *buffer;                               /* of the fetch that is under way */
+    size_t from, until; /* what has come of a small answer and is not taken: in `buffer` */
 };
 
 /* The answer that is being read. */
@@ -80,9 +81,17 @@ static uint64_t readable(const link_t *l) {
     return ioctl(l->fd, FIONREAD, &n) == 0 && n > 0 ? (uint64_t)n : 0;
 }
 
+static size_t take_ahead(link_t *l, void *to, size_t n) {
+    size_t there = l->until - l->from;
+    n = n < there ? n : there;
+    memmove(to, l->buffer + l->from, n);
+    l->from += n;
+    return n;
+}
+
 /* All of `n` bytes before the deadline: bytes that drip in gain no time. */
 static enum monarch_peer_status take(link_t *l, void *to, size_t n, uint64_t deadline) {
-    for (size_t got = 0; got < n;) {
+    for (size_t got = take_ahead(l, to, n); got < n;) {
         ssize_t r = recv(l->fd, (char *)to + got, n - got, MSG_DONTWAIT);
         if (r == 0 || (r < 0 && errno != EINTR && errno != EAGAIN))
             return MONARCH_PEER_CUT;
@@ -175,14 +184,15 @@ static enum monarch_peer_status take_data(link_t *l, struct answer *a, uint64_t 
         uint64_t now = monarch_peer_now_ns(), deadline = bound_from(l, now);
         if (now > a->deadline_ns)
             return MONARCH_PEER_TIMEOUT;
-        if (there < part) {
+        size_t ahead = l->until - l->from < part ? l->until - l->from : part;
+        if (ahead + there < part) {
             uint64_t until = now + WAKE_NS < deadline ? now + WAKE_NS : deadline;
-            status = await(l, n < AT_A_WAKE ? n : AT_A_WAKE, until);
+            status = await(l, n - ahead < AT_A_WAKE ? n - ahead : AT_A_WAKE, until);
             there = readable(l);
         }
         if (status == MONARCH_PEER_OK)
             status = take_part(l, a, part, deadline);
-        there -= there < part ? there : part;
+        there -= there < part - ahead ? there : part - ahead;
         n -= part;
     }
     return status;
@@ -208,6 +218,28 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
     g->received = a->came;
     begin_piece(l, a);
     return MONARCH_PEER_OK;
+}
+
+/* A small answer comes in one piece, as a rule, and is taken in one call with its frames. It lies
+ * at the end of a buffer at whose beginning its bytes are to be. Nothing behind it is taken, unless
+ * it is an END alone. */
+static enum monarch_peer_status take_small(link_t *l, const get *g) {
+    size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
+    uint64_t deadline = bound_from(l, monarch_peer_now_ns());
+    if (g->length > MONARCH_PEER_SMALL || l->from < l->until)
+        return MONARCH_PEER_OK;
+    for (size_t at = MONARCH_PEER_CHUNK - all;;) {
+        ssize_t r = recv(l->fd, l->buffer + at, all, MSG_DONTWAIT);
+        l->from = at;
+        l->until = at + (r > 0 ? (size_t)r : 0);
+        if (r > 0)
+            return MONARCH_PEER_OK;
+        if (r == 0 || (errno != EINTR && errno != EAGAIN))
+            return MONARCH_PEER_CUT;
+        enum monarch_peer_status status = await(l, frame, deadline);
+        if (status != MONARCH_PEER_OK)
+            return status;
+    }
 }
 
 /* The seal of a SUM is looked at with its bytes' digest. */
@@ -243,7 +275,9 @@ static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
                     (uint64_t)((double)g->length / LEAST_BYTES_PER_S * 1e9);
     begin_piece(l, &a);
     l->bound_ms = l->first_byte_ms;
-    while ((g->status = take_frame(l, &f, tag)) == MONARCH_PEER_OK) {
+    g->status = take_small(l, g);
+    while (g->status == MONARCH_PEER_OK &&
+           (g->status = take_frame(l, &f, tag)) == MONARCH_PEER_OK) {
         l->bound_ms = l->between_ms;
         uint64_t first = g->received;
         if (f.kind == MONARCH_PEER_DATA) {
@@ -331,6 +365,7 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
 static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     char *own = buffer ? NULL : monarch_new_buffer(MONARCH_PEER_CHUNK);
     l->buffer = buffer ? buffer : own;
+    l->from = l->until = 0;
     for (uint64_t i = 0; i < n; i++) {
         gets[i].status = l->buffer ? MONARCH_PEER_CUT : MONARCH_PEER_NO_ROOM;
         gets[i].received = 0;
@@ -339,12 +374,19 @@ static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     return own;
 }
 
+/* Who says more than he was asked for is not understood when he is asked again. */
+static void end(link_t *l, char *own) {
+    if (l->from < l->until)
+        monarch_peer_link_cut(l);
+    l->buffer = NULL;
+    free(own);
+}
+
 int monarch_peer_fetch(link_t *l, get *gets, uint64_t n, char *buffer, monarch_peer_arrived arrived,
                        void *arg) {
     char *own = begin(l, gets, n, buffer);
     int r = l->buffer ? fetch(l, gets, n, arrived, arg) : -1;
-    l->buffer = NULL;
-    free(own);
+    end(l, own);
     return r;
 }
 
@@ -364,8 +406,7 @@ int monarch_peer_take(link_t *l, get *g, uint64_t tag, char *buffer, monarch_pee
                       void *arg) {
     char *own = begin(l, g, 1, buffer);
     int r = l->buffer ? take_answer(l, g, tag, 0, arrived, arg) : -1;
-    l->buffer = NULL;
-    free(own);
+    end(l, own);
     return r;
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -188,6 +189,32 @@ static int is_whole_block(const connection *c) {
     return c->piece == block * c->file.block_bytes && c->piece_end == end_of_block(c, block);
 }
 
+static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *sum,
+                      struct monarch_digest *digest) {
+    *sum = monarch_xxh3(bytes, n);
+    monarch_mac_begin(stage->content, 0);
+    monarch_mac_add(stage->content, bytes, n);
+    return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
+}
+
+/* The sum and the digest of a piece: as recorded, or else of its bytes, which are in memory or
+ * NULL. A block's sum was recorded when its copy was made: what left the copy wrong is seen. Bytes
+ * without a sum count for nothing with who gets them. CUT: they cannot be had. */
+static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
+                                       uint64_t *sum, struct monarch_digest *digest) {
+    uint64_t block = c->piece / c->file.block_bytes;
+    void *arg = stage->files->arg;
+    int is_whole = is_whole_block(c);
+    if (is_whole && stage->files->sum(arg, c->file.file, block, sum, digest))
+        return MONARCH_PEER_OK;
+    if (bytes ? hash_bytes(stage, bytes, c->piece_end - c->piece, sum, digest)
+              : hash_range(c, stage, c->piece, c->piece_end, sum, digest))
+        return MONARCH_PEER_CUT;
+    return !is_whole || stage->files->check(arg, c->file.file, block, sum)
+               ? MONARCH_PEER_OK
+               : MONARCH_PEER_UNKNOWN_FILE;
+}
+
 /* The sum of a part says nothing of what has rotted in it since its block's was recorded. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
@@ -197,6 +224,68 @@ static int is_sound(const connection *c, stage_t *stage) {
            (hash_range(c, stage, block * c->file.block_bytes, end_of_block(c, block), &sum, NULL) ==
                 0 &&
             stage->files->check(arg, c->file.file, block, &sum));
+}
+
+/* Whether all of the answer is there and nothing of it was sent. */
+static int is_small(const connection *c, uint64_t there) {
+    return c->frames == 0 && c->at == c->in.request.first && c->end - c->at <= MONARCH_PEER_SMALL &&
+           there >= c->end && c->piece_end == c->end;
+}
+
+/* What a call has not taken: as if each part had been sent by itself. A seal's number is free again
+ * if nothing of its frame was sent. */
+static turn go_on(connection *c, stage_t *stage, size_t sent) {
+    const size_t frame = sizeof c->out[0], n = c->end - c->at;
+    give(c, stage->bounds->stall_ms);
+    if (sent >= frame + n) {
+        c->at = c->end;
+        c->out[0] = c->out[1];
+        c->out[1] = c->out[2];
+        c->frames = 2;
+        c->sent = (unsigned)(sent - frame - n);
+        monarch_peer_let_go(c, stage);
+        c->state = MONARCH_PEER_ENDING;
+        return MONARCH_PEER_GO;
+    }
+    c->said -= 2;
+    c->at += sent < frame ? 0 : sent - frame;
+    c->frames = sent < frame;
+    c->sent = sent < frame ? (unsigned)sent : 0;
+    c->state = MONARCH_PEER_SENDING;
+    return MONARCH_PEER_GO;
+}
+
+/* DATA, all bytes, SUM and END. */
+static turn send_small(connection *c, stage_t *stage) {
+    struct monarch_digest digest;
+    uint64_t n = c->end - c->at, sum;
+    ssize_t r;
+    do
+        r = pread(c->file.fd, stage->buffer, n, (off_t)c->at);
+    while (r < 0 && errno == EINTR);
+    if (r != (ssize_t)n)
+        return MONARCH_PEER_TO_CLOSE; /* as for larger ones */
+    enum monarch_peer_status status = sum_of(c, stage, stage->buffer, &sum, &digest);
+    if (status == MONARCH_PEER_CUT)
+        return MONARCH_PEER_TO_CLOSE;
+    if (status != MONARCH_PEER_OK)
+        return finish(c, stage, status);
+    c->frame_end = c->end;
+    queue(c, MONARCH_PEER_DATA, n);
+    queue_with(c, MONARCH_PEER_SUM, sum, &digest);
+    queue(c, MONARCH_PEER_END, MONARCH_PEER_OK);
+    struct iovec parts[] = {
+        {&c->out[0], sizeof c->out[0]}, {stage->buffer, n}, {&c->out[1], 2 * sizeof c->out[0]}};
+    struct msghdr all = {.msg_iov = parts, .msg_iovlen = 3};
+    do
+        r = sendmsg(c->fd, &all, MSG_NOSIGNAL | (c->blocks ? 0 : MSG_DONTWAIT));
+    while (r < 0 && errno == EINTR);
+    if (r < 0 && errno != EAGAIN)
+        return MONARCH_PEER_TO_CLOSE;
+    size_t sent = r > 0 ? (size_t)r : 0,
+           data = sent > sizeof c->out[0] ? sent - sizeof c->out[0] : 0;
+    __atomic_fetch_add(stage->bytes, least(data, n), __ATOMIC_RELAXED);
+    return go_on(c, stage, sent);
 }
 
 static turn begin_frame(connection *c, stage_t *stage) {
@@ -214,24 +303,20 @@ static turn begin_frame(connection *c, stage_t *stage) {
         if (!is_sound(c, stage))
             return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
     }
+    if (is_small(c, there))
+        return send_small(c, stage);
     c->frame_end = least(there, c->piece_end);
     queue(c, MONARCH_PEER_DATA, c->frame_end - c->at);
     c->state = MONARCH_PEER_SENDING;
     return MONARCH_PEER_GO;
 }
 
-/* A block's sum was recorded when its copy was made: what left the copy wrong is seen. Bytes
- * without a sum count for nothing with who gets them. */
 static turn end_piece(connection *c, stage_t *stage) {
-    uint64_t sum, block = c->piece / c->file.block_bytes;
+    uint64_t sum;
     struct monarch_digest digest;
-    int is_whole = is_whole_block(c);
-    if (!is_whole || !stage->files->sum(stage->files->arg, c->file.file, block, &sum, &digest)) {
-        if (hash_range(c, stage, c->piece, c->piece_end, &sum, &digest) != 0)
-            return MONARCH_PEER_TO_CLOSE;
-        if (is_whole && !stage->files->check(stage->files->arg, c->file.file, block, &sum))
-            return finish(c, stage, MONARCH_PEER_UNKNOWN_FILE);
-    }
+    enum monarch_peer_status status = sum_of(c, stage, NULL, &sum, &digest);
+    if (status != MONARCH_PEER_OK)
+        return status == MONARCH_PEER_CUT ? MONARCH_PEER_TO_CLOSE : finish(c, stage, status);
     queue_with(c, MONARCH_PEER_SUM, sum, &digest);
     c->state = MONARCH_PEER_FRAMING;
     return MONARCH_PEER_GO;

@@ -5,7 +5,7 @@
 #include "files.h"
 #include "peers.h"
 
-/* Frames that can wait to be sent: SUM, END or SUM, DATA. */
+/* Frames that can wait to be sent: DATA, SUM, END or SUM, DATA. */
 #define MONARCH_PEER_FRAMES 4
 
 enum monarch_peer_state {

@@ -259,7 +259,7 @@ static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_
         part.is_doubted = 1;
         part.memory = (uint64_t)(uintptr_t)&byte;
         if (me.link) {
-            fetch(p, &me, &part, 1, &byte, NULL, NULL);
+            fetch(p, &me, &part, 1, NULL, NULL, NULL);
             monarch_peer_link_close(me.link);
         }
     }

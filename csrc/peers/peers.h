@@ -79,6 +79,9 @@ void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_
 
 /* What is read of a socket or a file at a time [bytes]. */
 #define MONARCH_PEER_CHUNK 262144
+/* An answer of no more bytes than this goes out in one call, with its frames, and is taken in one:
+ * to copy it costs less than the calls do [bytes]. */
+#define MONARCH_PEER_SMALL 32768
 
 /* One range of one file: what is asked, where it goes, what came of it. */
 struct monarch_peer_get {

@@ -15,10 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peers.offers import (
     BLOCK,
+    FRAME,
+    FRAME_BYTES,
+    Line,
     Offer,
     assert_serves,
     bare,
     connect,
+    content_digest,
     ends,
     fetch,
     party,
@@ -26,6 +30,7 @@ from peers.offers import (
     read_frame,
     request,
     serve,
+    xxh3,
 )
 from support.session import wait_until
 
@@ -36,6 +41,7 @@ from monarch_py.peers.server import MOST_STRANGERS
 
 CONTENT = os.urandom(3 * BLOCK + 17)
 STALL_S = 0.4
+SMALL = 32 << 10  # MONARCH_PEER_SMALL
 
 
 @pytest.fixture
@@ -268,6 +274,43 @@ def test_who_says_nothing_is_not_kept_for_ever(
         connection.settimeout(8)
         assert ends(connection)
     assert server.counts()["dropped"] == 0
+
+
+def take(line: Line, n: int) -> bytes:
+    data = b""
+    while len(data) < n and (more := line.connection.recv(n - len(data))):
+        data += more
+    return data
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_small_answers_that_no_buffer_holds_go_on_where_they_stopped(
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer], known: bool
+) -> None:
+    """Each goes out in one call, of which the kernel takes any part: a frame's, or the bytes'."""
+    server = server_factory(stall_s=20.0)
+    # Most are so small that a call ends in one's frames.
+    sizes = [*range(1, 400), 20_001, SMALL, SMALL + 1]
+    files = [offer(os.urandom(size), i + 1) for i, size in enumerate(sizes)]
+    for file in files:
+        file.share(server, known=known)
+    asked = [file for file in files for _ in range(100)]
+    with connect(server) as line:
+        line.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
+        line.sendall(b"".join(line.request(file.id, tag=i) for i, file in enumerate(asked)))
+        # It has stopped: what it holds for us is full.
+        sent = -1
+        while sent != (sent := server.counts()["bytes"]):
+            time.sleep(0.1)
+        assert sent < sum(file.id.size for file in asked)
+        for tag, file in enumerate(asked):
+            assert read_frame(line) == (lib.MONARCH_PEER_DATA, tag, file.id.size)
+            assert take(line, file.id.size) == file.content
+            total = take(line, FRAME_BYTES)
+            said = FRAME.pack(lib.MONARCH_PEER_FRAME, lib.MONARCH_PEER_SUM, tag, xxh3(file.content))
+            assert total == line.hears.seal(said, content_digest(file.content))
+            assert read_frame(line) == (lib.MONARCH_PEER_END, tag, PeerStatus.OK)
+        assert server.counts()["bytes"] == sum(file.id.size for file in asked)
 
 
 def test_a_flood_of_requests_takes_no_memory(serving: tuple[FileServer, Offer]) -> None:
