@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch_py.client import Client, troubles
 from monarch_py.daemon.lifecycle import spawn
-from monarch_py.errors import MonarchError, SessionError
+from monarch_py.errors import MonarchError, NoDaemonError, SessionError
 from monarch_py.native import LIBRARY
 from monarch_py.processes import Identity
 from monarch_py.session import SessionDir
@@ -33,13 +33,15 @@ KILL_LIMIT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """exit_status : of the command, 128 + n for signal n;  report : the daemon's last status, None
-    without a daemon;  problem : why there was none;  before : its status before the command ran,
-    None if it could not be had."""
+    if there is none;  problem : why the command ran without a daemon;  before : the daemon's status
+    before the command ran, None if it could not be had;  lost : why a daemon that served has given
+    no report."""
 
     exit_status: int
     report: dict[str, Any] | None
     problem: str
     before: dict[str, Any] | None = None
+    lost: str = ""
 
 
 def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -200,7 +202,7 @@ def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
     except MonarchError as error:  # there is no place for a session
         problem = _tell_problem(error)
         return Outcome(_run(command, os.environ, lambda _: None), None, problem)
-    problem, report = "", None
+    problem, report, lost = "", None, ""
     before: dict[str, Any] | None = None
     try:
         try:
@@ -211,12 +213,16 @@ def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
             problem = _tell_problem(error)
         environment = dict(os.environ) if problem else job_environment(config_file, os.environ)
         status = _run(command, environment, share.started)
-        with contextlib.suppress(SessionError):
+        try:
             report = share.client.ask("status")
+        except NoDaemonError:
+            lost = "the daemon ended before the command; `monarch logs` says why"
+        except SessionError as error:
+            lost = str(error)
     finally:
         with handling([*FORWARDED, signal.SIGINT], lambda *_: None):
             share.end()
-    return Outcome(status, report, problem, before)
+    return Outcome(status, report, problem, before, lost)
 
 
 def _tell_problem(error: MonarchError) -> str:

@@ -233,12 +233,26 @@ __attribute__((noinline)) static void time_of_copy(int dir, const char *path, in
         *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
 }
 
-static void correct_statx(int dir, const char *given, int flags, struct statx *x, unsigned mask) {
+/* Apart, because few calls need the room for a path. */
+__attribute__((noinline)) static int ask_source(const struct session *s,
+                                                const struct monarch_catalog *c,
+                                                const struct monarch_entry *e, unsigned mask,
+                                                struct statx *x) {
     char path[MONARCH_PATH_MAX];
+    struct statx now;
+    if (!monarch_source_path(s, c, e, path) ||
+        sys6(SYS_statx, AT_FDCWD, (long)path, AT_SYMLINK_NOFOLLOW, (long)mask, (long)&now, 0) !=
+            0 ||
+        now.stx_ino != e->ino)
+        return 0;
+    *x = now;
+    return 1;
+}
+
+static void correct_statx(int dir, const char *given, int flags, struct statx *x, unsigned mask) {
     struct session *s;
     const struct monarch_catalog *c;
     struct stat st = {.st_dev = makedev(x->stx_dev_major, x->stx_dev_minor), .st_ino = x->stx_ino};
-    struct statx now;
     st.st_mode = x->stx_mode;
     st.st_nlink = x->stx_nlink;
     st.st_size = (off_t)x->stx_size;
@@ -247,12 +261,7 @@ static void correct_statx(int dir, const char *given, int flags, struct statx *x
     if (!e)
         return;
     correct(&st);
-    if (!can_fill_statx(s, e, mask) && monarch_source_path(s, c, e, path) &&
-        sys6(SYS_statx, AT_FDCWD, (long)path, AT_SYMLINK_NOFOLLOW, (long)mask, (long)&now, 0) ==
-            0 &&
-        now.stx_ino == e->ino)
-        *x = now;
-    else
+    if (can_fill_statx(s, e, mask) || !ask_source(s, c, e, mask, x))
         fill_statx(s, e, &st, mask, x);
 }
 

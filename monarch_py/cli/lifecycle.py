@@ -76,8 +76,10 @@ def _tell_switches(config: Config) -> None:
 
 def _tell_summary(outcome: Outcome) -> None:
     if outcome.report is None:
-        why = "see above" if outcome.problem else "it ended before the command"
-        tell(f"no daemon, no gain: {why}")
+        if outcome.problem:
+            tell("no daemon, no gain: see above")
+        else:
+            tell(f"what was gained is not known: {outcome.lost}")
         return
     if is_disabled():
         return  # said before the command ran
@@ -87,7 +89,8 @@ def _tell_summary(outcome: Outcome) -> None:
 
 
 def _job_report(outcome: Outcome) -> dict[str, Any]:
-    extra = {"exit_status": outcome.exit_status, "problem": outcome.problem}
+    problem = outcome.problem or outcome.lost
+    extra = {"exit_status": outcome.exit_status, "problem": problem}
     if outcome.report is None:
         return extra
     return {**outcome.report, "run": since(outcome.before, outcome.report), **extra}

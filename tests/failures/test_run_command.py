@@ -66,6 +66,40 @@ def test_the_commands_status_is_passed_on(session: Session, script: str, status:
     assert_nothing_left(session)
 
 
+# `monarch` with a test's patience.
+IMPATIENT = """
+import sys
+import monarch_py.client, monarch_py.job
+monarch_py.client.ANSWER_LIMIT_S, monarch_py.job.SILENT_LIMIT_S = 1.0, 0.1
+from monarch_py.__main__ import main
+main()
+"""
+SIGNAL_THE_DAEMON = """
+import os, sys
+from monarch_py.client import Client
+from monarch_py.session import SessionDir
+os.kill(Client(SessionDir.of(sys.argv[1])).ask("where")["pid"], int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGKILL, "the daemon ended before the command; `monarch logs` says why"),
+        (signal.SIGSTOP, "the daemon does not answer within 1 s; is it stopped?"),
+    ],
+)
+def test_why_there_is_nothing_to_tell_of_the_gain(
+    session: Session, number: signal.Signals, said: str
+) -> None:
+    command = [sys.executable, "-c", SIGNAL_THE_DAEMON, str(session.config), str(int(number))]
+    run = [sys.executable, "-c", IMPATIENT, "run", "-c", str(session.config), "--"]
+    done = session.run([*run, *command], preload=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"monarch: what was gained is not known: {said}\n"
+    wait_until(lambda: not daemons(session), what="the daemon's end")
+
+
 def test_a_command_that_is_not_there(session: Session, tmp_path: Path) -> None:
     done = session.monarch("run", "-q", "--", "no-such-command")
     assert done.returncode == 127
