@@ -184,7 +184,8 @@ def served_configurations() -> list[Path]:
     except OSError:
         return []
     holders = [holder_of(lock) for lock in sessions.glob("*/lock")]
-    return sorted(Path(holder.config) for holder in holders if holder and holder.config)
+    # A daemon holds the locks of its session and of its staging area.
+    return sorted({Path(holder.config) for holder in holders if holder and holder.config})
 
 
 class Segment:

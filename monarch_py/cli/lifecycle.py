@@ -49,6 +49,7 @@ def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[s
     """
     config = checked(config_file)
     _tell_switches(config)
+    json_file = None if json_file is None else _writable(json_file)
     unusable = why_unusable(command[0], os.environ)
     if unusable is not None:
         tell(unusable.why)
@@ -61,12 +62,23 @@ def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[s
             text = json.dumps(_job_report(outcome), indent=2)
             json_file.write_text(text + "\n")
         except OSError as error:
-            tell(f"the report was not written: {error}")
+            tell(f"--json {json_file}: the report was not written ({error.strerror})")
     if not quiet:
         if outcome.report is not None and (trouble := catalog_trouble(outcome.report)):
             tell(trouble)
         _tell_summary(outcome)
     sys.exit(outcome.exit_status)
+
+
+def _writable(json_file: Path) -> Path | None:
+    """None, and that is said, if no report can be written there: before the command has run for
+    days."""
+    try:
+        json_file.open("a").close()
+    except OSError as error:
+        tell(f"--json {json_file}: cannot be written ({error.strerror}); there will be no report")
+        return None
+    return json_file
 
 
 def _tell_switches(config: Config) -> None:

@@ -47,10 +47,16 @@ def _kind(_context: Any, _parameter: Any, value: str) -> str:
 @click.argument("kind", callback=_kind)
 @click.argument("root", type=_PATH)
 @click.option("-o", "--output", type=_PATH, required=True, help="The index, .npz.")
-@click.option("--pattern", multiple=True, help="Which files below ROOT.  [default: by KIND]")
-@click.option("--dataset", help="Of HDF5 files: the dataset whose rows are the samples.")
-@click.option("--record-bytes", type=int, help="Of fixed-size records.")
-@click.option("--header-bytes", type=int, default=0, help="Before the first of these records.")
+@click.option(
+    "--pattern",
+    multiple=True,
+    help="Files below ROOT to take; not of image_folder.  [default: by KIND]",
+)
+@click.option("--dataset", help="The dataset whose rows are the samples, of hdf5.")
+@click.option("--record-bytes", type=int, help="Size of a record, of fixed.")
+@click.option(
+    "--header-bytes", type=int, default=0, help="What precedes the first record, of fixed."
+)
 def index(
     *,
     kind: str,
@@ -70,6 +76,10 @@ def index(
     """
     from monarch_py.plan import index as builders
 
+    if pattern and kind == "image_folder":
+        raise click.UsageError(
+            "image_folder takes every image, as ImageFolder does; leave out --pattern"
+        )
     patterns = pattern or builders.PATTERNS.get(kind, ())
     root = root.absolute()
     try:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from monarch_py.cli.screen import console
 from monarch_py.config import load_config
 from monarch_py.modulefile import modulefile
 from monarch_py.native import LIBRARY
+from monarch_py.signals import handling
 from monarch_py.units import parse_size
 
 __all__ = ["COMMANDS"]
@@ -19,11 +21,11 @@ __all__ = ["COMMANDS"]
 
 @click.command(short_help="Print the export lines for a job script.")
 @optional_config_option
-@click.option("--library", is_flag=True, help="Only the path of the preload library.")
+@click.option("--library", is_flag=True, help="Print the path of the preload library.")
 @click.option(
-    "--modulefile", "as_module", is_flag=True, help="A Tcl modulefile for administrators."
+    "--modulefile", "as_module", is_flag=True, help="Print a Tcl modulefile, for administrators."
 )
-@click.option("--unset", is_flag=True, help="The lines that take them back.")
+@click.option("--unset", is_flag=True, help="Print the lines that undo the exports.")
 def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -> None:
     """Print the export lines for a job script.
 
@@ -40,7 +42,7 @@ def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -
     elif as_module:
         click.echo(modulefile(config_file), nl=False)
     else:
-        if config_file is not None and not config_file.exists():
+        if config_file is not None and not config_file.is_file():
             load_config(config_file)  # says so; whether it can work, the nodes of the job know
         quoted = shlex.quote(str(LIBRARY))
         click.echo(f'export LD_PRELOAD={quoted}"${{LD_PRELOAD:+:$LD_PRELOAD}}"')
@@ -49,7 +51,7 @@ def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -
 
 
 @click.command(short_help="See it work: a small training on a slow source.")
-@click.option("--size", default="64MiB", show_default=True, help="Of the dataset that is made.")
+@click.option("--size", default="64MiB", show_default=True, help="Size of the dataset.")
 @click.option("--workdir", type=click.Path(path_type=Path), help="Where to make it.")
 @click.option("--keep", is_flag=True, help="Leave the dataset and the logs there.")
 def demo(size: str, workdir: Path | None, keep: bool) -> None:
@@ -60,7 +62,9 @@ def demo(size: str, workdir: Path | None, keep: bool) -> None:
         size_bytes = parse_size(size)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--size") from error
-    sys.exit(run_demo(console(), size_bytes=size_bytes, workdir=workdir, keep=keep))
+    # Whatever ends it, what it has made is removed.
+    with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
+        sys.exit(run_demo(console(), size_bytes=size_bytes, workdir=workdir, keep=keep))
 
 
 COMMANDS = [env, demo]

@@ -204,6 +204,8 @@ def warm(
     on. Exits with 1 if a PATH means nothing, the source would not let a file be copied, or files
     have no room because a tier goes unused.
     """
+    if null and list_file is None:
+        raise click.UsageError("-0 says how LIST is written; give --from-file LIST too")
     listed = _listed(list_file, null=null) if list_file is not None else []
     texts = [*paths, *listed] if paths or list_file is not None else None
     session, run, status, ended = SessionDir.of(config_file), None, 0, ""

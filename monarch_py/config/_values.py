@@ -54,7 +54,7 @@ def address(node: yaml.Node, spot: Spot) -> str:
         except OSError:
             continue
         return text
-    raise spot.error(f"{text!r} is no address", mend)
+    raise spot.error(f"{text!r} is not an address", mend)
 
 
 def plans(node: yaml.Node, spot: Spot) -> list[tuple[Path, Spot]]:

@@ -46,6 +46,13 @@ RAM_QUOTA_BYTES = 32 * MIB
 DISK_QUOTA_BYTES = 1 * GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+# `monarch` of this package, whatever package of its name lies in the working directory: a checkout
+# that is installed elsewhere.
+RUN_MONARCH = (
+    "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
+)
+
 # How long an interrupted training may take to end by itself [s]: the daemon removes its copies.
 END_LIMIT_S = 10.0
 
@@ -78,6 +85,8 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
     """
     with _workdir(workdir, size_bytes, keep) as directory:
         dataset = directory / "dataset"
+        if keep:
+            console.print(f"Everything stays in {directory}.")
         with console.status(f"Making a dataset of {format_size(size_bytes)} ..."):
             made = _make_dataset(dataset, size_bytes)
         console.print(
@@ -100,17 +109,21 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
         ):
             gained = _train(directory, binary, "with", prefix)
         console.print(_table(without, gained, is_plain=not console.is_terminal))
-        if keep:
-            console.print(f"Kept: {directory}")
         return _compare(without, gained, console)
 
 
 @contextmanager
 def _workdir(workdir: Path | None, size_bytes: int, keep: bool) -> Iterator[Path]:
     """A new directory, in `workdir` if given, which is made if need be."""
-    if workdir is not None:
-        workdir.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="monarch-demo-", dir=workdir)).resolve()
+    try:
+        if workdir is not None:
+            workdir.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix="monarch-demo-", dir=workdir)).resolve()
+    except OSError as error:
+        raise DemoError(
+            f"{workdir or tempfile.gettempdir()}: no directory can be made there"
+            f" ({error.strerror}); name another one with --workdir"
+        ) from None
     try:
         free = shutil.disk_usage(directory).free
         if free < 2.5 * size_bytes:
@@ -217,16 +230,15 @@ def _run_in_lockstep(
     if status != 0 or len(counts) != EPOCHS + 1:
         last = said.splitlines()[-1] if said else "nothing was said"
         raise DemoError(
-            f"the training ended with status {status} after {len(counts) - 1} epochs ({last}): "
-            f"run the demo with --keep and read {log.name}"
+            f"the training ended with status {status} after {len(counts) - 1} epochs ({last}); "
+            f"see {log}, which stays there with --keep"
         )
     return counts
 
 
 def _environment() -> dict[str, str]:
     """Ours, with this package in the path: it may be a checkout that nobody has installed."""
-    package_parent = str(Path(__file__).resolve().parents[2])
-    paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
@@ -273,7 +285,7 @@ def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list
         config = directory / "monarch.yaml"
         config.write_text(_config_text(source, tiers), encoding="utf-8")
         report = directory / "monarch.json"
-        command = [sys.executable, "-m", "monarch_py", "run"]
+        command = [sys.executable, "-c", RUN_MONARCH, str(PACKAGE_PARENT), "run"]
         yield [*command, "-c", str(config), "--json", str(report), "--"]
 
 

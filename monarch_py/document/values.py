@@ -88,7 +88,7 @@ def share(node: yaml.Node, spot: Spot) -> float:
         raise spot.wrong_type(node, "a share", mend)
     part = float(found[1]) / (100 if found[2] else 1)
     if part > 1:
-        raise spot.error(f"{text!r} is more than the whole", mend)
+        raise spot.error(f"{text!r} is more than 1", mend)
     return part
 
 

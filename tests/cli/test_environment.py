@@ -48,6 +48,12 @@ def test_without_a_configuration_only_the_library_is_exported(monarch: Monarch) 
     assert lines == [f'export LD_PRELOAD={LIBRARY}"${{LD_PRELOAD:+:$LD_PRELOAD}}"']
 
 
+def test_a_directory_is_no_configuration(monarch: Monarch, tmp_path: Path) -> None:
+    done = monarch("env", "-c", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"monarch: {tmp_path}: the configuration cannot be read ")
+
+
 def test_the_lines_put_a_shells_programs_under_the_library(served: Session) -> None:
     """The configuration is named by a relative path, which holds only where it was written."""
     relative = os.path.relpath(served.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -106,6 +106,15 @@ def test_the_only_daemon_is_found(started: tuple[Session, int], monarch: Monarch
         said = monarch(command, MONARCH_SHM=str(session.shm))
         assert said.returncode == 0, said.stderr
         assert str(pid) in said.stdout
+
+
+def test_a_staging_area_is_no_daemon_of_its_own(
+    session_factory: Callable[..., Session], source: Path, monarch: Monarch
+) -> None:
+    session = session_factory(source, staging={"max_storage_quota": 8 << 20}).start()
+    for command in ("status", "stop"):
+        said = monarch(command, MONARCH_SHM=str(session.shm))
+        assert said.returncode == 0, said.stderr
 
 
 def test_several_daemons_are_listed(written: Session, monarch: Monarch, tmp_path: Path) -> None:

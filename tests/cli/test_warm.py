@@ -57,6 +57,12 @@ def test_a_list(session: Session, source: Path, null: bool, by_stdin: bool) -> N
     assert done.stdout == "2 files (8 B) filled, 0 (0 B) already there\n"
 
 
+def test_nul_without_a_list_does_not_copy_everything(session: Session) -> None:
+    done = warm(session, "-0", given=b"a\0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "give --from-file LIST too" in done.stderr
+
+
 def test_lists_without_a_path(session: Session, tmp_path: Path) -> None:
     done = warm(session, "--from-file", "-")
     assert (done.returncode, done.stdout) == (0, "0 files (0 B) filled, 0 (0 B) already there\n")

@@ -244,7 +244,7 @@ REFUSED = {
         SMALLEST + "peers: {address: node7}\n",
         5,
         "peers.address",
-        "'node7' is no address",
+        "'node7' is not an address",
         "10.0.0.5",
     ),
     "an interface and an address": (

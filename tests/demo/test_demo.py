@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from support.session import wait_until
 
 from monarch_py.demo import dataset as dataset_module
 from monarch_py.demo import run as run_module
@@ -276,13 +278,44 @@ def test_a_training_that_fails_is_told_in_a_sentence_and_nothing_stays(
 
     monkeypatch.setattr(run_module, "_monarch", broken)
     monkeypatch.setattr(run_module, "_slow_source", lambda *_: None)
-    with pytest.raises(MonarchError, match=r"status 7 after 0 epochs \(the reason\): run the demo"):
+    with pytest.raises(MonarchError, match=r"status 7 after 0 epochs \(the reason\); see /"):
         demo(tmp_path)
     with pytest.raises(MonarchError, match="too small"):
         demo(tmp_path, size_bytes=1000)
     with pytest.raises(MonarchError, match="too little for a dataset of 8192 TiB"):
         demo(tmp_path, size_bytes=1 << 53)
+    (tmp_path / "file").touch()
+    with pytest.raises(MonarchError, match=r"/file: no directory can be made there \(File ex"):
+        demo(tmp_path, workdir=tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_it_has_made_goes_when_a_signal_ends_it(tmp_path: Path) -> None:
+    words = ["demo", "--size", "16MiB", "--workdir", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "monarch_py", *words], stdout=subprocess.DEVNULL
+    ) as process:
+        wait_until(lambda: list(tmp_path.glob("*/training-with*.log")), what="the second training")
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkout_in_the_working_directory_is_not_meant(tmp_path: Path) -> None:
+    other = tmp_path / "checkout" / "monarch_py"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise SystemExit('another monarch_py')")
+    (tmp_path / "source").mkdir()
+    with run_module._monarch(tmp_path, tmp_path / "source", MIB) as command:
+        done = subprocess.run(
+            [*command, "echo", "RAN"],
+            cwd=other.parent,
+            env=run_module._environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (0, "RAN\n"), done.stderr
 
 
 def test_the_configuration_for_monarch_is_a_valid_one(
@@ -295,8 +328,8 @@ def test_the_configuration_for_monarch_is_a_valid_one(
     shared.mkdir()
     monkeypatch.setattr(run_module, "SHARED_MEMORY", shared)
     with run_module._monarch(odd, odd / "source", 100 * MIB) as command:
-        assert command[:4] == [sys.executable, "-m", "monarch_py", "run"]
-        loaded = config.load_config(Path(command[command.index("-c") + 1]))
+        assert command[0] == sys.executable
+        loaded = config.load_config(Path(command[command.index("run") + 2]))
         assert [source.path for source in loaded.sources] == [odd / "source"]
         assert [(tier.kind, tier.quota_bytes) for tier in loaded.tiers] == [
             ("ram", 32 * MIB),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -66,6 +68,7 @@ def test_index_says_what_is_missing(tmp_path: Path, dataset: Path) -> None:
         (["fixed", dataset], "fixed needs --record-bytes"),
         (["hdf5", dataset], "hdf5 needs --dataset"),
         (["files", dataset, "--pattern", "["], "unclosed '['"),
+        (["image_folder", dataset, "--pattern", "*.bin"], "leave out --pattern"),
     ):
         done = CliRunner().invoke(group, ["plan", "index", *map(str, words), "-o", str(out)])
         assert done.exit_code == 2
@@ -86,10 +89,33 @@ def test_make(plan: Path) -> None:
     )
 
 
-def test_make_into_a_directory_that_is_not_there(plan: Path) -> None:
-    out = plan.parent / "none" / "p.npz"
+@pytest.mark.parametrize(
+    ("out", "why"), [("none/p.npz", "No such file or directory"), (".", "[A-Z].*")]
+)
+def test_make_where_no_file_can_be(
+    plan: Path, monkeypatch: pytest.MonkeyPatch, out: str, why: str
+) -> None:
+    """The kernel has several words for a directory that is to be a file."""
+    monkeypatch.chdir(plan.parent)
+    before = sorted(plan.parent.iterdir())
     done = run("make", "-c", plan.with_name("plan.yaml"), "-o", out, error=ConfigError)
-    assert "cannot be written (No such file or directory); check the path" in str(done.exception)
+    said = rf"{re.escape(out)}: cannot be written \({why}\); check the path"
+    assert re.fullmatch(said, str(done.exception))
+    assert sorted(plan.parent.iterdir()) == before
+
+
+def test_index_in_a_directory_that_cannot_be_written(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that is mounted to be read."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(np, "savez_compressed", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    done = run("index", "files", dataset, "-o", tmp_path / "i.npz", error=ConfigError)
+    assert "cannot be written (Read-only file system)" in str(done.exception)
 
 
 def test_show(plan: Path) -> None:
@@ -110,7 +136,7 @@ def test_show(plan: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("plan.yaml", "it is no .npz file"),
+        ("plan.yaml", "it is not an .npz file"),
         ("index.npz", "it is an index"),
         ("cut.npz", "it is damaged"),
         ("objects.npz", "it is damaged, or holds Python objects"),

@@ -138,7 +138,7 @@ def test_webdataset(tmp_path: Path) -> None:
 def test_fixed_records(tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(b"HEAD" + b"aaabbbccc")
     assert contents(tmp_path, index_fixed(tmp_path, 3, 4)) == [b"aaa", b"bbb", b"ccc"]
-    with pytest.raises(ConfigError, match="no multiple of 4; correct --record-bytes"):
+    with pytest.raises(ConfigError, match="not a multiple of 4; correct --record-bytes"):
         index_fixed(tmp_path, 4, 4)
 
 

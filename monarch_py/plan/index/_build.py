@@ -129,13 +129,13 @@ def index_fixed(
 ) -> Index:
     """Records of one size behind a header [bytes]; ConfigError where one is incomplete."""
     if record_bytes < 1 or header_bytes < 0:
-        raise ConfigError("record_bytes: must be 1 or more, and header_bytes 0 or more; write so")
+        raise ConfigError("--record-bytes has to be 1 or more, and --header-bytes 0 or more")
 
     def read(path: Path) -> Extents:
         size = os.stat(path).st_size - header_bytes
         if size < 0 or size % record_bytes:
             raise ConfigError(
-                f"{path}: {size} bytes behind the header are no multiple of {record_bytes};"
+                f"{path}: {size} bytes after the header are not a multiple of {record_bytes};"
                 " correct --record-bytes or --header-bytes"
             )
         offsets = header_bytes + record_bytes * np.arange(size // record_bytes, dtype=np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -223,13 +224,14 @@ def _text_array(text: str) -> npt.NDArray[np.uint8]:
 def save_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
     """A file of arrays, complete or not there at all."""
     stored: dict[str, Any] = dict(arrays)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = path.parent / f".{path.name}.{os.getpid()}"
     try:
         with open(unfinished, "wb") as stream:
             np.savez_compressed(stream, **stored)
         os.replace(unfinished, path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
         raise ConfigError(f"{path}: cannot be written ({error.strerror}); check the path") from None
 
 
@@ -238,7 +240,7 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
         with path.open("rb") as file:
             if file.read(len(ZIP_MAGIC)) != ZIP_MAGIC:
-                raise ValueError("it is no .npz file")
+                raise ValueError("it is not an .npz file")
             file.seek(0)
             with np.load(file, allow_pickle=False) as stored:
                 return _arrays_of(stored)
