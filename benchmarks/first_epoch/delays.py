@@ -96,7 +96,7 @@ def readers(place: Path, backing: Path, reader: Path, *, beside: bool) -> dict[s
         done = subprocess.run(
             list(map(str, argv)), env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
-        told = json.loads(done.stdout)
+        told = json.loads(done.stdout.splitlines()[-1])
         if told["failed"]:
             raise RuntimeError(f"{told['failed']} files could not be read")
         fills = _present(daemon) - before

@@ -63,7 +63,7 @@ FOLLOWING_TURN_MS = 10
 # After a turn the loop rests for REST times what the turn took, at most for MOST_REST_S; where
 # programs need the processors, at most for MOST_LONG_REST_S, which readers still take for a sign of
 # life. A reader that waits is noticed within NAP_S [s].
-REST, MOST_REST_S, MOST_LONG_REST_S, NAP_S = 9, 0.005, 0.05, 0.001
+REST, MOST_REST_S, MOST_LONG_REST_S, NAP_S = 9, 0.01, 0.05, 0.001
 # So often it is looked whether the session's files still have their names [s].
 LOOK_S = 0.5
 REQUEST_BYTES = 1 << 20
