@@ -160,14 +160,15 @@ def _no_room(report: dict[str, Any]) -> list[str]:
     if not files:
         return []
     text = f"{counted(files, 'file')} ({format_size(size)}) left to the source"
-    return [f"{text}; {room_hint(report, files, size)}"]
+    hint = room_hint(report, files, size)
+    return [f"{text}; {hint}" if hint else f"{text}: no tier can be used, as said above"]
 
 
 def room_hint(report: dict[str, Any], files: int, size: int) -> str:
-    """What makes room for so many files [bytes] more."""
+    """What makes room for so many files [bytes] more; "" where no tier can be used."""
     usable = [tier for tier in report["tiers"] if tier["usable"]]
     if not usable:
-        return "mend the tiers"
+        return ""
     # The slowest tier is the one that has room to offer, if any has. Copies end with their blocks.
     tier, needed = usable[-1], size + files * 4096
     quota = _rounded_up(tier["used_bytes"] + needed)

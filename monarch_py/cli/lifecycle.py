@@ -74,7 +74,8 @@ def _writable(json_file: Path) -> Path | None:
     """None, and that is said, if no report can be written there: before the command has run for
     days."""
     try:
-        json_file.open("a").close()
+        if not json_file.is_fifo():  # whose reader may not be there yet
+            json_file.open("a").close()
     except OSError as error:
         tell(f"--json {json_file}: cannot be written ({error.strerror}); there will be no report")
         return None

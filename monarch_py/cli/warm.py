@@ -157,13 +157,16 @@ def _files(number: int) -> str:
     return f"{number} file" if number == 1 else f"{number} files"
 
 
-def _why_left(reason: str, files: int) -> str:
-    said = "did not fit into the tiers" if reason == "no_room" else reason
-    return f"{files} {said}"
+def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
+    if reason == "no_room":
+        said = "did not fit into the tiers" if has_tiers else "have no tier that can be used"
+        return f"{files} {said}"
+    return f"{files} {reason}"
 
 
-def _summary(progress: Progress, *, wait: bool, hint: str) -> str:
-    """hint : what makes room for the files that had none, "" if it is not known"""
+def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> str:
+    """hint : what makes room for the files that had none, "" if it is not known;  has_tiers : there
+    are tiers that can be used, as far as it is known"""
     filled = f"{_files(progress.filled_files)} ({format_size(progress.filled_bytes)}) filled"
     if progress.replaced_files:
         filled += f", {progress.replaced_files} of them anew (replaced at the source)"
@@ -175,7 +178,8 @@ def _summary(progress: Progress, *, wait: bool, hint: str) -> str:
     there = f"{progress.there_files} ({format_size(progress.there_bytes)}) already there"
     stay = ""
     if progress.at_source:
-        why = ", ".join(_why_left(reason, n) for reason, n in progress.at_source.items())
+        left_by = progress.at_source.items()
+        why = ", ".join(_why_left(reason, n, has_tiers=has_tiers) for reason, n in left_by)
         stay = f"; {sum(progress.at_source.values())} "
         stay += f"({format_size(progress.at_source_bytes)}) stay at the source: {why}"
         stay += f"; {hint}" if hint else ""
@@ -219,17 +223,19 @@ def warm(
             ended = "interrupted; run it again to go on: "
     if run is None:  # nothing was ordered yet
         sys.exit(status)
-    troubles, hint = [f"{path}: {why}" for path, why in run.problems], ""
+    troubles, hint, has_tiers = [f"{path}: {why}" for path, why in run.problems], "", True
     if "no_room" in run.progress.at_source and not ended:
         report = Client(session).ask("status")
         troubles += [tier["why"] for tier in report["tiers"] if not tier["usable"]]
         hint = room_hint(report, *run.no_room())
+        has_tiers = bool(hint)
     for trouble in troubles:
         tell(trouble)
     if as_json:
         click.echo(json.dumps(_report(run), indent=2))
     else:
-        click.echo(ended + _summary(run.progress, wait=not no_wait, hint=hint))
+        said = _summary(run.progress, wait=not no_wait, hint=hint, has_tiers=has_tiers)
+        click.echo(ended + said)
     sys.exit(status or int(bool(troubles) or "failed" in run.progress.at_source))
 
 

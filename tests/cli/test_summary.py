@@ -136,6 +136,17 @@ def test_what_the_source_gave_is_what_it_has_counted(
     )
 
 
+def test_files_without_a_tier_that_can_be_used(session_factory: Factory, source: Path) -> None:
+    session = session_factory(source).start()
+    session.run(["cat", source / "a"])
+    report = session.status()
+    report["tiers"][0] |= {"usable": False, "why": "tier /t goes unused: it was removed"}
+    report["sources"][0] |= {"bypass": {"no_room": 3}, "bypass_bytes": {"no_room": 3 * MIB}}
+    text = " ".join(" ".join(summary(report, since(None, report))).split())
+    assert "tier: tier /t goes unused: it was removed" in text
+    assert "no room: 3 files (3 MiB) left to the source: no tier can be used, as said above" in text
+
+
 def test_the_quota_that_is_named_holds_all(
     session_factory: Factory, source: Path, tmp_path: Path
 ) -> None:

@@ -222,7 +222,7 @@ def test_a_tier_that_was_lost_is_named_where_files_have_no_room(
     else:
         assert (done.returncode, done.stderr) == (1, f"monarch: {first['why']}\n")
         assert f"tier {session.tiers[0]} goes unused: its directory was" in done.stderr
-        assert done.stdout.endswith("3 did not fit into the tiers; mend the tiers\n")
+        assert done.stdout.endswith("3 have no tier that can be used\n")
 
 
 def test_everything_is_switched_off(session_factory: Factory, source: Path) -> None:
