@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from support.dataset import make_dataset
 from support.epoch import build_reader
+from support.mounts import Mounts
 from support.session import Session
 
 from monarch_py.demo.slowsource import (
@@ -85,6 +86,15 @@ def slow_factory(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[.
             )
 
         yield mount
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    """Makes file systems that end with the test."""
+    place = tmp_path / "mounts"
+    place.mkdir()
+    with Mounts(place) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -36,8 +36,8 @@ KIB = 1 << 10
 MANY = min(20000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
 THREADS = 8
 EPOCHS = 2
-# What may be read for each byte that a program uses of a part of the dataset, and beside that
-# [bytes].
+# Where a program reads a part of the dataset, the source may give so many bytes for each byte that
+# it reads, and so many more [bytes].
 MOST_FOR_EACH, MOST_BESIDE = 6, 256 << 20
 # The most CPU time of the daemon for a file of this size that is filled ahead [bytes, us].
 MOST_CPU_US = {4 * KIB: 120, 128 * KIB: 200}

@@ -25,7 +25,7 @@ for line in sys.stdin:
     os.close(os.open(line[:-1], os.O_RDONLY))
     print(time.monotonic_ns(), flush=True)
 """
-# What the sender may take besides the GMAC of what it sends [CPU s/GiB].
+# CPU time that the sender may take beyond that of GMAC over the bytes sent [s/GiB].
 OWN_LIMIT = 0.1
 # (wall time, CPU time of who gets, of who sends) [s]
 Times = tuple[float, float, float]

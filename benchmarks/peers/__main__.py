@@ -60,8 +60,8 @@ def per_gib(
     return Result(name, what, "s/GiB", statistics.median(values), limit, rounds=len(values))
 
 
-# What a side may take besides authenticating: sending in all, receiving more than plain `recv`
-# [CPU s/GiB].
+# CPU time that a side may take beyond that of GMAC: the sender in all, the receiver beyond that of
+# plain `recv` [s/GiB].
 OWN_LIMIT = 0.1
 
 
@@ -97,7 +97,7 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
                 per_gib(f"{verb}_plain_{way}", f"the same, plain, {verb}", plain_times, size, None)
             )
         more = [ours[1] - plain[1] for ours, plain in pairs]
-        # What is stored besides is not the transport's.
+        # Writing into a file is not the transport's work, and has no limit.
         bound = limit if way == "memory" else None
         what = f"received into {where}, more than plain"
         results.append(per_gib(f"received_more_{way}", f"CPU time, {what}", more, size, bound))

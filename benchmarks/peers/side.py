@@ -80,7 +80,7 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
     threading.Thread(target=send_plainly, args=args, daemon=True).start()
     listener = listen(host)
     server = FileServer(party_of(secret, 0, listener.getsockname()[:2]), listener)
-    # What a fill has recorded.
+    # The sums and digests are those that a fill would have recorded.
     digests = b"".join(server.digest(content[at : at + BLOCK_BYTES]) for at in starts)
     known = np.array(sums, dtype=np.uint64)
     server.share(file_id(0, len(content)), fd, BLOCK_BYTES, known, digests)

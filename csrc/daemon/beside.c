@@ -1,4 +1,4 @@
-/* What lies beside a file in its directory. */
+/* Finding the files of a directory that have no copy yet. */
 #include <string.h>
 
 #include "native.h"

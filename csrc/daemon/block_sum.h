@@ -1,5 +1,5 @@
-/* What is recorded of a block while it is copied: its XXH3-64, and for the peers that will be sent
- * it, its digest (peers/mac.h). */
+/* The checksums of a block, made while it is copied: its XXH3-64, and the digest (peers/mac.h) with
+ * which it is sent to peers. */
 #ifndef MONARCH_BLOCK_SUM_H
 #define MONARCH_BLOCK_SUM_H
 

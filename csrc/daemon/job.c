@@ -140,8 +140,8 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         *status = is_gone ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR;
         return -1;
     }
-    /* What the open brought is enough, since the look behind the last byte asks the server. Some
-     * file systems know the size only when they are asked. */
+    /* The attributes that the open brought are enough: after the last byte the server is asked.
+     * Some file systems know the size only when they are asked. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);

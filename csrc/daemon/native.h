@@ -137,8 +137,8 @@ int monarch_stat_entry(int root, unsigned source, const char *path, struct monar
 
 /* --- comparing: compare.c -------------------------------------------------------------------- */
 
-/* What an entry of the catalog is at the source: as it says, another version, or no such thing any
- * more. What the source does not tell is taken for the same. */
+/* Compared with the source, a file or directory of the catalog is the same, another version, or
+ * gone. One that the source says nothing of counts as the same. */
 enum monarch_compared { MONARCH_SAME, MONARCH_REPLACED, MONARCH_GONE };
 /* Compares `n` entries, files and directories, in this order until `limit_ns` are over; returns how
  * many it has come to, one at least. found[i] gets an enum monarch_compared, fresh[i] the

@@ -1,5 +1,5 @@
-/* What the catalog says of copies: the words of its entries, and how a copy is known by its inode.
- */
+/* Publishing copies in the catalog: the words of its entries, and the table that finds an entry by
+ * the inode of its copy. */
 #include "writer.h"
 
 /* The word, and what the index says of it. A guess may be old, so that the order is of no account;

@@ -354,7 +354,7 @@ static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct wo
            find_unasked(p, me, 0, w);
 }
 
-/* What it did before is over. */
+/* The thread has ended its work, and is counted among those that rest. */
 static void rest(struct pool *p, struct worker *me) {
     go_to(p, me, -1);
     p->unasked -= (uint32_t)me->is_unasked;

@@ -13,10 +13,10 @@
 /* Slots that fills from peers leave to those from the source, which other nodes wait for. */
 #define MONARCH_SLOTS_OF_SOURCE (MONARCH_FILL_SLOTS / 4)
 
-/* What a thread may do of its way: everything; or, in the middle of something else, what readers
- * wait for. Every other thread of the sources' may read copies into memory beside it, and no other
- * does: a tier that hangs keeps whoever reads there, and never all. ALL and READS_AHEAD are bits by
- * which a thread is woken. */
+/* The work that a thread takes: all of its way's; or, in the middle of something else, only what
+ * readers wait for. Every other thread of the sources' may read copies into memory beside it, and
+ * no other does: a tier that hangs keeps whoever reads there, and never all. ALL and READS_AHEAD
+ * are bits by which a thread is woken. */
 enum monarch_role {
     MONARCH_DOES_ALL = 1,
     MONARCH_DOES_DEMANDS = 2,

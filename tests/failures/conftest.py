@@ -13,14 +13,6 @@ from monarch_py.demo.slowsource import SlowSource
 
 
 @pytest.fixture
-def mounts(tmp_path: Path) -> Iterator[Mounts]:
-    place = tmp_path / "mounts"
-    place.mkdir()
-    with Mounts(place) as made:
-        yield made
-
-
-@pytest.fixture
 def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
     """Its kernel remembers no attributes."""
     mountpoint, backing = tmp_path / "mount", tmp_path / "backing"

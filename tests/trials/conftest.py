@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +14,6 @@ from trials.reading import build_reader
 @pytest.fixture(scope="session")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_reader(tmp_path_factory.mktemp("trials"))
-
-
-@pytest.fixture
-def mounts(tmp_path: Path) -> Iterator[Mounts]:
-    place = tmp_path / "mounts"
-    place.mkdir()
-    with Mounts(place) as made:
-        yield made
 
 
 @pytest.fixture
