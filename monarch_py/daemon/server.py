@@ -542,6 +542,7 @@ class Daemon:
         return {"dropped": len(entries)}
 
     def _status(self) -> dict[str, Any]:
+        self.filler.wanted.take_wants()  # what programs asked for since the last turn is pending
         if self.filler.collect():  # every copy that serves is counted
             self.shared.ring()
         self._take_opened(NONE)
