@@ -70,9 +70,9 @@ class Chosen:
         self._below = {key: np.zeros(2, dtype=np.int64) for key in self._directories}
 
     @property
-    def needs_scan(self) -> bool:
-        """Directories are complete when the scan is."""
-        return bool(self._directories)
+    def needs_scanned(self) -> list[tuple[int, str]]:
+        """Directories, as (source, path): they are complete when the scan of them is."""
+        return list(self._directories)
 
     # --- what a path means ----------------------------------------------------------------------
 

@@ -141,6 +141,7 @@ class Warm:
         self._view = _View(self._client)
         self._refuse_off()
         self.chosen = Chosen(self._view.roots(), texts, self._view.catalog)
+        self._ask_for_directories()
         self._ticket = f"{os.getpid()}.{time.time_ns()}"
         self._was_there = np.zeros(0, dtype=bool)
         self._was_outdated = np.zeros(0, dtype=bool)
@@ -167,6 +168,12 @@ class Warm:
                 "everything is switched off: nothing is filled while /etc/monarch/disabled or the "
                 "configuration's switch_file exists"
             )
+
+    def _ask_for_directories(self) -> None:
+        """With `scan: lazy` the daemon may not know yet what is in them."""
+        if directories := self.chosen.needs_scanned:
+            self._client.ask("scan", directories=directories)
+            self._view.refresh()
 
     # --- ordering -------------------------------------------------------------------------------
 
@@ -196,7 +203,7 @@ class Warm:
         self._view.refresh()
         self._refuse_off()
         view, catalog = self._view, self._view.catalog
-        is_scanned = view.scanned or not self.chosen.needs_scan
+        is_scanned = view.scanned or not self.chosen.needs_scanned
         new = self.chosen.meet(catalog)
         words = catalog.words[new]
         is_there = state_of(words) == State.PRESENT

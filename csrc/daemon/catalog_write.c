@@ -88,7 +88,11 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
 /* An entry comes again: a file that a client told of, when the scan meets it; a directory, once by
  * its own name and once with all the names in it, in either order. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
-    if (e->place != MONARCH_NO_PLACE)
+    int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
+                  e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
+    /* A file that was replaced before its directory was listed keeps no place there: its directory
+     * does not change any more, and it is compared by itself. */
+    if (e->place != MONARCH_NO_PLACE && (is_same || mine->kind == MONARCH_DIR))
         mine->place = e->place;
     if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)
         mine->sum =

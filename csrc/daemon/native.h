@@ -122,6 +122,11 @@ struct monarch_scan;
  * threads and at most `ops_per_s` operations a second (0: no limit); stays on its file system. */
 struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
+/* The same of `n` directories alone, relative to the root, without their listings; is_deep: with
+ * what lies below them. */
+struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *const *directories,
+                                        uint64_t n, int is_deep, int threads, uint64_t ops_per_s,
+                                        uint32_t *doorbell);
 /* The next batch, or NULL: then *finished says whether there will be none. */
 struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished);
 void monarch_batch_free(struct monarch_batch *b);

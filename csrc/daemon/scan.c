@@ -30,9 +30,11 @@
  * for it [ns]. */
 #define BATCH_NS 20000000ULL
 
-/* A directory to list (`names` is 0), or a portion of its names to look at. */
+/* A directory to list (`names` is 0), or a portion of its names to look at. is_first: nobody has
+ * reported the directory itself yet. */
 struct task {
     struct task *next;
+    int is_first;
     uint32_t names;
     uint32_t place; /* of the first of them among the names of the directory */
     size_t text;    /* length of `path` with its NUL, and of the names behind it */
@@ -48,6 +50,7 @@ struct monarch_scan {
     struct task *portion, *last_portion;
     struct monarch_batch *first, *last;
     int batches, portions, busy, threads, stopping, root, error;
+    int is_deep, is_whole; /* directories below are walked too; of all the source */
     unsigned source;
     uint64_t dev, errors;
     struct monarch_pace pace;
@@ -212,6 +215,7 @@ static struct task *new_task(struct monarch_scan *s, const char *path, size_t ro
         count_error(s, ENOMEM);
         return NULL;
     }
+    t->is_first = 0;
     t->names = t->place = 0;
     t->text = len;
     memcpy(t->path, path, len);
@@ -273,16 +277,19 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
     }
     e.place = place;
     report(s, batch, &e, path, target);
-    if (e.kind == MONARCH_DIR)
+    if (e.kind == MONARCH_DIR && s->is_deep)
         add_task(s, new_task(s, path, 0));
 }
 
 /* A directory is reported a second time when all its names are read: with their number, and as it
- * is now. If that is not what it was before they were read, the names may be neither's. */
+ * is now. If that is not what it was before they were read, the names may be neither's. Listings
+ * are made once, of all the source (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;
     char target[1];
+    if (!s->is_whole)
+        return;
     pace(s);
     if (monarch_stat_entry(fd, s->source, "", &e, target, sizeof target) != 0)
         return;
@@ -371,26 +378,40 @@ static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch, 
     return errno ? -1 : (int64_t)names;
 }
 
-static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch, const char *path) {
-    struct monarch_entry root;
-    struct task *rest;
+/* The directory that a walk begins with; whether it lies on the source's file system. */
+static int report_first(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
+                        int fd) {
+    struct monarch_entry e;
+    struct stat st;
     char target[1];
+    if (fstat(fd, &st) != 0 || st.st_dev != s->dev)
+        return 0;
+    if (monarch_stat_entry(fd, s->source, "", &e, target, sizeof target) == 0)
+        report(s, batch, &e, path, "");
+    return 1;
+}
+
+static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,
+                           const struct task *t) {
+    const char *path = t->path;
+    struct task *rest = NULL;
     pace(s);
     int fd = openat(s->root, *path ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     if (!d) {
-        count_error(s, errno);
+        if (errno != ENOENT) /* it has gone since it was named */
+            count_error(s, errno);
         if (fd >= 0)
             close(fd);
         return;
     }
-    if (!*path && monarch_stat_entry(fd, s->source, "", &root, target, sizeof target) == 0)
-        report(s, batch, &root, "", "");
-    int64_t names = list_names(s, batch, path, d, &rest);
-    if (names < 0 && errno != ECANCELED)
-        count_error(s, errno);
-    if (names >= 0)
-        close_listing(s, batch, path, fd, (uint32_t)names);
+    if (!t->is_first || report_first(s, batch, path, fd)) {
+        int64_t names = list_names(s, batch, path, d, &rest);
+        if (names < 0 && errno != ECANCELED)
+            count_error(s, errno);
+        if (names >= 0)
+            close_listing(s, batch, path, fd, (uint32_t)names);
+    }
     closedir(d);
     if (rest)
         look_at_names(s, batch, rest);
@@ -447,7 +468,7 @@ static void *scan_thread(void *arg) {
         if (t->names)
             look_at_names(s, &batch, t);
         else
-            walk_directory(s, &batch, t->path);
+            walk_directory(s, &batch, t);
         if (!is_behind && looks >= LOOKS)
             is_behind = stands_back(&begin);
     }
@@ -474,8 +495,15 @@ static void lack(struct monarch_scan *s, int started, int missing) {
 
 /* --- for Python ------------------------------------------------------------------------------ */
 
-struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, uint64_t ops_per_s,
-                                        uint32_t *doorbell) {
+static void add_first(struct monarch_scan *s, const char *path) {
+    struct task *t = new_task(s, path, 0);
+    if (t)
+        t->is_first = 1;
+    add_task(s, t);
+}
+
+static struct monarch_scan *new_scan(int root, unsigned source, int threads, uint64_t ops_per_s,
+                                     uint32_t *doorbell) {
     struct stat st;
     struct monarch_scan *s = calloc(1, sizeof *s + (size_t)(threads + 1) * sizeof(pthread_t));
     if (!s || fstat(root, &st) != 0) {
@@ -490,14 +518,39 @@ struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, 
     s->dev = st.st_dev;
     monarch_pace_init(&s->pace, ops_per_s);
     s->doorbell = doorbell;
-    add_task(s, new_task(s, "", 0));
     s->busy = s->threads = threads; /* each gives its share back when it first asks for work */
-    for (int i = 0; i < threads; i++)
+    return s;
+}
+
+static struct monarch_scan *begin(struct monarch_scan *s) {
+    for (int i = 0, threads = s->threads; i < threads; i++)
         if (pthread_create(&s->thread[i], NULL, scan_thread, s) != 0) {
             lack(s, i, threads - i);
             break;
         }
     return s;
+}
+
+struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, uint64_t ops_per_s,
+                                        uint32_t *doorbell) {
+    struct monarch_scan *s = new_scan(root, source, threads, ops_per_s, doorbell);
+    if (!s)
+        return NULL;
+    s->is_deep = s->is_whole = 1;
+    add_first(s, "");
+    return begin(s);
+}
+
+struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *const *directories,
+                                        uint64_t n, int is_deep, int threads, uint64_t ops_per_s,
+                                        uint32_t *doorbell) {
+    struct monarch_scan *s = new_scan(root, source, threads, ops_per_s, doorbell);
+    if (!s)
+        return NULL;
+    s->is_deep = is_deep;
+    for (uint64_t i = n; i > 0; i--) /* the last one that is added is taken first */
+        add_first(s, directories[i - 1]);
+    return begin(s);
 }
 
 struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished) {

@@ -16,7 +16,7 @@ from monarch_py.client import Client, troubles
 from monarch_py.cluster import Cluster
 from monarch_py.config import Config, load_config
 from monarch_py.daemon.lifecycle import Told, spawn
-from monarch_py.errors import MonarchError, SessionError
+from monarch_py.errors import ConfigError, MonarchError, SessionError
 from monarch_py.peers import listen
 from monarch_py.scan import Record, give, record_sources
 from monarch_py.session import SessionDir, holder_of
@@ -66,6 +66,11 @@ class Here:
 
     def prepare(self) -> Card:
         self._config = load_config(self._config_file)
+        if self._config.scan == "lazy":
+            raise ConfigError(
+                f"{self._config.file}: nodes share all files out among them, and 'scan: lazy' does not"
+                " list them all; remove 'scan'"
+            )
         card, self._listener = make_card(self._config, self._name)
         return card
 

@@ -17,6 +17,7 @@ from monarch_py.config.schema import (
     DEFAULT_PLACEMENT,
     DEFAULT_PREFETCH,
     DEFAULT_REVALIDATE_S,
+    DEFAULT_SCAN,
     DEFAULT_SCAN_THREADS,
     EVICTIONS,
     FETCHES,
@@ -25,6 +26,7 @@ from monarch_py.config.schema import (
     METADATA,
     PLACEMENTS,
     PREFETCHES,
+    SCANS,
     SYSTEM_SWITCH_FILE,
 )
 from monarch_py.document import Key, Section, Spot, Table, is_empty, list_of, read_mapping, values
@@ -215,6 +217,14 @@ SETTINGS = Table(
             "the most files and blocks that are copied at a time",
             DEFAULT_COPY_THREADS,
             default_text=str(DEFAULT_COPY_THREADS),
+        ),
+        "scan": Key(
+            values.choice({name: name for name in SCANS}),
+            " or ".join(f"`{name}`" for name in SCANS),
+            "what is looked at: everything, in the background; or what programs read, and what"
+            " lies beside it, see [the scan](#the-scan)",
+            DEFAULT_SCAN,
+            default_text=f"`{DEFAULT_SCAN}`",
         ),
         "scan_threads": Key(
             values.integer(1, MAX_THREADS),

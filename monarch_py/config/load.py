@@ -70,6 +70,7 @@ def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> C
         staging=staging_config,
         block_size_bytes=settings["block_size"] or DEFAULT_BLOCK_SIZE_BYTES,
         copy_threads=settings["shared_tpool_size"],
+        scan=_scan(settings),
         scan_threads=settings["scan_threads"],
         scan_ops_per_s=settings["scan_rate"],
         placement=settings["placement"],
@@ -109,6 +110,16 @@ def _peers(section: Section | None) -> PeersConfig:
 def _performance(settings: Section) -> Performance:
     file: Path | None = settings["performance"]
     return Performance() if file is None else load_performance(file)
+
+
+def _scan(settings: Section) -> str:
+    scan: str = settings["scan"]
+    if scan == "lazy" and settings["prefetch"] == "eager":
+        raise settings.spot_of("scan").error(
+            "with 'prefetch: eager' everything is filled, and looked at before",
+            "remove one of the two",
+        )
+    return scan
 
 
 def _plans(settings: Section) -> tuple[Path, ...]:

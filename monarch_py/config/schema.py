@@ -20,6 +20,7 @@ __all__ = [
     "DEFAULT_METADATA",
     "DEFAULT_PLACEMENT",
     "DEFAULT_PREFETCH",
+    "DEFAULT_SCAN",
     "DEFAULT_REVALIDATE_S",
     "DEFAULT_SCAN_THREADS",
     "EVICTIONS",
@@ -36,6 +37,7 @@ __all__ = [
     "PAGE_BYTES",
     "PLACEMENTS",
     "PREFETCHES",
+    "SCANS",
     "SYSTEM_SWITCH_FILE",
     "Config",
     "PeersConfig",
@@ -72,6 +74,9 @@ DEFAULT_PLACEMENT = "first_fit"
 # of its own accord; only `monarch warm`.
 PREFETCHES = ("auto", "on_demand", "eager", "none")
 DEFAULT_PREFETCH = "auto"
+# What is looked at: everything, behind the job; directories that are asked for.
+SCANS = ("full", "lazy")
+DEFAULT_SCAN = "full"
 
 # Who answers for names and attributes: the catalog, or the source each time.
 METADATA = ("cached", "source")
@@ -173,6 +178,7 @@ class Config:
     promote_mappings : live mappings are replaced once their copies are complete
     staging : the staging area, a tier whose copies come and go; None = the daemon makes one where
         it needs one
+    scan : one of SCANS
     metadata : one of METADATA
     revalidate_s : how old an answer about a listing, or a missing name, may be
     balance_ranks : a rank that misses more is served more often
@@ -189,6 +195,7 @@ class Config:
     staging: TierConfig | None = None
     block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES
     copy_threads: int = DEFAULT_COPY_THREADS
+    scan: str = DEFAULT_SCAN
     scan_threads: int = DEFAULT_SCAN_THREADS
     scan_ops_per_s: int | None = None
     placement: str = DEFAULT_PLACEMENT

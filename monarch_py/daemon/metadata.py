@@ -38,7 +38,7 @@ class Metadata:
         self.changed = 0  # that were found to have changed
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._ready = False
+        self._is_ready = self._has_listings = False
         self._young: dict[int, list[int]] = {}  # by source: directories to be looked at again
         self._young_at = 0.0
         self._held: deque[int] = deque()  # of those, the ones that are what they were
@@ -53,9 +53,12 @@ class Metadata:
         """One turn: begins what is due, takes in what the thread has found."""
         if not self.scanner.scanned or not self.wanted:
             return
-        if not self._ready:
-            self._ready = True
+        if not self._has_listings and self.scanner.is_whole:
+            self._has_listings = True
             self._list()
+        if not self._is_ready:
+            self._is_ready = True
+            self._begin()
         if self._held:
             held = [self._held.popleft() for _ in range(len(self._held))]
             entries = self.shared.catalog.entries
@@ -92,9 +95,12 @@ class Metadata:
         for source in self.scanner.sources:
             slot = self.shared.control.source[source.number]
             slot.up_ino = source.root().up_ino
+
+    def _begin(self) -> None:
+        """What is known was looked at since the scanner began."""
         self._read_filesystems()
-        self._caught_up = began
-        self.shared.control.compared_ns = int(began * 1e9)
+        self._caught_up = self.scanner.began
+        self.shared.control.compared_ns = int(self.scanner.began * 1e9)
 
     def _read_filesystems(self) -> None:
         for source in self.scanner.sources:

@@ -141,6 +141,8 @@ class Neighbours:
             begun |= self._directories.note(source, self.shared.catalog.path(entry))
         if begun:
             self._put_back()
+            for filled in self._directories.filled:
+                self.filler.scanner.ask_for(*filled.place, is_deep=filled.is_deep)
 
     # --- what is filled -------------------------------------------------------------------------
 

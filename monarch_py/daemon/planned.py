@@ -225,6 +225,8 @@ class Planned:
         if self._placing is None:
             waits = any(course.state == "waiting" for course in self.courses)
             is_decided = self._nodes is None or self._nodes.is_decided
+            if waits:
+                self.filler.scanner.ask_for_all()
             if waits and self.filler.scanner.scanned and is_decided:
                 self._to_place = [c for c in self.courses if c.state != "dropped"]
                 placing = Placing(

@@ -134,6 +134,7 @@ def status(
         "scanned": scanner.scanned,
         "switched_off": bool(shared.control.off),
         "prefetch": scanner.config.prefetch,
+        "scan": scanner.config.scan,
         "pending": filler.pending,
         "dropping": filler.copies.dropping,
         "catalog_entries": len(shared.catalog),

@@ -4,17 +4,19 @@ copies of earlier sessions that are still good."""
 import logging
 import os
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.config import Config, PathFilter, SourceConfig
+from monarch_py.config import Config
 from monarch_py.daemon.keeper import Keeper
 from monarch_py.daemon.shared import Shared
-from monarch_py.daemon.unmet import Unmet
+from monarch_py.daemon.source import Source
+from monarch_py.daemon.unmet import Path, Unmet
 from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, make_word, state_of
-from monarch_py.scan import Record, Root, Scan, Walk, read_root
+from monarch_py.scan import Record, Scan
 from monarch_py.tiers import Tier
 
 __all__ = ["Scanner", "Source"]
@@ -23,47 +25,9 @@ log = logging.getLogger("monarch.scanner")
 
 # Batches taken in one turn of the daemon's loop, so that wants do not wait for a long scan.
 BATCHES_A_TURN = 8
-
-
-class Source:
-    """One configured source: its root's descriptor, its filter, its scan.
-
-    told : the scan of another node, None where this one scans
-    """
-
-    def __init__(self, number: int, config: SourceConfig, told: Record | None) -> None:
-        self.number = number
-        self.config = config
-        self._told = told
-        self._root = None if told is None else told.root(number)
-        self.filter = PathFilter(config.include, config.exclude)
-        self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
-        self.scan: Scan | None = None
-        self.scanned = False
-        self.errors = 0
-        self.scan_seconds = 0.0
-
-    def begin(self, config: Config, doorbell: Any) -> Scan:
-        told, self._told = self._told, None  # it is large, and needed once
-        if told is not None:
-            return told.scan(self.number)
-        rate = config.scan_ops_per_s or 0
-        return Walk(self.fd, self.number, config.scan_threads, rate, doorbell)
-
-    def root(self) -> Root:
-        return self._root or read_root(self.fd)
-
-    def excluded(self, entries: npt.NDArray[Any], paths: Any) -> npt.NDArray[np.bool_]:
-        """(n,) True for files that the configuration leaves out. paths : callable, entry -> str."""
-        sizes, config = entries["size"], self.config
-        out: npt.NDArray[np.bool_] = sizes < config.min_size_bytes
-        if config.max_size_bytes is not None:
-            out |= sizes > config.max_size_bytes
-        if not self.filter.trivial:
-            for i in np.flatnonzero((entries["kind"] == Kind.FILE) & ~out):
-                out[i] = not self.filter.matches(paths(entries[i]))
-        out &= entries["kind"] == Kind.FILE
-        return out
+# `scan: lazy`: a directory is listed once programs have opened so many files in it, whatever they
+# read of them.
+NAMES = 4
 
 
 # One file, looked at: its source, the entry (1,) and the pool of its path.
@@ -131,7 +95,11 @@ class Scanner:
         # On time.monotonic(): what is listed is at least as new as this [s].
         record, self.began = told or (None, time.monotonic())
         self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
-        self.sources = [Source(i, source, record) for i, source in enumerate(config.sources)]
+        self._is_lazy = config.scan == "lazy" and record is None
+        self.sources = [
+            Source(i, source, record, is_lazy=self._is_lazy)
+            for i, source in enumerate(config.sources)
+        ]
         self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]
         # Copies of earlier sessions, by tier: of datasets that are not configured; and, once all
         # is scanned, of files that are gone or others now.
@@ -142,17 +110,35 @@ class Scanner:
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
+        # `scan: lazy`: of directories that nobody has listed, the files that are known.
+        self._met: Counter[Path] = Counter()
         self._unmet = Unmet(self.look, shared.ring)
 
     @property
     def scanned(self) -> bool:
+        """Whether all is known that was asked for: everything, unless the scan is lazy."""
         return all(source.scanned for source in self.sources)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is known."""
+        return all(source.is_whole for source in self.sources)
+
+    def ask_for(self, number: int, directory: str, *, is_deep: bool) -> None:
+        """Has a directory of a source listed, unless it was. is_deep: with what lies below it."""
+        if number < len(self.sources):
+            self.sources[number].ask_for(directory, is_deep=is_deep)
+            self.has_more |= not self.scanned
+
+    def ask_for_all(self) -> None:
+        for source in self.sources:
+            self.ask_for(source.number, "", is_deep=True)
 
     def has_unmet(self, tier_number: int) -> bool:
         """Whether a tier has copies of earlier sessions that nobody has looked at: of files that
-        the scan has not come to, of other sources, or that wait to be removed."""
+        no scan has come to, of other sources, or that wait to be removed."""
         left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
-        return not self.scanned or any(map(len, left))
+        return not self.is_whole or any(map(len, left))
 
     # --- the scan -----------------------------------------------------------------------------
 
@@ -178,22 +164,17 @@ class Scanner:
 
     def _source_to_scan(self) -> Source | None:
         if self._current is None:
-            self._current = next((s for s in self.sources if not s.scanned), None)
+            self._current = next((s for s in self.sources if s.is_asked), None)
             if self._current is not None:
                 bell = ffi.addressof(self.shared.clients, "doorbell")
-                self._current.scan = self._current.begin(self.config, bell)
+                self._current.begin(self.config, bell)
         return self._current
 
     def _end(self, source: Source, scan: Scan) -> None:
-        source.errors, error = scan.errors()
-        if source.errors:
-            text = os.strerror(error)
-            log.warning("%s: %d not readable (%s)", source.config.path, source.errors, text)
-        source.scan_seconds = scan.seconds
-        scan.close()
-        source.scan, source.scanned = None, True
+        was_whole = self.is_whole
+        source.end(scan)
         self._current = None
-        if self.scanned:
+        if self.is_whole and not was_whole:
             self._finish()
 
     def _finish(self) -> None:
@@ -273,6 +254,7 @@ class Scanner:
             if entry < 0:
                 entry, adopted = self.meet(seen)
                 found += adopted
+                self._note_met(*path)
             if entry >= 0:
                 wanted.append(entry)
         self._unmet.ask(is_scanned=self.scanned)
@@ -311,6 +293,14 @@ class Scanner:
         known = len(self.shared.catalog)
         adopted = self._insert(*seen)
         return (known if len(self.shared.catalog) > known else -1), adopted
+
+    def _note_met(self, number: int, path: str) -> None:
+        """A program asks for a directory by some of its files."""
+        if self._is_lazy:
+            place = number, os.path.dirname(path)
+            self._met[place] += 1
+            if self._met[place] == NAMES:
+                self.ask_for(*place, is_deep=False)
 
     @staticmethod
     def stat_entry(source: Source, path: bytes, entry: npt.NDArray[Any]) -> int:

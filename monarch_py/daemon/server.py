@@ -439,6 +439,7 @@ class Daemon:
             "where": lambda _: self._where(),
             "cluster": lambda _: self._cluster(),
             "warm": self._warm,
+            "scan": self._scan,
             "take_back": self._take_back,
         }
         held = {name: self._between_turns(action) for name, action in actions.items()}
@@ -494,6 +495,12 @@ class Daemon:
         if self.cluster is None:
             raise SessionError("this daemon serves alone")
         return self.cluster.told()
+
+    def _scan(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Directories, as (number of the source, path), that are listed with all below them."""
+        for number, path in request["directories"]:
+            self.scanner.ask_for(int(number), str(path), is_deep=True)
+        return {"scanned": self.scanner.scanned}
 
     def _warm(self, request: dict[str, Any]) -> dict[str, Any]:
         entries = np.array(request["entries"], dtype=np.uint64)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +17,34 @@ __all__ = ["Walk", "read_root"]
 
 
 class Walk:
-    """Lists the tree below a directory.
+    """Lists the tree below a directory, or parts of it.
 
     fd : of the root, the caller's;  source : its number;  ops_per_s : 0 for no limit;  doorbell : a
-    C pointer, rung when there is something to take. OSError when the root cannot be looked at.
+    C pointer, rung when there is something to take;  directories : relative to the root, only these
+    are listed, is_deep: with what lies below them. OSError when the root cannot be looked at.
     """
 
-    def __init__(self, fd: int, source: int, threads: int, ops_per_s: int, doorbell: Any) -> None:
+    def __init__(
+        self,
+        fd: int,
+        source: int,
+        threads: int,
+        ops_per_s: int,
+        doorbell: Any,
+        *,
+        directories: Sequence[str] | None = None,
+        is_deep: bool = True,
+    ) -> None:
         self._started, self.seconds = time.monotonic(), 0.0
         self._doorbell = doorbell  # rung until the threads have ended
-        self._scan: Any = lib.monarch_scan_start(fd, source, threads, ops_per_s, doorbell)
+        self._scan: Any
+        if directories is None:
+            self._scan = lib.monarch_scan_start(fd, source, threads, ops_per_s, doorbell)
+        else:
+            paths = [ffi.new("char[]", os.fsencode(directory)) for directory in directories]
+            self._scan = lib.monarch_scan_parts(
+                fd, source, paths, len(paths), is_deep, threads, ops_per_s, doorbell
+            )
         if self._scan == ffi.NULL:
             raise OSError(errno.EIO, "the source's root cannot be looked at")
         self._batch: Any = ffi.NULL

@@ -35,6 +35,7 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
     ("settings", "status", "words"),
     [
         ({"block_sise": 1}, 2, ["#2: ", "tiers-2.yaml:", "block_sise: unknown key"]),
+        ({"scan": "lazy"}, 2, ["#2: ", "tiers-2.yaml: nodes share all files out", "remove 'scan'"]),
         ({"peers": {"interface": "no0"}}, 2, ["#2: ", "peers.interface: 'no0' has no address"]),
         ({"block_size": "1MiB"}, 3, ["#2: block_size is 1048576 bytes, and on ", " 4194304 bytes"]),
         ({"peers": {"address": "192.0.2.77"}}, 3, ["#2: ", "cannot be served at 192.0.2.77"]),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from support.mounts import Mounts
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.native import Kind, ffi
@@ -18,7 +21,9 @@ LATENCY_S = 0.01
 FILES = 400
 
 
-def scan(root: Path, threads: int) -> tuple[dict[str, int], dict[str, int], list[float]]:
+def scan(
+    root: Path, threads: int, **parts: Any
+) -> tuple[dict[str, int], dict[str, int], list[float]]:
     """The inode of every path that is reported, how many names each directory was listed with, and
     when batches came, in seconds from the start."""
     inodes: dict[str, int] = {}
@@ -26,7 +31,7 @@ def scan(root: Path, threads: int) -> tuple[dict[str, int], dict[str, int], list
     times: list[float] = []
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     started = time.monotonic()
-    walk = Walk(fd, 0, threads, 0, ffi.new("uint32_t *"))
+    walk = Walk(fd, 0, threads, 0, ffi.new("uint32_t *"), **parts)
     try:
         while not walk.is_finished:
             batch = walk.take()
@@ -78,3 +83,37 @@ def test_every_name_is_reported_once_whatever_the_shape(tmp_path: Path, threads:
     assert inodes == expected
     directories = {"", *(str(p.relative_to(root)) for p in root.rglob("*") if p.is_dir())}
     assert listed == {d: len(os.listdir(root / d)) for d in directories}
+
+
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
+    """What they are asked for by may have gone, or be no directory, and is passed over."""
+    root = tmp_path / "root"
+    for name in ("a/x/f1", "a/f2", "b/f3", "b/y/z/f4", "c/f5"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    inodes, listed, _ = scan(root, 2, directories=["a", "b/y", "gone"], is_deep=is_deep)
+    names = ["a", "a/x", "a/f2", "b/y", "b/y/z", *(["a/x/f1", "b/y/z/f4"] if is_deep else [])]
+    assert inodes == {name: (root / name).stat().st_ino for name in names}
+    assert listed == {}  # these are made of whole trees
+
+
+def test_a_part_that_lies_elsewhere(mounts: Mounts) -> None:
+    """What lies below the mount point of another file system, or behind a link, is another's."""
+    root = mounts.tmpfs("root", 1 << 20)
+    for name in ("in", "under"):
+        (root / name).mkdir()
+        (root / name / "f").touch()
+    (root / "link").symlink_to("in")
+    mounts.cover(root / "under")
+    fd = os.open(root, os.O_RDONLY)
+    walk = Walk(fd, 0, 2, 0, ffi.new("uint32_t *"), directories=["under", "link"])
+    try:
+        found = [walk.take()]
+        while not walk.is_finished:
+            found.append(walk.take())
+        assert not any(found)
+        assert walk.errors() == (1, errno.ENOTDIR)
+    finally:
+        walk.close()
+        os.close(fd)

@@ -1,0 +1,132 @@
+"""One configured source: what of it is listed, and which of its files are left out."""
+
+import logging
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config import Config, PathFilter, SourceConfig
+from monarch_py.native import Kind
+from monarch_py.scan import Record, Root, Scan, Walk, read_root
+
+__all__ = ["Source"]
+
+log = logging.getLogger("monarch.scanner")
+
+
+class _Parts:
+    """Directories of a source, relative to its root, that are to be listed, each once."""
+
+    def __init__(self) -> None:
+        self._flat: set[str] = set()
+        self._deep: set[str] = set()  # with what lies below them
+        self._left: list[tuple[str, bool]] = []
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def add(self, directory: str, *, is_deep: bool) -> None:
+        if self._covers(directory) or (not is_deep and directory in self._flat):
+            return
+        (self._deep if is_deep else self._flat).add(directory)
+        self._left.append((directory, is_deep))
+
+    def _covers(self, directory: str) -> bool:
+        above = directory
+        while above and above not in self._deep:
+            above = os.path.dirname(above)
+        return above in self._deep
+
+    def take(self) -> tuple[list[str], bool]:
+        """Those that one walk can list together, oldest first, and whether it goes below them."""
+        is_deep = self._left[0][1]
+        taken = [directory for directory, deep in self._left if deep == is_deep]
+        self._left = [part for part in self._left if part[1] != is_deep]
+        return taken, is_deep
+
+
+class Source:
+    """Its root's descriptor, its filter, its scan.
+
+    told : the scan of another node, None where this one scans;  is_lazy : nothing is listed until
+    it is asked for
+    """
+
+    def __init__(
+        self, number: int, config: SourceConfig, told: Record | None, *, is_lazy: bool
+    ) -> None:
+        self.number = number
+        self.config = config
+        self._told = told
+        self._root = None if told is None else told.root(number)
+        self.filter = PathFilter(config.include, config.exclude)
+        self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
+        self.scan: Scan | None = None
+        self.is_whole = self._becomes_whole = False  # all of it is known
+        self.errors = 0
+        self.scan_seconds = 0.0
+        self._parts = _Parts()
+        if told is not None or not is_lazy:
+            self.ask_for("", is_deep=True)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is something to be listed that no scan is at."""
+        return len(self._parts) > 0
+
+    @property
+    def scanned(self) -> bool:
+        """Whether all is known that was asked for."""
+        return self.scan is None and not self.is_asked
+
+    def ask_for(self, directory: str, *, is_deep: bool) -> None:
+        """Has a directory listed, relative to the root, unless it was;  is_deep: with what lies
+        below it."""
+        self._parts.add(directory, is_deep=is_deep)
+
+    def begin(self, config: Config, doorbell: Any) -> Scan:
+        """Begins to list what was asked for."""
+        directories, is_deep = self._parts.take()
+        self._becomes_whole = is_deep and "" in directories
+        told, self._told = self._told, None  # it is large, and needed once
+        if told is not None:
+            self.scan = told.scan(self.number)
+        else:
+            self.scan = Walk(
+                self.fd,
+                self.number,
+                config.scan_threads,
+                config.scan_ops_per_s or 0,
+                doorbell,
+                directories=None if self._becomes_whole else directories,
+                is_deep=is_deep,
+            )
+        return self.scan
+
+    def end(self, scan: Scan) -> None:
+        errors, error = scan.errors()
+        if errors:
+            text = os.strerror(error)
+            log.warning("%s: %d not readable (%s)", self.config.path, errors, text)
+        self.errors += errors
+        self.scan_seconds += scan.seconds
+        scan.close()
+        self.scan = None
+        self.is_whole |= self._becomes_whole
+
+    def root(self) -> Root:
+        return self._root or read_root(self.fd)
+
+    def excluded(self, entries: npt.NDArray[Any], paths: Any) -> npt.NDArray[np.bool_]:
+        """(n,) True for files that the configuration leaves out. paths : callable, entry -> str."""
+        sizes, config = entries["size"], self.config
+        out: npt.NDArray[np.bool_] = sizes < config.min_size_bytes
+        if config.max_size_bytes is not None:
+            out |= sizes > config.max_size_bytes
+        if not self.filter.trivial:
+            for i in np.flatnonzero((entries["kind"] == Kind.FILE) & ~out):
+                out[i] = not self.filter.matches(paths(entries[i]))
+        out &= entries["kind"] == Kind.FILE
+        return out

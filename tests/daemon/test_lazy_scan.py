@@ -1,0 +1,227 @@
+"""`scan: lazy`: a directory is listed when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon.following import plan_of
+from daemon.planned_site import wait_followed
+from support.files import Files, check_all, read_all
+from support.session import MIB, Session, wait_until
+
+from monarch_py.catalog import CatalogReader
+from monarch_py.daemon import scanner
+from monarch_py.daemon.neighbours import NAMES
+from monarch_py.demo.slowsource import SlowSource
+
+DIRECTORIES, MANY, SIZE = 6, 20, 8_000
+Factory = Callable[..., Session]
+
+# As a program reads: each file from its beginning to its end.
+READ = """
+import sys
+for path in sys.argv[1:]:
+    with open(path, "rb", 0) as f:
+        while f.read(1 << 20): pass
+"""
+LIST = "import os, sys\nassert len(os.listdir(sys.argv[1])) > 1"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Files:
+    files = Files(tmp_path / "source")
+    for directory in range(DIRECTORIES):
+        files.add_many(MANY, SIZE, f"c{directory}/f")
+    return files
+
+
+def lazy(session_factory: Factory, source: Path, **settings: Any) -> Session:
+    return session_factory(source, **{"prefetch": "auto", "scan": "lazy", **settings}).start()
+
+
+def known(session: Session) -> set[str]:
+    """What the catalog knows, by directories: of their files, or of what lies in the root."""
+    told = CatalogReader.open(session.paths, session.client.ask("where")["generation"])
+    return {told.path(i) for i in range(len(told.entries))}
+
+
+def of(files: Files, directory: str) -> list[Path]:
+    return [files.path(name) for name in files.digests if name.startswith(directory)]
+
+
+def read(session: Session, *paths: Path) -> None:
+    session.python(READ, *paths)
+
+
+def warm(session: Session, *paths: Path) -> None:
+    said = session.monarch("warm", *map(str, paths))
+    assert said.returncode == 0, said.stderr
+
+
+def present(session: Session) -> int:
+    return int(session.status()["sources"][0]["present"])
+
+
+def test_nothing_is_looked_at_before_it_is_asked_for(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource]
+) -> None:
+    slow = slow_factory(keep_pages=True)
+    made = Files(slow.backing)
+    for directory in range(DIRECTORIES):
+        made.add_many(MANY, SIZE, f"c{directory}/f")
+    files = Files(slow.mountpoint)
+    files.digests = made.digests
+    session = lazy(session_factory, slow.mountpoint)
+    session.wait_scanned()
+    assert known(session) == set()
+    slow.reset()
+    read(session, *of(files, "c3/")[: NAMES + 1])
+    wait_until(lambda: present(session) == MANY, what="copies of the whole directory")
+    session.wait_idle()
+    assert known(session) == {"c3"} | {name for name in files.digests if name.startswith("c3/")}
+    counts = slow.counts()
+    others = (DIRECTORIES - 1) * MANY
+    # Each file of this directory is looked up and looked at; the others are not.
+    assert counts["getattr"] < 4 * MANY + others / 10
+    assert counts["readdir"] <= 4
+    assert counts["open"] == MANY + NAMES + 1
+
+
+def test_large_files_make_their_directory_known(session_factory: Factory, tmp_path: Path) -> None:
+    """How a file is read is seen where it is known."""
+    files = Files(tmp_path / "source").add_many(3 * NAMES, MIB, "d/f")
+    files.add_many(MANY, SIZE, "e/f")
+    session = lazy(session_factory, files.root)
+    names = of(files, "d/")
+    for path in names[: scanner.NAMES]:
+        read(session, path)
+    wait_until(lambda: len(known(session)) == 3 * NAMES + 1, what="names of the directory")
+    session.wait_idle()
+    assert present(session) == scanner.NAMES
+    read(session, *names[scanner.NAMES : scanner.NAMES + NAMES])
+    wait_until(lambda: present(session) == 3 * NAMES, what="copies of the whole directory")
+    assert not any(name.startswith("e/") for name in known(session))
+
+
+def test_one_of_each_class_makes_the_whole_tree_known(
+    session_factory: Factory, tree: Files
+) -> None:
+    session = lazy(session_factory, tree.root)
+    read(session, *(of(tree, f"c{i}/")[0] for i in range(NAMES)))
+    wait_until(lambda: present(session) == DIRECTORIES * MANY, what="all copies")
+    check_all(session, tree)
+
+
+def test_few_files_of_a_large_directory_do_not_list_it(
+    session_factory: Factory, tree: Files
+) -> None:
+    session = lazy(session_factory, tree.root)
+    few = of(tree, "c1/")[: scanner.NAMES - 1]
+    read(session, *few)
+    wait_until(lambda: present(session) == len(few), what="copies")
+    session.wait_idle()
+    assert known(session) == {str(path.relative_to(tree.root)) for path in few}
+
+
+def test_it_reads_as_without(session_factory: Factory, tree: Files) -> None:
+    os.symlink("c2/f00001", tree.root / "link")
+    os.symlink("c2", tree.root / "c9")
+    script = """
+import json, os, sys
+def told(path):
+    try: s = os.stat(path)
+    except OSError as error: return error.errno
+    return [s.st_ino, s.st_size, s.st_mtime_ns, s.st_mode]
+found = sorted([d, sorted(ds), sorted(fs)] for d, ds, fs in os.walk('.'))
+names = [os.path.join(d, n) for d, ds, fs in found for n in (*ds, *fs)] + ['c1/no', 'no/no', 'c1/.']
+for path in names:
+    if os.path.isfile(path): open(path, 'rb').read()
+print(json.dumps([found, [told(path) for path in names], os.listdir('c9'), open('link').closed]))
+"""
+    session = lazy(session_factory, tree.root)
+    plain = session.python(script, cwd=tree.root, preload=False)
+    for _ in range(2):
+        assert session.python(script, cwd=tree.root) == plain
+        session.wait_idle()
+
+
+def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, tree: Files) -> None:
+    """One that was looked at by itself, and one that was listed with its directory."""
+    session = lazy(session_factory, tree.root, revalidate="1s")
+    single, listed = of(tree, "c0/")[0], of(tree, "c1/")
+    read(session, single, *listed)
+    wait_until(lambda: present(session) == 1 + MANY, what="copies")
+    for path in (single, listed[5]):
+        os.replace(tree.add("new", SIZE, version=1), path)
+        name = str(path.relative_to(tree.root))
+        tree.digests[name] = tree.digests.pop("new")
+
+    def is_new() -> bool:
+        found = read_all(session, tree.root)
+        return {name: told["sha256"] for name, told in found.items()} == tree.digests
+
+    wait_until(is_new, what="what is there now")
+
+
+def test_warm_lists_what_it_is_given(session_factory: Factory, tree: Files) -> None:
+    session = lazy(session_factory, tree.root)
+
+    def is_told(directory: str) -> bool:
+        before = session.totals()["metadata_hits"]
+        session.python(LIST, tree.root / directory)
+        return bool(session.totals()["metadata_hits"] > before)
+
+    warm(session, tree.root / "c4")
+    assert not is_told("c4")
+    assert present(session) == MANY
+    assert all(name.startswith("c4") for name in known(session))
+    warm(session)
+    assert present(session) == DIRECTORIES * MANY
+    warm(session, tree.root / "c5" / "f00003")
+    # All is known: listings are told as after a scan.
+    assert session.status()["scanned"]
+    wait_until(lambda: is_told("c5"), what="the listings")
+
+
+def test_copies_of_earlier_sessions_serve_when_their_files_are_asked_for(
+    session_factory: Factory, tree: Files, tmp_path: Path
+) -> None:
+    tree.wait_until_old()
+    tier = {"mount_point": str(tmp_path / "tier"), "max_storage_quota": 2 * MIB, "persistent": True}
+    (tmp_path / "tier").mkdir()
+    session = lazy(session_factory, tree.root, tiers=[tier])
+    read(session, *of(tree, "c0/"), *of(tree, "c1/"))
+    wait_until(lambda: present(session) == 2 * MANY, what="copies")
+    session.stop()
+    session.start()
+    before = session.totals()["source_bytes_read_by_fills"]
+    read(session, *of(tree, "c1/"))
+    wait_until(lambda: present(session) == MANY, what="copies of the earlier session")
+    assert session.totals()["source_bytes_read_by_fills"] == before
+    session.stop()  # what nobody has asked for stays
+    session.start()
+    warm(session)
+    assert session.totals()["source_bytes_read_by_fills"] == (DIRECTORIES - 2) * MANY * SIZE
+    check_all(session, tree)
+
+
+def test_a_plan_has_everything_listed(
+    session_factory: Factory, tree: Files, tmp_path: Path
+) -> None:
+    plan = plan_of(tree, tree.root, tmp_path / "plan.npz")
+    session = lazy(session_factory, tree.root, plan=str(plan))
+    wait_followed(session)
+    assert len(known(session)) == DIRECTORIES * (MANY + 1) + 1
+
+
+def test_everything_cannot_be_filled_and_not_be_listed(
+    session_factory: Factory, tree: Files
+) -> None:
+    said = session_factory(tree.root, scan="lazy", prefetch="eager").monarch("start")
+    assert said.returncode == 2
+    assert re.search(r":\d+: scan: with 'prefetch: eager'.*; remove one of the two", said.stderr)
