@@ -127,6 +127,9 @@ struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, 
 struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *const *directories,
                                         uint64_t n, int is_deep, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
+/* A directory, and those that lie above it, come before all others that are still to be listed;
+ * is_deep: with those below it. */
+void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep);
 /* The next batch, or NULL: then *finished says whether there will be none. */
 struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished);
 void monarch_batch_free(struct monarch_batch *b);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -31,25 +32,40 @@
 #define BATCH_NS 20000000ULL
 
 /* A directory to list (`names` is 0), or a portion of its names to look at. is_first: nobody has
- * reported the directory itself yet. */
+ * reported the directory itself yet; is_wanted: before all that is not. */
 struct task {
     struct task *next;
-    int is_first;
+    int is_first, is_wanted;
     uint32_t names;
     uint32_t place; /* of the first of them among the names of the directory */
     size_t text;    /* length of `path` with its NUL, and of the names behind it */
     char path[];    /* of the directory, relative, "" is the root; then inode and name of each */
 };
 
+/* Oldest first. portions : how many of them are */
+struct queue {
+    struct task *first, *last;
+    int portions;
+};
+
+/* A directory that comes before others. The latest are kept, for those of them that are not met
+ * yet. */
+#define WANTS 16
+struct want {
+    int is_set, is_deep;
+    char directory[MONARCH_PATH_MAX];
+};
+
 struct monarch_scan {
     pthread_mutex_t lock;
     pthread_cond_t more_work, room;
-    struct task *todo; /* directories, newest first: the tree is walked depth first */
-    /* Portions, before all directories and oldest first: the catalog's order is nearly the
-     * source's. */
-    struct task *portion, *last_portion;
+    struct queue wanted;
+    struct queue portions; /* in this order the catalog's is nearly the source's */
+    struct task *todo;     /* directories, newest first: the tree is walked depth first */
     struct monarch_batch *first, *last;
-    int batches, portions, busy, threads, stopping, root, error;
+    struct want wants[WANTS];
+    unsigned next_want;
+    int batches, busy, threads, stopping, root, error;
     int is_deep, is_whole; /* directories below are walked too; of all the source */
     unsigned source;
     uint64_t dev, errors;
@@ -215,10 +231,44 @@ static struct task *new_task(struct monarch_scan *s, const char *path, size_t ro
         count_error(s, ENOMEM);
         return NULL;
     }
-    t->is_first = 0;
+    t->is_first = t->is_wanted = 0;
     t->names = t->place = 0;
     t->text = len;
     memcpy(t->path, path, len);
+    return t;
+}
+
+/* Whether the way to `path` leads through `above`, or ends there. */
+static int leads_through(const char *path, const char *above) {
+    size_t n = strlen(above);
+    return !n || (strncmp(path, above, n) == 0 && (!path[n] || path[n] == '/'));
+}
+
+/* Directories above are named with it: they lead there. */
+static int is_named(const struct want *w, const char *directory) {
+    return leads_through(w->directory, directory) ||
+           (w->is_deep && leads_through(directory, w->directory));
+}
+
+static int is_wanted(const struct monarch_scan *s, const char *directory) {
+    for (int i = 0; i < WANTS; i++)
+        if (s->wants[i].is_set && is_named(&s->wants[i], directory))
+            return 1;
+    return 0;
+}
+
+static void append(struct queue *q, struct task *t) {
+    t->next = NULL;
+    *(q->first ? &q->last->next : &q->first) = t;
+    q->last = t;
+    q->portions += t->names > 0;
+}
+
+/* The first of a queue that is not empty. */
+static struct task *take_first(struct queue *q) {
+    struct task *t = q->first;
+    q->first = t->next;
+    q->portions -= t->names > 0;
     return t;
 }
 
@@ -226,11 +276,9 @@ static void add_task(struct monarch_scan *s, struct task *t) {
     if (!t)
         return;
     pthread_mutex_lock(&s->lock);
-    if (t->names) {
-        t->next = NULL;
-        *(s->portion ? &s->last_portion->next : &s->portion) = t;
-        s->last_portion = t;
-        s->portions++;
+    t->is_wanted |= !t->names && is_wanted(s, t->path);
+    if (t->is_wanted || t->names) {
+        append(t->is_wanted ? &s->wanted : &s->portions, t);
     } else {
         t->next = s->todo;
         s->todo = t;
@@ -323,15 +371,16 @@ static void look_at_names(struct monarch_scan *s, struct monarch_batch **batch, 
     }
 }
 
-static int others_have_enough(struct monarch_scan *s) {
+static int others_have_enough(struct monarch_scan *s, const struct task *t) {
     pthread_mutex_lock(&s->lock);
-    int enough = s->portions >= (s->threads - 1) * PORTIONS_AHEAD;
+    int enough =
+        (t->is_wanted ? &s->wanted : &s->portions)->portions >= (s->threads - 1) * PORTIONS_AHEAD;
     pthread_mutex_unlock(&s->lock);
     return enough;
 }
 
 static void share_out(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
-    if (!others_have_enough(s)) {
+    if (!others_have_enough(s, t)) {
         add_task(s, t);
         return;
     }
@@ -343,10 +392,18 @@ static int is_dot(const char *name) {
     return name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2]));
 }
 
+static struct task *new_portion(struct monarch_scan *s, const struct task *directory, size_t room) {
+    struct task *t = new_task(s, directory->path, room);
+    if (t)
+        t->is_wanted = directory->is_wanted;
+    return t;
+}
+
 /* Reads the names of a directory and shares them out but for the last portion, which is left in
  * *rest. Returns how many names there are, -1 if not all could be read. */
-static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
-                          DIR *d, struct task **rest) {
+static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch,
+                          const struct task *directory, DIR *d, struct task **rest) {
+    const char *path = directory->path;
     const size_t room = PORTION * (sizeof(uint64_t) + NAME_MAX + 1);
     uint32_t names = 0;
     struct task *t = NULL;
@@ -364,7 +421,7 @@ static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch, 
             share_out(s, batch, t);
             t = NULL;
         }
-        if (!t && !(t = new_task(s, path, room)))
+        if (!t && !(t = new_portion(s, directory, room)))
             break;
         t->place = t->names ? t->place : names;
         uint64_t ino = entry->d_ino;
@@ -391,12 +448,31 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
     return 1;
 }
 
+#ifndef SYS_openat2 /* Linux 5.6; of all machines alike */
+#define SYS_openat2 437
+#endif
+#define BENEATH_WITHOUT_LINKS (0x08 | 0x04) /* RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS */
+
+/* A directory that somebody has named must lie in the source by each part of its name. Those below
+ * it are known by names that were read. */
+static int open_directory(const struct monarch_scan *s, const struct task *t) {
+    struct {
+        uint64_t flags, mode, resolve;
+    } how = {O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0, BENEATH_WITHOUT_LINKS};
+    if (t->is_first && *t->path) {
+        long fd = syscall(SYS_openat2, s->root, t->path, &how, sizeof how);
+        if (fd >= 0 || (errno != ENOSYS && errno != EPERM)) /* of an old seccomp filter */
+            return (int)fd;
+    }
+    return openat(s->root, *t->path ? t->path : ".", (int)how.flags);
+}
+
 static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,
                            const struct task *t) {
     const char *path = t->path;
     struct task *rest = NULL;
     pace(s);
-    int fd = openat(s->root, *path ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = open_directory(s, t);
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     if (!d) {
         if (errno != ENOENT) /* it has gone since it was named */
@@ -406,7 +482,7 @@ static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,
         return;
     }
     if (!t->is_first || report_first(s, batch, path, fd)) {
-        int64_t names = list_names(s, batch, path, d, &rest);
+        int64_t names = list_names(s, batch, t, d, &rest);
         if (names < 0 && errno != ECANCELED)
             count_error(s, errno);
         if (names >= 0)
@@ -418,24 +494,35 @@ static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,
     free(rest);
 }
 
+static int has_work(const struct monarch_scan *s) {
+    return s->wanted.first || s->portions.first || s->todo;
+}
+
+static struct task *take_task(struct monarch_scan *s) {
+    struct task *t = s->todo;
+    if (s->wanted.first)
+        return take_first(&s->wanted);
+    if (s->portions.first)
+        return take_first(&s->portions);
+    s->todo = t->next;
+    return t;
+}
+
 /* A thread hands over its batch before it waits for work, so that a directory that hangs hides only
  * its own files. */
 static struct task *next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);
-    int waits = !s->portion && !s->todo;
+    int waits = !has_work(s);
     pthread_mutex_unlock(&s->lock);
     if (waits)
         hand_over(s, batch);
     pthread_mutex_lock(&s->lock);
     s->busy--;
-    while (!s->portion && !s->todo && s->busy > 0 && !s->stopping)
+    while (!has_work(s) && s->busy > 0 && !s->stopping)
         pthread_cond_wait(&s->more_work, &s->lock);
-    struct task **from = s->portion ? &s->portion : &s->todo;
-    if (*from && !s->stopping) {
-        t = *from;
-        *from = t->next;
-        s->portions -= t->names > 0;
+    if (has_work(s) && !s->stopping) {
+        t = take_task(s);
         s->busy++;
     } else {
         pthread_cond_broadcast(&s->more_work);
@@ -553,6 +640,26 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
     return begin(s);
 }
 
+void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep) {
+    if (!*directory) /* it is where the walk begins, and all else lies below it */
+        return;
+    pthread_mutex_lock(&s->lock);
+    struct want *w = &s->wants[s->next_want++ % WANTS];
+    snprintf(w->directory, sizeof w->directory, "%s", directory);
+    w->is_set = 1;
+    w->is_deep = is_deep;
+    for (struct task **at = &s->todo, *t; (t = *at);) {
+        if (!is_named(w, t->path)) {
+            at = &t->next;
+            continue;
+        }
+        *at = t->next;
+        t->is_wanted = 1;
+        append(&s->wanted, t);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
 struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished) {
     pthread_mutex_lock(&s->lock);
     struct monarch_batch *b = s->first;
@@ -590,10 +697,8 @@ int monarch_scan_stop(struct monarch_scan *s, int limit_ms) {
         return left;
     for (struct monarch_batch *b; (b = monarch_scan_take(s, &finished));)
         monarch_batch_free(b);
-    for (struct task *t; (t = s->todo); free(t))
-        s->todo = t->next;
-    for (struct task *t; (t = s->portion); free(t))
-        s->portion = t->next;
+    while (has_work(s))
+        free(take_task(s));
     free(s);
     return 0;
 }

@@ -68,8 +68,8 @@ class Here:
         self._config = load_config(self._config_file)
         if self._config.scan == "lazy":
             raise ConfigError(
-                f"{self._config.file}: nodes share all files out among them, and 'scan: lazy' does not"
-                " list them all; remove 'scan'"
+                f"{self._config.file}: nodes share all files out, and 'scan: lazy' does not list"
+                " them all; remove 'scan'"
             )
         card, self._listener = make_card(self._config, self._name)
         return card

@@ -25,8 +25,8 @@ log = logging.getLogger("monarch.scanner")
 
 # Batches taken in one turn of the daemon's loop, so that wants do not wait for a long scan.
 BATCHES_A_TURN = 8
-# `scan: lazy`: a directory is listed once programs have opened so many files in it, whatever they
-# read of them.
+# A directory is listed before others once programs have opened so many files in it, whatever they
+# read of them; with `scan: lazy`, others are not listed.
 NAMES = 4
 
 
@@ -95,10 +95,9 @@ class Scanner:
         # On time.monotonic(): what is listed is at least as new as this [s].
         record, self.began = told or (None, time.monotonic())
         self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
-        self._is_lazy = config.scan == "lazy" and record is None
+        is_lazy = config.scan == "lazy" and record is None
         self.sources = [
-            Source(i, source, record, is_lazy=self._is_lazy)
-            for i, source in enumerate(config.sources)
+            Source(i, source, record, is_lazy=is_lazy) for i, source in enumerate(config.sources)
         ]
         self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]
         # Copies of earlier sessions, by tier: of datasets that are not configured; and, once all
@@ -110,8 +109,8 @@ class Scanner:
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
-        # `scan: lazy`: of directories that nobody has listed, the files that are known.
-        self._met: Counter[Path] = Counter()
+        # Of directories: how many files programs have opened that were not known.
+        self._opened: Counter[Path] = Counter()
         self._unmet = Unmet(self.look, shared.ring)
 
     @property
@@ -247,14 +246,14 @@ class Scanner:
     ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
         """Files that clients opened before the scan met them: they are wanted, and known now."""
         found = []
-        self._unmet.add(self.shared.mail(self._stuck))
+        for path in self._unmet.add(self.shared.mail(self._stuck)):
+            self._note_opened(*path)
         wanted = self._unmet.take_met(self.find, is_scanned=self.scanned)
         for path, seen in self._unmet.take_answers():
             entry = self.find(*path)
             if entry < 0:
                 entry, adopted = self.meet(seen)
                 found += adopted
-                self._note_met(*path)
             if entry >= 0:
                 wanted.append(entry)
         self._unmet.ask(is_scanned=self.scanned)
@@ -294,12 +293,12 @@ class Scanner:
         adopted = self._insert(*seen)
         return (known if len(self.shared.catalog) > known else -1), adopted
 
-    def _note_met(self, number: int, path: str) -> None:
+    def _note_opened(self, number: int, path: str) -> None:
         """A program asks for a directory by some of its files."""
-        if self._is_lazy:
+        if not self.is_whole:
             place = number, os.path.dirname(path)
-            self._met[place] += 1
-            if self._met[place] == NAMES:
+            self._opened[place] += 1
+            if self._opened[place] == NAMES:
                 self.ask_for(*place, is_deep=False)
 
     @staticmethod

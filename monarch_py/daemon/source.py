@@ -82,9 +82,11 @@ class Source:
         return self.scan is None and not self.is_asked
 
     def ask_for(self, directory: str, *, is_deep: bool) -> None:
-        """Has a directory listed, relative to the root, unless it was;  is_deep: with what lies
-        below it."""
+        """Has a directory listed, relative to the root, unless it was, and before others;
+        is_deep: with what lies below it."""
         self._parts.add(directory, is_deep=is_deep)
+        if self.scan is not None:
+            self.scan.want(directory, is_deep=is_deep)
 
     def begin(self, config: Config, doorbell: Any) -> Scan:
         """Begins to list what was asked for."""

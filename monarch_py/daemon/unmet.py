@@ -46,12 +46,16 @@ class Unmet(Generic[Seen]):
     def __len__(self) -> int:
         return len(self._since) + len(self._asked)
 
-    def add(self, paths: Iterable[Path]) -> None:
-        """Files that programs have opened and that have no entry."""
-        now = time.monotonic()
+    def add(self, paths: Iterable[Path]) -> list[Path]:
+        """Files that programs have opened and that have no entry; returns those that were not
+        waiting."""
+        now, added = time.monotonic(), []
         for path in paths:
-            if len(self._since) < WAITING and path not in self._asked:
-                self._since.setdefault(path, now)
+            is_new = path not in self._since and path not in self._asked
+            if is_new and len(self._since) < WAITING:
+                self._since[path] = now
+                added.append(path)
+        return added
 
     def take_met(self, find: Callable[[int, str], int], *, is_scanned: bool) -> list[int]:
         """The entries of those that the scan has met meanwhile; they wait no longer."""

@@ -41,6 +41,11 @@ class Scan(Protocol):
     @property
     def is_finished(self) -> bool: ...
 
+    def want(self, directory: str, *, is_deep: bool) -> None:
+        """Has a directory, relative to the root, listed before all others that are not yet;
+        is_deep: with those below it."""
+        ...
+
     @property
     def seconds(self) -> float:
         """How long it took, once it is finished [s]."""

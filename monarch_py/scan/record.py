@@ -111,6 +111,9 @@ class _Told:
         self._text = ffi.from_buffer(text)
         return Batch(entries, ffi.cast("char *", self._text), len(text))
 
+    def want(self, directory: str, *, is_deep: bool) -> None:
+        """All is there at once."""
+
     def errors(self) -> tuple[int, int]:
         return self._listed.errors, self._listed.error
 

@@ -63,6 +63,9 @@ class Walk:
         entries = np.frombuffer(ffi.buffer(batch.entries, size), dtype=ENTRY)
         return Batch(entries, batch.pool, int(batch.pool_used))
 
+    def want(self, directory: str, *, is_deep: bool) -> None:
+        lib.monarch_scan_want(self._scan, os.fsencode(directory), is_deep)
+
     def errors(self) -> tuple[int, int]:
         first = ffi.new("int *")
         return int(lib.monarch_scan_errors(self._scan, first)), int(first[0])

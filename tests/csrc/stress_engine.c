@@ -118,8 +118,10 @@ static void stop_a_waiting_scan(void) {
         uint32_t bell = 0;
         struct monarch_scan *s = monarch_scan_start(top, 0, 3, 0, &bell);
         CHECK(s);
+        monarch_scan_want(s, "d7", 1);
         while (__atomic_load_n(&bell, __ATOMIC_SEQ_CST) < 8)
             usleep(1000);
+        monarch_scan_want(s, "d11", taken);
         for (int i = 0; i < taken; i++)
             monarch_batch_free(monarch_scan_take(s, &finished));
         monarch_scan_stop(s, 60000);

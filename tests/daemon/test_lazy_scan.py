@@ -128,6 +128,18 @@ def test_few_files_of_a_large_directory_do_not_list_it(
     assert known(session) == {str(path.relative_to(tree.root)) for path in few}
 
 
+@pytest.mark.parametrize("directory", ["c4", "c0"])
+def test_a_full_scan_comes_first_to_what_is_asked_for(
+    session_factory: Factory, tree: Files, directory: str
+) -> None:
+    session = lazy(session_factory, tree.root, scan="full", scan_rate=60, scan_threads=1)
+    read(session, *of(tree, f"{directory}/")[: NAMES + 1])
+    names = {name for name in tree.digests if name.startswith(directory)}
+    wait_until(lambda: names <= known(session), what="what lies beside them")
+    assert not session.status()["scanned"]
+    assert len(known(session)) < DIRECTORIES * MANY * 2 / 3
+
+
 def test_it_reads_as_without(session_factory: Factory, tree: Files) -> None:
     os.symlink("c2/f00001", tree.root / "link")
     os.symlink("c2", tree.root / "c9")

@@ -85,6 +85,43 @@ def test_every_name_is_reported_once_whatever_the_shape(tmp_path: Path, threads:
     assert listed == {d: len(os.listdir(root / d)) for d in directories}
 
 
+@pytest.mark.parametrize(("directory", "is_deep"), [("d30", False), ("e/f/g", False), ("e", True)])
+def test_what_is_wanted_comes_first(tmp_path: Path, directory: str, is_deep: bool) -> None:
+    root, many = tmp_path / "root", 50
+    names = [f"d{number:02d}/{i}" for number in range(40) for i in range(many)]
+    names += [f"e/f/{above}/{i}" for above in "gh" for i in range(many)]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    fd = os.open(root, os.O_RDONLY)
+    walk = Walk(fd, 0, 1, 5000, ffi.new("uint32_t *"))
+    walk.want("d05", is_deep=False)  # met first, and only the latest ones are kept for later
+    for i in range(20):
+        walk.want(f"gone{i}", is_deep=False)
+    walk.want(directory, is_deep=is_deep)
+    walk.want("", is_deep=True)
+    order = []
+    try:
+        while not walk.is_finished:
+            if (batch := walk.take()) is None:
+                continue
+            for entry in batch.entries:
+                raw = ffi.buffer(batch.pool + int(entry["path"]), int(entry["path_len"]))[:]
+                order.append(os.fsdecode(raw))
+    finally:
+        walk.close()
+        os.close(fd)
+    assert sorted(set(order)) == sorted({"", *map(str, parents(names)), *names})
+    wanted = [name for name in names if name.startswith(directory + "/")]
+    # The root's names, those of the directories on the way, and what was under way.
+    most = 42 + len(wanted) + 2 * many
+    assert max(map(order.index, wanted)) <= most
+
+
+def parents(names: list[str]) -> set[Path]:
+    return {parent for name in names for parent in Path(name).parents if parent.name}
+
+
 @pytest.mark.parametrize("is_deep", [False, True])
 def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
     """What they are asked for by may have gone, or be no directory, and is passed over."""
@@ -98,6 +135,10 @@ def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
     assert listed == {}  # these are made of whole trees
 
 
+# The first is passed over, the others are no names of directories in the source.
+PARTS = ["under", "link", "link/deep", "..", "in/../../other", "/"]
+
+
 def test_a_part_that_lies_elsewhere(mounts: Mounts) -> None:
     """What lies below the mount point of another file system, or behind a link, is another's."""
     root = mounts.tmpfs("root", 1 << 20)
@@ -105,15 +146,18 @@ def test_a_part_that_lies_elsewhere(mounts: Mounts) -> None:
         (root / name).mkdir()
         (root / name / "f").touch()
     (root / "link").symlink_to("in")
+    (root / "in" / "deep").mkdir()
     mounts.cover(root / "under")
     fd = os.open(root, os.O_RDONLY)
-    walk = Walk(fd, 0, 2, 0, ffi.new("uint32_t *"), directories=["under", "link"])
+    walk = Walk(fd, 0, 2, 0, ffi.new("uint32_t *"), directories=PARTS)
     try:
         found = [walk.take()]
         while not walk.is_finished:
             found.append(walk.take())
         assert not any(found)
-        assert walk.errors() == (1, errno.ENOTDIR)
+        errors, first = walk.errors()
+        assert errors == len(PARTS) - 1
+        assert first in (errno.ELOOP, errno.ENOTDIR, errno.EXDEV)
     finally:
         walk.close()
         os.close(fd)
