@@ -12,7 +12,7 @@ import click
 from monarch_py.bringup import Node, bring_up, listed
 from monarch_py.cli.command import why_unusable
 from monarch_py.cli.options import checked, config_option, served_config_option
-from monarch_py.cli.screen import tell
+from monarch_py.cli.screen import tell, warn
 from monarch_py.client import HAS_CHANGED, Client, catalog_trouble, troubles
 from monarch_py.config import Config
 from monarch_py.daemon.lifecycle import end_process, ignore_the_jobs, wait_for
@@ -126,7 +126,7 @@ def _tell(node: Node, config_file: Path) -> None:
     if node.rank:
         return
     for warning in node.warnings:
-        tell(warning)
+        warn(warning)
     count, ran = len(node.names), len(node.names) - len(node.started)
     if not ran:
         click.echo(f"{count} daemons serve {config_file}, on {listed(node.names)}")
@@ -160,7 +160,7 @@ def start(config_file: Path, alone: bool) -> None:
         serving = client.ask("where")
         click.echo(f"a daemon serves this configuration already (process {serving['pid']})")
         if not serving["is_current"]:
-            tell(HAS_CHANGED.format(config_file))
+            warn(HAS_CHANGED.format(config_file))
         return
     click.echo(f"the daemon serves {config.file} (process {process.pid})")
     for trouble in troubles(client.ask("status")):

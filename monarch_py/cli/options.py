@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from monarch_py.cli.screen import tell
+from monarch_py.cli.screen import warn
 from monarch_py.config import Config, load_config
 from monarch_py.errors import ConfigError
 from monarch_py.launcher import launched, with_rank
@@ -88,5 +88,5 @@ def checked(config_file: Path, *, with_sources: bool = True) -> Config:
     """
     config = load_config(config_file, with_sources=with_sources)
     for warning in config.warnings:
-        tell(warning)
+        warn(warning)
     return config

@@ -21,7 +21,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["console", "output_failed", "prepare", "print_table", "show", "tell", "written"]
+__all__ = ["console", "output_failed", "prepare", "print_table", "show", "tell", "warn", "written"]
 
 # Errors that a write to a disk, a pipe or a terminal may meet.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
@@ -54,6 +54,11 @@ def tell(text: str) -> None:
         sys.stderr.flush()
     except OSError:
         _discard(sys.stderr.fileno())
+
+
+def warn(text: str) -> None:
+    """The same of what works, and may surprise."""
+    tell(f"warning: {text}")
 
 
 def written(status: int) -> int:

@@ -109,6 +109,10 @@ def _peers(section: Section | None) -> PeersConfig:
 
 def _performance(settings: Section) -> Performance:
     file: Path | None = settings["performance"]
+    if file is not None and not os.path.isfile(file):
+        raise settings.spot_of("performance").error(
+            f"{str(file)!r} is not a file", "make it with `monarch calibrate -o`"
+        )
     return Performance() if file is None else load_performance(file)
 
 

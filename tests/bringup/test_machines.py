@@ -171,7 +171,7 @@ def test_machines_that_do_not_reach_each_other_are_named(
         assert done.returncode == 0, done.stderr
         (line,) = done.stderr.splitlines()
         assert line.startswith(
-            "monarch: node1, node2: cannot be reached from node0, at 172.31.1.1:"
+            "monarch: warning: node1, node2: cannot be reached from node0, at 172.31.1.1:"
         )
         assert f"peers.interface in {config}" in line
     finally:

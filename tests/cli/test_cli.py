@@ -209,7 +209,7 @@ def test_a_warning_is_shown_and_does_not_stop_the_command(
     session = session_factory(source, home_dir="/tmp")
     done = session.monarch("verify")
     assert done.returncode == 0
-    assert done.stderr.startswith("monarch: ")
+    assert done.stderr.startswith(f"monarch: warning: {session.config}:")
     assert "home_dir" in done.stderr
 
 

@@ -371,6 +371,12 @@ def test_the_daemon_does_not_pay_for_what_it_does_not_need() -> None:
     assert done.stdout.strip() == ""
 
 
+def test_a_calibration_that_is_not_there_is_refused_where_it_is_named(site: Site) -> None:
+    said = site.refusal(SMALLEST + "performance: mine.yaml\n")
+    line = SMALLEST.count("\n") + 1
+    assert re.search(rf":{line}: performance: '.*/mine.yaml' is not a file; make it with", said)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
