@@ -199,7 +199,7 @@ class Scanner:
         out = source.excluded(entries, path) & (entries["word"] == 0)
         entries["word"][out] = make_word(State.BYPASS, Reason.EXCLUDED)
         try:
-            ids, _ = catalog.add(entries, pool)
+            catalog.add(entries, pool)
         except OSError as error:
             self.full = True
             log.warning(
@@ -208,7 +208,7 @@ class Scanner:
                 error,
             )
             return []
-        new = np.unique(ids[ids >= before])
+        new = np.arange(before, len(catalog), dtype=np.uint64)
         if int(self.shared.clients.renames) != self._renames:
             self._look_again(source, new)
         fresh = new[state_of(catalog.words[new]) == State.ABSENT]
