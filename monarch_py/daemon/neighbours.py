@@ -138,11 +138,11 @@ class Neighbours:
         begun = False
         for entry in read[:: len(read) // LOOKS + 1].tolist():
             source = int(self.shared.catalog.entries["source"][entry])
-            begun |= self._directories.note(source, self.shared.catalog.path(entry))
+            if self._directories.note(source, self.shared.catalog.path(entry)):
+                begun, newest = True, self._directories.filled[0]
+                self.filler.scanner.ask_for(*newest.place, is_deep=newest.is_deep)
         if begun:
             self._put_back()
-            for filled in self._directories.filled:
-                self.filler.scanner.ask_for(*filled.place, is_deep=filled.is_deep)
 
     # --- what is filled -------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ BATCHES_A_TURN = 8
 # A directory is listed before others once programs have opened so many files in it, whatever they
 # read of them; with `scan: lazy`, others are not listed.
 NAMES = 4
+# Directories of which this is counted, before it is begun anew.
+MOST_COUNTED = 65536
 
 
 # One file, looked at: its source, the entry (1,) and the pool of its path.
@@ -126,8 +128,7 @@ class Scanner:
     def ask_for(self, number: int, directory: str, *, is_deep: bool) -> None:
         """Has a directory of a source listed, unless it was. is_deep: with what lies below it."""
         if number < len(self.sources):
-            self.sources[number].ask_for(directory, is_deep=is_deep)
-            self.has_more |= not self.scanned
+            self.has_more |= self.sources[number].ask_for(directory, is_deep=is_deep)
 
     def ask_for_all(self) -> None:
         for source in self.sources:
@@ -166,7 +167,12 @@ class Scanner:
             self._current = next((s for s in self.sources if s.is_asked), None)
             if self._current is not None:
                 bell = ffi.addressof(self.shared.clients, "doorbell")
-                self._current.begin(self.config, bell)
+                try:
+                    self._current.begin(self.config, bell)
+                except OSError as error:
+                    log.warning("%s is left to itself: %s", self._current.config.path, error)
+                    self._current.errors += 1
+                    self._current = None
         return self._current
 
     def _end(self, source: Source, scan: Scan) -> None:
@@ -297,6 +303,8 @@ class Scanner:
         """A program asks for a directory by some of its files."""
         if not self.is_whole:
             place = number, os.path.dirname(path)
+            if len(self._opened) == MOST_COUNTED:
+                self._opened.clear()
             self._opened[place] += 1
             if self._opened[place] == NAMES:
                 self.ask_for(*place, is_deep=False)

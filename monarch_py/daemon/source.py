@@ -11,12 +11,12 @@ from monarch_py.config import Config, PathFilter, SourceConfig
 from monarch_py.native import Kind
 from monarch_py.scan import Record, Root, Scan, Walk, read_root
 
-__all__ = ["Source"]
+__all__ = ["Parts", "Source"]
 
 log = logging.getLogger("monarch.scanner")
 
 
-class _Parts:
+class Parts:
     """Directories of a source, relative to its root, that are to be listed, each once."""
 
     def __init__(self) -> None:
@@ -27,17 +27,20 @@ class _Parts:
     def __len__(self) -> int:
         return len(self._left)
 
-    def add(self, directory: str, *, is_deep: bool) -> None:
+    def add(self, directory: str, *, is_deep: bool) -> bool:
+        """Whether it is one more."""
         if self._covers(directory) or (not is_deep and directory in self._flat):
-            return
+            return False
         (self._deep if is_deep else self._flat).add(directory)
+        if is_deep:
+            self._left = [part for part in self._left if not _lies_in(part[0], directory)]
         self._left.append((directory, is_deep))
+        return True
 
     def _covers(self, directory: str) -> bool:
-        above = directory
-        while above and above not in self._deep:
-            above = os.path.dirname(above)
-        return above in self._deep
+        while directory and directory not in self._deep:
+            directory = os.path.dirname(directory)
+        return directory in self._deep
 
     def take(self) -> tuple[list[str], bool]:
         """Those that one walk can list together, oldest first, and whether it goes below them."""
@@ -45,6 +48,10 @@ class _Parts:
         taken = [directory for directory, deep in self._left if deep == is_deep]
         self._left = [part for part in self._left if part[1] != is_deep]
         return taken, is_deep
+
+
+def _lies_in(path: str, directory: str) -> bool:
+    return not directory or path == directory or path.startswith(directory + "/")
 
 
 class Source:
@@ -67,7 +74,7 @@ class Source:
         self.is_whole = self._becomes_whole = False  # all of it is known
         self.errors = 0
         self.scan_seconds = 0.0
-        self._parts = _Parts()
+        self._parts = Parts()
         if told is not None or not is_lazy:
             self.ask_for("", is_deep=True)
 
@@ -81,15 +88,17 @@ class Source:
         """Whether all is known that was asked for."""
         return self.scan is None and not self.is_asked
 
-    def ask_for(self, directory: str, *, is_deep: bool) -> None:
+    def ask_for(self, directory: str, *, is_deep: bool) -> bool:
         """Has a directory listed, relative to the root, unless it was, and before others;
-        is_deep: with what lies below it."""
-        self._parts.add(directory, is_deep=is_deep)
+        is_deep: with what lies below it. Returns whether nobody had asked for it."""
+        is_new = self._parts.add(directory, is_deep=is_deep)
         if self.scan is not None:
             self.scan.want(directory, is_deep=is_deep)
+        return is_new
 
     def begin(self, config: Config, doorbell: Any) -> Scan:
-        """Begins to list what was asked for."""
+        """Begins to list what was asked for. OSError when the root cannot be looked at; then it is
+        left to the source."""
         directories, is_deep = self._parts.take()
         self._becomes_whole = is_deep and "" in directories
         told, self._told = self._told, None  # it is large, and needed once

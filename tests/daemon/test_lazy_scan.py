@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,15 @@ from typing import Any
 import pytest
 from daemon.following import plan_of
 from daemon.planned_site import wait_followed
+from hypothesis import given
+from hypothesis import strategies as st
 from support.files import Files, check_all, read_all
 from support.session import MIB, Session, wait_until
 
 from monarch_py.catalog import CatalogReader
 from monarch_py.daemon import scanner
 from monarch_py.daemon.neighbours import NAMES
+from monarch_py.daemon.source import Parts
 from monarch_py.demo.slowsource import SlowSource
 
 DIRECTORIES, MANY, SIZE = 6, 20, 8_000
@@ -30,6 +35,36 @@ for path in sys.argv[1:]:
         while f.read(1 << 20): pass
 """
 LIST = "import os, sys\nassert len(os.listdir(sys.argv[1])) > 1"
+
+
+# A tree of directories, in which a letter may lie in each.
+DEPTH, LETTERS = 3, "ab"
+ALL = ["/".join(way) for n in range(DEPTH + 1) for way in itertools.product(LETTERS, repeat=n)]
+
+
+@given(st.lists(st.tuples(st.sampled_from([*ALL, None]), st.booleans())))
+def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None, bool]]) -> None:
+    """None: a walk takes what there is."""
+    parts, listed, expected = Parts(), Counter[str](), set()
+    for directory, is_deep in [*asked, (None, False), (None, False)]:
+        if directory is not None:
+            parts.add(directory, is_deep=is_deep)
+            expected |= {d for d in ALL if d == directory or (is_deep and lies_in(d, directory))}
+        elif len(parts):
+            directories, goes_below = parts.take()
+            walked = {
+                d for d in ALL for w in directories if d == w or (goes_below and lies_in(d, w))
+            }
+            listed.update(walked)
+            assert len(walked) >= len(directories), "one lies in another"
+    assert not len(parts)
+    assert set(listed) == expected
+    # By itself, with one that lies above it, with one above that, and so on.
+    assert max(listed.values(), default=0) <= DEPTH + 2
+
+
+def lies_in(path: str, directory: str) -> bool:
+    return not directory or path.startswith(directory + "/")
 
 
 @pytest.fixture
@@ -188,10 +223,10 @@ def test_warm_lists_what_it_is_given(session_factory: Factory, tree: Files) -> N
         session.python(LIST, tree.root / directory)
         return bool(session.totals()["metadata_hits"] > before)
 
-    warm(session, tree.root / "c4")
+    warm(session, tree.root / "c4", tree.root / "c2")
     assert not is_told("c4")
-    assert present(session) == MANY
-    assert all(name.startswith("c4") for name in known(session))
+    assert present(session) == 2 * MANY
+    assert all(name.startswith(("c4", "c2")) for name in known(session))
     warm(session)
     assert present(session) == DIRECTORIES * MANY
     warm(session, tree.root / "c5" / "f00003")
