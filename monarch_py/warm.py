@@ -24,6 +24,8 @@ __all__ = ["Progress", "Warm"]
 
 # Entries in one order: the daemon takes requests of 1 MiB, a number has 8 digits and 2 beside it.
 ORDER = 65536
+# Directories in one request: 4 KiB of names that are no text have 24 KiB in JSON.
+DIRECTORIES = 32
 # Files that the daemon looks at in one request: its other commands wait meanwhile.
 LOOKS = 64
 # Looks at the catalog: this often, and never for more than a tenth of the time [s].
@@ -81,7 +83,7 @@ class _View:
     def __init__(self, client: Client) -> None:
         self._client = client
         self.pid = 0
-        self.scanned = self.switched_off = False
+        self.scanned = self.switched_off = self.is_lazy = False
         self._generation = 0
         self.refresh()
         session = client.session
@@ -99,6 +101,7 @@ class _View:
                 raise SessionError("the daemon was replaced by another one; run the command again")
             self.pid, known = told["pid"], told["generation"]
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
+            self.is_lazy = told["scan"] == "lazy"
             if known != self._generation:
                 with suppress(FileNotFoundError):  # a larger one has come since we asked
                     self.catalog = CatalogReader.open(self._client.session, known)
@@ -171,9 +174,12 @@ class Warm:
 
     def _ask_for_directories(self) -> None:
         """With `scan: lazy` the daemon may not know yet what is in them."""
-        if directories := self.chosen.needs_scanned:
-            self._client.ask("scan", directories=directories)
-            self._view.refresh()
+        if not self._view.is_lazy:
+            return
+        directories = self.chosen.needs_scanned
+        for at in range(0, len(directories), DIRECTORIES):
+            self._client.ask("scan", directories=directories[at : at + DIRECTORIES])
+        self._view.refresh()
 
     # --- ordering -------------------------------------------------------------------------------
 

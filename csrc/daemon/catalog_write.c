@@ -90,8 +90,8 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
-    /* A file that was replaced before its directory was listed keeps no place there: its directory
-     * does not change any more, and it is compared by itself. */
+    /* A file that was replaced before its directory was listed gets no place there, and is
+     * compared by itself: nothing about its directory will change for it any more. */
     if (e->place != MONARCH_NO_PLACE && (is_same || mine->kind == MONARCH_DIR))
         mine->place = e->place;
     if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)

@@ -184,7 +184,7 @@ struct comparison {
     const struct monarch_catalog *catalog;
     struct monarch_clients *clients;
     uint64_t dev;
-    int root;
+    int root, is_listed;
 };
 
 static void compare_file(const struct comparison *x, const struct monarch_entry *e) {
@@ -195,7 +195,8 @@ static void compare_file(const struct comparison *x, const struct monarch_entry 
 /* What lies in a directory that has changed. Returns how many names that is. */
 static uint64_t compare_names(const struct comparison *x, const struct monarch_entry *d) {
     const struct monarch_entry *table = monarch_entries(x->catalog);
-    uint64_t listing = d->sum, count = __atomic_load_n(&x->catalog->count, __ATOMIC_ACQUIRE), n = 0;
+    uint64_t listing = x->is_listed ? d->sum : 0,
+             count = __atomic_load_n(&x->catalog->count, __ATOMIC_ACQUIRE), n = 0;
     if (listing) {
         const uint32_t *ids = monarch_names(x->catalog) + monarch_listing_first(listing);
         for (; n < monarch_listing_length(listing); n++)
@@ -228,8 +229,8 @@ static void note_times(const struct comparison *x, const struct monarch_entry *d
 
 uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
                                      const struct monarch_source *source, unsigned number, int root,
-                                     uint64_t *at, uint64_t max) {
-    struct comparison x = {c, m, source->dev, root};
+                                     int is_listed, uint64_t *at, uint64_t max) {
+    struct comparison x = {c, m, source->dev, root, is_listed};
     uint64_t others = 0, looked = 0, count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
     for (; *at < count && looked < max; ++*at) {
         const struct monarch_entry *e = &monarch_entries(c)[*at];
@@ -248,7 +249,10 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
             continue;
         others += !monarch_is_changed(m, source->dev, e->ino);
         monarch_mark_changed(m, source->dev, e->ino);
-        note_times(&x, e); /* before the names: what changes meanwhile is seen the next time */
+        /* Before the names: what changes meanwhile is seen the next time. While names may still be
+         * added, that were looked at before, the directory stays another one. */
+        if (is_listed)
+            note_times(&x, e);
         looked += compare_names(&x, e);
     }
     return others;

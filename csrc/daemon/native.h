@@ -89,11 +89,12 @@ int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct mon
 uint64_t monarch_read_up(int root);
 /* Compares the directories of a source, from entry *at on and `max` of them, with what they are at
  * the source now (`root` its descriptor). One that is another, and what has changed in it, is
- * marked in `m`. *at is where to go on; returns how many were others. */
+ * marked in `m`. is_listed: monarch_catalog_list has been called; before that `sum` is no listing.
+ * *at is where to go on; returns how many were others. */
 void monarch_read_filesystem(int root, struct monarch_filesystem *f);
 uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
                                      const struct monarch_source *source, unsigned number, int root,
-                                     uint64_t *at, uint64_t max);
+                                     int is_listed, uint64_t *at, uint64_t max);
 
 /* --- what lies beside a file: beside.c ----------------------------------------------------------
  */
@@ -122,8 +123,8 @@ struct monarch_scan;
  * threads and at most `ops_per_s` operations a second (0: no limit); stays on its file system. */
 struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
-/* The same of `n` directories alone, relative to the root, without their listings; is_deep: with
- * what lies below them. */
+/* The same of `n` directories alone, relative to the root; is_deep: with what lies below them. It
+ * does not say how many names they hold. */
 struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *const *directories,
                                         uint64_t n, int is_deep, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);

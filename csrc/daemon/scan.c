@@ -48,8 +48,7 @@ struct queue {
     int portions;
 };
 
-/* A directory that comes before others. The latest are kept, for those of them that are not met
- * yet. */
+/* A directory that comes before others. The latest are kept: the walk may not have met them yet. */
 #define WANTS 16
 struct want {
     int is_set, is_deep;
@@ -448,23 +447,34 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
     return 1;
 }
 
-#ifndef SYS_openat2 /* Linux 5.6; of all machines alike */
-#define SYS_openat2 437
-#endif
-#define BENEATH_WITHOUT_LINKS (0x08 | 0x04) /* RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS */
+#define OPEN_DIRECTORY (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
 /* A directory that somebody has named must lie in the source by each part of its name. Those below
  * it are known by names that were read. */
-static int open_directory(const struct monarch_scan *s, const struct task *t) {
-    struct {
-        uint64_t flags, mode, resolve;
-    } how = {O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0, BENEATH_WITHOUT_LINKS};
-    if (t->is_first && *t->path) {
-        long fd = syscall(SYS_openat2, s->root, t->path, &how, sizeof how);
-        if (fd >= 0 || (errno != ENOSYS && errno != EPERM)) /* of an old seccomp filter */
-            return (int)fd;
+static int open_by_parts(int root, const char *path) {
+    char part[NAME_MAX + 1];
+    int fd = openat(root, ".", OPEN_DIRECTORY);
+    for (size_t n; fd >= 0 && *path; path += n + (path[n] == '/')) {
+        n = strcspn(path, "/");
+        int next = -1, above = fd;
+        errno = n < sizeof part ? ENOTDIR : ENAMETOOLONG;
+        if (n && n < sizeof part) {
+            memcpy(part, path, n);
+            part[n] = 0;
+            next = is_dot(part) ? -1 : openat(above, part, OPEN_DIRECTORY);
+        }
+        int error = errno;
+        close(above);
+        errno = error;
+        fd = next;
     }
-    return openat(s->root, *t->path ? t->path : ".", (int)how.flags);
+    return fd;
+}
+
+static int open_directory(const struct monarch_scan *s, const struct task *t) {
+    if (t->is_first)
+        return open_by_parts(s->root, t->path);
+    return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
 static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,

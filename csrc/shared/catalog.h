@@ -160,8 +160,9 @@ struct monarch_entry {
     uint64_t size;
     /* A link: offset of its target in the pool. A directory: its listing, see monarch_listing. */
     uint64_t copy_ino;
-    /* XXH3-64 of the copy's block sums, once PRESENT. A directory: names that the scan found in it
-     * + 1, then their listing; 0: not all are known, or it changed meanwhile. */
+    /* XXH3-64 of the copy's block sums, once PRESENT. A directory: how many names the
+     * scan found in it + 1, and from monarch_catalog_list on their listing; 0: not all are known,
+     * or it changed meanwhile. */
     uint64_t sum;
     uint16_t path_len;
     uint8_t source;

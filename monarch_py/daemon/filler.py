@@ -298,7 +298,7 @@ class Filler:
         """Of the tiers that the policy chooses from. One that shares its file system with the
         catalog leaves room for a larger one until it is known how many files there are: without
         that a file is unknown, without a copy it is only slower."""
-        growing = set() if self.scanner.is_whole else self._beside
+        growing = set() if self.scanner.scanned else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
             for number, tier in enumerate(self.tiers[: self.staging.number])

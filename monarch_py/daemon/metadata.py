@@ -51,13 +51,11 @@ class Metadata:
 
     def step(self) -> None:
         """One turn: begins what is due, takes in what the thread has found."""
-        if not self.scanner.scanned or not self.wanted:
+        if not self.wanted:
             return
-        if not self._has_listings and self.scanner.is_whole:
-            self._has_listings = True
-            self._list()
         if not self._is_ready:
-            self._is_ready = True
+            if not self.scanner.scanned:
+                return
             self._begin()
         if self._held:
             held = [self._held.popleft() for _ in range(len(self._held))]
@@ -68,6 +66,8 @@ class Metadata:
             if self._thread.is_alive():
                 return
             self._thread = None
+        if not self._has_listings and self.scanner.is_whole:
+            self._list()
         if self._is_due():
             self._thread = threading.Thread(target=self._look, name="metadata", daemon=True)
             self._thread.start()
@@ -81,6 +81,7 @@ class Metadata:
     # --- listings -----------------------------------------------------------------------------
 
     def _list(self) -> None:
+        self._has_listings = True
         catalog = self.shared.catalog
         # Listings are as old as the beginning of the scan.
         began = self.scanner.began
@@ -97,7 +98,8 @@ class Metadata:
             slot.up_ino = source.root().up_ino
 
     def _begin(self) -> None:
-        """What is known was looked at since the scanner began."""
+        """All that is known was looked at since the scanner began, and is compared from now on."""
+        self._is_ready = True
         self._read_filesystems()
         self._caught_up = self.scanner.began
         self.shared.control.compared_ns = int(self.scanner.began * 1e9)
@@ -140,6 +142,7 @@ class Metadata:
                         ffi.addressof(slot),
                         source.number,
                         source.fd,
+                        self._has_listings,
                         at,
                         SLICE,
                     )

@@ -140,7 +140,7 @@ class Neighbours:
             source = int(self.shared.catalog.entries["source"][entry])
             if self._directories.note(source, self.shared.catalog.path(entry)):
                 begun, newest = True, self._directories.filled[0]
-                self.filler.scanner.ask_for(*newest.place, is_deep=newest.is_deep)
+                self.filler.scanner.read_through(*newest.place, is_deep=newest.is_deep)
         if begun:
             self._put_back()
 

@@ -111,8 +111,10 @@ class Scanner:
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
-        # Of directories: how many files programs have opened that were not known.
+        # Of directories: how many files programs have opened that were not known; and, with a lazy
+        # scan, how many directories in them were asked for.
         self._opened: Counter[Path] = Counter()
+        self._asked: Counter[Path] = Counter()
         self._unmet = Unmet(self.look, shared.ring)
 
     @property
@@ -125,14 +127,32 @@ class Scanner:
         """Whether everything is known."""
         return all(source.is_whole for source in self.sources)
 
-    def ask_for(self, number: int, directory: str, *, is_deep: bool) -> None:
-        """Has a directory of a source listed, unless it was. is_deep: with what lies below it."""
-        if number < len(self.sources):
-            self.has_more |= self.sources[number].ask_for(directory, is_deep=is_deep)
+    def ask_for(self, number: int, directory: str, *, is_deep: bool, is_read: bool = True) -> None:
+        """Has a directory of a source listed, unless it was.
+
+        is_deep : with what lies below it;  is_read : by programs, so that it comes before others.
+        One of which programs have come to so many directories is read through
+        """
+        if number >= len(self.sources) or directory.startswith("/"):
+            return
+        source = self.sources[number]
+        if not source.ask_for(directory, is_deep=is_deep, is_read=is_read):
+            return
+        self.has_more = True
+        if is_read and directory:
+            above = number, os.path.dirname(directory)
+            if self._count(self._asked, above) == NAMES:
+                self.ask_for(*above, is_deep=True)
+
+    def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
+        """Programs read a directory, or some below it. What is not read itself is not listed for
+        it with `scan: lazy`."""
+        if not is_deep or self.config.scan == "full":
+            self.ask_for(number, directory, is_deep=is_deep)
 
     def ask_for_all(self) -> None:
         for source in self.sources:
-            self.ask_for(source.number, "", is_deep=True)
+            self.ask_for(source.number, "", is_deep=True, is_read=False)
 
     def has_unmet(self, tier_number: int) -> bool:
         """Whether a tier has copies of earlier sessions that nobody has looked at: of files that
@@ -153,6 +173,7 @@ class Scanner:
                 break
             batch = source.scan.take()
             if batch is not None:
+                source.found += len(batch.entries)
                 found += self._insert(source, batch.entries, batch.pool)
             elif source.scan.is_finished:
                 self._end(source, source.scan)
@@ -170,7 +191,11 @@ class Scanner:
                 try:
                     self._current.begin(self.config, bell)
                 except OSError as error:
-                    log.warning("%s is left to itself: %s", self._current.config.path, error)
+                    log.warning(
+                        "%s: what is not known of it stays at the source: %s",
+                        self._current.config.path,
+                        error,
+                    )
                     self._current.errors += 1
                     self._current = None
         return self._current
@@ -303,11 +328,15 @@ class Scanner:
         """A program asks for a directory by some of its files."""
         if not self.is_whole:
             place = number, os.path.dirname(path)
-            if len(self._opened) == MOST_COUNTED:
-                self._opened.clear()
-            self._opened[place] += 1
-            if self._opened[place] == NAMES:
+            if self._count(self._opened, place) == NAMES:
                 self.ask_for(*place, is_deep=False)
+
+    @staticmethod
+    def _count(counted: Counter[Path], place: Path) -> int:
+        if len(counted) == MOST_COUNTED:
+            counted.clear()
+        counted[place] += 1
+        return counted[place]
 
     @staticmethod
     def stat_entry(source: Source, path: bytes, entry: npt.NDArray[Any]) -> int:

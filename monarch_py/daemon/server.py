@@ -486,6 +486,7 @@ class Daemon:
             "cluster": "" if self.cluster is None else self.cluster.name,
             "generation": int(self.shared.control.generation),
             "scanned": self.scanner.scanned,
+            "scan": self.config.scan,
             "is_current": version_of(self.config.file) in (None, self._version),
             "switched_off": bool(self.shared.control.off),
         }
@@ -499,7 +500,7 @@ class Daemon:
     def _scan(self, request: dict[str, Any]) -> dict[str, Any]:
         """Directories, as (number of the source, path), that are listed with all below them."""
         for number, path in request["directories"]:
-            self.scanner.ask_for(int(number), str(path), is_deep=True)
+            self.scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)
         return {"scanned": self.scanner.scanned}
 
     def _warm(self, request: dict[str, Any]) -> dict[str, Any]:

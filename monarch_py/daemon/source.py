@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from monarch_py.scan import Record, Root, Scan, Walk, read_root
 __all__ = ["Parts", "Source"]
 
 log = logging.getLogger("monarch.scanner")
+
+# Directories that programs read, the latest ones: a scan keeps as many (csrc/daemon/scan.c).
+WANTS = 16
 
 
 class Parts:
@@ -32,12 +36,11 @@ class Parts:
         if self._covers(directory) or (not is_deep and directory in self._flat):
             return False
         (self._deep if is_deep else self._flat).add(directory)
-        if is_deep:
-            self._left = [part for part in self._left if not _lies_in(part[0], directory)]
         self._left.append((directory, is_deep))
         return True
 
     def _covers(self, directory: str) -> bool:
+        """Whether it, or a directory above it, is listed with what lies below."""
         while directory and directory not in self._deep:
             directory = os.path.dirname(directory)
         return directory in self._deep
@@ -46,12 +49,12 @@ class Parts:
         """Those that one walk can list together, oldest first, and whether it goes below them."""
         is_deep = self._left[0][1]
         taken = [directory for directory, deep in self._left if deep == is_deep]
-        self._left = [part for part in self._left if part[1] != is_deep]
+        if is_deep:
+            taken = [part for part in taken if not part or not self._covers(os.path.dirname(part))]
+        rest = [part for part in self._left if part[1] != is_deep]
+        # Those that lie in what is listed with all below it come with that.
+        self._left = [part for part in rest if part[1] or not self._covers(part[0])]
         return taken, is_deep
-
-
-def _lies_in(path: str, directory: str) -> bool:
-    return not directory or path == directory or path.startswith(directory + "/")
 
 
 class Source:
@@ -74,7 +77,9 @@ class Source:
         self.is_whole = self._becomes_whole = False  # all of it is known
         self.errors = 0
         self.scan_seconds = 0.0
+        self.found = 0  # entries
         self._parts = Parts()
+        self._read: deque[tuple[str, bool]] = deque(maxlen=WANTS)
         if told is not None or not is_lazy:
             self.ask_for("", is_deep=True)
 
@@ -88,13 +93,17 @@ class Source:
         """Whether all is known that was asked for."""
         return self.scan is None and not self.is_asked
 
-    def ask_for(self, directory: str, *, is_deep: bool) -> bool:
-        """Has a directory listed, relative to the root, unless it was, and before others;
-        is_deep: with what lies below it. Returns whether nobody had asked for it."""
-        is_new = self._parts.add(directory, is_deep=is_deep)
-        if self.scan is not None:
-            self.scan.want(directory, is_deep=is_deep)
-        return is_new
+    def ask_for(self, directory: str, *, is_deep: bool, is_read: bool = False) -> bool:
+        """Has a directory listed, relative to the root, unless it was. Returns whether nobody had
+        asked for it.
+
+        is_deep : with what lies below it;  is_read : by programs, so that it comes before others
+        """
+        if is_read:
+            self._read.append((directory, is_deep))
+            if self.scan is not None:
+                self.scan.want(directory, is_deep=is_deep)
+        return self._parts.add(directory, is_deep=is_deep)
 
     def begin(self, config: Config, doorbell: Any) -> Scan:
         """Begins to list what was asked for. OSError when the root cannot be looked at; then it is
@@ -114,6 +123,8 @@ class Source:
                 directories=None if self._becomes_whole else directories,
                 is_deep=is_deep,
             )
+        for directory, below in self._read:
+            self.scan.want(directory, is_deep=below)
         return self.scan
 
     def end(self, scan: Scan) -> None:
@@ -125,7 +136,8 @@ class Source:
         self.scan_seconds += scan.seconds
         scan.close()
         self.scan = None
-        self.is_whole |= self._becomes_whole
+        # One whose threads could not be started has not even found the root.
+        self.is_whole |= self._becomes_whole and self.found > 0
 
     def root(self) -> Root:
         return self._root or read_root(self.fd)

@@ -34,6 +34,10 @@ for path in sys.argv[1:]:
     with open(path, "rb", 0) as f:
         while f.read(1 << 20): pass
 """
+DIGEST = """
+import hashlib, sys
+print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())
+"""
 LIST = "import os, sys\nassert len(os.listdir(sys.argv[1])) > 1"
 
 
@@ -75,7 +79,7 @@ def tree(tmp_path: Path) -> Files:
     return files
 
 
-def lazy(session_factory: Factory, source: Path, **settings: Any) -> Session:
+def lazy(session_factory: Factory, source: Path | list[Path], **settings: Any) -> Session:
     return session_factory(source, **{"prefetch": "auto", "scan": "lazy", **settings}).start()
 
 
@@ -143,11 +147,17 @@ def test_large_files_make_their_directory_known(session_factory: Factory, tmp_pa
     assert not any(name.startswith("e/") for name in known(session))
 
 
-def test_one_of_each_class_makes_the_whole_tree_known(
+def test_directories_that_are_read_make_known_what_lies_beside_them(
     session_factory: Factory, tree: Files
 ) -> None:
     session = lazy(session_factory, tree.root)
-    read(session, *(of(tree, f"c{i}/")[0] for i in range(NAMES)))
+    first = [of(tree, f"c{i}/")[0] for i in range(NAMES)]
+    read(session, *first)  # one file in each says nothing
+    wait_until(lambda: present(session) == NAMES, what="copies")
+    session.wait_idle()
+    assert known(session) == {str(path.relative_to(tree.root)) for path in first}
+    for directory in range(NAMES):
+        read(session, *of(tree, f"c{directory}/")[:NAMES])
     wait_until(lambda: present(session) == DIRECTORIES * MANY, what="all copies")
     check_all(session, tree)
 
@@ -213,6 +223,58 @@ def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, t
         return {name: told["sha256"] for name, told in found.items()} == tree.digests
 
     wait_until(is_new, what="what is there now")
+
+
+@pytest.mark.parametrize("listed", ["source", "nothing"])
+def test_changes_are_seen_with_several_sources(
+    session_factory: Factory, tree: Files, tmp_path: Path, listed: str
+) -> None:
+    """Of which one is known as a whole, and another is not."""
+    Files(tmp_path / "other").add("d/f", SIZE)
+    session = lazy(session_factory, [tree.root, tmp_path / "other"], revalidate="1s")
+    if listed == "source":
+        warm(session, tree.root)
+    else:
+        check_all(session, tree)
+        session.wait_idle()
+    path = of(tree, "c2/")[7]
+    os.replace(tree.add("new", SIZE, version=1), path)
+    name = str(path.relative_to(tree.root))
+    tree.digests[name] = tree.digests.pop("new")
+    wait_until(
+        lambda: read_all(session, tree.root)[name]["sha256"] == tree.digests[name],
+        what="what is there now",
+    )
+
+
+def test_changes_are_seen_while_a_directory_is_listed(
+    session_factory: Factory, tree: Files
+) -> None:
+    session = lazy(session_factory, tree.root, revalidate="1s", scan_rate=4, scan_threads=1)
+    path = of(tree, "c2/")[0]
+    read(session, path)
+    wait_until(lambda: present(session) == 1, what="a copy")
+    session.client.ask("scan", directories=[(0, "c4")])
+    os.replace(tree.add("new", SIZE, version=1), path)
+    new = tree.digests["new"]
+    name = str(path.relative_to(tree.root))
+    wait_until(lambda: session.python(DIGEST, path).strip() == new, what="the new file")
+    assert not session.status()["scanned"], "it was listed too soon"
+    assert name in known(session)
+
+
+def test_warm_takes_directories_with_long_names(session_factory: Factory, tmp_path: Path) -> None:
+    """More of them than one request to the daemon may have bytes."""
+    deep = "/".join(["n" * 200] * 17)
+    files = Files(tmp_path / "source")
+    for number in range(350):
+        (files.root / deep / f"d{number}").mkdir(parents=True)
+    files.add(f"{deep}/d7/f", SIZE)
+    session = lazy(session_factory, files.root)
+    (tmp_path / "list").write_text("".join(f"{files.root}/{deep}/d{i}\n" for i in range(350)))
+    said = session.monarch("warm", "--from-file", str(tmp_path / "list"))
+    assert said.returncode == 0, said.stderr
+    assert present(session) == 1
 
 
 def test_warm_lists_what_it_is_given(session_factory: Factory, tree: Files) -> None:
