@@ -101,7 +101,7 @@ class _View:
                 raise SessionError("the daemon was replaced by another one; run the command again")
             self.pid, known = told["pid"], told["generation"]
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
-            self.is_lazy = told["scan"] == "lazy"
+            self.is_lazy = told.get("scan") == "lazy"  # not of a daemon that was started before
             if known != self._generation:
                 with suppress(FileNotFoundError):  # a larger one has come since we asked
                     self.catalog = CatalogReader.open(self._client.session, known)

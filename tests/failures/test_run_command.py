@@ -452,8 +452,8 @@ def test_start_tells_of_a_changed_configuration(session: Session) -> None:
         again = session.monarch("start")
         assert again.returncode == 0
         assert again.stderr == (
-            f"monarch: {session.config} has changed since its daemon was started; monarch stop,"
-            " then start, takes it in\n"
+            f"monarch: warning: {session.config} has changed since its daemon was started; monarch"
+            " stop, then start, takes it in\n"
         )
     finally:
         assert session.monarch("stop").returncode == 0
