@@ -57,7 +57,7 @@ def tell(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """The same of what works, and may surprise."""
+    """A line about something that works but may surprise the user."""
     tell(f"warning: {text}")
 
 

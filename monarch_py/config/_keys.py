@@ -221,8 +221,8 @@ SETTINGS = Table(
         "scan": Key(
             values.choice({name: name for name in SCANS}),
             " or ".join(f"`{name}`" for name in SCANS),
-            "what is looked at: everything, in the background; or what programs read, and what"
-            " lies beside it, see [the scan](#the-scan)",
+            "the scan lists everything, in the background, or only the directories that programs"
+            " read, see [the scan](#the-scan)",
             DEFAULT_SCAN,
             default_text=f"`{DEFAULT_SCAN}`",
         ),

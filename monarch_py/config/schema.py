@@ -74,7 +74,7 @@ DEFAULT_PLACEMENT = "first_fit"
 # of its own accord; only `monarch warm`.
 PREFETCHES = ("auto", "on_demand", "eager", "none")
 DEFAULT_PREFETCH = "auto"
-# What is looked at: everything, behind the job; directories that are asked for.
+# A scan lists everything, behind the job, or only the directories that are asked for.
 SCANS = ("full", "lazy")
 DEFAULT_SCAN = "full"
 

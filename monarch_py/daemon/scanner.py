@@ -106,7 +106,7 @@ class Scanner:
         # is scanned, of files that are gone or others now.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, npt.NDArray[Any]] = {}
-        self.has_more = False  # the last turn left batches that nobody will ring for
+        self.has_more = False  # batches or directories are left that nobody will ring for
         self.full = False  # shared memory has no room for more entries
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
@@ -130,8 +130,8 @@ class Scanner:
     def ask_for(self, number: int, directory: str, *, is_deep: bool, is_read: bool = True) -> None:
         """Has a directory of a source listed, unless it was.
 
-        is_deep : with what lies below it;  is_read : by programs, so that it comes before others.
-        One of which programs have come to so many directories is read through
+        is_deep : with what lies below it;  is_read : by programs, so that it comes before others; a
+        directory in which NAMES others are read is listed with all below it
         """
         if number >= len(self.sources) or directory.startswith("/"):
             return
@@ -145,8 +145,8 @@ class Scanner:
                 self.ask_for(*above, is_deep=True)
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
-        """Programs read a directory, or some below it. What is not read itself is not listed for
-        it with `scan: lazy`."""
+        """Programs read through a directory; is_deep: through directories below it. A lazy scan
+        lists only the directories that were read themselves."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 
@@ -325,7 +325,7 @@ class Scanner:
         return (known if len(self.shared.catalog) > known else -1), adopted
 
     def _note_opened(self, number: int, path: str) -> None:
-        """A program asks for a directory by some of its files."""
+        """A program has opened a file that was not known; NAMES of them ask for their directory."""
         if not self.is_whole:
             place = number, os.path.dirname(path)
             if self._count(self._opened, place) == NAMES:

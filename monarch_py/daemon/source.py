@@ -46,13 +46,14 @@ class Parts:
         return directory in self._deep
 
     def take(self) -> tuple[list[str], bool]:
-        """Those that one walk can list together, oldest first, and whether it goes below them."""
+        """The directories that one walk can list together, oldest first, and whether it goes below
+        them."""
         is_deep = self._left[0][1]
         taken = [directory for directory, deep in self._left if deep == is_deep]
         if is_deep:
             taken = [part for part in taken if not part or not self._covers(os.path.dirname(part))]
         rest = [part for part in self._left if part[1] != is_deep]
-        # Those that lie in what is listed with all below it come with that.
+        # A directory below one that is listed deeply is listed with it.
         self._left = [part for part in rest if part[1] or not self._covers(part[0])]
         return taken, is_deep
 

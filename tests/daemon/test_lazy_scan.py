@@ -84,7 +84,7 @@ def lazy(session_factory: Factory, source: Path | list[Path], **settings: Any) -
 
 
 def known(session: Session) -> set[str]:
-    """What the catalog knows, by directories: of their files, or of what lies in the root."""
+    """The paths of all entries of the catalog."""
     told = CatalogReader.open(session.paths, session.client.ask("where")["generation"])
     return {told.path(i) for i in range(len(told.entries))}
 

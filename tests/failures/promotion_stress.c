@@ -158,7 +158,7 @@ static void check(int fd, unsigned k, uint64_t *rng, const char *who) {
                  (unsigned)st.st_nlink);
 }
 
-/* What others may have closed: whatever is there is of one file. */
+/* A number that others may have closed: all bytes that it gives are of one file. */
 static void read_slot(struct slot *s, uint64_t *rng) {
     uint64_t words[MOST / 8];
     size_t at, n;

@@ -124,7 +124,7 @@ def parents(names: list[str]) -> set[Path]:
 
 @pytest.mark.parametrize("is_deep", [False, True])
 def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
-    """What they are asked for by may have gone, or be no directory, and is passed over."""
+    """A directory that has gone since it was asked for is passed over."""
     root = tmp_path / "root"
     for name in ("a/x/f1", "a/f2", "b/f3", "b/y/z/f4", "c/f5"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ PARTS = ["under", "link", "link/deep", "..", "in/../../other", "/"]
 
 
 def test_a_part_that_lies_elsewhere(mounts: Mounts) -> None:
-    """What lies below the mount point of another file system, or behind a link, is another's."""
+    """Files below the mount point of another file system, or behind a link, are not listed."""
     root = mounts.tmpfs("root", 1 << 20)
     for name in ("in", "under"):
         (root / name).mkdir()
