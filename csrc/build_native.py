@@ -27,6 +27,8 @@ SOURCES = [
     "daemon/job.c",
     "daemon/origin.c",
     "daemon/queue.c",
+    "daemon/orders.c",
+    "daemon/grant.c",
     "daemon/schedule.c",
     "daemon/turns.c",
     "daemon/sums.c",

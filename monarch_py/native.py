@@ -14,8 +14,11 @@ from monarch_py._native import ffi, lib
 
 __all__ = [
     "ENTRY",
+    "HOME",
     "LIBRARY",
+    "PLACED",
     "RESULT",
+    "ROOM",
     "JobKind",
     "JobStatus",
     "Kind",
@@ -104,6 +107,9 @@ def struct_dtype(name: str) -> np.dtype[Any]:
 
 ENTRY = struct_dtype("struct monarch_entry")
 RESULT = struct_dtype("struct monarch_result")
+ROOM = struct_dtype("struct monarch_room")
+PLACED = struct_dtype("struct monarch_placed")
+HOME = struct_dtype("struct monarch_home")
 
 
 def make_word(state: int, reason: int = 0, tier: Any = 0, copy: Any = 0) -> Any:

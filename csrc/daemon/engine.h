@@ -36,6 +36,7 @@ struct monarch_engine {
     uint64_t bytes;      /* atomic: read from sources */
     uint64_t files;      /* atomic: filled from sources */
     uint64_t peer_bytes; /* atomic: got from peers */
+    uint64_t peer_files; /* atomic: filled from peers alone */
     int stopping;        /* atomic */
     /* Whom an order names, by number; NULL for who is not there. Atomic. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
@@ -117,6 +118,7 @@ uint64_t monarch_now_ns(void);
 /* A copy in the making. What is marked so is the engine's, under its lock. */
 struct fill {
     struct fill *next;   /* engine's */
+    struct fill *same;   /* engine's: the next one of its bucket, see schedule.c */
     unsigned users;      /* engine's: threads at work on it */
     uint64_t next_block; /* engine's: nobody has begun this one or those behind it */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
@@ -167,6 +169,12 @@ void monarch_note_source(struct monarch_engine *e);
 /* The source's file, which is opened when it is first needed; as monarch_open_source. */
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
 
+/* --- fill.c: readers ---------------------------------------------------------------------------
+ */
+
+/* Whether a client's request for the file lies in the bitmap, not taken yet: then the file is
+ * ABSENT only until somebody orders its fill. */
+int monarch_is_requested(const struct monarch_clients *m, uint64_t id);
 /* Tells the readers that wait for units [first, first + count) of an entry to look again. */
 void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count);
 

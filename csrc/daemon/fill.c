@@ -28,9 +28,7 @@ void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, u
     }
 }
 
-/* Whether a client's request for the file lies in the bitmap, not taken yet: then the file is
- * ABSENT only until the daemon's next turn. */
-static int is_requested(const struct monarch_clients *m, uint64_t id) {
+int monarch_is_requested(const struct monarch_clients *m, uint64_t id) {
     return id < MONARCH_MAX_FILES && monarch_bit_is_set(m->wanted.word, id);
 }
 
@@ -41,7 +39,7 @@ static int is_settled(const struct monarch_clients *m, const struct monarch_cata
     uint64_t word = __atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE);
     unsigned state = MONARCH_WORD_STATE(word);
     return state != MONARCH_WANTED && state != MONARCH_FILLING &&
-           !(state == MONARCH_ABSENT && is_requested(m, id));
+           !(state == MONARCH_ABSENT && monarch_is_requested(m, id));
 }
 
 /* Answers the demands that stood when it began: a reader that asks again at once, elsewhere in the
@@ -59,18 +57,6 @@ uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_
             monarch_futex_wake(futex_of(&m->demand[i]));
     }
     return waiting;
-}
-
-int monarch_awaits_order(const struct monarch_clients *m, const struct monarch_catalog *c) {
-    uint64_t count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
-    for (int i = 0; i < MONARCH_DEMANDS; i++) {
-        uint64_t d = __atomic_load_n(&m->demand[i], __ATOMIC_ACQUIRE);
-        uint64_t id = d ? monarch_demand_entry(d) : count;
-        if (id < count && MONARCH_WORD_STATE(__atomic_load_n(&monarch_entries(c)[id].word,
-                                                             __ATOMIC_ACQUIRE)) != MONARCH_FILLING)
-            return 1;
-    }
-    return 0;
 }
 
 /* --- beginning ---------------------------------------------------------------------------------
@@ -371,6 +357,8 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         __atomic_fetch_add(&e->files, r == 0, __ATOMIC_RELAXED);
         if (r == 0 && f->units == 1 && !f->peers && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);
+    } else {
+        __atomic_fetch_add(&e->peer_files, r == 0, __ATOMIC_RELAXED);
     }
     if (r == 0) {
         monarch_holdings_sums(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE), job->result.copy,

@@ -1,5 +1,5 @@
 /* The C parts that the daemon drives from Python: writing the catalog, scanning sources, copying
- * files. None of it decides anything: Python says what, where and in what order. */
+ * files. Python says what, where and in what order; the engine decides within its grants. */
 #ifndef MONARCH_NATIVE_H
 #define MONARCH_NATIVE_H
 
@@ -219,9 +219,9 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
 /* The most that the sources are asked for, each second; 0: no limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
-/* How many threads may copy what no reader waits for at a time; and whether they rest after
- * each file, so that programs have the processors. */
-void monarch_engine_width(struct monarch_engine *e, int width, int rests);
+/* How many threads may copy what no reader waits for at a time, from the sources and from peers;
+ * and whether the sources' rest after each file, so that programs have the processors. */
+void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, int rests);
 /* Of what readers wait for, each rank of this node has as many turns as its share among those of
  * the ranks that wait: MONARCH_RANKS numbers, by the rank's in a demand. 0, as all are at first:
  * its readers take their turns as those that belong to no rank. */
@@ -238,6 +238,36 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
  * `bytes`. */
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                         const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
+/* What the engine may order by itself from now on, for readers and peers that wait for files of
+ * which it has no order: `tiers` rooms, of which each is granted in full, or in part. The fills'
+ * copies have the numbers from `first_copy` on, MONARCH_PLACED at most. Until the grant ends,
+ * nobody but the engine changes the words of entries that are ABSENT or WANTED, and nobody else
+ * places anything in these tiers. */
+struct monarch_room {
+    uint64_t bytes, inodes;
+    uint32_t block_bytes, entry_bytes; /* as in monarch_py/placement.py */
+    uint32_t is_part, unused;
+};
+enum { MONARCH_PLACED = 1024 };
+struct monarch_placed {
+    uint64_t id, copy;
+    uint32_t tier, unused;
+};
+void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
+                          uint64_t first_copy);
+/* Ends the grant; what was ordered under it goes to (MONARCH_PLACED,) out. Returns how many. */
+uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
+/* Where nodes share: whether this one keeps a file, and whom its fill asks, -1 for nobody. From the
+ * first call on, files of which nothing was said are left to Python. -1 without memory. */
+struct monarch_home {
+    int16_t asked_first, asked_then;
+    uint16_t is_kept;
+};
+int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
+                         const struct monarch_home *homes);
+/* Waits until somebody waits for a file that has no order and that the grant leaves to Python, for
+ * `limit_us` at most. Whether somebody does. */
+int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
 /* Takes back fills of these `n` entries, as far as nobody uses the file and no thread has begun:
  * each has the result ABANDONED at once. Returns how many. */
 uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
@@ -259,13 +289,12 @@ void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, ui
 uint64_t monarch_engine_bytes(struct monarch_engine *e);      /* read from sources so far */
 uint64_t monarch_engine_files(struct monarch_engine *e);      /* filled from sources so far */
 uint64_t monarch_engine_peer_bytes(struct monarch_engine *e); /* got from peers so far */
+uint64_t monarch_engine_peer_files(struct monarch_engine *e); /* filled from peers alone so far */
 /* Abandons what runs; otherwise as monarch_scan_stop. */
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms);
 /* Readers whose file will not be filled any more, or is complete, are told to look again. Returns
  * how many others wait. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);
-/* Whether a reader waits for a file that the engine has no order for. */
-int monarch_awaits_order(const struct monarch_clients *m, const struct monarch_catalog *c);
 /* XXH3-64 of the block sums of one file, for those who have only its path; 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);
 
@@ -280,6 +309,8 @@ uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
 void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
 /* Sets a file's bit as a client does; whether anything was new. */
 int monarch_want_file(struct monarch_clients *m, uint64_t id);
+/* Rings the engine as a client that waits. */
+void monarch_ring_engine(struct monarch_clients *m);
 /* Readers that always wait take turns: of each (n,) the rank, where it waits, which is another
  * place each, and when for the first time; who is served, `turns` times, goes to served. */
 void monarch_take_turns(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,

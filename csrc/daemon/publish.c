@@ -2,10 +2,24 @@
  * the inode of its copy. */
 #include "writer.h"
 
+#include <time.h>
+
+/* For so long a copying thread waits for the writer's lock [ns]. */
+#define LOCK_NS 20000000L
+
+int monarch_lock_soon(struct monarch_writer *w) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += LOCK_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return pthread_mutex_timedlock(&w->lock, &until) == 0;
+}
+
 /* The word, and what the index says of it. A guess may be old, so that the order is of no account;
  * but what was set last stays. */
-static void set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
-                     uint64_t word) {
+void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
+                      uint64_t word) {
     uint64_t old = e->word;
     int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
@@ -28,7 +42,7 @@ void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids
     pthread_mutex_lock(&w->lock);
     struct monarch_entry *table = monarch_table(w->catalog);
     for (uint64_t i = 0; i < n; i++)
-        set_word(w->catalog, &table[ids[i]], ids[i], words[i]);
+        monarch_set_word(w->catalog, &table[ids[i]], ids[i], words[i]);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -59,7 +73,7 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         __atomic_store_n(&e->copy_ino, copy_inos[i], __ATOMIC_SEQ_CST);
         if (!has_stamp)
             monarch_put_copy(c, copy_inos[i], tier, ids[i]);
-        set_word(c, e, ids[i], words[i]);
+        monarch_set_word(c, e, ids[i], words[i]);
     }
     return 0;
 }

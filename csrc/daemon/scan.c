@@ -560,6 +560,7 @@ static void *scan_thread(void *arg) {
     struct monarch_scan *s = arg;
     struct monarch_batch *batch = NULL;
     struct rusage begin;
+    pthread_setname_np(pthread_self(), "monarch-scan");
     int is_behind = getrusage(RUSAGE_THREAD, &begin) != 0;
     for (struct task *t; (t = next_task(s, &batch)); free(t)) {
         if (t->names)

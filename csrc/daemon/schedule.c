@@ -63,14 +63,18 @@ int monarch_is_claimed(const struct fill *f, uint64_t unit) {
 
 void monarch_claim(struct fill *f, uint64_t unit) { f->claimed[unit / 64] |= 1ULL << (unit % 64); }
 
+static struct fill **begun_of(struct pool *p, uint64_t id) {
+    return &p->begun[id % MONARCH_BUCKETS];
+}
+
 static struct fill *fill_of(const struct pool *p, uint64_t id) {
-    struct fill *f = p->fills;
+    struct fill *f = p->begun[id % MONARCH_BUCKETS];
     while (f && f->job->result.id != id)
-        f = f->next;
+        f = f->same;
     return f;
 }
 
-void monarch_add_fill(struct pool *p, struct fill *f) {
+static void put_last(struct pool *p, struct fill *f) {
     struct fill **at = &p->fills;
     while (*at)
         at = &(*at)->next;
@@ -78,12 +82,28 @@ void monarch_add_fill(struct pool *p, struct fill *f) {
     *at = f;
 }
 
-void monarch_remove_fill(struct pool *p, const struct fill *f) {
+static void take_from_list(struct pool *p, const struct fill *f) {
     struct fill **at = &p->fills;
     while (*at && *at != f)
         at = &(*at)->next;
     if (*at)
         *at = f->next;
+}
+
+void monarch_add_fill(struct pool *p, struct fill *f) {
+    struct fill **first = begun_of(p, f->job->result.id);
+    f->same = *first;
+    *first = f;
+    put_last(p, f);
+}
+
+void monarch_remove_fill(struct pool *p, const struct fill *f) {
+    struct fill **at = begun_of(p, f->job->result.id);
+    while (*at && *at != f)
+        at = &(*at)->same;
+    if (*at)
+        *at = f->same;
+    take_from_list(p, f);
 }
 
 /* --- what to do next ----------------------------------------------------------------------------
@@ -172,18 +192,28 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     return 0;
 }
 
-static int find_for(struct pool *p, const struct worker *me, const struct waiting *reader,
+static int has_order(const struct pool *p, uint64_t id) {
+    const struct job *job = p->bucket[id % MONARCH_BUCKETS];
+    while (job && job->result.id != id)
+        job = job->same;
+    return job != NULL;
+}
+
+static int find_for(struct pool *p, struct worker *me, const struct waiting *reader,
                     struct work *w) {
-    struct fill *f = fill_of(p, monarch_demand_entry(reader->demand));
-    if (f && monarch_way_of(f->job) != me->way)
-        return 0;
-    return f ? find_unit(p, me, f, reader, w)
-             : find_queued(p, me, monarch_demand_entry(reader->demand), w);
+    uint64_t id = monarch_demand_entry(reader->demand);
+    struct fill *f = fill_of(p, id);
+    if (f)
+        return monarch_way_of(f->job) == me->way && find_unit(p, me, f, reader, w);
+    if (!has_order(p, id) && me->unordered_count < MONARCH_UNORDERED &&
+        monarch_may_order(p, reader->place, reader->demand))
+        me->unordered[me->unordered_count++] = *reader;
+    return find_queued(p, me, id, w);
 }
 
 /* Readers take turns: the search goes on behind the place whose turn it was last. Whose turn it is
  * among the ranks, their shares say. */
-static int find_demand(struct pool *p, const struct worker *me, struct work *w) {
+static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct turns *turns = &p->turns[me->way];
     struct line line;
     monarch_line_up(&line, turns, p->shared.clients->demand, p->taken, p->next_demand);
@@ -250,8 +280,8 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
         f->users++;
         *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
         exchange(p, first, f);
-        monarch_remove_fill(p, f);
-        monarch_add_fill(p, f);
+        take_from_list(p, f);
+        put_last(p, f);
         monarch_served(&p->turns[way], monarch_rank_in(&p->turns[way], f->asked_by));
         return 1;
     }
@@ -329,9 +359,8 @@ uint32_t monarch_roles_of(const struct worker *me) {
     return MONARCH_DOES_ALL | (reads_ahead ? MONARCH_READS_AHEAD : 0);
 }
 
-/* Threads that wait for peers are no load on the sources. */
 static int is_within_width(const struct pool *p, enum monarch_way way) {
-    return way == MONARCH_FROM_PEER || p->unasked < p->width;
+    return p->unasked[way] < p->width[way];
 }
 
 static int find_unasked(struct pool *p, struct worker *me, int in_use, struct work *w) {
@@ -340,8 +369,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
         !((in_use && find_ahead(p, way, w)) || find_block(p, way, in_use, w) ||
           find_order(p, way, in_use, w)))
         return 0;
-    me->is_unasked = way == MONARCH_FROM_SOURCE;
-    p->unasked += (uint32_t)me->is_unasked;
+    me->is_unasked = 1;
+    p->unasked[way]++;
     return 1;
 }
 
@@ -357,7 +386,7 @@ static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct wo
 /* The thread has ended its work, and is counted among those that rest. */
 static void rest(struct pool *p, struct worker *me) {
     go_to(p, me, -1);
-    p->unasked -= (uint32_t)me->is_unasked;
+    p->unasked[me->way] -= (uint32_t)me->is_unasked;
     me->is_unasked = 0;
     p->resting[me->number % 2] += me->is_at_work;
     me->is_at_work = 0;
@@ -384,9 +413,11 @@ static int has_demand(const struct pool *p, enum monarch_way way) {
         uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
         if (!d || d == p->taken[i])
             continue;
-        const struct fill *f = fill_of(p, monarch_demand_entry(d));
-        const struct job *job = f ? f->job : queued(p, way, monarch_demand_entry(d));
-        if (job && monarch_way_of(job) == way && can_serve(p, -1, job))
+        uint64_t id = monarch_demand_entry(d);
+        const struct fill *f = fill_of(p, id);
+        const struct job *job = f ? f->job : queued(p, way, id);
+        if (job ? monarch_way_of(job) == way && can_serve(p, -1, job)
+                : !has_order(p, id) && monarch_may_order(p, i, d))
             return 1;
     }
     return 0;

@@ -5,10 +5,12 @@
 #include <pthread.h>
 
 #include "engine.h"
+#include "grant.h"
 #include "queue.h"
 #include "turns.h"
 
-/* Orders of the queues are found by entry in buckets: a reader may wait for one far behind. */
+/* Orders of the queues, and fills, are found by entry in buckets: a reader may wait for one far
+ * behind. */
 #define MONARCH_BUCKETS 1024
 /* Slots that fills from peers leave to those from the source, which other nodes wait for. */
 #define MONARCH_SLOTS_OF_SOURCE (MONARCH_FILL_SLOTS / 4)
@@ -35,8 +37,9 @@ struct pool {
     pthread_mutex_t lock;
     struct queue urgent, in_use[MONARCH_WAYS], to_page_in, normal[MONARCH_WAYS], done, told;
     struct job *bucket[MONARCH_BUCKETS];
-    struct fill *fills;  /* begun and not over, in the order in which they go on */
-    struct late late[2]; /* normal, in use */
+    struct fill *fills;                  /* begun and not over, in the order in which they go on */
+    struct fill *begun[MONARCH_BUCKETS]; /* the same, by entry */
+    struct late late[2];                 /* normal, in use */
     /* Queued, running, or done and not yet told: normal, in use; no PAGE_IN. */
     uint64_t pending[2][MONARCH_WAYS];
     uint32_t asked[MONARCH_MAX_PEERS]; /* of the pending ones, those that ask this peer first */
@@ -47,9 +50,10 @@ struct pool {
     int rung;           /* the daemon has been told of what is done, and has not taken it */
     int awaits_results; /* it has said so */
     int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */
-    /* At most `width` threads of the sources' are at orders and blocks that no reader has demanded;
-     * so many are. */
-    uint32_t width, unasked;
+    /* At most `width` threads of a way are at orders and blocks that no reader has demanded; so
+     * many are. */
+    uint32_t width[MONARCH_WAYS], unasked[MONARCH_WAYS];
+    struct grant grant;
     int rests; /* after each file; atomic */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
     uint32_t stamped; /* a bit for each tier */
@@ -69,6 +73,8 @@ struct pool {
         enum monarch_way way;
         int peer; /* that it is at; -1: none */
         int is_at_work, is_unasked;
+        struct waiting unordered[MONARCH_UNORDERED]; /* readers whose files have no order */
+        unsigned unordered_count;
         char *buffer; /* MONARCH_CHUNK bytes */
         pthread_t thread;
     } worker[];

@@ -38,7 +38,7 @@ void monarch_unlock_and_ring(struct pool *p) {
         monarch_ring_one(p, way, who[way]);
 }
 
-int monarch_look(struct worker *me, uint32_t roles, struct work *w) {
+static int look(struct worker *me, uint32_t roles, struct work *w) {
     struct pool *p = me->pool;
     enum monarch_way way = me->way;
     struct monarch_bell *bell = &p->shared.clients->engine[way];
@@ -53,6 +53,17 @@ int monarch_look(struct worker *me, uint32_t roles, struct work *w) {
         monarch_ring_one(p, way, who);
     else if (who)
         monarch_bell_wake(bell, 1, who);
+    return found;
+}
+
+int monarch_look(struct worker *me, uint32_t roles, struct work *w) {
+    int found;
+    do {
+        found = look(me, roles, w);
+        if (!me->unordered_count)
+            return found;
+        monarch_order_demanded(me->pool, me);
+    } while (!found);
     return found;
 }
 

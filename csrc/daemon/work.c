@@ -15,8 +15,6 @@
 #define RESULTS_AWAITED 64
 #define RESULTS_AT_ONCE 512
 #define ORDERS_LEFT 64
-/* A thread waits this long for the catalog's writer [ns]. */
-#define WRITER_NS 20000000L
 /* A reader has waited for a unit of the file within this time: it is moved in units [ns]. */
 #define ASKED_NS 500000000ULL
 /* Nothing here takes much of a stack, and files are read into a buffer [bytes]. */
@@ -59,15 +57,6 @@ static void push_result(struct pool *p, struct job *job) {
         monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
-static int lock_soon(pthread_mutex_t *lock) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += WRITER_NS;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    return pthread_mutex_timedlock(lock, &until) == 0;
-}
-
 /* The order's answer. A copy that is whole is published here, and its result lies there for Python
  * before the writer is let go: so it comes before that of a removal, which can be ordered as soon
  * as the copy is visible, but sets the word first. */
@@ -80,7 +69,7 @@ static void finish(struct pool *p, struct job *job) {
     }
     /* The lock is held for long while the catalog grows. The copy is published with its result
      * then, and this thread goes on. */
-    if (!lock_soon(&e->writer->lock)) {
+    if (!monarch_lock_soon(e->writer)) {
         push_result(p, job);
         return;
     }
@@ -250,7 +239,7 @@ static void *work(void *arg) {
             uint64_t begun_ns = __atomic_load_n(&p->rests, __ATOMIC_RELAXED) ? monarch_now_ns() : 0;
             do_work(p, &w, me->buffer);
             has_used = 1;
-            if (begun_ns && me->is_unasked)
+            if (begun_ns && me->is_unasked && me->way == MONARCH_FROM_SOURCE)
                 rest(begun_ns);
         } else if (!monarch_sleep(me, seen, roles, has_used ? monarch_now_ns() + KEEPS_NS : 0)) {
             madvise(me->buffer, MONARCH_CHUNK, MADV_DONTNEED);
@@ -276,7 +265,9 @@ static int start(struct pool *p, struct worker *w, enum monarch_way way, int num
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     int is_started = pthread_create(&w->thread, &attributes, work, w) == 0;
     pthread_attr_destroy(&attributes);
-    if (!is_started)
+    if (is_started) /* as `top -H` shows it */
+        pthread_setname_np(w->thread, way == MONARCH_FROM_PEER ? "monarch-fetch" : "monarch-fill");
+    else
         munmap(buffer, MONARCH_CHUNK);
     return is_started;
 }

@@ -7,22 +7,28 @@
 
 #include "native.h"
 
-/* Two threads write: Python's, which adds entries and decides, and a copying thread, which
- * publishes the copy that it has made. Readers take no lock. */
+/* Python's thread writes, which adds entries and decides; and the copying threads, which publish
+ * the copies that they have made and order what Python has granted. Readers take no lock. */
 struct monarch_writer {
     pthread_mutex_t lock; /* of the rest, and of everything in the catalog but its listings */
     struct monarch_catalog *catalog;
     uint32_t lost; /* a bit for each tier into which nothing is published any more */
 };
 
+/* Takes the lock, for a thread that has better to do than to wait while the catalog grows: for 20
+ * ms at most. Whether it has it. */
+int monarch_lock_soon(struct monarch_writer *w);
 /* Publishes the copy that a FILL or CHECK has found whole, if its entry still waits for this very
  * copy, no client has changed the file, the tier is not lost, and the index of copies has room.
  * Returns whether it did. The caller has the writer's lock. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r);
 
-/* --- for catalog_write.c and publish.c: the caller has the writer's lock -----------------------
+/* --- within this room: the caller has the writer's lock ------------------------------------------
  */
+
+void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
+                      uint64_t word);
 
 /* Of an index, two thirds are in use, or little more: a probe then ends in one cache line, mostly.
  */

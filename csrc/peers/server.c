@@ -398,7 +398,7 @@ server *monarch_peer_serve(const struct monarch_peer_files *files,
     if (has_memory && epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->stop, &e) == 0)
         while (s->threads < bounds->threads &&
                pthread_create(&s->thread[s->threads], NULL, serve, s) == 0)
-            s->threads++;
+            pthread_setname_np(s->thread[s->threads++], "monarch-serve");
     if (s->threads)
         return s;
     monarch_peer_end(s);

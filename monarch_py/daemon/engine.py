@@ -14,7 +14,8 @@ from monarch_py.daemon.scanner import Source
 from monarch_py.daemon.shared import Shared
 from monarch_py.daemon.width import Counted, ReadsInFlight
 from monarch_py.memory import available_bytes
-from monarch_py.native import RESULT, JobKind, ffi, lib, pointer
+from monarch_py.native import HOME, PLACED, RESULT, ROOM, JobKind, ffi, lib, pointer
+from monarch_py.placement import TierRoom
 from monarch_py.tiers import Tier
 
 __all__ = ["Engine", "block_sums"]
@@ -31,9 +32,14 @@ def block_sums(result: Any) -> bytes:
     return bytes(ffi.buffer(sums, int(result["blocks"]) * 8))
 
 
+# Of a tier's room no more is granted at a time: what memory and disk have left is looked at when
+# the next grant is made [bytes].
+GRANT_BYTES = 64 << 20
 # Each read in flight has a buffer, which takes memory as copies in a RAM tier do: no more than this
 # share of what is left for all of them, looked at this often [bytes, s].
 BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
+# Fetches from peers that nobody waits for, at least; and at most while the sources are read.
+LEAST_FETCHES = 2
 # Where a source is fast: fills that nobody waits for go on while so many processors are idle, which
 # is looked at this often [s].
 IDLE_CORES, LOOK_S = 0.5, 0.1
@@ -57,6 +63,9 @@ class Engine:
         peer_threads: int = 0,
     ) -> None:
         self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
+        # Of fetches that nobody waits for.
+        self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
+        self._fetch_width = self._fetches.least
         self._memory_width, self._memory_until = 0, 0.0
         self._width = min(self._reads.width, self._affordable_width(time.monotonic()))
         # Where sources are fast: what was seen of the processors, and when it is looked again [s].
@@ -72,6 +81,7 @@ class Engine:
         )
         if self._engine == ffi.NULL:
             raise MemoryError("no thread could be started for the copy engine")
+        lib.monarch_engine_width(self._engine, self._width, self._fetch_width, self.stands_back)
         lib.monarch_engine_publish(self._engine, shared.catalog.writer, shared.control)
         limits = config.source_limits
         lib.monarch_engine_limit(self._engine, limits.bytes_per_s or 0, limits.ops_per_s or 0)
@@ -86,6 +96,7 @@ class Engine:
         self.reads_ahead = config.copy_threads > 1
         self._shared = shared
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
+        self._placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
 
     def pending(self, *, in_use: bool, from_peers: bool | None = None) -> int:
         """Orders queued or running but for PAGE_IN: those for files in use, or all others; those
@@ -173,6 +184,47 @@ class Engine:
             pointer(peers, "int32_t *") if peers is not None else ffi.NULL,
         )
 
+    def grant(self, rooms: list[TierRoom], first_copy: int) -> None:
+        """Lets the engine order fills by itself, first fit into `rooms`, of files that somebody
+        waits for and of which it has no order. Until `end_grant` nobody else sets words of entries
+        that are ABSENT or WANTED, or places anything in these tiers.
+
+        first_copy : number of the first copy; MONARCH_PLACED numbers from it on are the engine's
+        """
+        granted = np.zeros(len(rooms), dtype=ROOM)
+        for given, room in zip(granted, rooms, strict=True):
+            given["bytes"] = min(max(room.free_bytes, 0), GRANT_BYTES)
+            given["is_part"] = room.free_bytes > GRANT_BYTES
+            given["inodes"] = max(room.free_inodes, 0)
+            given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
+        where = pointer(granted, "struct monarch_room *")
+        lib.monarch_engine_grant(self._engine, len(rooms), where, first_copy)
+
+    def end_grant(self) -> npt.NDArray[Any]:
+        """(n,) of dtype PLACED: the orders that were made under the grant. They are valid until the
+        next call."""
+        where = pointer(self._placed, "struct monarch_placed *")
+        return self._placed[: lib.monarch_engine_end_grant(self._engine, where)]
+
+    def set_homes(
+        self, ids: npt.NDArray[Any], asked: npt.NDArray[Any], keeps: npt.NDArray[np.bool_]
+    ) -> None:
+        """Where nodes share, for grants: of (n,) entries whom a fill asks, (n, MONARCH_ASKED) nodes
+        or -1, and whether this node keeps them. From the first call on, the engine leaves files of
+        which nothing was said to Python. MemoryError."""
+        entries = np.ascontiguousarray(ids, dtype=np.uint64)
+        homes = np.zeros(len(entries), dtype=HOME)
+        homes["asked_first"], homes["asked_then"] = asked.T
+        homes["is_kept"] = keeps
+        pointers = pointer(entries, "uint64_t *"), pointer(homes, "struct monarch_home *")
+        if lib.monarch_engine_homes(self._engine, len(entries), *pointers) != 0:
+            raise MemoryError("no memory for whom the fills of the catalog's files ask")
+
+    def rest(self, seconds: float) -> None:
+        """Returns at once if somebody waits for a file that the grant leaves to Python, or as soon
+        as somebody does [s]."""
+        lib.monarch_engine_rest(self._engine, int(seconds * 1e6))
+
     def withdraw(self, ids: npt.NDArray[np.uint64]) -> int:
         """Takes back the fills of (n,) entries that no thread has begun and no program waits for;
         they are among the results at once, as ABANDONED. Returns how many."""
@@ -221,7 +273,7 @@ class Engine:
     def adapt(self) -> None:
         """Follows what the sources give with the number of reads in flight."""
         before, opened = self._width, self._shared.source_opens()
-        rested = self.stands_back
+        rested, fetched = self.stands_back, self._fetch_width
         so_far = Counted(self.bytes_from_source, self.files_from_source, *opened)
         # Reads by threads that wait for peers say nothing of the width.
         pending = sum(self.pending(in_use=used, from_peers=False) for used in (True, False))
@@ -232,8 +284,18 @@ class Engine:
             self._width = min(wanted, spare, self._affordable_width(now_s))
         else:
             self._idle = None
-        if (self._width, self.stands_back) != (before, rested):
-            lib.monarch_engine_width(self._engine, self._width, self.stands_back)
+        self._fetch_width = self._fetches.least if pending else self._adapted_fetches(now_s)
+        if (self._width, self._fetch_width, self.stands_back) != (before, fetched, rested):
+            lib.monarch_engine_width(self._engine, self._width, self._fetch_width, self.stands_back)
+
+    def _adapted_fetches(self, now_s: float) -> int:
+        """As many fetches that nobody waits for as bring more than fewer would. While a source is
+        read they are few: what other nodes have is near, and what only the source has comes first.
+        """
+        files = int(lib.monarch_engine_peer_files(self._engine))
+        pending = sum(self.pending(in_use=used, from_peers=True) for used in (True, False))
+        is_full = pending > self._fetches.width
+        return self._fetches.step(now_s, Counted(self.bytes_from_peers, files), is_full=is_full)
 
     def _affordable_width(self, now_s: float) -> int:
         """The buffers must not take what the kernel would kill the job for."""

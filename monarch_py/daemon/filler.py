@@ -124,6 +124,27 @@ class Filler:
         else:
             self.copies.adopt(ids, rows, tier_number)
 
+    # --- grants ------------------------------------------------------------------------------
+
+    def begin_turn(self) -> None:
+        """From now on Python decides, and knows what was ordered since the last turn."""
+        placed = self.engine.end_grant()
+        if not len(placed):
+            return
+        ids, sizes = placed["id"], self.shared.catalog.entries["size"][placed["id"]]
+        for number in set(placed["tier"].tolist()):
+            self.copies.tier(number).reserve(sizes[placed["tier"] == number])
+        self._next_copy = int(placed["copy"][-1]) + 1
+        self.readahead.filled(np.ascontiguousarray(ids))
+
+    def end_turn(self) -> None:
+        """Until the next turn the engine orders what somebody waits for, as this would: all of a
+        node alone, and of nodes that share what this one keeps. Where a plan says which tier is
+        meant for a file, nothing."""
+        is_ready = self.nodes is None or self.nodes.is_ready
+        may = is_ready and self.prefers is None and not self.shared.control.off
+        self.engine.grant(self.rooms() if may else [], self._next_copy)
+
     # --- orders ------------------------------------------------------------------------------
 
     def feed(self) -> bool:
@@ -487,6 +508,7 @@ class Filler:
     def close(self, limit_s: float) -> int:
         """Abandons what runs. Copies that still wait for their check stay untrusted. Returns how
         many of the engine's threads have not ended within limit_s."""
+        self.begin_turn()
         words = self.shared.catalog.words
         unchecked = state_of(words) == State.FILLING
         for number, keeper in self.keepers.items():

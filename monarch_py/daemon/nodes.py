@@ -82,6 +82,7 @@ class Nodes:
         # they are known; and whether this one does too.
         self._holders: Holders = np.zeros((0, ASKED), dtype=np.int16)
         self._keeps = np.zeros(0, dtype=bool)
+        self._tell(np.zeros(0, dtype=np.uint64))
         self.is_decided = False  # by the catalog alone
         # Somebody else decides on files of a plan first, see `assign`.
         self.awaits_plan = False
@@ -125,7 +126,7 @@ class Nodes:
         first, and whether this one keeps a copy. It holds from now on, also when the plan is no
         longer followed: the copies are where it has put them."""
         self._holders[ids], self._keeps[ids] = holders, keeps
-        self.holdings.keep(ids, holders[:, 0] == self.cluster.rank)
+        self._tell(ids)
 
     def answer(self) -> None:
         """The catalog says what was decided in this turn."""
@@ -146,9 +147,7 @@ class Nodes:
         from the source: this node's own, and what no node has room for. Of two holders the one with
         the shorter queue of ours comes first; the owner fills what it has not, the other may have
         no copy yet."""
-        asked: npt.NDArray[np.int32] = self._holders[ids].astype(np.int32)
-        asked[asked[:, 0] == self.cluster.rank] = NOBODY
-        asked[asked[:, 1] == self.cluster.rank, 1] = NOBODY
+        asked = self._others(ids)
         two = np.flatnonzero((asked >= 0).all(axis=1))
         if len(two):
             length = self._engine.queues(len(self.cluster.members))
@@ -159,6 +158,14 @@ class Nodes:
             )
             asked[two[shorter]] = asked[two[shorter]][:, ::-1]
         return asked
+
+    def _others(self, ids: Ids) -> npt.NDArray[np.int32]:
+        """(n, MONARCH_ASKED) the other nodes that keep these files, the owner first; NOBODY for
+        this node's own."""
+        others: npt.NDArray[np.int32] = self._holders[ids].astype(np.int32)
+        others[others[:, 0] == self.cluster.rank] = NOBODY
+        others[others[:, 1] == self.cluster.rank, 1] = NOBODY
+        return others
 
     def _decide_all(self, count: int) -> None:
         """Every node comes to the same owners: by the files' hashes, and where a node is full, the
@@ -203,7 +210,12 @@ class Nodes:
         self._holders = np.concatenate([self._holders[:first], holders])
         self._keeps = np.concatenate([self._keeps[:first], keeps])
         ids = np.arange(first, first + len(owner), dtype=np.uint64)
-        self.holdings.keep(ids, owner == self.cluster.rank)
+        self._tell(ids)
+
+    def _tell(self, ids: Ids) -> None:
+        """What is known of (n,) entries, for peers that ask and for the engine's own orders."""
+        self.holdings.keep(ids, self._holders[ids, 0] == self.cluster.rank)
+        self._engine.set_homes(ids, self._others(ids), self._keeps[ids])
 
     def status(self) -> dict[str, Any]:
         """The schema is in docs/status.md."""

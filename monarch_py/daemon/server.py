@@ -7,7 +7,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,9 @@ QUIET_TURNS = 8
 BUSY_TURN_MS = 50
 # The same while programs open what a plan says: it is looked at what they open [ms].
 FOLLOWING_TURN_MS = 10
-# After a turn the loop rests for REST times what the turn took, at most for MOST_REST_S; where
-# programs need the processors, at most for MOST_LONG_REST_S, which readers still take for a sign of
-# life. A reader that waits is noticed within NAP_S [s].
-REST, MOST_REST_S, MOST_LONG_REST_S, NAP_S = 9, 0.01, 0.05, 0.001
+# After a turn the loop rests for REST times what the turn took, so that it takes a tenth of a
+# processor at most; but no longer than readers take for a sign of life [s].
+REST, MOST_REST_S = 9, 0.05
 # So often it is looked whether the session's files still have their names [s].
 LOOK_S = 0.5
 REQUEST_BYTES = 1 << 20
@@ -205,7 +205,7 @@ class Daemon:
         try:
             while not self._is_stopping:
                 begun = time.monotonic()
-                with self._lock:
+                with self._deciding():
                     busy = self._turn()
                 self._rest(time.monotonic() - begun)
                 wait_ms = 0 if busy else self._pause_ms(quiet)
@@ -214,17 +214,25 @@ class Daemon:
         finally:
             self._close()
 
+    @contextmanager
+    def _deciding(self) -> Iterator[None]:
+        """One at a time decides what becomes of files, and the engine does not meanwhile.
+        SessionError when the daemon is ending, and what would be looked at is gone."""
+        with self._lock:
+            if self._is_closed:
+                raise SessionError("the daemon is ending")
+            self.filler.begin_turn()
+            try:
+                yield
+            finally:
+                self.filler.end_turn()
+
     def _rest(self, took_s: float) -> None:
         """Programs have the processors meanwhile, and find the loop awake: ringing costs them
         nothing. The next turn comes at once if a reader waits for it.  took_s : the last one
         """
-        most_s = MOST_LONG_REST_S if self.filler.engine.stands_back else MOST_REST_S
-        until = time.monotonic() + min(REST * took_s, most_s)
-        while (left_s := until - time.monotonic()) > 0:
-            time.sleep(min(left_s, NAP_S))
-            with self._lock:  # a command may make the catalog grow
-                if self.filler.wanted.is_awaited:
-                    return
+        most_s = FOLLOWING_TURN_MS / 1000 if self.planned.is_awake else MOST_REST_S
+        self.filler.engine.rest(min(REST * took_s, most_s))
 
     def _pause_ms(self, quiet: int) -> int:
         """quiet : turns since somebody rang."""
@@ -454,9 +462,7 @@ class Daemon:
         self, action: Callable[[dict[str, Any]], Any]
     ) -> Callable[[dict[str, Any]], Any]:
         def held(request: dict[str, Any]) -> Any:
-            with self._lock:
-                if self._is_closed:  # and what would be looked at is gone
-                    raise SessionError("the daemon is ending")
+            with self._deciding():
                 return action(request)
 
         return held
@@ -521,7 +527,7 @@ class Daemon:
         """Files that the scan has not met. The loop turns while the source is asked."""
         paths = [(int(number), str(path)) for number, path in request["paths"]]
         met = [self.scanner.look(number, path) for number, path in paths]
-        with self._lock:
+        with self._deciding():
             for (number, path), seen in zip(paths, met, strict=True):
                 if seen is not None and self.scanner.find(number, path) < 0:
                     for ids, rows, tier in self.scanner.meet(seen)[1]:

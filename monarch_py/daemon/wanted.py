@@ -85,11 +85,6 @@ class Wanted:
             if len(ids):
                 self._awaited.append(ids)
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a reader waits for a file that was not ordered yet."""
-        return bool(lib.monarch_awaits_order(self.shared.clients, self.shared.catalog.c))
-
     def next_awaited(self) -> Ids:
         """The (n,) files of which somebody waits for a part, however many have their turn before;
         none when there are none. They are few: readers that wait have places."""

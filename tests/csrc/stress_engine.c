@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "doorbell.h"
 #include "native.h"
 #include "stress.h"
 
@@ -22,7 +23,7 @@
 #define CATALOGS 256
 
 static const char *root_path;
-static int root, copies, over, moving_over;
+static int root, copies, over, moving_over, waiting_over;
 static struct monarch_catalog *catalog; /* atomic, for the lookers; earlier ones stay */
 static struct monarch_catalog *all[CATALOGS];
 static struct monarch_writer *writer;
@@ -30,7 +31,7 @@ static struct monarch_control control;
 static struct monarch_clients *clients;
 static struct monarch_fills *fills;
 static struct monarch_engine *engine;
-static uint64_t next_copy = 1, found_present, published, rng = 20220822,
+static uint64_t next_copy = 1, found_present, published, granted, rng = 20220822,
                 seen_status[MONARCH_ABANDONED + 1];
 static int64_t damaged = -1; /* atomic: the entry whose copy main() spoils */
 
@@ -391,6 +392,71 @@ static void order_the_impossible(void) {
         }
 }
 
+/* --- orders under grants -----------------------------------------------------------------------
+ */
+
+/* Readers that wait, as clients write it. */
+static void *wait_for_files(void *number) {
+    uint64_t rng = (uintptr_t)number;
+    for (uint32_t tag = 0; !__atomic_load_n(&waiting_over, __ATOMIC_RELAXED); tag += 2) {
+        const struct monarch_catalog *c = __atomic_load_n(&catalog, __ATOMIC_ACQUIRE);
+        uint64_t id = below(&rng, (unsigned)__atomic_load_n(&c->count, __ATOMIC_ACQUIRE)), none = 0;
+        const struct monarch_entry *e = &monarch_entries(c)[id];
+        if (e->kind == MONARCH_FILE && e->source == 0 && !is_for_another(id)) {
+            monarch_set_bit(&clients->wanted, id);
+            __atomic_compare_exchange_n(&clients->demand[below(&rng, MONARCH_DEMANDS)], &none,
+                                        monarch_demand(id, 0, tag, (unsigned)below(&rng, 3)), 0,
+                                        __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+            monarch_ring_for_demand(clients);
+        }
+        usleep(20);
+    }
+    return NULL;
+}
+
+static void take_placed(const struct monarch_placed *placed, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t word = word_of(placed[i].id);
+        CHECK(placed[i].copy == next_copy++ && placed[i].tier == 0);
+        CHECK(MONARCH_WORD_COPY(word) == placed[i].copy);
+        CHECK(MONARCH_WORD_STATE(word) == MONARCH_FILLING ||
+              MONARCH_WORD_STATE(word) == MONARCH_PRESENT);
+    }
+    granted += n;
+}
+
+/* Nobody but the engine changes words while a grant holds; the catalog moves all the same. */
+static void order_under_grants(void) {
+    struct monarch_room room = {.bytes = 1ULL << 40, .block_bytes = 4096};
+    struct monarch_placed placed[MONARCH_PLACED];
+    pthread_t waiting;
+    waiting_over = 0;
+    CHECK(pthread_create(&waiting, NULL, wait_for_files, (void *)5) == 0);
+    for (int i = 0; i < 20; i++) {
+        finish(-1); /* before a copy is dropped of which a result still tells */
+        for (uint64_t id = 0; id < catalog->count; id++)
+            if (is_in(id, MONARCH_PRESENT) && below(&rng, 3) == 0)
+                drop(id);
+        finish(-1);
+        for (uint64_t id = 0; id < catalog->count; id++)
+            if (is_in(id, MONARCH_ABSENT))
+                set_word(id, 0);
+        room.inodes = below(&rng, 200);
+        monarch_engine_grant(engine, 1, &room, next_copy);
+        if (catalog->generation + 16 < CATALOGS)
+            move();
+        monarch_engine_rest(engine, 2000);
+        uint64_t n = monarch_engine_end_grant(engine, placed);
+        CHECK(n <= room.inodes);
+        take_placed(placed, n);
+    }
+    __atomic_store_n(&waiting_over, 1, __ATOMIC_RELAXED);
+    pthread_join(waiting, NULL);
+    finish(-1);
+    for (int i = 0; i < MONARCH_DEMANDS; i++)
+        __atomic_store_n(&clients->demand[i], 0, __ATOMIC_SEQ_CST);
+}
+
 static void start_engine(void) {
     engine = monarch_engine_start(3, 3, 0, BLOCK, clients, fills);
     CHECK(engine);
@@ -409,6 +475,7 @@ static void work_round(void) {
     ask_about_all(MONARCH_COMPARE);
     finish(MONARCH_DONE);
     sum_and_collapse();
+    order_under_grants();
     spoil_one();
     order_the_impossible();
     for (uint64_t id = 0; id < catalog->count; id++)
@@ -492,7 +559,7 @@ int main(int argc, char **argv) {
     __atomic_store_n(&over, 1, __ATOMIC_RELAXED);
     for (int i = 0; i <= LOOKERS; i++)
         pthread_join(thread[i], NULL);
-    CHECK(published > 100);
+    CHECK(published > 100 && granted > 100);
     for (unsigned i = 0; i <= MONARCH_ABANDONED; i++)
         printf("%llu ", (unsigned long long)seen_status[i]);
     printf("%llu\n", (unsigned long long)found_present);

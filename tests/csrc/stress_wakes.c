@@ -186,7 +186,8 @@ static void work_round(int number) {
     unsigned first = (unsigned)below(&rng, FILES);
     unsigned n = number % 50 == 49 ? FILES : 1 + (unsigned)below(&rng, 4);
     if (below(&rng, 4) == 0)
-        monarch_engine_width(engine, 1 + (int)below(&rng, THREADS), (int)below(&rng, 2));
+        monarch_engine_width(engine, 1 + (int)below(&rng, THREADS), 1 + (int)below(&rng, THREADS),
+                             (int)below(&rng, 2));
     if (below(&rng, 4) == 0)
         share_out();
     for (unsigned i = 0; i < n; i++) {
@@ -228,7 +229,9 @@ static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t 
                                 asked[0]) == (int)count);
 }
 
+/* Who asks a peer is held up there from now on, and every thread may. */
 static void shut(void) {
+    monarch_engine_width(engine, THREADS, PEERS, 0);
     pthread_mutex_lock(&gate);
     is_open = 0;
     pthread_mutex_unlock(&gate);

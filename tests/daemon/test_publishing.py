@@ -2,126 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+from daemon.engine_site import BLOCK, FILES, SIZE, Engine
 from support.session import wait_until
 
-from monarch_py.catalog import Catalog
-from monarch_py.daemon.copies import Copies, one
+from monarch_py.daemon.copies import Copies
 from monarch_py.daemon.wanted import Wanted
 from monarch_py.native import (
-    ENTRY,
-    RESULT,
-    JobKind,
-    JobStatus,
     Kind,
     Reason,
     State,
-    ffi,
     lib,
     make_word,
-    pointer,
 )
-from monarch_py.session import SessionDir
-
-BLOCK, SIZE, FILES = 1 << 20, 5000, 4
-Results = npt.NDArray[Any]
-
-
-class Engine:
-    """A copy engine with one tier and a catalog of FILES files, and nobody who takes its results.
-
-    started : it has threads
-    """
-
-    def __init__(self, place: Path) -> None:
-        source, tier, shm = (place / name for name in ("source", "tier", "shm"))
-        for path in (source, tier, shm):
-            path.mkdir()
-        self.control: Any = ffi.new("struct monarch_control *")
-        self.clients: Any = ffi.new("struct monarch_clients *")
-        self.fills: Any = ffi.new("struct monarch_fills *")
-        self.control.sources, self.control.source[0].dev = 1, source.stat().st_dev
-        self.catalog = Catalog(SessionDir(shm), ffi.addressof(self.control, "generation"))
-        self._descriptors = [os.open(path, os.O_RDONLY) for path in (source, tier)]
-        self.tier, self._copy = tier, 0
-        entries = np.zeros(1, dtype=ENTRY)
-        for name in (f"f{i}".encode() for i in range(FILES)):
-            (source / name.decode()).write_bytes(os.urandom(SIZE))
-            target = ffi.new("char[]", 4096)
-            where = pointer(entries, "struct monarch_entry *")
-            root = self._descriptors[0]
-            assert lib.monarch_stat_entry(root, 0, name, where, target, 4096) == 0
-            entries["path_len"] = len(name)
-            self.catalog.add(entries, ffi.new("char[]", name))
-        self._engine: Any = lib.monarch_engine_start(1, 1, 0, BLOCK, self.clients, self.fills)
-        lib.monarch_engine_publish(self._engine, self.catalog.writer, self.control)
-        lib.monarch_engine_source(self._engine, 0, self._descriptors[0])
-        lib.monarch_engine_tier(self._engine, 0, self._descriptors[1])
-
-    def order(self, entry: int, word: int | None = None) -> int:
-        """Orders a fill. Returns the number of the copy.  word : of the entry, if it is not FILLING
-        of this copy"""
-        self._copy += 1
-        filling = make_word(State.FILLING, 0, 0, self._copy)
-        self.catalog.set_words(one(entry), np.uint64(filling if word is None else word))
-        ids, tiers = one(entry), np.zeros(1, dtype=np.uint32)
-        copies = np.array([self._copy], dtype=np.uint64)
-        lib.monarch_engine_submit(
-            self._engine,
-            self.catalog.c,
-            JobKind.FILL,
-            0,
-            1,
-            pointer(ids, "uint64_t *"),
-            pointer(tiers, "uint32_t *"),
-            pointer(copies, "uint64_t *"),
-            ffi.NULL,
-            ffi.NULL,
-        )
-        return self._copy
-
-    def result(self) -> Results:
-        """(1,) the next one, which went well. It is settled by the caller."""
-        out = np.zeros(1, dtype=RESULT)
-        where = pointer(out, "struct monarch_result *")
-        wait_until(lambda: lib.monarch_engine_results(self._engine, where, 1), what="a result")
-        assert out["status"] == JobStatus.DONE
-        return out
-
-    def settle(self) -> None:
-        lib.monarch_engine_settle(self._engine)
-
-    def word(self, entry: int) -> int:
-        return int(self.catalog.words[entry])
-
-    def slots(self) -> int:
-        """Fills whose maps readers may look at."""
-        return int(np.count_nonzero(np.array(list(self.fills.word))))
-
-    def change(self, entry: int) -> None:
-        """As a client that changes the file."""
-        ino = int(self.catalog.entries["ino"][entry])
-        lib.monarch_mark_changed(self.clients, self.control.source[0].dev, ino)
-
-    def close(self) -> None:
-        lib.monarch_engine_stop(self._engine, 60000)
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = Engine(tmp_path)
-    yield made
-    made.close()
 
 
 def is_rung(engine: Engine) -> bool:
@@ -151,7 +49,7 @@ def test_a_reader_that_waits_for_the_whole_file_is_told(engine: Engine) -> None:
 def test_the_loop_is_woken_for_published_copies_only_if_it_says_so(
     engine: Engine, awaited: bool
 ) -> None:
-    lib.monarch_engine_await(engine._engine, awaited)
+    lib.monarch_engine_await(engine.c, awaited)
     engine.order(1)
     engine.result()
     assert is_rung(engine) == awaited

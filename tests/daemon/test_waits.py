@@ -65,17 +65,6 @@ def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
     assert answers(clients, catalog) == (0, False)
 
 
-def test_who_waits_for_the_loop_and_who_for_the_engine(clients: Any, catalog: Catalog) -> None:
-    assert not lib.monarch_awaits_order(clients, catalog.c), "nobody waits"
-    clients.demand[5] = (9 + 1) << 32 | 1
-    assert not lib.monarch_awaits_order(clients, catalog.c), "a client may write anything"
-    clients.demand[7] = (0 + 1) << 32 | 1
-    ids = np.zeros(1, dtype=np.uint64)
-    for state in State:
-        catalog.set_state(ids, state)
-        assert bool(lib.monarch_awaits_order(clients, catalog.c)) == (state != State.FILLING)
-
-
 @pytest.mark.parametrize(("size", "count", "threads"), [(4096, 1000, 1), (131072, 300, 8)])
 def test_a_reader_waits_once_for_a_file_of_one_unit(
     session_factory: Factory,

@@ -1,0 +1,206 @@
+/* Placing files in granted room: first fit, as policy would (monarch_py/placement.py), to the byte
+ * and to the inode. */
+#include "grant.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "doorbell.h"
+#include "orders.h"
+#include "waking.h"
+#include "writer.h"
+
+/* More than any tier holds; with it sums do not wrap [bytes]. */
+#define LARGEST (1ULL << 51)
+
+static_assert(MONARCH_ASKED == 2, "a home names two");
+
+static int is_still_there(const struct pool *p, const struct waiting *reader) {
+    const uint64_t *demand = &p->shared.clients->demand[reader->place];
+    return __atomic_load_n(demand, __ATOMIC_ACQUIRE) == reader->demand;
+}
+
+int monarch_may_order(const struct pool *p, unsigned place, uint64_t demand) {
+    return p->shared.writer && p->grant.refused[place] != demand;
+}
+
+/* --- one file -----------------------------------------------------------------------------------
+ */
+
+/* The first tier with room, from which the room is taken; -1 for none. A tier of which only a part
+ * is granted may have room beyond it, and no later tier is the first one then. */
+static int take_room(struct grant *g, uint64_t size) {
+    for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
+        struct monarch_room *room = &g->room[t];
+        uint64_t blocks = (size + room->block_bytes - 1) / room->block_bytes;
+        uint64_t need = blocks * room->block_bytes + room->entry_bytes;
+        if (need <= room->bytes && room->inodes) {
+            room->bytes -= need;
+            room->inodes--;
+            return (int)t;
+        }
+        if (room->is_part)
+            return -1;
+    }
+    return -1;
+}
+
+/* Whom a fill asks: as Nodes.asked (monarch_py/daemon/nodes.py) has it. Returns 0 for a file that
+ * this node does not keep, or of which that is not known. */
+static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
+    const struct grant *g = &p->grant;
+    asked[0] = asked[1] = -1;
+    if (!g->home)
+        return 1;
+    if (id >= g->homes || !g->home[id].is_kept)
+        return 0;
+    asked[0] = g->home[id].asked_first;
+    asked[1] = g->home[id].asked_then;
+    if (asked[0] >= 0 && asked[1] >= 0) {
+        uint32_t first = p->asked[asked[0]], second = p->asked[asked[1]];
+        if (second < first || (second == first && id % 2)) {
+            int32_t owner = asked[0];
+            asked[0] = asked[1];
+            asked[1] = owner;
+        }
+    }
+    return 1;
+}
+
+static unsigned state_of(const struct monarch_catalog *c, uint64_t id) {
+    return id < c->count ? MONARCH_WORD_STATE(monarch_entries(c)[id].word) : MONARCH_BYPASS;
+}
+
+/* Whether somebody has asked for a copy that is neither there nor in the making. */
+static int is_asked_for(const struct pool *p, const struct monarch_catalog *c, uint64_t id) {
+    unsigned state = state_of(c, id);
+    return state == MONARCH_WANTED ||
+           (state == MONARCH_ABSENT && monarch_is_requested(p->shared.clients, id));
+}
+
+/* Whether it was ordered. Under both locks. */
+static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
+    struct grant *g = &p->grant;
+    int32_t asked[MONARCH_ASKED];
+    if (!g->holds || g->placed_count == MONARCH_PLACED)
+        return 0;
+    struct monarch_entry *e = &monarch_table(c)[id];
+    /* A copy that is still to be removed keeps its number in the word. */
+    if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word) || !find_home(p, id, asked))
+        return 0;
+    int tier = take_room(g, e->size);
+    if (tier < 0)
+        return 0;
+    struct job *job =
+        monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
+    if (!job) {
+        g->holds = 0; /* its room is not known any more: until the next one */
+        return 0;
+    }
+    monarch_set_word(c, e, id, monarch_word(MONARCH_FILLING, 0, (unsigned)tier, g->next_copy));
+    g->placed[g->placed_count++] = (struct monarch_placed){id, g->next_copy++, (uint32_t)tier, 0};
+    monarch_enqueue(p, p->in_use, 1, job);
+    return 1;
+}
+
+/* --- what somebody waits for --------------------------------------------------------------------
+ */
+
+/* Whether Python has to order what the reader waits for, or to see why it cannot be. Without `c`
+ * nothing can be told of it. */
+static int leaves(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
+    struct grant *g = &p->grant;
+    uint64_t id = monarch_demand_entry(reader->demand);
+    if (!is_still_there(p, reader))
+        return 0;
+    g->refused[reader->place] = reader->demand;
+    g->is_early[reader->place] = !g->holds;
+    if (!c || is_asked_for(p, c, id))
+        return g->holds && !(c && order(p, c, id));
+    if (state_of(c, id) != MONARCH_FILLING) /* the demand came behind the last answer */
+        monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
+    return 0;
+}
+
+void monarch_order_demanded(struct pool *p, struct worker *me) {
+    struct monarch_writer *w = p->shared.writer;
+    int has_writer = monarch_lock_soon(w); /* it is held for long while the catalog grows */
+    int is_any = 0;
+    pthread_mutex_lock(&p->lock);
+    for (unsigned i = 0; i < me->unordered_count; i++)
+        is_any |= leaves(p, &me->unordered[i], has_writer ? w->catalog : NULL);
+    me->unordered_count = 0;
+    int is_first = is_any && !__atomic_exchange_n(&p->grant.leaves, 1, __ATOMIC_SEQ_CST);
+    monarch_unlock_and_ring(p);
+    if (has_writer)
+        pthread_mutex_unlock(&w->lock);
+    if (is_first) { /* the daemon's loop rests, or it sleeps */
+        syscall(SYS_futex, &p->grant.leaves, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+        monarch_doorbell_ring(&p->shared.clients->doorbell);
+    }
+}
+
+/* --- from Python --------------------------------------------------------------------------------
+ */
+
+void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
+                          uint64_t first_copy) {
+    struct pool *p = (struct pool *)e;
+    struct grant *g = &p->grant;
+    pthread_mutex_lock(&p->lock);
+    g->tiers = tiers;
+    memcpy(g->room, room, tiers * sizeof *room);
+    g->next_copy = first_copy;
+    for (unsigned i = 0; i < MONARCH_DEMANDS; i++)
+        g->refused[i] = g->is_early[i] ? 0 : g->refused[i];
+    memset(g->is_early, 0, sizeof g->is_early);
+    __atomic_store_n(&g->leaves, 0, __ATOMIC_SEQ_CST);
+    g->holds = e->writer != NULL;
+    monarch_unlock_and_ring(p); /* readers may have asked meanwhile */
+}
+
+uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out) {
+    struct pool *p = (struct pool *)e;
+    struct grant *g = &p->grant;
+    pthread_mutex_lock(&p->lock);
+    uint64_t n = g->placed_count;
+    memcpy(out, g->placed, n * sizeof *out);
+    g->holds = 0;
+    g->placed_count = 0;
+    pthread_mutex_unlock(&p->lock);
+    return n;
+}
+
+int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
+                         const struct monarch_home *homes) {
+    struct pool *p = (struct pool *)e;
+    struct grant *g = &p->grant;
+    uint64_t last = 0;
+    int r = 0;
+    for (uint64_t i = 0; i < n; i++)
+        last = ids[i] >= last ? ids[i] + 1 : last;
+    pthread_mutex_lock(&p->lock);
+    if (last > g->homes || !g->home) {
+        uint64_t more = last > g->homes + g->homes / 2 ? last : g->homes + g->homes / 2;
+        struct monarch_home *home = realloc(g->home, (more + 1) * sizeof *home);
+        if (home) {
+            memset(home + g->homes, 0, (more + 1 - g->homes) * sizeof *home);
+            g->home = home;
+            g->homes = more;
+        } else {
+            r = -1;
+        }
+    }
+    for (uint64_t i = 0; i < n && r == 0; i++)
+        g->home[ids[i]] = homes[i];
+    pthread_mutex_unlock(&p->lock);
+    return r;
+}
+
+int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us) {
+    struct timespec limit = {limit_us / 1000000, limit_us % 1000000 * 1000L};
+    uint32_t *leaves = &((struct pool *)e)->grant.leaves;
+    syscall(SYS_futex, leaves, FUTEX_WAIT_PRIVATE, 0, &limit, NULL, 0);
+    return __atomic_load_n(leaves, __ATOMIC_SEQ_CST) != 0;
+}

@@ -1,0 +1,148 @@
+"""A copy engine with a catalog and one tier, and nobody who takes its results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from support.session import wait_until
+
+from monarch_py.catalog import Catalog
+from monarch_py.daemon.copies import one
+from monarch_py.native import (
+    ENTRY,
+    PLACED,
+    RESULT,
+    ROOM,
+    JobKind,
+    JobStatus,
+    State,
+    ffi,
+    lib,
+    make_word,
+    pointer,
+)
+from monarch_py.placement import TierRoom
+from monarch_py.session import SessionDir
+
+BLOCK, SIZE, FILES = 1 << 20, 5000, 4
+Results = npt.NDArray[Any]
+
+
+class Engine:
+    """sizes : of the files, which are the entries [bytes];  tiers : how many"""
+
+    def __init__(self, place: Path, sizes: Sequence[int] = (SIZE,) * FILES, tiers: int = 1) -> None:
+        self.source = source = place / "source"
+        shm = place / "shm"
+        self.tiers = [place / f"tier{number}" for number in range(tiers)]
+        for path in (source, shm, *self.tiers):
+            path.mkdir()
+        self.control: Any = ffi.new("struct monarch_control *")
+        self.clients: Any = ffi.new("struct monarch_clients *")
+        self.fills: Any = ffi.new("struct monarch_fills *")
+        self.control.sources, self.control.source[0].dev = 1, source.stat().st_dev
+        self.catalog = Catalog(SessionDir(shm), ffi.addressof(self.control, "generation"))
+        self._descriptors = [os.open(path, os.O_RDONLY) for path in (source, *self.tiers)]
+        self._copy, self._tag = 0, 1
+        entries = np.zeros(1, dtype=ENTRY)
+        for number, size in enumerate(sizes):
+            name = f"f{number}".encode()
+            (source / name.decode()).write_bytes(os.urandom(size))
+            target = ffi.new("char[]", 4096)
+            where = pointer(entries, "struct monarch_entry *")
+            root = self._descriptors[0]
+            assert lib.monarch_stat_entry(root, 0, name, where, target, 4096) == 0
+            entries["path_len"] = len(name)
+            self.catalog.add(entries, ffi.new("char[]", name))
+        self.c: Any = lib.monarch_engine_start(1, 1, 0, BLOCK, self.clients, self.fills)
+        lib.monarch_engine_publish(self.c, self.catalog.writer, self.control)
+        lib.monarch_engine_source(self.c, 0, self._descriptors[0])
+        for number, descriptor in enumerate(self._descriptors[1:]):
+            lib.monarch_engine_tier(self.c, number, descriptor)
+
+    def order(self, entry: int, word: int | None = None) -> int:
+        """Orders a fill. Returns the number of the copy.  word : of the entry, if it is not FILLING
+        of this copy"""
+        self._copy += 1
+        filling = make_word(State.FILLING, 0, 0, self._copy)
+        self.catalog.set_words(one(entry), np.uint64(filling if word is None else word))
+        ids, tiers = one(entry), np.zeros(1, dtype=np.uint32)
+        copies = np.array([self._copy], dtype=np.uint64)
+        lib.monarch_engine_submit(
+            self.c,
+            self.catalog.c,
+            JobKind.FILL,
+            0,
+            1,
+            pointer(ids, "uint64_t *"),
+            pointer(tiers, "uint32_t *"),
+            pointer(copies, "uint64_t *"),
+            ffi.NULL,
+            ffi.NULL,
+        )
+        return self._copy
+
+    def result(self) -> Results:
+        """(1,) the next one, which went well. It is settled by the caller."""
+        out = np.zeros(1, dtype=RESULT)
+        where = pointer(out, "struct monarch_result *")
+        wait_until(lambda: lib.monarch_engine_results(self.c, where, 1), what="a result")
+        assert out["status"] == JobStatus.DONE
+        return out
+
+    def settle(self) -> None:
+        lib.monarch_engine_settle(self.c)
+
+    def word(self, entry: int) -> int:
+        return int(self.catalog.words[entry])
+
+    def slots(self) -> int:
+        """Fills whose maps readers may look at."""
+        return int(np.count_nonzero(np.array(list(self.fills.word))))
+
+    def ask(self, entry: int, place: int | None = None) -> None:
+        """As a reader that has opened the file and waits for its first unit, or a peer's request.
+        place : of its demand; else the entry's number"""
+        lib.monarch_want_file(self.clients, entry)
+        self.demand(entry, entry if place is None else place)
+
+    def demand(self, entry: int, place: int) -> None:
+        """Waits for the file's first unit without having opened it."""
+        self._tag = (self._tag + 2) % 4096
+        self.clients.demand[place] = (entry + 1) << 32 | self._tag
+        lib.monarch_ring_engine(self.clients)
+
+    def grant(self, *rooms: TierRoom, first_copy: int = 1000, is_part: bool = False) -> None:
+        """is_part : of more room that each tier has"""
+        granted = np.zeros(len(rooms), dtype=ROOM)
+        for given, room in zip(granted, rooms, strict=True):
+            given["bytes"], given["inodes"] = room.free_bytes, room.free_inodes
+            given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
+            given["is_part"] = is_part
+        where = pointer(granted, "struct monarch_room *")
+        lib.monarch_engine_grant(self.c, len(rooms), where, first_copy)
+
+    def end_grant(self) -> npt.NDArray[Any]:
+        """(n,) of dtype PLACED: what was ordered under it."""
+        placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
+        n = lib.monarch_engine_end_grant(self.c, pointer(placed, "struct monarch_placed *"))
+        return placed[:n]
+
+    def is_left(self) -> bool:
+        """Whether the engine has left something to the loop since the last grant."""
+        return bool(lib.monarch_engine_rest(self.c, 0))
+
+    def change(self, entry: int) -> None:
+        """As a client that changes the file."""
+        ino = int(self.catalog.entries["ino"][entry])
+        lib.monarch_mark_changed(self.clients, self.control.source[0].dev, ino)
+
+    def close(self) -> None:
+        lib.monarch_engine_stop(self.c, 60000)
+        for descriptor in self._descriptors:
+            os.close(descriptor)

@@ -1,0 +1,284 @@
+"""What the engine orders by itself, between two turns of the daemon's loop, in granted room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from daemon.engine_site import FILES, SIZE, Engine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.session import wait_until
+
+from monarch_py.daemon.copies import one
+from monarch_py.native import HOME, Kind, Reason, State, lib, make_word, pointer, state_of
+from monarch_py.placement import NOWHERE, FirstFit, TierRoom
+
+BLOCK_BYTES, ENTRY_BYTES = 4096, 512
+NEED = 2 * BLOCK_BYTES + ENTRY_BYTES  # of a file of SIZE
+PLENTY = TierRoom(1 << 20, 1000, BLOCK_BYTES, ENTRY_BYTES)
+
+
+def state(engine: Engine, entry: int) -> State:
+    return State(int(state_of(engine.catalog.words[one(entry)])[0]))
+
+
+def await_copy(engine: Engine, entry: int, place: int | None = None) -> None:
+    """place : of the demand; else the entry's number"""
+    at = entry if place is None else place
+    wait_until(
+        lambda: state(engine, entry) == State.PRESENT and engine.clients.demand[at] == 0,
+        what=f"the copy of file {entry}, and the reader's answer",
+        every=0.0005,
+    )
+
+
+def await_look(engine: Engine) -> None:
+    """Until a thread has looked at all demands: it answers one that is of no file."""
+    engine.demand(FILES + 7, 255)
+    wait_until(lambda: engine.clients.demand[255] == 0, what="a look at the demands")
+
+
+def await_left(engine: Engine) -> None:
+    wait_until(engine.is_left, what="something that is left to the loop")
+
+
+@contextmanager
+def engine_of(sizes: list[int], tiers: int) -> Iterator[Engine]:
+    with TemporaryDirectory() as place:
+        engine = Engine(Path(place), sizes, tiers)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+def test_what_a_reader_waits_for_is_ordered_without_the_loop(engine: Engine) -> None:
+    engine.grant(PLENTY, first_copy=7)
+    engine.ask(2)
+    await_copy(engine, 2)
+    assert not engine.is_left()
+    assert engine.catalog.words[2] == make_word(State.PRESENT, 0, 0, 7)
+    (placed,) = engine.end_grant()
+    assert (placed["id"], placed["tier"], placed["copy"]) == (2, 0, 7)
+    (result,) = engine.result()
+    assert result["in_use"], "a program uses it"
+    copy = engine.tiers[0] / f"{7:013x}"
+    assert copy.read_bytes() == (engine.source / "f2").read_bytes()
+
+
+def test_a_reader_that_came_without_a_grant_is_served_by_the_next_one(engine: Engine) -> None:
+    engine.ask(1)
+    await_look(engine)
+    assert state(engine, 1) == State.ABSENT
+    assert not engine.is_left(), "the loop is at its turn, and will see it"
+    engine.grant(PLENTY)
+    await_copy(engine, 1)
+
+
+def test_nothing_is_ordered_after_the_end_of_a_grant(engine: Engine) -> None:
+    engine.grant(PLENTY)
+    assert not len(engine.end_grant())
+    engine.ask(1)
+    await_look(engine)
+    assert state(engine, 1) == State.ABSENT
+
+
+@pytest.mark.parametrize(
+    ("room", "fit"),
+    [
+        (TierRoom(2 * NEED, 1000, BLOCK_BYTES, ENTRY_BYTES), 2),
+        (TierRoom(2 * NEED - 1, 1000, BLOCK_BYTES, ENTRY_BYTES), 1),
+        (TierRoom(1 << 20, 3, BLOCK_BYTES, ENTRY_BYTES), 3),
+        (TierRoom(1 << 20, 0, BLOCK_BYTES, ENTRY_BYTES), 0),
+    ],
+)
+def test_a_grant_is_kept_to_the_byte_and_to_the_inode(
+    engine: Engine, room: TierRoom, fit: int
+) -> None:
+    engine.grant(room)
+    for entry in range(fit):
+        engine.ask(entry)
+        await_copy(engine, entry)
+    assert not engine.is_left()
+    engine.ask(fit)
+    await_left(engine)
+    assert state(engine, fit) == State.ABSENT
+    assert engine.clients.demand[fit] != 0, "the loop decides, and the reader waits for it"
+    assert len(engine.end_grant()) == fit
+
+
+def test_a_refused_reader_does_not_wake_the_loop_at_every_grant(engine: Engine) -> None:
+    """The loop has seen the demand in its turn, and there was no room."""
+    nothing = TierRoom(0, 0, BLOCK_BYTES, ENTRY_BYTES)
+    engine.grant(nothing)
+    engine.ask(0)
+    await_left(engine)
+    engine.end_grant()
+    engine.grant(nothing)
+    await_look(engine)
+    assert not engine.is_left()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.sampled_from([0, 1, 4096, 5000, 12288, 70000]), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(st.integers(0, 100000), st.integers(0, 4), st.sampled_from([4096, 65536])),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_files_go_where_the_policy_would_put_them(
+    sizes: list[int], tiers: list[tuple[int, int, int]]
+) -> None:
+    rooms = [TierRoom(free, inodes, block, ENTRY_BYTES) for free, inodes, block in tiers]
+    expected = FirstFit().place(np.array(sizes, dtype=np.uint64), rooms)
+    with engine_of(sizes, len(rooms)) as engine:
+        engine.grant(*rooms)
+        for entry, tier in enumerate(expected.tolist()):
+            if tier != NOWHERE:
+                engine.ask(entry)
+                await_copy(engine, entry)
+        assert not engine.is_left()
+        for entry in np.flatnonzero(expected == NOWHERE).tolist():
+            engine.ask(entry)
+            await_left(engine)
+        placed = engine.end_grant()
+        assert placed["id"].tolist() == np.flatnonzero(expected != NOWHERE).tolist()
+        assert placed["tier"].tolist() == expected[expected != NOWHERE].tolist()
+
+
+def test_a_tier_of_which_a_part_is_granted_does_not_send_files_to_the_next(tmp_path: Path) -> None:
+    """There may be room for it in the first."""
+    engine = Engine(tmp_path, tiers=2)
+    try:
+        small = TierRoom(NEED - 1, 1000, BLOCK_BYTES, ENTRY_BYTES)
+        engine.grant(small, PLENTY, is_part=True)
+        engine.ask(0)
+        await_left(engine)
+        assert not len(engine.end_grant())
+    finally:
+        engine.close()
+
+
+# --- what the engine does not decide --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        make_word(State.WANTED, 0, 0, 99),
+        make_word(State.ABSENT, 0, 0, 99),
+    ],
+)
+def test_a_file_whose_copy_is_still_to_be_removed_is_left(engine: Engine, word: np.uint64) -> None:
+    engine.catalog.set_words(one(1), word)
+    engine.grant(PLENTY)
+    engine.ask(1)
+    await_left(engine)
+    assert engine.catalog.words[1] == word
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        make_word(State.BYPASS, Reason.NO_ROOM),
+        make_word(State.PRESENT, 0, 0, 99),
+        make_word(State.ABSENT),
+    ],
+)
+def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) -> None:
+    """His demand came behind the answer. An ABSENT file that nobody has asked for will get no
+    copy."""
+    engine.catalog.set_words(one(1), word)
+    engine.grant(PLENTY)
+    engine.demand(1, 1)
+    wait_until(lambda: engine.clients.demand[1] == 0, what="the answer")
+    assert engine.catalog.words[1] == word
+    assert not engine.is_left()
+    assert not len(engine.end_grant())
+
+
+def test_what_a_client_writes_without_sense_does_nothing(engine: Engine) -> None:
+    engine.catalog.entries["kind"][2] = Kind.DIR
+    engine.grant(PLENTY)
+    engine.ask(2)
+    await_look(engine)
+    await_left(engine)
+    assert not len(engine.end_grant())
+
+
+def homes(engine: Engine, ids: list[int], *, is_kept: bool) -> None:
+    entries = np.array(ids, dtype=np.uint64)
+    said = np.zeros(len(ids), dtype=HOME)
+    said["asked_first"] = said["asked_then"] = -1
+    said["is_kept"] = is_kept
+    pointers = pointer(entries, "uint64_t *"), pointer(said, "struct monarch_home *")
+    assert lib.monarch_engine_homes(engine.c, len(ids), *pointers) == 0
+
+
+def test_where_nodes_share_the_engine_orders_what_this_one_keeps(engine: Engine) -> None:
+    homes(engine, [0], is_kept=True)
+    homes(engine, [2], is_kept=False)
+    engine.grant(PLENTY)
+    engine.ask(0)
+    await_copy(engine, 0)
+    for entry in (2, 1, 3):  # 1 and 3: nothing is known of them
+        engine.ask(entry)
+        await_left(engine)
+        assert state(engine, entry) == State.ABSENT
+        engine.end_grant()
+        engine.grant(PLENTY)
+
+
+# --- when the loop is late, and when the catalog grows --------------------------------------------
+
+
+def test_no_more_is_ordered_than_the_loop_can_be_told_of() -> None:
+    most = int(lib.MONARCH_PLACED)
+    with engine_of([10] * (most + 2), 1) as engine:
+        engine.grant(TierRoom(1 << 30, 1 << 20, BLOCK_BYTES, 0))
+        for entry in range(most):
+            engine.ask(entry, entry % 200)
+            await_copy(engine, entry, entry % 200)
+        engine.ask(most, 201)
+        await_left(engine)
+        placed = engine.end_grant()
+        assert placed["copy"].tolist() == list(range(1000, 1000 + most))
+        engine.grant(PLENTY, first_copy=1000 + most)
+        engine.ask(most + 1, 202)
+        await_copy(engine, most + 1, 202)
+
+
+def test_files_are_ordered_in_the_catalog_that_clients_are_told_of(engine: Engine) -> None:
+    """It grows all the time."""
+    copy = 1000
+    for _ in range(20):
+        engine.grant(PLENTY, first_copy=copy)
+        for entry in range(FILES):
+            engine.ask(entry)
+            engine.catalog._resize(int(engine.catalog.c.capacity), int(engine.catalog.c.pool_bytes))
+        for entry in range(FILES):
+            await_copy(engine, entry)
+            engine.result()
+        placed = engine.end_grant()
+        assert sorted(placed["id"].tolist()) == list(range(FILES))
+        copy = int(placed["copy"].max()) + 1
+        engine.settle()
+        engine.catalog.set_state(np.arange(FILES, dtype=np.uint64), State.ABSENT)
+
+
+def test_a_fill_that_fails_is_left_as_it_is(engine: Engine) -> None:
+    """What becomes of it the loop decides when it takes the result."""
+    (engine.source / "f1").write_bytes(b"x" * (SIZE + 1))
+    engine.grant(PLENTY, first_copy=5)
+    engine.ask(1)
+    wait_until(lambda: engine.clients.demand[1] == 0, what="the reader's answer")
+    assert engine.catalog.words[1] == make_word(State.FILLING, 0, 0, 5)
+    assert len(engine.end_grant()) == 1
+    assert not list(engine.tiers[0].iterdir())
