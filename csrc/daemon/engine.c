@@ -160,6 +160,14 @@ uint64_t monarch_engine_files(struct monarch_engine *e) {
     return __atomic_load_n(&e->files, __ATOMIC_RELAXED);
 }
 
+int monarch_engine_reads_sources(struct monarch_engine *e) {
+    struct pool *p = (struct pool *)e;
+    pthread_mutex_lock(&p->lock);
+    int reads = p->source_fills > 0;
+    pthread_mutex_unlock(&p->lock);
+    return reads;
+}
+
 uint64_t monarch_engine_peer_files(struct monarch_engine *e) {
     return __atomic_load_n(&e->peer_files, __ATOMIC_RELAXED);
 }

@@ -109,18 +109,30 @@ static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
 
 /* Whether Python has to order what the reader waits for, or to see why it cannot be. Without `c`
  * nothing can be told of it. */
-static int leaves(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
+static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
     struct grant *g = &p->grant;
     uint64_t id = monarch_demand_entry(reader->demand);
     if (!is_still_there(p, reader))
         return 0;
+    int is_filling = c && state_of(c, id) == MONARCH_FILLING; /* its fill has just ended */
     g->refused[reader->place] = reader->demand;
-    g->is_early[reader->place] = !g->holds;
+    g->is_early[reader->place] = !g->holds || is_filling;
+    if (!g->holds || is_filling)
+        return 0;
     if (!c || is_asked_for(p, c, id))
-        return g->holds && !(c && order(p, c, id));
-    if (state_of(c, id) != MONARCH_FILLING) /* the demand came behind the last answer */
-        monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
+        return !(c && order(p, c, id));
+    monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS); /* it came behind the last one */
     return 0;
+}
+
+/* Whether the loop is to be told: it rests, or sleeps, and has not been told yet. */
+static int is_first(struct grant *g) {
+    return !__atomic_exchange_n(&g->leaves, 1, __ATOMIC_SEQ_CST);
+}
+
+void monarch_end_rest(struct pool *p) {
+    syscall(SYS_futex, &p->grant.leaves, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
 void monarch_order_demanded(struct pool *p, struct worker *me) {
@@ -129,16 +141,23 @@ void monarch_order_demanded(struct pool *p, struct worker *me) {
     int is_any = 0;
     pthread_mutex_lock(&p->lock);
     for (unsigned i = 0; i < me->unordered_count; i++)
-        is_any |= leaves(p, &me->unordered[i], has_writer ? w->catalog : NULL);
+        is_any |= is_left(p, &me->unordered[i], has_writer ? w->catalog : NULL);
     me->unordered_count = 0;
-    int is_first = is_any && !__atomic_exchange_n(&p->grant.leaves, 1, __ATOMIC_SEQ_CST);
+    int tells = is_any && is_first(&p->grant);
     monarch_unlock_and_ring(p);
     if (has_writer)
         pthread_mutex_unlock(&w->lock);
-    if (is_first) { /* the daemon's loop rests, or it sleeps */
-        syscall(SYS_futex, &p->grant.leaves, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-        monarch_doorbell_ring(&p->shared.clients->doorbell);
+    if (tells)
+        monarch_end_rest(p);
+}
+
+int monarch_leaves_again(struct pool *p) {
+    for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
+        if (d && d == p->grant.refused[i])
+            return is_first(&p->grant);
     }
+    return 0;
 }
 
 /* --- from Python --------------------------------------------------------------------------------
@@ -153,9 +172,10 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
     memcpy(g->room, room, tiers * sizeof *room);
     g->next_copy = first_copy;
     for (unsigned i = 0; i < MONARCH_DEMANDS; i++)
-        g->refused[i] = g->is_early[i] ? 0 : g->refused[i];
+        if (g->is_early[i] ||
+            __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE) != g->refused[i])
+            g->refused[i] = 0;
     memset(g->is_early, 0, sizeof g->is_early);
-    __atomic_store_n(&g->leaves, 0, __ATOMIC_SEQ_CST);
     g->holds = e->writer != NULL;
     monarch_unlock_and_ring(p); /* readers may have asked meanwhile */
 }
@@ -202,5 +222,5 @@ int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us) {
     struct timespec limit = {limit_us / 1000000, limit_us % 1000000 * 1000L};
     uint32_t *leaves = &((struct pool *)e)->grant.leaves;
     syscall(SYS_futex, leaves, FUTEX_WAIT_PRIVATE, 0, &limit, NULL, 0);
-    return __atomic_load_n(leaves, __ATOMIC_SEQ_CST) != 0;
+    return __atomic_exchange_n(leaves, 0, __ATOMIC_SEQ_CST) != 0;
 }

@@ -8,7 +8,7 @@
 struct pool;
 struct worker;
 
-/* Demands for which the engine has no order and that one look of a thread takes along. */
+/* So many demands without an order one look of a thread takes note of. */
 #define MONARCH_UNORDERED 8
 
 /* All of it is under the pool's lock. While a grant holds, words of entries become FILLING by the
@@ -24,18 +24,22 @@ struct grant {
     /* Ordered since Python last asked. */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
-    /* Demands that Python decides on, at their places; of those that came without a grant, the next
-     * one may still decide. */
+    /* Demands that a thread has looked at and that none looks at again, at their places; is_early:
+     * but under the next grant. */
     uint64_t refused[MONARCH_DEMANDS];
     uint8_t is_early[MONARCH_DEMANDS];
-    /* One was refused under this grant: a futex, atomic. */
-    uint32_t leaves;
+    uint32_t leaves; /* something to the loop, which has not rested since: a futex, atomic */
 };
 
-/* Whether a thread has still to see if it may order what a demand without an order waits for. */
+/* Whether a thread has still to look at a demand without an order. */
 int monarch_may_order(const struct pool *p, unsigned place, uint64_t demand);
 /* Orders what the thread has met without an order (me->unordered), as far as the grant goes; the
  * rest is left to Python. The caller has no lock. */
 void monarch_order_demanded(struct pool *p, struct worker *me);
+/* A fill has failed, or a copy is gone: whether somebody waits for what the loop can order now, so
+ * that its rest is to be ended. The caller has the pool's lock. */
+int monarch_leaves_again(struct pool *p);
+/* The caller has no lock. */
+void monarch_end_rest(struct pool *p);
 
 #endif

@@ -266,7 +266,7 @@ struct monarch_home {
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
 /* Waits until somebody waits for a file that has no order and that the grant leaves to Python, for
- * `limit_us` at most. Whether somebody does. */
+ * `limit_us` at most. Whether somebody has since the last rest. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
 /* Takes back fills of these `n` entries, as far as nobody uses the file and no thread has begun:
  * each has the result ABANDONED at once. Returns how many. */
@@ -282,6 +282,8 @@ void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Orders without a result yet, but for PAGE_IN: for files in use, or for all others, of one way, or
  * of both (MONARCH_WAYS). */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int way);
+/* Whether any of them is a FILL from a source. */
+int monarch_engine_reads_sources(struct monarch_engine *e);
 /* Of all of them those that ask each of `n` peers first. */
 void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n);
 /* Of the sources, then of each peer by its number; `n` in all. */

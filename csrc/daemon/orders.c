@@ -1,4 +1,4 @@
-/* Orders as Python gives them: made from the catalog, queued, and taken back. */
+/* Orders: made from the catalog, queued, and taken back. */
 #include "orders.h"
 
 #include <stdlib.h>
@@ -42,6 +42,8 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
 void monarch_count(struct pool *p, const struct job *job, int more) {
     if (job->result.kind != MONARCH_PAGE_IN)
         p->pending[job->result.in_use][monarch_way_of(job)] += (uint64_t)(int64_t)more;
+    if (job->result.kind == MONARCH_FILL && monarch_way_of(job) == MONARCH_FROM_SOURCE)
+        p->source_fills += (uint32_t)more;
     if (job->peer[0] >= 0)
         p->asked[job->peer[0]] += (uint32_t)more;
 }

@@ -133,6 +133,13 @@ static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
+/* The same of what nobody waits for, within its width, of which some is left: however narrow it is,
+ * one peer that is slow leaves a part to the others. */
+static int can_ask_unasked(const struct pool *p, const struct job *job) {
+    uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
+    return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
+}
+
 static void go_to(struct pool *p, struct worker *me, int peer) {
     if (me->peer >= 0) {
         p->at[me->peer]--;
@@ -293,7 +300,7 @@ static int find_block(struct pool *p, enum monarch_way way, int in_use, struct w
     struct fill *f = p->fills;
     while (f && (f->next_block >= f->blocks || f->asked_ns || monarch_fill_is_over(f) ||
                  monarch_way_of(f->job) != way || (int)f->job->result.in_use != in_use ||
-                 !can_ask(p, -1, f->job)))
+                 !can_ask_unasked(p, f->job)))
         f = f->next;
     if (!f)
         return 0;
@@ -329,7 +336,7 @@ static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {
         struct job *job = late->of[late->peer[i]].first;
-        if (job && can_ask(p, -1, job))
+        if (job && can_ask_unasked(p, job))
             return job;
         if (job)
             i++;
@@ -348,7 +355,7 @@ static int find_order(struct pool *p, enum monarch_way way, int in_use, struct w
             begins(p, job, w);
             return 1;
         }
-        while (q->first && !can_ask(p, -1, q->first))
+        while (q->first && !can_ask_unasked(p, q->first))
             put_aside(&p->late[in_use], q->first);
     }
     return find_job(p, way, q, w);
@@ -363,14 +370,21 @@ static int is_within_width(const struct pool *p, enum monarch_way way) {
     return p->unasked[way] < p->width[way];
 }
 
+/* Takes up an order or a block that no reader has demanded. */
 static int find_unasked(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_way way = me->way;
-    if (!is_within_width(p, way) ||
-        !((in_use && find_ahead(p, way, w)) || find_block(p, way, in_use, w) ||
-          find_order(p, way, in_use, w)))
+    int is_ahead =
+        in_use && (way == MONARCH_FROM_PEER || is_within_width(p, way)) && find_ahead(p, way, w);
+    if (!is_ahead && (!is_within_width(p, way) ||
+                      !(find_block(p, way, in_use, w) || find_order(p, way, in_use, w))))
         return 0;
+    /* What lies ahead of a reader is soon waited for, and a peer has threads enough for it. */
+    if (is_ahead && way == MONARCH_FROM_PEER)
+        return 1;
     me->is_unasked = 1;
     p->unasked[way]++;
+    if (way == MONARCH_FROM_PEER)
+        p->unasked_at[me->unasked_peer = (w->job ? w->job : w->fill->job)->peer[0]]++;
     return 1;
 }
 
@@ -387,6 +401,8 @@ static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct wo
 static void rest(struct pool *p, struct worker *me) {
     go_to(p, me, -1);
     p->unasked[me->way] -= (uint32_t)me->is_unasked;
+    if (me->is_unasked && me->way == MONARCH_FROM_PEER)
+        p->unasked_at[me->unasked_peer]--;
     me->is_unasked = 0;
     p->resting[me->number % 2] += me->is_at_work;
     me->is_at_work = 0;
@@ -423,10 +439,19 @@ static int has_demand(const struct pool *p, enum monarch_way way) {
     return 0;
 }
 
-static int has_parts(const struct pool *p, enum monarch_way way) {
+/* Of a file that a reader has waited for, units ahead of it; of others, blocks. */
+static int has_ahead(const struct pool *p, enum monarch_way way) {
     for (const struct fill *f = p->fills; f; f = f->next)
-        if (monarch_way_of(f->job) == way && !monarch_fill_is_over(f) && can_ask(p, -1, f->job) &&
-            (f->asked_ns ? f->next_unit != DONE : f->next_block < f->blocks))
+        if (monarch_way_of(f->job) == way && !monarch_fill_is_over(f) && f->asked_ns &&
+            f->next_unit != DONE && can_ask(p, -1, f->job))
+            return 1;
+    return 0;
+}
+
+static int has_blocks(const struct pool *p, enum monarch_way way) {
+    for (const struct fill *f = p->fills; f; f = f->next)
+        if (monarch_way_of(f->job) == way && !monarch_fill_is_over(f) && !f->asked_ns &&
+            f->next_block < f->blocks && can_ask_unasked(p, f->job))
             return 1;
     return 0;
 }
@@ -439,9 +464,10 @@ uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way) {
     if (has_demand(p, way) || (way == MONARCH_FROM_SOURCE && can_begin(p, way, &p->urgent)))
         return MONARCH_DOES_ALL;
     uint32_t who = way == MONARCH_FROM_SOURCE && p->to_page_in.first ? MONARCH_READS_AHEAD : 0;
-    if (is_within_width(p, way) &&
-        (can_begin(p, way, &p->in_use[way]) || can_begin(p, way, &p->normal[way]) ||
-         has_parts(p, way) || has_late(p, way)))
+    int is_within = is_within_width(p, way);
+    if (((is_within || way == MONARCH_FROM_PEER) && has_ahead(p, way)) ||
+        (is_within && (can_begin(p, way, &p->in_use[way]) || can_begin(p, way, &p->normal[way]) ||
+                       has_blocks(p, way) || has_late(p, way))))
         who |= MONARCH_DOES_ALL;
     return who;
 }

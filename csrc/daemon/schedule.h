@@ -42,6 +42,7 @@ struct pool {
     struct late late[2];                 /* normal, in use */
     /* Queued, running, or done and not yet told: normal, in use; no PAGE_IN. */
     uint64_t pending[2][MONARCH_WAYS];
+    uint32_t source_fills;             /* of the pending ones, FILLs from a source */
     uint32_t asked[MONARCH_MAX_PEERS]; /* of the pending ones, those that ask this peer first */
     uint64_t taken[MONARCH_DEMANDS];   /* demands that a thread works on */
     unsigned next_demand, free_slots;
@@ -53,6 +54,7 @@ struct pool {
     /* At most `width` threads of a way are at orders and blocks that no reader has demanded; so
      * many are. */
     uint32_t width[MONARCH_WAYS], unasked[MONARCH_WAYS];
+    uint32_t unasked_at[MONARCH_MAX_PEERS]; /* of those from peers: at this one */
     struct grant grant;
     int rests; /* after each file; atomic */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
@@ -72,7 +74,7 @@ struct pool {
         uint32_t number; /* among those of its way */
         enum monarch_way way;
         int peer; /* that it is at; -1: none */
-        int is_at_work, is_unasked;
+        int is_at_work, is_unasked, unasked_peer;
         struct waiting unordered[MONARCH_UNORDERED]; /* readers whose files have no order */
         unsigned unordered_count;
         char *buffer; /* MONARCH_CHUNK bytes */

@@ -9,7 +9,9 @@
  *   work was rung for, so that only who sleeps already does not know of it. Or that ring is still
  *   to come, and wakes one more. But who leaves a peer for another makes room there for orders
  *   that nobody has rung for since they were passed over, and rings.
- * - Whoever may do everything and finds nothing wakes nobody: there is nothing for anybody. */
+ * - Whoever may do everything and finds nothing wakes nobody: there is nothing for anybody.
+ * - A demand without an order counts as work of both ways, until a thread has ordered its file or
+ * left it to the daemon's loop (grant.c). */
 #define _GNU_SOURCE
 #include "waking.h"
 

@@ -47,13 +47,17 @@ static void push_result(struct pool *p, struct job *job) {
     if (job->result.is_published)
         monarch_free_slot(p, job);
     monarch_push(&p->done, job);
-    int rings = rings_for(p, job);
+    int rings = rings_for(p, job), ends_rest = 0;
     p->rung |= rings;
+    if (!job->result.is_published && job->result.kind != MONARCH_PAGE_IN)
+        ends_rest = monarch_leaves_again(p);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
         monarch_unlock_and_ring(p); /* orders may have waited for a slot */
     else
         pthread_mutex_unlock(&p->lock);
-    if (rings)
+    if (ends_rest)
+        monarch_end_rest(p);
+    else if (rings)
         monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 

@@ -112,7 +112,7 @@ class Engine:
     @property
     def reads_sources(self) -> bool:
         """Something is filled from a source, not from a peer."""
-        return any(self.pending(in_use=used, from_peers=False) > 0 for used in (True, False))
+        return bool(lib.monarch_engine_reads_sources(self._engine))
 
     @property
     def stands_back(self) -> bool:
@@ -220,10 +220,10 @@ class Engine:
         if lib.monarch_engine_homes(self._engine, len(entries), *pointers) != 0:
             raise MemoryError("no memory for whom the fills of the catalog's files ask")
 
-    def rest(self, seconds: float) -> None:
-        """Returns at once if somebody waits for a file that the grant leaves to Python, or as soon
-        as somebody does [s]."""
-        lib.monarch_engine_rest(self._engine, int(seconds * 1e6))
+    def rest(self, limit_s: float) -> bool:
+        """Until somebody waits for a file that the grant leaves to Python, for limit_s [s] at most.
+        Whether somebody has since the last rest."""
+        return bool(lib.monarch_engine_rest(self._engine, int(limit_s * 1e6)))
 
     def withdraw(self, ids: npt.NDArray[np.uint64]) -> int:
         """Takes back the fills of (n,) entries that no thread has begun and no program waits for;
@@ -271,7 +271,7 @@ class Engine:
                 yield batch
 
     def adapt(self) -> None:
-        """Follows what the sources give with the number of reads in flight."""
+        """Follows what the sources and the peers give with the number of reads in flight."""
         before, opened = self._width, self._shared.source_opens()
         rested, fetched = self.stands_back, self._fetch_width
         so_far = Counted(self.bytes_from_source, self.files_from_source, *opened)
@@ -284,7 +284,7 @@ class Engine:
             self._width = min(wanted, spare, self._affordable_width(now_s))
         else:
             self._idle = None
-        self._fetch_width = self._fetches.least if pending else self._adapted_fetches(now_s)
+        self._fetch_width = self._adapted_fetches(now_s)
         if (self._width, self._fetch_width, self.stands_back) != (before, fetched, rested):
             lib.monarch_engine_width(self._engine, self._width, self._fetch_width, self.stands_back)
 
@@ -294,8 +294,10 @@ class Engine:
         """
         files = int(lib.monarch_engine_peer_files(self._engine))
         pending = sum(self.pending(in_use=used, from_peers=True) for used in (True, False))
-        is_full = pending > self._fetches.width
-        return self._fetches.step(now_s, Counted(self.bytes_from_peers, files), is_full=is_full)
+        reads = self.reads_sources
+        is_full = pending > self._fetches.width and not reads
+        width = self._fetches.step(now_s, Counted(self.bytes_from_peers, files), is_full=is_full)
+        return self._fetches.least if reads else width
 
     def _affordable_width(self, now_s: float) -> int:
         """The buffers must not take what the kernel would kill the job for."""

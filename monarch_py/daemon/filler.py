@@ -1,7 +1,9 @@
 """From what is wanted to orders: placement, the engine's queue, what to do when a fill fails."""
 
 import logging
+import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -58,6 +60,8 @@ AHEAD_FILES = 4
 # A file that changes under its fill is tried again this often before the source keeps it.
 TRIES = 3
 NO_TIER_ROOM = TierRoom(0, 0, 512)
+# After its last order for a fill the engine is granted room for so long [s].
+GRANTED_S = 2.0
 
 
 def _is_made(results: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -97,6 +101,7 @@ class Filler:
         # Tiers on the catalog's file system.
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
+        self._ordered_at = -math.inf  # a fill, last [s]
         self._tries: dict[int, int] = {}
         self._next_copy = max([Tier.first_number(), *self._numbers_in_use()])
         self.failures = 0
@@ -131,6 +136,7 @@ class Filler:
         placed = self.engine.end_grant()
         if not len(placed):
             return
+        self._ordered_at = time.monotonic()
         ids, sizes = placed["id"], self.shared.catalog.entries["size"][placed["id"]]
         for number in set(placed["tier"].tolist()):
             self.copies.tier(number).reserve(sizes[placed["tier"] == number])
@@ -138,11 +144,12 @@ class Filler:
         self.readahead.filled(np.ascontiguousarray(ids))
 
     def end_turn(self) -> None:
-        """Until the next turn the engine orders what somebody waits for, as this would: all of a
-        node alone, and of nodes that share what this one keeps. Where a plan says which tier is
-        meant for a file, nothing."""
+        """Until the next turn the engine orders what somebody waits for, where this would place it
+        too. It has no room for that where a plan says which tier is meant for a file, and before
+        programs use files: a tier that hangs does not keep a loop that has nothing to place."""
         is_ready = self.nodes is None or self.nodes.is_ready
-        may = is_ready and self.prefers is None and not self.shared.control.off
+        is_used = time.monotonic() - self._ordered_at < GRANTED_S
+        may = is_used and is_ready and self.prefers is None and not self.shared.control.off
         self.engine.grant(self.rooms() if may else [], self._next_copy)
 
     # --- orders ------------------------------------------------------------------------------
@@ -300,6 +307,7 @@ class Filler:
         sizes = catalog.entries["size"][ids]
         if not len(ids):
             return 0
+        self._ordered_at = time.monotonic()
         for number in set(tiers.tolist()):
             self.copies.tier(number).reserve(sizes[tiers == number])
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)

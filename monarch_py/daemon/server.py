@@ -61,9 +61,10 @@ QUIET_TURNS = 8
 BUSY_TURN_MS = 50
 # The same while programs open what a plan says: it is looked at what they open [ms].
 FOLLOWING_TURN_MS = 10
-# After a turn the loop rests for REST times what the turn took, so that it takes a tenth of a
-# processor at most; but no longer than readers take for a sign of life [s].
-REST, MOST_REST_S = 9, 0.05
+# After a turn the loop rests for REST times what the turn took, but no longer than readers take for
+# a sign of life; where there is more to do at once, or programs follow a plan, for a short while;
+# and for NAP_S when somebody waits for what the last turn could not do [s].
+REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 # So often it is looked whether the session's files still have their names [s].
 LOOK_S = 0.5
 REQUEST_BYTES = 1 << 20
@@ -207,8 +208,8 @@ class Daemon:
                 begun = time.monotonic()
                 with self._deciding():
                     busy = self._turn()
-                self._rest(time.monotonic() - begun)
-                wait_ms = 0 if busy else self._pause_ms(quiet)
+                is_awaited = self._rest(time.monotonic() - begun, busy=busy)
+                wait_ms = 0 if busy or is_awaited else self._pause_ms(quiet)
                 last, rung = rung, self.shared.wait(rung, wait_ms)
                 quiet = quiet + 1 if rung == last else 0
         finally:
@@ -227,12 +228,16 @@ class Daemon:
             finally:
                 self.filler.end_turn()
 
-    def _rest(self, took_s: float) -> None:
+    def _rest(self, took_s: float, *, busy: bool) -> bool:
         """Programs have the processors meanwhile, and find the loop awake: ringing costs them
-        nothing. The next turn comes at once if a reader waits for it.  took_s : the last one
+        nothing. Returns whether a reader waits for the next turn, which ends the rest.
+
+        took_s : the last turn [s];  busy : it has left more to do
         """
-        most_s = FOLLOWING_TURN_MS / 1000 if self.planned.is_awake else MOST_REST_S
-        self.filler.engine.rest(min(REST * took_s, most_s))
+        most_s = SHORT_REST_S if busy or self.planned.is_awake else MOST_REST_S
+        rest_s = min(REST * took_s, most_s)
+        time.sleep(min(rest_s, NAP_S))
+        return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
 
     def _pause_ms(self, quiet: int) -> int:
         """quiet : turns since somebody rang."""

@@ -87,6 +87,13 @@ class Engine:
         )
         return self._copy
 
+    def drop(self, entry: int, copy: int) -> None:
+        """Orders the removal of a copy."""
+        numbers = [np.array([number], dtype=np.uint64) for number in (entry, copy, SIZE)]
+        ids, copies, sizes = (pointer(each, "uint64_t *") for each in numbers)
+        tiers = np.zeros(1, dtype=np.uint32)
+        lib.monarch_engine_drop(self.c, 1, ids, pointer(tiers, "uint32_t *"), copies, sizes)
+
     def result(self) -> Results:
         """(1,) the next one, which went well. It is settled by the caller."""
         out = np.zeros(1, dtype=RESULT)

@@ -38,9 +38,10 @@ def await_copy(engine: Engine, entry: int, place: int | None = None) -> None:
 
 
 def await_look(engine: Engine) -> None:
-    """Until a thread has looked at all demands: it answers one that is of no file."""
-    engine.demand(FILES + 7, 255)
-    wait_until(lambda: engine.clients.demand[255] == 0, what="a look at the demands")
+    """Until its thread has looked at all demands: it does so before it takes up an order."""
+    engine.order(FILES - 1)
+    engine.result()
+    engine.settle()
 
 
 def await_left(engine: Engine) -> None:
@@ -204,12 +205,35 @@ def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) 
     assert not len(engine.end_grant())
 
 
+def test_nobody_is_answered_while_the_loop_decides(engine: Engine) -> None:
+    """It may have taken the request, and not said yet that the file is wanted."""
+    engine.demand(1, 1)
+    await_look(engine)
+    assert engine.clients.demand[1] != 0
+    engine.grant(PLENTY)
+    wait_until(lambda: engine.clients.demand[1] == 0, what="the answer")
+
+
+def test_the_loop_is_told_when_a_copy_is_gone_that_was_in_the_way(engine: Engine) -> None:
+    copy = engine.order(1)
+    engine.result()
+    engine.settle()
+    engine.catalog.set_words(one(1), make_word(State.ABSENT, 0, 0, copy))
+    engine.grant(PLENTY)
+    engine.ask(1)
+    await_left(engine)
+    assert not engine.is_left()
+    engine.drop(1, copy)
+    await_left(engine)
+
+
 def test_what_a_client_writes_without_sense_does_nothing(engine: Engine) -> None:
     engine.catalog.entries["kind"][2] = Kind.DIR
     engine.grant(PLENTY)
     engine.ask(2)
-    await_look(engine)
     await_left(engine)
+    engine.demand(FILES + 7, 255)
+    wait_until(lambda: engine.clients.demand[255] == 0, what="the answer")
     assert not len(engine.end_grant())
 
 
