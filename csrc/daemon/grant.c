@@ -107,14 +107,15 @@ static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
 /* --- what somebody waits for --------------------------------------------------------------------
  */
 
-/* Whether Python has to order what the reader waits for, or to see why it cannot be. Without `c`
- * nothing can be told of it. */
+/* Whether Python has to order what the reader waits for, or to see why it cannot be. Without `c`,
+ * the catalog, nothing is known of the file. */
 static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
     struct grant *g = &p->grant;
     uint64_t id = monarch_demand_entry(reader->demand);
     if (!is_still_there(p, reader))
         return 0;
-    int is_filling = c && state_of(c, id) == MONARCH_FILLING; /* its fill has just ended */
+    /* Its fill is just being begun, or has just ended. */
+    int is_filling = c && state_of(c, id) == MONARCH_FILLING;
     g->refused[reader->place] = reader->demand;
     g->is_early[reader->place] = !g->holds || is_filling;
     if (!g->holds || is_filling)
@@ -151,7 +152,11 @@ void monarch_order_demanded(struct pool *p, struct worker *me) {
         monarch_end_rest(p);
 }
 
-int monarch_leaves_again(struct pool *p) {
+int monarch_leaves_again(struct pool *p, const struct job *job) {
+    if (job->result.is_published || job->result.kind == MONARCH_PAGE_IN)
+        return 0;
+    if (job->result.kind == MONARCH_FILL)
+        return is_first(&p->grant);
     for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {
         uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
         if (d && d == p->grant.refused[i])

@@ -5,6 +5,7 @@
 
 #include "native.h"
 
+struct job;
 struct pool;
 struct worker;
 
@@ -36,9 +37,10 @@ int monarch_may_order(const struct pool *p, unsigned place, uint64_t demand);
 /* Orders what the thread has met without an order (me->unordered), as far as the grant goes; the
  * rest is left to Python. The caller has no lock. */
 void monarch_order_demanded(struct pool *p, struct worker *me);
-/* A fill has failed, or a copy is gone: whether somebody waits for what the loop can order now, so
- * that its rest is to be ended. The caller has the pool's lock. */
-int monarch_leaves_again(struct pool *p);
+/* Whether an order has ended in a way that ends the loop's rest: a fill that was not published, as
+ * its file may be another one by now; or else, if somebody waits for what the loop could not order.
+ * The caller has the pool's lock. */
+int monarch_leaves_again(struct pool *p, const struct job *job);
 /* The caller has no lock. */
 void monarch_end_rest(struct pool *p);
 

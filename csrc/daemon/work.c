@@ -49,8 +49,7 @@ static void push_result(struct pool *p, struct job *job) {
     monarch_push(&p->done, job);
     int rings = rings_for(p, job), ends_rest = 0;
     p->rung |= rings;
-    if (!job->result.is_published && job->result.kind != MONARCH_PAGE_IN)
-        ends_rest = monarch_leaves_again(p);
+    ends_rest = monarch_leaves_again(p, job);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
         monarch_unlock_and_ring(p); /* orders may have waited for a slot */
     else

@@ -286,6 +286,22 @@ static void crowd(void) {
     drop_all();
 }
 
+/* No more threads ask peers than may, but for what a reader waits for; and no peer has them all. */
+static void narrow(void) {
+    shut();
+    monarch_engine_width(engine, THREADS, 2, 0);
+    order_at_once(8, 2, 0, 0);
+    await(0, 1, 1);
+    order_at_once(10, 2, 1, 1);
+    await(0, PEERS, 2);
+    for (uint64_t before = demanded; demanded == before;)
+        demand_of(ids[11]);
+    await(0, PEERS, 3);
+    let_go();
+    finish();
+    drop_all();
+}
+
 /* One thread, and an order as soon as the last one is done: while it looks, and falls asleep. */
 static void ping_pong(void) {
     struct monarch_result r;
@@ -339,6 +355,8 @@ int main(int argc, char **argv) {
             all_at_once();
         if (i % 10 == 5)
             crowd();
+        if (i % 10 == 7)
+            narrow();
     }
     shut();
     order_at_once(100, 2 * PEERS, 0, 0);

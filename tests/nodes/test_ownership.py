@@ -87,7 +87,9 @@ def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
     shared: Any = SimpleNamespace(catalog=catalog)
     # Files that wait for each of the nodes.
     waiting = np.zeros(len(quotas), dtype=np.uint32)
-    engine: Any = SimpleNamespace(c=None, waiting=waiting, queues=lambda _: waiting)
+    engine: Any = SimpleNamespace(
+        c=None, waiting=waiting, queues=lambda _: waiting, set_homes=lambda *_: None
+    )
     return Nodes(membership, shared, engine, [], **more)
 
 

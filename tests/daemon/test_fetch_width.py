@@ -1,0 +1,74 @@
+"""How many files that nobody waits for are fetched from other nodes at a time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from monarch_py.daemon import engine as module
+from monarch_py.daemon.engine import LEAST_FETCHES, Engine
+from monarch_py.daemon.width import FIRST, WINDOW_S, ReadsInFlight
+
+MOST, MANY = 24, 1000
+
+
+class Library(SimpleNamespace):
+    """What the engine says of itself.
+
+    reads : it fills from a source;  files : from peers so far
+    """
+
+    MONARCH_WAYS, MONARCH_FROM_SOURCE, MONARCH_FROM_PEER = 2, 0, 1
+    reads, files = False, 0
+
+    def monarch_engine_reads_sources(self, _: object) -> int:
+        return self.reads
+
+    def monarch_engine_peer_files(self, _: object) -> int:
+        return self.files
+
+    def monarch_engine_peer_bytes(self, _: object) -> int:
+        return self.files * 4096
+
+    def monarch_engine_pending(self, *_: object) -> int:
+        return MANY
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    made = Library()
+    monkeypatch.setattr(module, "lib", made)
+    return made
+
+
+@pytest.fixture
+def engine() -> Engine:
+    made = Engine.__new__(Engine)
+    made._engine, made._fetches = None, ReadsInFlight(LEAST_FETCHES, MOST)
+    return made
+
+
+def widths(engine: Engine, library: Library, windows: int, began_s: float = 0.0) -> list[int]:
+    """After each window, in which peers give as much more as are asked for."""
+    found = []
+    for window in range(windows):
+        width = engine._adapted_fetches(began_s + window * WINDOW_S)
+        library.files += 50 * width
+        found.append(width)
+    return found
+
+
+def test_as_many_are_fetched_as_bring_more(engine: Engine, library: Library) -> None:
+    found = widths(engine, library, 20)
+    assert found[0] == FIRST
+    assert found[-1] == MOST
+
+
+def test_few_are_fetched_while_a_source_is_read(engine: Engine, library: Library) -> None:
+    library.reads = True
+    assert set(widths(engine, library, 20)) == {LEAST_FETCHES}
+    library.reads = False
+    found = widths(engine, library, 20, 20 * WINDOW_S)
+    assert found[0] == FIRST, "what few have brought says nothing of more"
+    assert found[-1] == MOST
