@@ -46,8 +46,8 @@ static int take_room(struct grant *g, uint64_t size) {
     return -1;
 }
 
-/* Whom a fill asks: as Nodes.asked (monarch_py/daemon/nodes.py) has it. Returns 0 for a file that
- * this node does not keep, or of which that is not known. */
+/* The peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes.py). Returns 0
+ * for a file that this node does not keep, or may not. */
 static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;
     asked[0] = asked[1] = -1;

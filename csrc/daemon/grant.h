@@ -1,5 +1,5 @@
-/* What the copying threads order themselves, between two turns of the daemon's loop: fills of files
- * that somebody waits for, in room that policy has granted. */
+/* Orders that the copying threads make themselves, between two turns of the daemon's loop: fills of
+ * files that somebody waits for, in room that policy has granted. */
 #ifndef MONARCH_GRANT_H
 #define MONARCH_GRANT_H
 
@@ -9,7 +9,7 @@ struct job;
 struct pool;
 struct worker;
 
-/* So many demands without an order one look of a thread takes note of. */
+/* The most demands without an order that a thread notes at one look. */
 #define MONARCH_UNORDERED 8
 
 /* All of it is under the pool's lock. While a grant holds, words of entries become FILLING by the
@@ -25,11 +25,11 @@ struct grant {
     /* Ordered since Python last asked. */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
-    /* Demands that a thread has looked at and that none looks at again, at their places; is_early:
-     * but under the next grant. */
+    /* Demands, at their places, that a thread has looked at. No thread looks at one again; at one
+     * that is early, a thread does so under the next grant. */
     uint64_t refused[MONARCH_DEMANDS];
     uint8_t is_early[MONARCH_DEMANDS];
-    uint32_t leaves; /* something to the loop, which has not rested since: a futex, atomic */
+    uint32_t leaves; /* the loop has something to do, and has not rested since: a futex, atomic */
 };
 
 /* Whether a thread has still to look at a demand without an order. */
@@ -41,7 +41,7 @@ void monarch_order_demanded(struct pool *p, struct worker *me);
  * its file may be another one by now; or else, if somebody waits for what the loop could not order.
  * The caller has the pool's lock. */
 int monarch_leaves_again(struct pool *p, const struct job *job);
-/* The caller has no lock. */
+/* Wakes the daemon's loop from its rest or sleep. */
 void monarch_end_rest(struct pool *p);
 
 #endif

@@ -238,8 +238,8 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
  * `bytes`. */
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                         const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
-/* What the engine may order by itself from now on, for readers and peers that wait for files of
- * which it has no order: `tiers` rooms, of which each is granted in full, or in part. The fills'
+/* Grants the engine room for orders of its own, for readers and peers that wait for files of which
+ * it has no order: `tiers` rooms, of which each is granted in full, or in part. The fills'
  * copies have the numbers from `first_copy` on, MONARCH_PLACED at most. Until the grant ends,
  * nobody but the engine changes the words of entries that are ABSENT or WANTED, and nobody else
  * places anything in these tiers. */

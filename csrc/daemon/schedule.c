@@ -378,7 +378,7 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, way) ||
                       !(find_block(p, way, in_use, w) || find_order(p, way, in_use, w))))
         return 0;
-    /* What lies ahead of a reader is soon waited for, and a peer has threads enough for it. */
+    /* A reader soon waits for the units ahead of it, and a peer has threads enough for them. */
     if (is_ahead && way == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

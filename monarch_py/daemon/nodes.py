@@ -213,7 +213,8 @@ class Nodes:
         self._tell(ids)
 
     def _tell(self, ids: Ids) -> None:
-        """What is known of (n,) entries, for peers that ask and for the engine's own orders."""
+        """Passes on who keeps (n,) entries: to the server of peers, and to the engine for its own
+        orders."""
         self.holdings.keep(ids, self._holders[ids, 0] == self.cluster.rank)
         self._engine.set_homes(ids, self._others(ids), self._keeps[ids])
 

@@ -229,7 +229,7 @@ static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t 
                                 asked[0]) == (int)count);
 }
 
-/* Who asks a peer is held up there from now on, and every thread may. */
+/* Every thread may ask a peer from now on, and is held up there. */
 static void shut(void) {
     monarch_engine_width(engine, THREADS, PEERS, 0);
     pthread_mutex_lock(&gate);

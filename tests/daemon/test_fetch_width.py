@@ -14,7 +14,7 @@ MOST, MANY = 24, 1000
 
 
 class Library(SimpleNamespace):
-    """What the engine says of itself.
+    """Stands for the C functions that tell of the engine.
 
     reads : it fills from a source;  files : from peers so far
     """
