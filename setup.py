@@ -38,6 +38,7 @@ PRELOAD = [
     "preload/demand.c",
     "preload/await.c",
     "preload/promote.c",
+    "preload/handover.c",
     "preload/offset.c",
     "preload/proc.c",
     "preload/posix_locks.c",

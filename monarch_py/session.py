@@ -297,6 +297,12 @@ class SessionDir:
         return self.path / "socket"
 
     @property
+    def handovers(self) -> Path:
+        """The socket by which programs hand descriptors of files that they have read to the daemon:
+        struct monarch_handover."""
+        return self.path / "handovers"
+
+    @property
     def log(self) -> Path:
         return self.path / "log"
 

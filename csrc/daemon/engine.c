@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "handovers.h"
 #include "joining.h"
 #include "orders.h"
 #include "schedule.h"
@@ -197,6 +198,7 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     struct timespec until = monarch_join_limit(limit_ms);
     int left = 0;
     __atomic_store_n(&e->stopping, 1, __ATOMIC_SEQ_CST);
+    monarch_end_handovers(p);
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
@@ -207,6 +209,7 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     /* One that was about to start others has done so when it is joined. */
     for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
         left += !monarch_join(p->worker[i].thread, &until);
+    left += monarch_join_handovers(p, &until);
     if (left)
         return left;
     abandon_fills(p);

@@ -20,6 +20,7 @@ struct job {
     struct queue *queue;
     struct monarch_result result;
     int slot;                /* of the fills segment, -1 for none */
+    int handed;              /* a descriptor of its file, from a reader; -1: for none */
     int peer[MONARCH_ASKED]; /* whose copy it is made from, in this order; -1 for nobody */
     int has_it;              /* a bit for each of them that has the file whole */
     int source_root, copies; /* descriptors of the directories */
@@ -98,6 +99,8 @@ void monarch_remove_copy(struct job *job); /* says in the result if it stays */
 void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]);
 /* -1: *status is why, and errno, or 0. Several threads may open it for one order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
+/* Whether the descriptor, which a program has opened, is one to read the order's file by. */
+int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd);
 /* After the last byte: whether the file is still what the catalog says, so that all bytes belong
  * together. The source's server is asked: what the kernel remembers may be older than the bytes. */
 int monarch_source_is_unchanged(struct job *job, int fd);
@@ -144,6 +147,10 @@ struct fill {
     uint32_t *left;                   /* atomic, of every block: units that are not written yet */
 };
 
+/* The claim of a file whose descriptor was handed over, and is closed now. */
+void monarch_end_claim(struct monarch_clients *m, uint64_t id);
+/* A reader's descriptor that the order has and does not use; nothing if it has none. */
+void monarch_close_handed(struct monarch_engine *e, struct job *job);
 /* Opens both files and makes the copy known to readers. NULL: the job has its answer. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
 /* Moves `count` units, of one block, that the caller has claimed. `stream` is the checksum of the

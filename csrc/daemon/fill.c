@@ -146,10 +146,37 @@ static void show(struct monarch_engine *e, struct fill *f) {
     wake_askers(e, job);
 }
 
+void monarch_end_claim(struct monarch_clients *m, uint64_t id) {
+    uint64_t *at = monarch_claim_at(m, id), claim = __atomic_load_n(at, __ATOMIC_SEQ_CST);
+    if (monarch_claim_names(claim, id) && claim & MONARCH_CLAIM_HANDED)
+        __atomic_compare_exchange_n(at, &claim, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+}
+
+static void close_source(struct monarch_engine *e, struct job *job, int fd) {
+    close(fd);
+    if (job->handed == fd) {
+        job->handed = -1;
+        monarch_end_claim(e->clients, job->result.id);
+    }
+}
+
+void monarch_close_handed(struct monarch_engine *e, struct job *job) {
+    if (job->handed >= 0)
+        close_source(e, job, job->handed);
+}
+
+/* The reader's descriptor, or one of our own. */
+static int open_source(struct monarch_engine *e, struct job *job, int *status) {
+    if (job->handed >= 0 && monarch_is_usable(e, job, job->handed))
+        return job->handed;
+    monarch_close_handed(e, job);
+    return monarch_open_source(e, job, status);
+}
+
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     int is_by_peer = job->peer[0] >= 0, status;
     uint64_t began_ns = monarch_now_ns(), source_ns;
-    int from = is_by_peer ? -1 : monarch_open_source(e, job, &status);
+    int from = is_by_peer ? -1 : open_source(e, job, &status);
     if (from < 0 && !is_by_peer) {
         monarch_fail(job, status, errno);
         return NULL;
@@ -173,7 +200,7 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
         monarch_remove_copy(job);
     }
     if (from >= 0)
-        close(from);
+        close_source(e, job, from);
     return NULL;
 }
 
@@ -235,7 +262,7 @@ static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t b
     if (f->job->entry.size > MONARCH_CHUNK) {
         uint64_t at = block * f->block_bytes;
         int from = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
-        if (from >= 0 && !monarch_drops_behind(e, f->job))
+        if (from >= 0 && f->job->handed < 0 && !monarch_drops_behind(e, f->job))
             posix_fadvise(from, (off_t)at, (off_t)f->block_bytes, POSIX_FADV_DONTNEED);
         sync_file_range(f->to, (off_t)at, (off_t)f->block_bytes, SYNC_FILE_RANGE_WRITE);
         uint64_t last = __atomic_exchange_n(&f->written[0], block + 1, __ATOMIC_ACQ_REL);
@@ -254,6 +281,27 @@ static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, u
     wake_askers(e, f->job);
 }
 
+/* Of a file that its reader has just read, from the kernel's memory. The source does not feel it.
+ */
+static ssize_t read_handed(struct job *job, char *buffer, uint64_t n, uint64_t at) {
+    return monarch_read_fully(job->handed, buffer, n, (off_t)at);
+}
+
+static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int from, char *buffer,
+                                uint64_t n, uint64_t at) {
+    struct visit v = monarch_visit(e, MONARCH_PLACE_OF_SOURCES);
+    monarch_wait_turn(e, n);
+    ssize_t got = monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
+    if (f->units == 1)
+        f->source_ns += monarch_now_ns() - v.since_ns;
+    monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
+    if (got == (ssize_t)n) {
+        __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
+        monarch_note_source(e);
+    }
+    return got;
+}
+
 /* Bytes of the source, [at, end); whether the copy has them now. */
 static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t end,
                        char *buffer, struct block_sum_stream *stream) {
@@ -268,20 +316,14 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
             give_up(f, MONARCH_ABANDONED, 0);
         if (__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
             return 0;
-        struct visit v = monarch_visit(e, MONARCH_PLACE_OF_SOURCES);
-        monarch_wait_turn(e, n);
-        ssize_t got = monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
-        if (f->units == 1)
-            f->source_ns += monarch_now_ns() - v.since_ns;
-        monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
+        ssize_t got = f->job->handed >= 0 ? read_handed(f->job, buffer, n, at)
+                                          : read_from_source(e, f, from, buffer, n, at);
         if (got < 0)
             give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
         else if ((uint64_t)got < n)
             give_up(f, MONARCH_SOURCE_CHANGED, 0); /* it has shrunk */
         if (got != (ssize_t)n)
             return 0;
-        __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
-        monarch_note_source(e);
         int error = monarch_write_fully(f->to, buffer, n, (off_t)at);
         if (error) {
             give_up(f, monarch_tier_status(-error), -error);
@@ -353,9 +395,10 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         close(f->to);
     }
     if (f->from >= 0) {
-        close(f->from);
+        int is_handed = job->handed >= 0;
+        close_source(e, job, f->from);
         __atomic_fetch_add(&e->files, r == 0, __ATOMIC_RELAXED);
-        if (r == 0 && f->units == 1 && !f->peers && e->control)
+        if (r == 0 && f->units == 1 && !f->peers && !is_handed && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);
     } else {
         __atomic_fetch_add(&e->peer_files, r == 0, __ATOMIC_RELAXED);

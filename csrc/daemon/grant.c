@@ -79,29 +79,35 @@ static int is_asked_for(const struct pool *p, const struct monarch_catalog *c, u
            (state == MONARCH_ABSENT && monarch_is_requested(p->shared.clients, id));
 }
 
-/* Whether it was ordered. Under both locks. */
-static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
+struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id) {
     struct grant *g = &p->grant;
     int32_t asked[MONARCH_ASKED];
     if (!g->holds || g->placed_count == MONARCH_PLACED)
-        return 0;
+        return NULL;
     struct monarch_entry *e = &monarch_table(c)[id];
     /* A copy that is still to be removed keeps its number in the word. */
     if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word) || !find_home(p, id, asked))
-        return 0;
+        return NULL;
     int tier = take_room(g, e->size);
     if (tier < 0)
-        return 0;
+        return NULL;
     struct job *job =
         monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
     if (!job) {
         g->holds = 0; /* its room is not known any more: until the next one */
-        return 0;
+        return NULL;
     }
     monarch_set_word(c, e, id, monarch_word(MONARCH_FILLING, 0, (unsigned)tier, g->next_copy));
     g->placed[g->placed_count++] = (struct monarch_placed){id, g->next_copy++, (uint32_t)tier, 0};
-    monarch_enqueue(p, p->in_use, 1, job);
-    return 1;
+    return job;
+}
+
+/* Whether it was ordered. Under both locks. */
+static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
+    struct job *job = monarch_place_granted(p, c, id);
+    if (job)
+        monarch_enqueue(p, p->in_use, 1, job);
+    return job != NULL;
 }
 
 /* --- what somebody waits for --------------------------------------------------------------------
@@ -182,7 +188,9 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
             g->refused[i] = 0;
     memset(g->is_early, 0, sizeof g->is_early);
     g->holds = e->writer != NULL;
+    __atomic_fetch_add(&g->number, 1, __ATOMIC_SEQ_CST);
     monarch_unlock_and_ring(p); /* readers may have asked meanwhile */
+    syscall(SYS_futex, &g->number, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out) {

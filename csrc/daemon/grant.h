@@ -16,6 +16,7 @@ struct worker;
  * threads alone; without one, by Python alone. So neither needs to see the other's decisions. */
 struct grant {
     int holds;
+    uint32_t number; /* grants so far: a futex, atomic */
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* what is left of it */
     uint64_t next_copy;                          /* the next one's number */
@@ -32,6 +33,9 @@ struct grant {
     uint32_t leaves; /* the loop has something to do, and has not rested since: a futex, atomic */
 };
 
+/* The order, in nobody's queue, to fill a file that no copy is made of; NULL where the grant does
+ * not go so far. The caller has the writer's lock and the pool's. */
+struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
 /* Whether a thread has still to look at a demand without an order. */
 int monarch_may_order(const struct pool *p, unsigned place, uint64_t demand);
 /* Orders what the thread has met without an order (me->unordered), as far as the grant goes; the

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sysmacros.h>
 #include <sys/uio.h>
 #include <sys/utsname.h>
 #include <time.h>
@@ -120,12 +121,28 @@ void monarch_wait_turn(struct monarch_engine *e, uint64_t n) {
 static int64_t ns(struct statx_timestamp t) { return monarch_time_ns(t.tv_sec, t.tv_nsec); }
 
 /* sync: AT_STATX_DONT_SYNC, or AT_STATX_FORCE_SYNC to ask the source's server. */
-static int is_as_catalogued(const struct monarch_entry *e, int fd, int sync) {
+static int attributes_of(int fd, int sync, struct statx *x) {
     unsigned mask = STATX_TYPE | STATX_INO | STATX_SIZE | STATX_MTIME | STATX_CTIME;
+    return statx(fd, "", AT_EMPTY_PATH | sync, mask, x) == 0;
+}
+
+static int are_as_catalogued(const struct monarch_entry *e, const struct statx *x) {
+    return S_ISREG(x->stx_mode) && x->stx_ino == e->ino && x->stx_size == e->size &&
+           ns(x->stx_mtime) == e->mtime_ns && ns(x->stx_ctime) == e->ctime_ns;
+}
+
+static int is_as_catalogued(const struct monarch_entry *e, int fd, int sync) {
     struct statx x;
-    return statx(fd, "", AT_EMPTY_PATH | sync, mask, &x) == 0 && S_ISREG(x.stx_mode) &&
-           x.stx_ino == e->ino && x.stx_size == e->size && ns(x.stx_mtime) == e->mtime_ns &&
-           ns(x.stx_ctime) == e->ctime_ns;
+    return attributes_of(fd, sync, &x) && are_as_catalogued(e, &x);
+}
+
+int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd) {
+    uint64_t dev = e->control->source[job->entry.source].dev;
+    int flags = fcntl(fd, F_GETFL);
+    struct statx x;
+    return flags >= 0 && (flags & (O_ACCMODE | O_PATH | O_DIRECT)) == O_RDONLY &&
+           attributes_of(fd, AT_STATX_DONT_SYNC, &x) &&
+           makedev(x.stx_dev_major, x.stx_dev_minor) == dev && are_as_catalogued(&job->entry, &x);
 }
 
 static int open_source(struct monarch_engine *e, const struct job *job, int *status) {

@@ -99,14 +99,14 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
 /* --- what lies beside a file: beside.c ----------------------------------------------------------
  */
 
-/* Files of a directory that have no copy and that nobody wants, in the order of the catalog; those
- * for which there was no room are left out. `directory` is relative to the source, of `length`
- * bytes, 0 for the root; is_deep: also what lies in directories below it. Looks at `looks` entries
- * at most from entry *at on, and moves *at behind them. Returns how many numbers are in `ids`,
- * `max` at most. */
-uint64_t monarch_find_absent(const struct monarch_catalog *c, unsigned source,
-                             const char *directory, uint64_t length, int is_deep, uint64_t *at,
-                             uint64_t looks, uint64_t *ids, uint64_t max);
+/* Files of a directory that have no copy, that nobody wants and that no program reads at the source
+ * just now, in the order of the catalog; those for which there was no room are left out.
+ * `directory` is relative to the source, of `length` bytes, 0 for the root; is_deep: also what lies
+ * in directories below it. Looks at `looks` entries at most from entry *at on, and moves *at behind
+ * them. Returns how many numbers are in `ids`, `max` at most. */
+uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monarch_clients *m,
+                             unsigned source, const char *directory, uint64_t length, int is_deep,
+                             uint64_t *at, uint64_t looks, uint64_t *ids, uint64_t max);
 
 /* --- scanning: scan.c ------------------------------------------------------------------------ */
 
@@ -213,6 +213,9 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
  * `control`. Before the first order. */
 void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
                             struct monarch_control *control);
+/* Readers' descriptors come by this socket, of datagrams, which the caller closes once the engine
+ * has stopped. -1: no thread could be started. After monarch_engine_publish. */
+int monarch_engine_handovers(struct monarch_engine *e, int socket);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 /* A tier whose copies are stamped with their entries' numbers (monarch_stamp). */

@@ -14,7 +14,7 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
     struct job *job = calloc(1, sizeof *job + entry->path_len + 1u);
     if (!job)
         return NULL;
-    job->slot = -1;
+    job->slot = job->handed = -1;
     job->result.id = id;
     job->result.kind = (uint32_t)kind;
     job->result.tier = tier;
@@ -96,7 +96,7 @@ int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *id
         struct job *job = calloc(1, sizeof *job + 1);
         if (!job)
             break;
-        job->slot = job->peer[0] = -1;
+        job->slot = job->handed = job->peer[0] = -1;
         job->result.kind = MONARCH_DROP;
         job->result.id = ids[i];
         job->result.tier = tiers[i];

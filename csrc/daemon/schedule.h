@@ -32,6 +32,8 @@ struct late {
     unsigned peers;
 };
 
+struct handovers;
+
 struct pool {
     struct monarch_engine shared; /* first: fill.c and job.c see only this */
     pthread_mutex_t lock;
@@ -56,7 +58,8 @@ struct pool {
     uint32_t width[MONARCH_WAYS], unasked[MONARCH_WAYS];
     uint32_t unasked_at[MONARCH_MAX_PEERS]; /* of those from peers: at this one */
     struct grant grant;
-    int rests; /* after each file; atomic */
+    struct handovers *handovers; /* NULL: no reader's descriptor is taken */
+    int rests;                   /* after each file; atomic */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
     uint32_t stamped; /* a bit for each tier */
     uint64_t salt;

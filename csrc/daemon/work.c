@@ -174,6 +174,7 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
     job->result.started_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
     job->result.status = MONARCH_ABANDONED;
     if (__atomic_load_n(&p->shared.stopping, __ATOMIC_RELAXED)) {
+        monarch_close_handed(&p->shared, job);
         finish(p, job);
     } else if (job->result.kind != MONARCH_FILL) {
         monarch_do_job(&p->shared, job, buffer);
@@ -190,19 +191,25 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
         }
         /* One unit is moved at once. More than that is for those who have nothing better to do:
          * this thread may be here only because a reader waits. */
-        int is_small = f->units == 1;
+        int is_small = f->units == 1, is_handed = job->handed >= 0;
+        uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_way way = monarch_way_of(job);
         pthread_mutex_lock(&p->lock);
         f->users = 1;
-        f->next_block = is_small;
+        f->next_block = blocks;
         monarch_add_fill(p, f);
-        uint32_t who = is_small ? 0 : monarch_whom_it_needs(p, way);
+        uint32_t who = is_small || is_handed ? 0 : monarch_whom_it_needs(p, way);
         pthread_mutex_unlock(&p->lock);
         monarch_ring_one(p, way, who);
-        if (is_small)
-            move_block(p, f, 0, buffer, depth);
+        for (uint64_t b = 0; b < blocks; b++)
+            move_block(p, f, b, buffer, depth);
         leave(p, f);
     }
+}
+
+void monarch_do_handed(struct worker *w, struct job *job) {
+    me = w;
+    begin(w->pool, job, w->buffer, 0);
 }
 
 static void do_work(struct pool *p, const struct work *w, char *buffer) {
@@ -249,19 +256,28 @@ static void *work(void *arg) {
             has_used = 0;
         }
     }
-    munmap(me->buffer, MONARCH_CHUNK);
+    monarch_unmap_buffer(me->buffer);
     return NULL;
 }
 
 /* Of its buffer a thread has what it has touched: the size of its largest file. Huge pages would
  * take all of it at once. */
-static int start(struct pool *p, struct worker *w, enum monarch_way way, int number) {
-    pthread_attr_t attributes;
+char *monarch_map_buffer(void) {
     char *buffer =
         mmap(NULL, MONARCH_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buffer == MAP_FAILED)
-        return 0;
+        return NULL;
     madvise(buffer, MONARCH_CHUNK, MADV_NOHUGEPAGE);
+    return buffer;
+}
+
+void monarch_unmap_buffer(char *buffer) { munmap(buffer, MONARCH_CHUNK); }
+
+static int start(struct pool *p, struct worker *w, enum monarch_way way, int number) {
+    pthread_attr_t attributes;
+    char *buffer = monarch_map_buffer();
+    if (!buffer)
+        return 0;
     *w = (struct worker){
         .pool = p, .number = (uint32_t)number, .way = way, .peer = -1, .buffer = buffer};
     pthread_attr_init(&attributes);
@@ -271,7 +287,7 @@ static int start(struct pool *p, struct worker *w, enum monarch_way way, int num
     if (is_started) /* as `top -H` shows it */
         pthread_setname_np(w->thread, way == MONARCH_FROM_PEER ? "monarch-fetch" : "monarch-fill");
     else
-        munmap(buffer, MONARCH_CHUNK);
+        monarch_unmap_buffer(buffer);
     return is_started;
 }
 

@@ -7,6 +7,7 @@
 
 #include "calls.h"
 #include "descriptors.h"
+#include "handover.h"
 #include "locks.h"
 #include "mappings.h"
 #include "momentary.h"
@@ -16,12 +17,19 @@
 #include "serve.h"
 #include "sys.h"
 
+static void will_close_direct(int fd) {
+    uint64_t w = monarch_tracked(fd);
+    if (w & TRACK_DIRECT)
+        monarch_close_direct(fd, w);
+}
+
 /* Apart, so that a descriptor that we know nothing of costs two looks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_companions() && monarch_is_companion(fd)) {
         errno = EBADF;
         return -1;
     }
+    will_close_direct(fd);
     monarch_will_close(fd);
     return REAL(close)(fd);
 }
@@ -39,6 +47,7 @@ void monarch_will_close_stream(FILE *stream) {
         return;
     int old_errno = errno, fd = fileno(stream); /* a stream in memory has none */
     monarch_progress_end(stream, fd);
+    will_close_direct(fd);
     monarch_will_close(fd);
     errno = old_errno;
 }

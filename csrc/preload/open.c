@@ -63,7 +63,7 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
     w.ino = o->entry->ino;
     if (!o->served || !monarch_is_plain(flags) || w.version & 1)
         return 0;
-    monarch_track(s, fd, w.id);
+    monarch_track(s, fd, w.id, 0);
     return monarch_promote(fd, monarch_tracked(fd), &w);
 }
 

@@ -24,13 +24,19 @@ static struct stream {
 
 static_assert(MONARCH_MAX_FILES <= 1 << 24, "a number and its bytes share a word");
 
+static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
+    const struct monarch_catalog *c =
+        s && s->clients && id < MONARCH_MAX_FILES ? monarch_catalog_of(s) : NULL;
+    return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
+}
+
+static int is_followed(const struct session *s) {
+    return __atomic_load_n(&s->control->follow_reads, __ATOMIC_RELAXED) != 0;
+}
+
 /* NULL if the daemon does not want to hear of it. */
 static const struct monarch_entry *followed(struct session *s, uint64_t id) {
-    if (!s || !s->clients || !__atomic_load_n(&s->control->follow_reads, __ATOMIC_RELAXED) ||
-        id >= MONARCH_MAX_FILES)
-        return NULL;
-    const struct monarch_catalog *c = monarch_catalog_of(s);
-    return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
+    return s && s->clients && is_followed(s) ? entry_of(s, id) : NULL;
 }
 
 /* The bytes of the file that this process has read so far, with `n` more. */
@@ -44,10 +50,23 @@ static uint64_t add(uint64_t id, uint64_t n) {
     return sum;
 }
 
-void monarch_progress(struct session *s, uint64_t id, uint64_t n) {
-    const struct monarch_entry *e = followed(s, id);
-    if (e && n && add(id, n) >= e->size)
+uint64_t monarch_progress(struct session *s, uint64_t id, uint64_t n) {
+    const struct monarch_entry *e = entry_of(s, id);
+    uint64_t sum = e && n ? add(id, n) : 0;
+    if (sum && sum >= e->size && is_followed(s))
         monarch_set_bit(&s->clients->read, id);
+    return sum;
+}
+
+uint64_t monarch_progress_of(uint64_t id) {
+    uint64_t word = __atomic_load_n(&progress[id % PLACES], __ATOMIC_RELAXED);
+    return word >> 40 == id ? word & BYTES : 0;
+}
+
+void monarch_progress_begin_again(uint64_t id) {
+    uint64_t *at = &progress[id % PLACES], word = __atomic_load_n(at, __ATOMIC_RELAXED);
+    if (word >> 40 == id)
+        __atomic_compare_exchange_n(at, &word, id << 40, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
 void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n) {

@@ -9,8 +9,11 @@
 
 #include "session.h"
 
-/* `n` bytes of the file were read. */
-void monarch_progress(struct session *s, uint64_t id, uint64_t n);
+/* `n` bytes of the file were read. So many were in all, by this process; 0: it is not known. */
+uint64_t monarch_progress(struct session *s, uint64_t id, uint64_t n);
+uint64_t monarch_progress_of(uint64_t id);
+/* The file counts as not read yet. */
+void monarch_progress_begin_again(uint64_t id);
 /* `n` more bytes are asked for, and from here on the copy's descriptor gives them, unseen. */
 void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 

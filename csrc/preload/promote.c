@@ -4,6 +4,7 @@
 #include <sys/sysmacros.h>
 
 #include "attributes.h"
+#include "handover.h"
 #include "log.h"
 #include "momentary.h"
 #include "serve.h"
@@ -73,6 +74,7 @@ int monarch_keep_locks(int fd) {
         uint64_t bit = bit_of(st.st_dev, st.st_ino, i);
         __atomic_fetch_or(&locked[bit / 64], 1ULL << (bit % 64), __ATOMIC_SEQ_CST);
     }
+    monarch_await_handover(fd);
     return wait_for_closings(st.st_dev, st.st_ino);
 }
 

@@ -10,6 +10,7 @@
 #include "await.h"
 #include "calls.h"
 #include "demand.h"
+#include "handover.h"
 #include "log.h"
 #include "mappings.h"
 #include "momentary.h"
@@ -222,6 +223,9 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     if (flag && !(tracked & flag))
         monarch_track_flag(fd, flag);
     tracked |= flag;
+    if (tracked & TRACK_DIRECT && !monarch_direct_is_over(fd, tracked))
+        return 0;
+    tracked &= ~TRACK_DIRECT;
     if (!find_file(fd, tracked, w))
         return 0;
     /* Another thread may close the number as soon as it is the copy's: this call reads by its own
@@ -231,12 +235,20 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     return 1;
 }
 
+/* What the source has given since then, of which the beginning says how long it takes. */
+static ssize_t given_by_source(int fd, ssize_t n, uint64_t since_ns) {
+    if (n > 0)
+        monarch_note_source_read(since_ns);
+    return monarch_count_read(fd, n);
+}
+
 /* Apart, so that a descriptor that is none of ours pays for no room on the stack. */
 __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
     struct monarch_wanted w;
     if (served(fd, monarch_tracked(fd), 0, n, &w))
         return read_at(fd, &w, buf, n, at, 0);
-    return monarch_count_read(fd, REAL(pread)(fd, buf, n, at));
+    uint64_t since_ns = sys_now_ns();
+    return given_by_source(fd, REAL(pread)(fd, buf, n, at), since_ns);
 }
 
 PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
@@ -273,7 +285,8 @@ __attribute__((noinline)) static ssize_t read_tracked(int fd, void *buf, size_t 
     struct monarch_wanted w;
     if (served(fd, tracked, TRACK_OFFSET, n, &w))
         return read_next(fd, tracked, &w, buf, n);
-    return monarch_count_read(fd, REAL(read)(fd, buf, n));
+    uint64_t since_ns = sys_now_ns();
+    return given_by_source(fd, REAL(read)(fd, buf, n), since_ns);
 }
 
 PUBLIC ssize_t read(int fd, void *buf, size_t n) {
@@ -429,11 +442,14 @@ static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t off
 static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
                          uint64_t tracked) {
     struct monarch_wanted w;
+    /* The copy is made from the pages that the mapping brings. */
+    if (tracked & TRACK_DIRECT)
+        monarch_hand_over(fd, tracked);
     if (!find_file(fd, tracked, &w))
         return REAL(mmap)(at, n, prot, flags, fd, offset);
     int moves = w.session->control->promote_mappings && monarch_mapping_can_wait(prot, flags);
     int old_errno = errno;
-    void *r = map_copy(at, n, prot, flags, &w, offset);
+    void *r = tracked & TRACK_DIRECT ? MAP_FAILED : map_copy(at, n, prot, flags, &w, offset);
     if (r != MAP_FAILED) {
         monarch_mappings_say(r, n, MONARCH_FORGET);
         count_mapped(&w, n, offset);

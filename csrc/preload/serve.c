@@ -5,6 +5,7 @@
 
 #include "attributes.h"
 #include "await.h"
+#include "handover.h"
 #include "log.h"
 #include "progress.h"
 #include "rank.h"
@@ -72,8 +73,11 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 ssize_t monarch_count_read(int fd, ssize_t n) {
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w != 0, 0) && n > 0) {
-        monarch_count_source(monarch_track_session(w), (uint64_t)n);
-        monarch_progress(monarch_track_session(w), monarch_track_entry(w), (uint64_t)n);
+        struct session *s = monarch_track_session(w);
+        monarch_count_source(s, (uint64_t)n);
+        uint64_t bytes = monarch_progress(s, monarch_track_entry(w), (uint64_t)n);
+        if (w & TRACK_DIRECT)
+            monarch_read_direct(fd, w, bytes);
     }
     return n;
 }
@@ -122,6 +126,13 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
+/* Nobody has asked for its copy yet. */
+static int is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id,
+                          uint64_t word) {
+    return MONARCH_WORD_STATE(word) == MONARCH_ABSENT && monarch_is_read_direct(s, e, id) &&
+           !monarch_bit_is_set(s->clients->wanted.word, id);
+}
+
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
                            uint64_t since_ns, int fd) {
     struct stat st;
@@ -134,10 +145,13 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         count(s, 0, o->entry->size, MONARCH_WORD_STATE(word) != MONARCH_BYPASS);
         tell_opened(s, (uint64_t)o->id);
         int may_come = MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size;
+        int is_direct = is_read_direct(s, o->entry, (uint64_t)o->id, word);
         if (may_come && is_left_alone(s, o->entry))
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
-            monarch_track(s, fd, (uint64_t)o->id);
+            monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
+        if (is_direct && !(monarch_tracked(fd) & TRACK_DIRECT))
+            monarch_want(s, o->entry, (uint64_t)o->id, 0);
         if (!monarch_tracked(fd))
             monarch_count_source(s, o->entry->size);
     }
@@ -230,6 +244,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
                               o->copy);
         o->word = word;
         o->served = 1;
+    } else if (is_read_direct(s, e, (uint64_t)id, word)) {
+        monarch_claim_file(s, (uint64_t)id);
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
         monarch_want(s, e, (uint64_t)id, 0); /* one that is filled ahead is in use from now on */

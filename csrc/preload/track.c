@@ -61,13 +61,16 @@ static int change(int fd, uint64_t *seen, uint64_t to) {
                                        __ATOMIC_SEQ_CST);
 }
 
+int monarch_track_change(int fd, uint64_t seen, uint64_t to) { return change(fd, &seen, to); }
+
 /* The parent shares the offsets of what was open. What its threads were about to do with a number
  * they do with the parent's. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
         uint64_t w = monarch_tracked((int)fd);
-        while (w && !change((int)fd, &w, (w & ~(TRACK_HELD | TRACK_SEEKING)) | TRACK_SHARED))
+        while (w && !change((int)fd, &w,
+                            (w & ~(TRACK_HELD | TRACK_SEEKING)) | TRACK_SHARED | TRACK_FORKED))
             ;
     }
 }
@@ -95,11 +98,14 @@ uint32_t monarch_track_process(void) {
 
 static uint32_t opens; /* counted, so that one open of a file is not taken for a later one */
 
-void monarch_track(struct session *s, int fd, uint64_t entry) {
+void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
     if ((unsigned)fd >= MONARCH_TRACKED || !monarch_fills_of(s))
         return;
     monarch_track_mark();
-    if (!monarch_track_is_mine())
+    /* A direct word of a vfork's child, in a place that its parent does not use, does no harm: the
+     * parent's reads are the kernel's, and the daemon looks at what it is handed. */
+    int needs_owner = !(flags & TRACK_DIRECT) || monarch_tracked(fd) || !monarch_track_process();
+    if (needs_owner && !monarch_track_is_mine())
         return;
     uint64_t number = __atomic_fetch_add(&opens, 1, __ATOMIC_RELAXED) & 0x7FFFFF;
     unsigned seen = __atomic_load_n(&highest, __ATOMIC_RELAXED);
@@ -107,7 +113,8 @@ void monarch_track(struct session *s, int fd, uint64_t entry) {
                                                                __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
     __atomic_store_n(&monarch_track_table[fd],
-                     (uint64_t)monarch_session_number(s) << 4 | number << 9 | (entry + 1) << 32,
+                     (uint64_t)monarch_session_number(s) << 4 | number << 9 | (entry + 1) << 32 |
+                         flags,
                      __ATOMIC_SEQ_CST);
 }
 
@@ -141,7 +148,7 @@ void monarch_track_flag_slow(int fd, uint64_t flag) {
                                                         : !monarch_track_is_mine())
         return;
     uint64_t w = monarch_tracked(fd);
-    for (unsigned n = 0; w && (w & TRACK_HELD || !(w & flag));) {
+    for (unsigned n = 0; w && (w & TRACK_HELD || (w & flag) != flag);) {
         if (w & TRACK_HELD) {
             w = wait_held(fd, w, n++);
         } else if (change(fd, &w, w | flag)) {
@@ -155,7 +162,7 @@ void monarch_track_again(int fd, int fresh) {
     struct session *s = w ? monarch_track_session(w) : NULL;
     /* An earlier daemon's entry means nothing to the session that is there now. */
     if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED) {
-        monarch_track(s, fresh, monarch_track_entry(w));
+        monarch_track(s, fresh, monarch_track_entry(w), w & TRACK_HANDED ? 0 : w & TRACK_DIRECT);
         monarch_track_flag(fresh, TRACK_SHARED);
     }
 }
@@ -193,6 +200,10 @@ static void untrack(int fd, unsigned *in_all) {
 
 void monarch_untrack_slow(int fd) {
     unsigned in_all = 0;
+    uint64_t w = monarch_tracked(fd);
+    /* That the parent's word goes with the close of a vfork's child costs it nothing. */
+    if (w & TRACK_HANDED && !(w & (TRACK_HELD | TRACK_SEEKING)) && change(fd, &w, 0))
+        return;
     if (monarch_track_is_mine())
         untrack(fd, &in_all);
 }
@@ -222,7 +233,7 @@ void monarch_untrack_session(unsigned number) {
 void monarch_track_share_all(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++)
-        monarch_track_flag((int)fd, TRACK_SHARED);
+        monarch_track_flag((int)fd, TRACK_SHARED | TRACK_FORKED);
 }
 
 /* --- holding ------------------------------------------------------------------------------------

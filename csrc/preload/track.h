@@ -8,7 +8,8 @@
 
 #define MONARCH_TRACKED 65536 /* descriptors; higher ones read the source */
 
-/* One word each: flags | session << 4 | number of the open << 9 | entry + 1 << 32. */
+/* One word each: flags | session << 4 | number of the open << 9 | entry + 1 << 32, 26 bits |
+ * more flags. */
 #define TRACK_OFFSET 1ULL /* used with its own offset: never replaced */
 #define TRACK_SHARED 2ULL /* duplicated, or locks may hang on it: never replaced */
 /* A thread relies on what it is: whoever changes that waits, until it is done or the number is a
@@ -17,7 +18,14 @@
 /* A thread is about to seek: the number must stay that file's until the kernel has the open file in
  * its hands. */
 #define TRACK_SEEKING 8ULL
-#define TRACK_FLAGS 15ULL
+/* Its reads are the source's, and as soon as the whole file was read the descriptor is handed over
+ * to the daemon (handover.h); */
+#define TRACK_DIRECT (1ULL << 62)
+/* that was done. */
+#define TRACK_HANDED (1ULL << 63)
+/* Another process has the open file as well. */
+#define TRACK_FORKED (1ULL << 61)
+#define TRACK_FLAGS (15ULL | TRACK_DIRECT | TRACK_HANDED | TRACK_FORKED)
 
 extern uint64_t monarch_track_table[MONARCH_TRACKED] __attribute__((visibility("hidden")));
 
@@ -29,7 +37,7 @@ static inline uint64_t monarch_tracked(int fd) {
 static inline struct session *monarch_track_session(uint64_t w) {
     return monarch_session_at(w >> 4 & 31);
 }
-static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32) - 1; }
+static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FFFFFF) - 1; }
 /* Before anything is noted of a descriptor: makes the page by which a child of a fork that we do
  * not see (daemon, forkpty) knows that it is one. */
 void monarch_track_mark(void);
@@ -40,13 +48,16 @@ int monarch_track_is_mine(void);
  * gets its parent's. 0 before anything was noted. */
 uint32_t monarch_track_process(void);
 
-void monarch_track(struct session *s, int fd, uint64_t entry);
+/* `flags`: TRACK_DIRECT or 0. */
+void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags);
 void monarch_track_again(int fd, int fresh); /* `fresh` is a duplicate of `fd` */
 /* Before what the flag stands for is done: waits for a promotion that is under way. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
+/* Another word in the place of `seen`, if that is what is still there. */
+int monarch_track_change(int fd, uint64_t seen, uint64_t to);
 static inline void monarch_track_flag(int fd, uint64_t flag) {
     uint64_t w = monarch_tracked(fd);
-    if (__builtin_expect(w && (!(w & flag) || (w & TRACK_HELD)), 0))
+    if (__builtin_expect(w && ((w & flag) != flag || (w & TRACK_HELD)), 0))
         monarch_track_flag_slow(fd, flag);
 }
 /* Nobody else changes what is known of the descriptor until it is released; signals are blocked, so

@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 21
+#define MONARCH_VERSION 22
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX and the effective one */
@@ -46,6 +46,9 @@
 #define MONARCH_MAX_PEERS 4096 /* nodes of a session */
 #define MONARCH_ASKED 2        /* of them, whom a fill asks before the source */
 #define MONARCH_RANKS 128      /* of one node that are told apart, and 0 for everybody else */
+
+/* Files that programs read at their source: two that share a place forget the first. */
+#define MONARCH_CLAIMS 4096
 
 /* A copy that is being filled can be read in units of this: small enough that a reader has its
  * first bytes soon, large enough that the source's latency is paid for [bytes]. */
@@ -123,6 +126,9 @@ struct monarch_control {
     uint64_t mounts;       /* inode of the daemon's mount name space; 0: unknown */
     uint32_t fill_on_open; /* who opens a file wants its copy */
     uint32_t fill_after;   /* once this share of it was asked for, of MONARCH_SHARES */
+    /* A file without a copy, no larger than this, is read by its program at the source; then the
+     * daemon makes the copy through the program's descriptor [bytes]. 0: no file is. */
+    uint64_t handed_bytes;
     uint32_t promote_mappings;
     /* Whether the catalog answers for names and attributes; else the source is asked each time,
      * also whether a file is still what its copy is. */
@@ -267,6 +273,12 @@ struct monarch_change {
 /* In `told`, by who could not write one down: any file may have changed. */
 #define MONARCH_CHANGE_UNKNOWN UINT64_MAX
 
+/* A program has read a file, and hands its descriptor over: a datagram to the session's socket
+ * `handovers`, with the descriptor. A hint, like the mail. */
+struct monarch_handover {
+    uint64_t id; /* of the entry */
+};
+
 struct monarch_clients {
     uint64_t magic;
     uint32_t doorbell; /* futex: rung when there is work for the daemon */
@@ -287,6 +299,9 @@ struct monarch_clients {
      * tag in the lower, which is a futex. The daemon sets it to 0 when the answer is there. A hint,
      * like the mail: the bitmaps are the truth, and nobody waits for a client that was killed. */
     uint64_t demand[MONARCH_DEMANDS];
+    /* By entry, see monarch_claim_of: a program reads the file at the source, so that nobody need
+     * fill it ahead. */
+    uint64_t claim[MONARCH_CLAIMS];
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_mail mail[MONARCH_MAIL_SLOTS];
@@ -367,6 +382,25 @@ static inline uint64_t monarch_demand_entry(uint64_t demand) {
 }
 static inline unsigned monarch_demand_rank(uint64_t demand) { return (unsigned)(demand >> 57); }
 static inline uint64_t monarch_demand_unit(uint64_t demand) { return demand >> 12 & 0xFFFFF; }
+
+/* A claim: number of the entry + 1 << 32 | whether its descriptor was handed over << 31 | when, in
+ * ticks of some ms. It ends by itself after a second, whatever became of the program; one whose
+ * descriptor was handed over ends when the daemon has closed that. */
+#define MONARCH_CLAIM_HANDED (1ULL << 31)
+#define MONARCH_CLAIM_TICK 20 /* 1 << so many ns */
+#define MONARCH_CLAIM_TICKS 1000
+static inline uint64_t monarch_claim_of(uint64_t id, uint64_t flag, uint64_t now_ns) {
+    return (id + 1) << 32 | flag | (now_ns >> MONARCH_CLAIM_TICK & (MONARCH_CLAIM_HANDED - 1));
+}
+static inline int monarch_claim_names(uint64_t claim, uint64_t id) { return claim >> 32 == id + 1; }
+static inline int monarch_claim_holds(uint64_t claim, uint64_t now_ns) {
+    uint64_t now = now_ns >> MONARCH_CLAIM_TICK;
+    return claim && ((now - claim) & (MONARCH_CLAIM_HANDED - 1)) < MONARCH_CLAIM_TICKS;
+}
+/* Of a file: 0 for none. */
+static inline uint64_t *monarch_claim_at(struct monarch_clients *m, uint64_t id) {
+    return &m->claim[id % MONARCH_CLAIMS];
+}
 
 /* The two bits of a file in the changed filter. */
 static inline uint64_t monarch_filter_bit(uint64_t dev, uint64_t ino) {

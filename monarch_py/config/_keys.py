@@ -12,6 +12,7 @@ from monarch_py.config.schema import (
     DEFAULT_COPY_THREADS,
     DEFAULT_EVICTION,
     DEFAULT_FETCH,
+    DEFAULT_HANDOVER_BYTES,
     DEFAULT_METADATA,
     DEFAULT_MIN_READS,
     DEFAULT_PLACEMENT,
@@ -265,6 +266,14 @@ SETTINGS = Table(
             "0 to 1, or percent",
             "the share of a file that a program must have read before it is filled",
             0.0,
+            default_text="0",
+        ),
+        "handover_size": Key(
+            values.size,
+            "size",
+            "programs read files that have no copy, and are no larger than this, at the source;"
+            " copies are made through their descriptors",
+            DEFAULT_HANDOVER_BYTES,
             default_text="0",
         ),
         "promote_mappings": Key(

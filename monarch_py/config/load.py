@@ -77,6 +77,7 @@ def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> C
         prefetch=settings["prefetch"],
         plans=_plans(settings),
         fill_after=settings["fill_after"],
+        handover_bytes=settings["handover_size"],
         promote_mappings=settings["promote_mappings"],
         balance_ranks=settings["balance_ranks"],
         metadata=settings["metadata"],

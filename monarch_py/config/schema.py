@@ -14,6 +14,7 @@ from monarch_py.units import GIB, KIB, MIB
 __all__ = [
     "DEFAULT_BLOCK_SIZE_BYTES",
     "DEFAULT_COPY_THREADS",
+    "DEFAULT_HANDOVER_BYTES",
     "DEFAULT_MIN_READS",
     "DEFAULT_EVICTION",
     "DEFAULT_FETCH",
@@ -56,6 +57,7 @@ PAGE_BYTES = 4096
 # Threads that wait for a source sleep: so many hide the latency of most.
 DEFAULT_COPY_THREADS = 64
 DEFAULT_MIN_READS = 4
+DEFAULT_HANDOVER_BYTES = 0
 DEFAULT_SCAN_THREADS = 16
 MAX_THREADS = 256
 
@@ -175,6 +177,8 @@ class Config:
     scan_ops_per_s : None = no limit
     plans : files of the access plans that are followed
     fill_after : share of a file that must have been asked for before it is filled, 0 to 1
+    handover_bytes : a file without a copy, no larger than this, is read by its program at the
+        source, and the copy is made through the program's descriptor; 0 = no file is
     promote_mappings : live mappings are replaced once their copies are complete
     staging : the staging area, a tier whose copies come and go; None = the daemon makes one where
         it needs one
@@ -202,6 +206,7 @@ class Config:
     prefetch: str = DEFAULT_PREFETCH
     plans: tuple[Path, ...] = ()
     fill_after: float = 0.0
+    handover_bytes: int = DEFAULT_HANDOVER_BYTES
     promote_mappings: bool = True
     metadata: str = DEFAULT_METADATA
     revalidate_s: float = DEFAULT_REVALIDATE_S

@@ -337,6 +337,11 @@ class Engine:
         be rung for fewer of them."""
         lib.monarch_engine_await(self._engine, is_awaited)
 
+    def take_handovers(self, fd: int) -> bool:
+        """From here on readers' descriptors are taken from this socket, which stays open until the
+        engine has stopped. False where no thread could be started."""
+        return int(lib.monarch_engine_handovers(self._engine, fd)) == 0
+
     def stop(self, limit_s: float) -> int:
         """Abandons what runs and ends the threads. Returns how many of them have not ended within
         limit_s, as a file system does not answer: what they use has to stay as it is."""

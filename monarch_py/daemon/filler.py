@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from monarch_py.daemon.copies import Copies, Ids, one
 from monarch_py.daemon.engine import Engine
+from monarch_py.daemon.handovers import Handovers
 from monarch_py.daemon.nodes import Membership, Nodes
 from monarch_py.daemon.outdated import Outdated
 from monarch_py.daemon.places import NOBODY, PEER_THREADS, Places
@@ -84,6 +85,9 @@ class Filler:
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
+        # Between nodes the file may come from a peer, and need not be read at the source.
+        self.handovers = None if membership else Handovers(config, self.shared.session, self.engine)
+        self.shared.control.handed_bytes = self.handovers.most_bytes if self.handovers else 0
         self.places = Places.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.keeps: Keeps = self.nodes or KeepsAll()
         # The tiers in which files are best kept, NOWHERE for those of which that is not known.
@@ -530,4 +534,6 @@ class Filler:
         left = self.engine.stop(limit_s)
         if self.nodes is not None and not left:
             self.nodes.free()
+        if self.handovers is not None and not left:
+            self.handovers.close()
         return left

@@ -214,9 +214,9 @@ class Neighbours:
         source, directory = filled.place[0], os.fsencode(filled.place[1])
         at = ffi.new("uint64_t *", filled.at)
         where = pointer(self._ids, "uint64_t *")
-        c, is_deep = self.shared.catalog.c, filled.is_deep
+        catalog, clients, is_deep = self.shared.catalog.c, self.shared.clients, filled.is_deep
         n = lib.monarch_find_absent(
-            c, source, directory, len(directory), is_deep, at, looks, where, most
+            catalog, clients, source, directory, len(directory), is_deep, at, looks, where, most
         )
         looked, filled.at = int(at[0]) - filled.at, int(at[0])
         return self._ids[:n].copy(), looked

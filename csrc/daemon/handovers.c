@@ -1,0 +1,242 @@
+/* A reader's descriptor comes with the number of its file's entry, and is trusted in nothing: the
+ * fill looks whether it is of the file that the catalog describes, as it does with one that it has
+ * opened itself. Threads of its own take them, so that a descriptor is closed soon: what hangs on
+ * an open file (flock) ends when the last of its descriptors is closed. */
+#define _GNU_SOURCE
+#include "handovers.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "doorbell.h"
+#include "joining.h"
+#include "orders.h"
+#include "work.h"
+#include "writer.h"
+
+/* As many descriptors are in the works: a thread waits for the source's word that the file is
+ * unchanged. */
+#define THREADS 16
+/* A descriptor waits no longer for the next grant [ns]. */
+#define GRANT_NS 40000000ULL
+#define STACK_BYTES (256 * 1024)
+
+struct handovers {
+    struct pool *pool;
+    int socket;
+    pthread_mutex_t lock;
+    int threads, waiting; /* of them: for a descriptor */
+    struct taker {
+        struct handovers *all;
+        struct worker worker;
+    } taker[THREADS];
+};
+
+/* --- one file -----------------------------------------------------------------------------------
+ */
+
+enum answer { TAKEN, REFUSED, NOT_YET };
+
+/* An order that waits for its turn has it now; one for which peers are asked stays as it is. */
+static struct job *take_queued(struct pool *p, uint64_t id) {
+    struct job *job = monarch_queued_fill(p, id);
+    if (!job || monarch_way_of(job) != MONARCH_FROM_SOURCE)
+        return NULL;
+    monarch_unqueue(p, job);
+    p->pending[job->result.in_use][MONARCH_FROM_SOURCE]--;
+    p->pending[job->result.in_use = 1][MONARCH_FROM_SOURCE]++;
+    return job;
+}
+
+/* The same of a file without an order. Its bytes are here, so that no peer is asked. */
+static struct job *place(struct pool *p, struct monarch_catalog *c, uint64_t id) {
+    struct job *job = monarch_place_granted(p, c, id);
+    if (!job)
+        return NULL;
+    for (int i = 0; i < MONARCH_ASKED; i++)
+        job->peer[i] = -1;
+    job->result.in_use = 1;
+    monarch_count(p, job, 1);
+    return job;
+}
+
+/* The order to fill the file, in *taken: TAKEN without one where somebody else fills it. Under both
+ * locks. */
+static enum answer find_order(struct pool *p, struct monarch_catalog *c, uint64_t id,
+                              struct job **taken) {
+    unsigned state = id < c->count ? MONARCH_WORD_STATE(monarch_entries(c)[id].word) : 0;
+    *taken = NULL;
+    if (id >= c->count || p->free_slots == 0)
+        return REFUSED;
+    if (state == MONARCH_FILLING)
+        *taken = take_queued(p, id);
+    if (state != MONARCH_ABSENT && state != MONARCH_WANTED)
+        ;
+    else if (!p->grant.holds)
+        return NOT_YET;
+    else if (!(*taken = place(p, c, id)))
+        return REFUSED;
+    if (*taken)
+        (*taken)->slot = p->slot[--p->free_slots];
+    return TAKEN;
+}
+
+static enum answer try(struct pool *p, uint64_t id, struct job **taken) {
+    struct monarch_writer *w = p->shared.writer;
+    if (!monarch_lock_soon(w))
+        return NOT_YET;
+    pthread_mutex_lock(&p->lock);
+    enum answer answer = find_order(p, w->catalog, id, taken);
+    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_unlock(&w->lock);
+    return answer;
+}
+
+/* While the daemon's loop decides there is no grant: its turns are short. */
+static enum answer order(struct pool *p, uint64_t id, struct job **taken) {
+    uint64_t until = monarch_now_ns() + GRANT_NS;
+    for (uint64_t now; (now = monarch_now_ns()) < until;) {
+        uint32_t seen = __atomic_load_n(&p->grant.number, __ATOMIC_SEQ_CST);
+        enum answer answer = try(p, id, taken);
+        if (answer != NOT_YET)
+            return answer;
+        struct timespec left = {0, (long)(until - now)};
+        syscall(SYS_futex, &p->grant.number, FUTEX_WAIT_PRIVATE, seen, &left, NULL, 0);
+    }
+    return REFUSED;
+}
+
+static void take(struct taker *me, int fd, uint64_t id) {
+    struct pool *p = me->all->pool;
+    struct job *job = NULL;
+    enum answer answer = id < MONARCH_MAX_FILES && p->shared.writer ? order(p, id, &job) : REFUSED;
+    if (job) {
+        job->handed = fd;
+        monarch_do_handed(&me->worker, job);
+        return;
+    }
+    close(fd);
+    monarch_end_claim(p->shared.clients, id);
+    /* Policy sees why there is no room, or which node keeps it. */
+    if (answer == REFUSED && id < MONARCH_MAX_FILES &&
+        monarch_set_bit(&p->shared.clients->wanted, id))
+        monarch_doorbell_ring(&p->shared.clients->doorbell);
+}
+
+/* --- the threads --------------------------------------------------------------------------------
+ */
+
+/* The next descriptor and its entry; -1: what came was none. */
+static int receive(int socket, uint64_t *id) {
+    struct monarch_handover what = {0};
+    struct iovec part = {&what, sizeof what};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof control};
+    ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    const struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    int fd = -1;
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+        memcpy(&fd, CMSG_DATA(c), sizeof fd);
+    *id = what.id;
+    if (fd >= 0 && n != sizeof what) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+static void *take_all(void *arg);
+
+static void start(struct handovers *h) {
+    struct taker *fresh = &h->taker[h->threads];
+    pthread_attr_t attributes;
+    char *buffer = monarch_map_buffer();
+    if (!buffer)
+        return;
+    fresh->all = h;
+    fresh->worker =
+        (struct worker){.pool = h->pool, .way = MONARCH_FROM_SOURCE, .peer = -1, .buffer = buffer};
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    if (pthread_create(&fresh->worker.thread, &attributes, take_all, fresh) == 0) {
+        pthread_setname_np(fresh->worker.thread, "monarch-take");
+        h->threads++;
+        h->waiting++;
+    } else {
+        monarch_unmap_buffer(buffer);
+    }
+    pthread_attr_destroy(&attributes);
+}
+
+/* Whether somebody else is left to wait for the next one. */
+static void change_waiting(struct handovers *h, int by) {
+    pthread_mutex_lock(&h->lock);
+    h->waiting += by;
+    if (!h->waiting && h->threads < THREADS)
+        start(h);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void *take_all(void *arg) {
+    struct taker *me = arg;
+    struct handovers *h = me->all;
+    const int *stopping = &h->pool->shared.stopping;
+    while (!__atomic_load_n(stopping, __ATOMIC_ACQUIRE)) {
+        uint64_t id;
+        int fd = receive(h->socket, &id);
+        if (fd < 0)
+            continue;
+        change_waiting(h, -1);
+        take(me, fd, id);
+        change_waiting(h, 1);
+    }
+    monarch_unmap_buffer(me->worker.buffer);
+    return NULL;
+}
+
+int monarch_engine_handovers(struct monarch_engine *e, int socket) {
+    struct pool *p = (struct pool *)e;
+    struct handovers *h = calloc(1, sizeof *h);
+    if (!h)
+        return -1;
+    h->pool = p;
+    h->socket = socket;
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_mutex_lock(&h->lock);
+    start(h);
+    pthread_mutex_unlock(&h->lock);
+    p->handovers = h;
+    return h->threads ? 0 : -1;
+}
+
+void monarch_end_handovers(struct pool *p) {
+    if (p->handovers)
+        shutdown(p->handovers->socket, SHUT_RDWR);
+}
+
+int monarch_join_handovers(struct pool *p, const struct timespec *until) {
+    struct handovers *h = p->handovers;
+    int left = 0;
+    if (!h)
+        return 0;
+    /* One that was about to start others has done so when it is joined. */
+    for (int i = 0; i < h->threads; i++)
+        left += !monarch_join(h->taker[i].worker.thread, until);
+    if (left)
+        return left;
+    pthread_mutex_destroy(&h->lock);
+    free(h);
+    p->handovers = NULL;
+    return 0;
+}

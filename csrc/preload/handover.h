@@ -1,0 +1,32 @@
+/* The read of a program is the fill. A file without a copy is read at its source, as the program
+ * asks, on the descriptor that it has. Once all of it was read the descriptor is handed over to the
+ * daemon, which makes the copy from the pages that the kernel has kept: the source has seen one
+ * open and every byte once. Losing a hand-over costs speed: the daemon then fills the file itself.
+ */
+#ifndef MONARCH_HANDOVER_H
+#define MONARCH_HANDOVER_H
+
+#include "session.h"
+
+/* Whether the reads of a file that has no copy are to be its fill. */
+int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
+/* Whoever fills ahead passes the file over for a second: this process reads it. */
+void monarch_claim_file(struct session *s, uint64_t id);
+
+/* All of these are for descriptors of which `tracked`, their word, has TRACK_DIRECT. */
+
+/* Before a read. Whether a copy has come from elsewhere: then the descriptor is not direct any
+ * more. */
+int monarch_direct_is_over(int fd, uint64_t tracked);
+/* After a read of some bytes; so many of the file this process has read in all. */
+void monarch_read_direct(int fd, uint64_t tracked, uint64_t bytes);
+/* The descriptor goes to the daemon now, however much of the file was read. */
+void monarch_hand_over(int fd, uint64_t tracked);
+/* Before the descriptor is closed: what was read in part, or by calls that nobody has seen. */
+void monarch_close_direct(int fd, uint64_t tracked);
+
+/* Locks, leases and flags of an open file last as long as the daemon has it as well: before one is
+ * changed, waits until the daemon has closed its descriptor, 50 ms at most. */
+void monarch_await_handover(int fd);
+
+#endif

@@ -1,0 +1,252 @@
+"""Copies made through the descriptors of programs that have read their files."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.epoch import content, make_files
+from support.files import digest
+from support.session import Session, wait_until
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import ffi
+
+Factory = Callable[..., Session]
+SIZE, MANY = 100_000, 12
+# Each way reads all of a file; `say` tells what was read.
+WAYS = {
+    "read": "data = os.read(fd, 1 << 20)",
+    "parts": "data = b''.join(iter(lambda: os.read(fd, 4096), b''))",
+    "pread": "data = os.pread(fd, 1 << 20, 0)",
+    "backwards": "data = b''.join(os.pread(fd, 4096, at) for at in range(0, size, 4096))",
+    "readv": "parts = bytearray(size // 2), bytearray(size); n = os.readv(fd, parts);"
+    " data = b''.join(parts)[:n]",
+    "preadv": "parts = bytearray(size // 2), bytearray(size); n = os.preadv(fd, parts, 0);"
+    " data = b''.join(parts)[:n]",
+    "sendfile": "pipe = os.memfd_create('x'); os.sendfile(pipe, fd, 0, size);"
+    " data = os.pread(pipe, size, 0); os.close(pipe)",
+    "mmap": "data = mmap.mmap(fd, 0, prot=mmap.PROT_READ)[:]",
+    "stream": "data = open(fd, 'rb', closefd=False).read()",
+    "unseen": "data = libc.syscall(0, fd, room, size) and room.raw",
+}
+READ = """
+import ctypes, hashlib, mmap, os, sys
+libc = ctypes.CDLL(None)
+for path in sys.argv[2:]:
+    fd = os.open(path, os.O_RDONLY)
+    size = os.fstat(fd).st_size
+    room = ctypes.create_string_buffer(size)
+    space = dict(globals())
+    exec(sys.argv[1], space)
+    os.close(fd)
+    print(hashlib.sha256(space["data"]).hexdigest())
+"""
+
+
+@pytest.fixture
+def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
+    """Slow enough that no copy is there before its file was read."""
+    mounted = slow_factory(keep_pages=True)
+    make_files(mounted.backing, MANY, SIZE)
+    mounted.latency(open=0.002, read=0.002)
+    return mounted
+
+
+@pytest.fixture
+def session(session_factory: Factory, source: SlowSource) -> Session:
+    settings = {"prefetch": "on_demand", "handover_size": "256KiB"}
+    made = session_factory(source.mountpoint, **settings).start()
+    made.wait_scanned()
+    # Before a program uses files no room is granted: the first one is the daemon's to open.
+    read(made, source, "read", 1)
+    wait_until(lambda: present(made) == 1, what="the first copy")
+    source.reset()
+    return made
+
+
+def read(session: Session, source: SlowSource, way: str, *seeds: int) -> None:
+    paths = [source.mountpoint / str(seed) for seed in seeds]
+    said = session.python(READ, WAYS[way], *paths).split()
+    assert said == [digest(content(seed, SIZE)) for seed in seeds]
+
+
+def present(session: Session) -> int:
+    return int(session.status()["sources"][0]["present"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_source_sees_one_open_and_every_byte_once(
+    session: Session, source: SlowSource, way: str
+) -> None:
+    seeds = range(2, MANY + 1)
+    read(session, source, way, *seeds)
+    wait_until(lambda: present(session) == MANY, what="copies of all files")
+    counts = source.counts()
+    # A turn of the daemon's loop may be longer than a descriptor waits, on a busy machine.
+    assert len(seeds) <= counts["open"] <= len(seeds) + 1
+    assert counts["bytes_read"] <= (len(seeds) + 1) * SIZE
+    source.reset()
+    read(session, source, way, *seeds)
+    assert source.counts()["open"] == source.counts()["bytes_read"] == 0
+
+
+def test_who_reads_headers_has_no_file_copied(session: Session, source: SlowSource) -> None:
+    source.reset()
+    script = "import os, sys\nfor p in sys.argv[1:]: os.read(os.open(p, os.O_RDONLY), 4096)"
+    close = "\nfor fd in range(3, 64):\n try: os.close(fd)\n except OSError: pass"
+    session.python(script + close, *(source.mountpoint / str(seed) for seed in (2, 3, 4)))
+    session.wait_idle()
+    assert present(session) == 1
+    assert source.counts()["open"] == 3
+
+
+def test_a_file_that_was_half_read_is_copied_when_it_is_closed(
+    session: Session, source: SlowSource
+) -> None:
+    script = "import os, sys\nfd = os.open(sys.argv[1], 0)\nos.read(fd, 60_000)\nos.close(fd)"
+    session.python(script, source.mountpoint / "2")
+    wait_until(lambda: present(session) == 2, what="the copy")
+    assert source.counts()["open"] == 1
+    read(session, source, "read", 2)
+
+
+def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
+    session: Session, source: SlowSource
+) -> None:
+    """The program's own write, and one behind the mount, come after the reading and before or while
+    the copy is made."""
+    script = (
+        "import os, sys\nfor p in sys.argv[1:]:\n fd = os.open(p, 0)\n"
+        " assert len(os.read(fd, 1 << 20)) == 100_000\n"
+        " with open(p, 'r+b') as f: f.write(b'new')\n os.close(fd)\n"
+        " assert open(p, 'rb').read(3) == b'new', p"
+    )
+    session.python(script, *(source.mountpoint / str(seed) for seed in range(2, MANY + 1)))
+    session.wait_idle()
+    check = "import sys\nfor p in sys.argv[1:]: assert open(p, 'rb').read(3) == b'new', p"
+    session.python(check, *(source.mountpoint / str(seed) for seed in range(2, MANY + 1)))
+
+
+def test_a_lock_ends_with_its_descriptor(session: Session, source: SlowSource) -> None:
+    """The daemon has the open file as well for a moment: a lock on that would outlive its close."""
+    script = """
+import fcntl, os, sys
+for path in sys.argv[1:]:
+    fd, other = os.open(path, 0), os.open(path, 0)
+    assert len(os.read(fd, 1 << 20)) == 100_000
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.close(fd)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
+"""
+    session.python(script, *(source.mountpoint / str(seed) for seed in range(2, MANY + 1)))
+
+
+def test_a_locked_descriptor_is_kept(session: Session, source: SlowSource) -> None:
+    script = """
+import fcntl, os, sys
+fd = os.open(sys.argv[1], 0)
+fcntl.flock(fd, fcntl.LOCK_EX)
+assert len(os.read(fd, 1 << 20)) == 100_000
+os.close(fd)
+other = os.open(sys.argv[1], 0)
+fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+"""
+    session.python(script, source.mountpoint / "2")
+    wait_until(lambda: present(session) == 2, what="the copy, which the daemon opens the file for")
+    read(session, source, "read", 2)
+
+
+def test_a_program_without_descriptors_left_reads_on(session: Session, source: SlowSource) -> None:
+    script = """
+import hashlib, os, resource, sys
+for path in sys.argv[1:]:
+    fd = os.open(path, 0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fd + 1, 4096))
+    print(hashlib.sha256(os.read(fd, 1 << 20)).hexdigest())
+    assert os.read(fd, 1) == b""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+    os.close(fd)
+"""
+    said = session.python(script, *(source.mountpoint / str(seed) for seed in (2, 3))).split()
+    assert said == [digest(content(seed, SIZE)) for seed in (2, 3)]
+    wait_until(lambda: present(session) == 3, what="copies that the daemon makes by itself")
+
+
+def test_a_daemon_that_is_gone_or_stands_still_keeps_nobody(
+    session: Session, source: SlowSource
+) -> None:
+    session.kill()
+    read(session, source, "read", *range(2, MANY + 1))
+
+
+def hand(session: Session, entry: int, fd: int) -> None:
+    """As the library does."""
+    what = ffi.new("struct monarch_handover *", {"id": entry})
+    send(session, bytes(ffi.buffer(what)), fd)
+
+
+def send(session: Session, what: bytes, *fds: int) -> None:
+    directory = os.open(session.paths.path, os.O_PATH)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as by:
+        by.connect(f"/proc/self/fd/{directory}/{session.paths.handovers.name}")
+        socket.send_fds(by, [what], list(fds))
+    os.close(directory)
+
+
+def entry_of(session: Session, name: str) -> int:
+    return int(session.client.ask("look", paths=[[0, name]])["entries"][0])
+
+
+@pytest.mark.parametrize("wrong", ["other", "elsewhere", "pipe", "writable", "path"])
+def test_a_wrong_descriptor_is_not_believed(
+    session: Session, source: SlowSource, tmp_path: Path, wrong: str
+) -> None:
+    (tmp_path / "elsewhere").write_bytes(bytes(SIZE))
+    fds = {
+        "other": lambda: os.open(source.mountpoint / "3", os.O_RDONLY),
+        "elsewhere": lambda: os.open(tmp_path / "elsewhere", os.O_RDONLY),
+        "pipe": lambda: os.pipe()[0],
+        "writable": lambda: os.open(source.mountpoint / "2", os.O_RDWR),
+        "path": lambda: os.open(source.mountpoint / "2", os.O_PATH),
+    }
+    fd = fds[wrong]()
+    try:
+        hand(session, entry_of(session, "2"), fd)
+    finally:
+        os.close(fd)
+    wait_until(lambda: present(session) == 2, what="a copy, from the file itself")
+    source.reset()
+    read(session, source, "read", 2)
+    assert source.counts()["bytes_read"] == 0
+
+
+@pytest.mark.parametrize("entry", [2**24, 2**25, 2**63, 2**64 - 1])
+def test_a_message_that_names_nothing_is_dropped(
+    session: Session, source: SlowSource, entry: int
+) -> None:
+    fd = os.open(source.mountpoint / "2", os.O_RDONLY)
+    hand(session, entry, fd)
+    send(session, b"x", fd)
+    send(session, b"x")
+    send(session, b"")
+    os.close(fd)
+    read(session, source, "read", 3)
+    wait_until(lambda: present(session) == 2, what="the copy")
+
+
+def test_descriptors_are_closed_when_their_copies_are_made(
+    session: Session, source: SlowSource
+) -> None:
+    read(session, source, "read", *range(2, MANY + 1))
+    wait_until(lambda: present(session) == MANY, what="copies of all files")
+    inside = str(source.mountpoint) + "/"
+    fds = Path(f"/proc/{session.status()['pid']}/fd")
+    wait_until(
+        lambda: not [fd for fd in fds.iterdir() if os.readlink(fd).startswith(inside)],
+        what="the daemon to have no file of the source open",
+    )
