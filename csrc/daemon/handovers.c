@@ -40,6 +40,7 @@ struct handovers {
 /* --- one file -----------------------------------------------------------------------------------
  */
 
+/* TAKEN: an order is found, or another one fills the file. */
 enum answer { TAKEN, REFUSED, NOT_YET };
 
 /* An order that waits for its turn has it now; one for which peers are asked stays as it is. */
@@ -114,25 +115,26 @@ static enum answer order(struct pool *p, uint64_t id, struct job **taken) {
 static void take(struct taker *me, int fd, uint64_t id) {
     struct pool *p = me->all->pool;
     struct job *job = NULL;
-    enum answer answer = id < MONARCH_MAX_FILES && p->shared.writer ? order(p, id, &job) : REFUSED;
+    enum answer answer = fd >= 0 ? order(p, id, &job) : REFUSED;
     if (job) {
         job->handed = fd;
         monarch_do_handed(&me->worker, job);
         return;
     }
-    close(fd);
+    if (fd >= 0)
+        close(fd);
     monarch_end_claim(p->shared.clients, id);
     /* Policy sees why there is no room, or which node keeps it. */
-    if (answer == REFUSED && id < MONARCH_MAX_FILES &&
-        monarch_set_bit(&p->shared.clients->wanted, id))
+    if (answer == REFUSED && monarch_set_bit(&p->shared.clients->wanted, id))
         monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
 /* --- the threads --------------------------------------------------------------------------------
  */
 
-/* The next descriptor and its entry; -1: what came was none. */
-static int receive(int socket, uint64_t *id) {
+/* The next entry, and its descriptor: -1 where this process may have no more. Whether what came
+ * names an entry. */
+static int receive(int socket, uint64_t *id, int *fd) {
     struct monarch_handover what = {0};
     struct iovec part = {&what, sizeof what};
     union {
@@ -145,15 +147,14 @@ static int receive(int socket, uint64_t *id) {
                              .msg_controllen = sizeof control};
     ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
     const struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
-    int fd = -1;
-    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
-        memcpy(&fd, CMSG_DATA(c), sizeof fd);
     *id = what.id;
-    if (fd >= 0 && n != sizeof what) {
-        close(fd);
-        fd = -1;
-    }
-    return fd;
+    *fd = -1;
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+        memcpy(fd, CMSG_DATA(c), sizeof *fd);
+    int is_valid = n == sizeof what && what.id < MONARCH_MAX_FILES;
+    if (*fd >= 0 && !is_valid)
+        close(*fd);
+    return is_valid;
 }
 
 static void *take_all(void *arg);
@@ -194,8 +195,8 @@ static void *take_all(void *arg) {
     const int *stopping = &h->pool->shared.stopping;
     while (!__atomic_load_n(stopping, __ATOMIC_ACQUIRE)) {
         uint64_t id;
-        int fd = receive(h->socket, &id);
-        if (fd < 0)
+        int fd;
+        if (!receive(h->socket, &id, &fd))
             continue;
         change_waiting(h, -1);
         take(me, fd, id);

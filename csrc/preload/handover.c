@@ -142,9 +142,10 @@ int monarch_direct_is_over(int fd, uint64_t tracked) {
            monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT);
 }
 
-/* Where locks may hang on the open file, or other processes share it, the daemon opens the file
- * itself. The mark and the claim come before the look at the locks: who takes one marks the file
- * first and looks for the claim then. */
+/* The number may be another file's by now, after a close that nobody has seen. Where locks may hang
+ * on the open file, or other processes share it, the daemon opens the file itself. The mark and the
+ * claim come before the look at the locks: who takes one marks the file first and looks for the
+ * claim then. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked) {
     if (tracked & TRACK_FORKED)
@@ -153,8 +154,8 @@ static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id
     if (!claim)
         return monarch_claim_names(
             __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED), id);
-    int done =
-        !monarch_has_locks(s->control->source[e->source].dev, e->ino) && send_descriptor(fd, id);
+    int done = !monarch_has_locks(s->control->source[e->source].dev, e->ino) &&
+               monarch_is_still(fd, s, e) && send_descriptor(fd, id);
     if (!done)
         end_claim(s, id, claim);
     return done;
@@ -181,6 +182,11 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t bytes) {
         monarch_hand_over(fd, tracked);
 }
 
+static uint64_t offset_of(int fd) {
+    long at = sys_lseek(fd, 0, SEEK_CUR);
+    return at > 0 ? (uint64_t)at : 0;
+}
+
 void monarch_close_direct(int fd, uint64_t tracked) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked);
@@ -190,8 +196,8 @@ void monarch_close_direct(int fd, uint64_t tracked) {
     uint64_t bytes = monarch_progress_of(id);
     /* Who shares it may be reading: lseek would wait for that. */
     if (!bytes && !(tracked & TRACK_SHARED))
-        bytes = (uint64_t)sys_lseek(fd, 0, SEEK_CUR);
-    if (bytes && bytes <= e->size && bytes >= e->size / WORTH)
+        bytes = offset_of(fd);
+    if (bytes && bytes >= e->size / WORTH)
         monarch_hand_over(fd, tracked);
     else if (!bytes) /* by calls that nobody sees, or not at all */
         monarch_want(s, e, id, e->size);

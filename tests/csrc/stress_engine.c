@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 
 #include "doorbell.h"
 #include "native.h"
@@ -23,7 +24,7 @@
 #define CATALOGS 256
 
 static const char *root_path;
-static int root, copies, over, moving_over, waiting_over;
+static int root, copies, over, moving_over, waiting_over, handovers[2];
 static struct monarch_catalog *catalog; /* atomic, for the lookers; earlier ones stay */
 static struct monarch_catalog *all[CATALOGS];
 static struct monarch_writer *writer;
@@ -31,7 +32,7 @@ static struct monarch_control control;
 static struct monarch_clients *clients;
 static struct monarch_fills *fills;
 static struct monarch_engine *engine;
-static uint64_t next_copy = 1, found_present, published, granted, rng = 20220822,
+static uint64_t next_copy = 1, found_present, published, granted, handed, rng = 20220822,
                 seen_status[MONARCH_ABANDONED + 1];
 static int64_t damaged = -1; /* atomic: the entry whose copy main() spoils */
 
@@ -425,13 +426,55 @@ static void take_placed(const struct monarch_placed *placed, uint64_t n) {
     granted += n;
 }
 
+/* The file's descriptor, or another one's. */
+static int send_file(uint64_t id, uint64_t of) {
+    const struct monarch_catalog *c = __atomic_load_n(&catalog, __ATOMIC_ACQUIRE);
+    struct monarch_handover what = {.id = id};
+    struct iovec part = {&what, sizeof what};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control_data = {.room = {0}};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = &control_data,
+                             .msg_controllen = sizeof control_data.room};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    const struct monarch_entry *e = &monarch_entries(c)[of];
+    int fd = e->source == NO_SOURCE ? -1 : openat(root, monarch_pool(c, e->path), O_RDONLY);
+    if (fd < 0)
+        return 0;
+    *header = (struct cmsghdr){
+        .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)};
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    int is_sent = sendmsg(handovers[1], &message, MSG_DONTWAIT | MSG_NOSIGNAL) > 0;
+    close(fd);
+    return is_sent;
+}
+
+static void *hand_files_over(void *arg) {
+    uint64_t state = (uint64_t)(uintptr_t)arg;
+    while (!__atomic_load_n(&waiting_over, __ATOMIC_RELAXED)) {
+        const struct monarch_catalog *c = __atomic_load_n(&catalog, __ATOMIC_ACQUIRE);
+        uint64_t count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
+        uint64_t id = below(&state, (unsigned)count);
+        uint64_t of = below(&state, 8) ? id : below(&state, (unsigned)count);
+        if (!is_for_another(id) && send_file(id, of))
+            __atomic_fetch_add(&handed, 1, __ATOMIC_RELAXED);
+        else
+            usleep(200);
+    }
+    return NULL;
+}
+
 /* Nobody but the engine changes words while a grant holds; the catalog moves all the same. */
 static void order_under_grants(void) {
     struct monarch_room room = {.bytes = 1ULL << 40, .block_bytes = 4096};
     struct monarch_placed placed[MONARCH_PLACED];
-    pthread_t waiting;
+    pthread_t waiting, handing;
     waiting_over = 0;
     CHECK(pthread_create(&waiting, NULL, wait_for_files, (void *)5) == 0);
+    CHECK(pthread_create(&handing, NULL, hand_files_over, (void *)9) == 0);
     for (int i = 0; i < 20; i++) {
         finish(-1); /* before a copy is dropped of which a result still tells */
         for (uint64_t id = 0; id < catalog->count; id++)
@@ -452,6 +495,7 @@ static void order_under_grants(void) {
     }
     __atomic_store_n(&waiting_over, 1, __ATOMIC_RELAXED);
     pthread_join(waiting, NULL);
+    pthread_join(handing, NULL);
     finish(-1);
     for (int i = 0; i < MONARCH_DEMANDS; i++)
         __atomic_store_n(&clients->demand[i], 0, __ATOMIC_SEQ_CST);
@@ -461,6 +505,8 @@ static void start_engine(void) {
     engine = monarch_engine_start(3, 3, 0, BLOCK, clients, fills);
     CHECK(engine);
     monarch_engine_publish(engine, writer, &control);
+    CHECK(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, handovers) == 0);
+    CHECK(monarch_engine_handovers(engine, handovers[0]) == 0);
     monarch_engine_source(engine, 0, root);
     monarch_engine_source(engine, NO_SOURCE, -1);
     monarch_engine_tier(engine, 0, copies);
@@ -487,6 +533,8 @@ static void work_round(void) {
     wait_for(&seen);
     monarch_engine_stop(engine,
                         60000); /* in the middle: what is done and not taken is abandoned too */
+    close(handovers[0]);
+    close(handovers[1]);
     for (uint64_t id = 0; id < catalog->count; id++)
         if (is_in(id, MONARCH_FILLING))
             set_word(id, 0);
@@ -559,7 +607,7 @@ int main(int argc, char **argv) {
     __atomic_store_n(&over, 1, __ATOMIC_RELAXED);
     for (int i = 0; i <= LOOKERS; i++)
         pthread_join(thread[i], NULL);
-    CHECK(published > 100 && granted > 100);
+    CHECK(published > 100 && granted > 100 && handed > 100);
     for (unsigned i = 0; i <= MONARCH_ABANDONED; i++)
         printf("%llu ", (unsigned long long)seen_status[i]);
     printf("%llu\n", (unsigned long long)found_present);
