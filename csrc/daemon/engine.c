@@ -119,6 +119,8 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
 }
 
 static void free_job(struct job *job) {
+    if (job->handed >= 0)
+        close(job->handed);
     free(job->result.block_sums);
     free(job);
 }

@@ -21,6 +21,7 @@ struct job {
     struct monarch_result result;
     int slot;                /* of the fills segment, -1 for none */
     int handed;              /* a descriptor of its file, from a reader; -1: for none */
+    uint64_t claim;          /* the number that its claim has */
     int peer[MONARCH_ASKED]; /* whose copy it is made from, in this order; -1 for nobody */
     int has_it;              /* a bit for each of them that has the file whole */
     int source_root, copies; /* descriptors of the directories */

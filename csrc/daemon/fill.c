@@ -156,7 +156,7 @@ static void close_source(struct monarch_engine *e, struct job *job, int fd) {
     close(fd);
     if (job->handed == fd) {
         job->handed = -1;
-        monarch_end_claim(e->clients, job->result.id);
+        monarch_end_claim(e->clients, job->claim);
     }
 }
 

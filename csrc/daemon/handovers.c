@@ -7,9 +7,11 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -26,10 +28,24 @@
 #define GRANT_NS 40000000ULL
 #define STACK_BYTES (256 * 1024)
 
+/* Files that the catalog does not know, at most. */
+#define UNMET 256
+/* A descriptor of one waits no longer for its order [ns]. */
+#define UNMET_NS 50000000ULL
+
+struct unmet {
+    int fd, is_told; /* Python has its attributes */
+    uint64_t claim, since_ns;
+    struct monarch_entry entry;
+    char path[MONARCH_MAIL_PATH];
+};
+
 struct handovers {
     struct pool *pool;
     int socket;
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* of all below, and taken under no other lock's but the writer's */
+    struct unmet *unmet[UNMET];
+    unsigned unmet_count;
     int threads, waiting; /* of them: for a descriptor */
     struct taker {
         struct handovers *all;
@@ -118,6 +134,7 @@ static void take(struct taker *me, int fd, uint64_t id) {
     enum answer answer = fd >= 0 ? order(p, id, &job) : REFUSED;
     if (job) {
         job->handed = fd;
+        job->claim = id;
         monarch_do_handed(&me->worker, job);
         return;
     }
@@ -129,14 +146,125 @@ static void take(struct taker *me, int fd, uint64_t id) {
         monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
+/* --- files without an entry ---------------------------------------------------------------------
+ * Python takes their attributes into the catalog, as it does with what a scan has found, and orders
+ * their fills. */
+
+/* As the scan would spell it. */
+static int is_plain(const char *path) {
+    for (const char *at = path, *end;; at = end + 1) {
+        end = strchrnul(at, '/');
+        size_t n = (size_t)(end - at);
+        if (n == 0 || (n <= 2 && !memcmp(at, "..", n)))
+            return 0;
+        if (!*end)
+            return 1;
+    }
+}
+
+static void drop_unmet(struct handovers *h, struct unmet *u) {
+    close(u->fd);
+    monarch_end_claim(h->pool->shared.clients, u->claim);
+    free(u);
+}
+
+/* The name must lead to the file of the descriptor. */
+static struct unmet *look_at_unmet(struct pool *p, int fd, const struct monarch_handover *what) {
+    char target[1];
+    struct stat st;
+    struct unmet *u = calloc(1, sizeof *u);
+    uint64_t dev = p->shared.control->source[what->source].dev;
+    if (u && is_plain(what->path) && fstat(fd, &st) == 0 && st.st_dev == dev &&
+        monarch_stat_entry(p->roots[what->source], what->source, what->path, &u->entry, target,
+                           sizeof target) == 0 &&
+        u->entry.kind == MONARCH_FILE && u->entry.ino == st.st_ino) {
+        *u = (struct unmet){
+            .fd = fd, .claim = what->id, .since_ns = monarch_now_ns(), .entry = u->entry};
+        u->entry.path_len = (uint16_t)what->path_len;
+        memcpy(u->path, what->path, what->path_len + 1);
+        return u;
+    }
+    free(u);
+    return NULL;
+}
+
+static void take_unmet(struct handovers *h, int fd, const struct monarch_handover *what) {
+    struct unmet *u = fd >= 0 ? look_at_unmet(h->pool, fd, what) : NULL;
+    pthread_mutex_lock(&h->lock);
+    int is_kept = u && h->unmet_count < UNMET;
+    if (is_kept)
+        h->unmet[h->unmet_count++] = u;
+    pthread_mutex_unlock(&h->lock);
+    if (is_kept) {
+        monarch_end_rest(h->pool);
+    } else if (u) {
+        drop_unmet(h, u);
+    } else {
+        if (fd >= 0)
+            close(fd);
+        monarch_end_claim(h->pool->shared.clients, what->id);
+    }
+}
+
+uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
+                              struct monarch_entry *entries, uint64_t max, char *pool) {
+    struct handovers *h = ((struct pool *)e)->handovers;
+    uint64_t n = 0, used = 0, now = monarch_now_ns();
+    pthread_mutex_lock(&h->lock);
+    for (unsigned i = 0; i < h->unmet_count;) {
+        struct unmet *u = h->unmet[i];
+        if (u->is_told && now - u->since_ns > UNMET_NS) {
+            drop_unmet(h, u);
+            h->unmet[i] = h->unmet[--h->unmet_count];
+            continue;
+        }
+        if (!u->is_told && u->entry.source == source && n < max) {
+            u->is_told = 1;
+            entries[n] = u->entry;
+            entries[n++].path = used;
+            memcpy(pool + used, u->path, u->entry.path_len + 1u);
+            used += u->entry.path_len + 1u;
+        }
+        i++;
+    }
+    pthread_mutex_unlock(&h->lock);
+    return n;
+}
+
+void monarch_take_unmet(struct pool *p, struct job *job) {
+    struct handovers *h = p->handovers;
+    if (!h || job->result.kind != MONARCH_FILL || monarch_way_of(job) != MONARCH_FROM_SOURCE)
+        return;
+    pthread_mutex_lock(&h->lock);
+    for (unsigned i = 0; i < h->unmet_count; i++) {
+        struct unmet *u = h->unmet[i];
+        if (u->entry.source != job->entry.source || strcmp(u->path, job->path) != 0)
+            continue;
+        job->handed = u->fd;
+        job->claim = u->claim;
+        free(u);
+        h->unmet[i] = h->unmet[--h->unmet_count];
+        break;
+    }
+    pthread_mutex_unlock(&h->lock);
+}
+
 /* --- the threads --------------------------------------------------------------------------------
  */
 
-/* The next entry, and its descriptor: -1 where this process may have no more. Whether what came
- * names an entry. */
-static int receive(int socket, uint64_t *id, int *fd) {
-    struct monarch_handover what = {0};
-    struct iovec part = {&what, sizeof what};
+static int is_valid(const struct monarch_handover *what, ssize_t n) {
+    const ssize_t before = offsetof(struct monarch_handover, path);
+    if (n == sizeof what->id)
+        return what->id < MONARCH_MAX_FILES;
+    return n > before && monarch_is_unmet(what->id) && what->source < MONARCH_MAX_SOURCES &&
+           what->path_len < MONARCH_MAIL_PATH && n == before + what->path_len + 1 &&
+           strnlen(what->path, what->path_len + 1u) == what->path_len;
+}
+
+/* The next file, and its descriptor: -1 where this process may have no more. Whether what came
+ * names a file. */
+static int receive(int socket, struct monarch_handover *what, int *fd) {
+    struct iovec part = {what, sizeof *what};
     union {
         struct cmsghdr header;
         char room[CMSG_SPACE(sizeof(int))];
@@ -147,14 +275,13 @@ static int receive(int socket, uint64_t *id, int *fd) {
                              .msg_controllen = sizeof control};
     ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
     const struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
-    *id = what.id;
     *fd = -1;
     if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
         memcpy(fd, CMSG_DATA(c), sizeof *fd);
-    int is_valid = n == sizeof what && what.id < MONARCH_MAX_FILES;
-    if (*fd >= 0 && !is_valid)
+    int is_ours = n > 0 && is_valid(what, n);
+    if (*fd >= 0 && !is_ours)
         close(*fd);
-    return is_valid;
+    return is_ours;
 }
 
 static void *take_all(void *arg);
@@ -194,12 +321,15 @@ static void *take_all(void *arg) {
     struct handovers *h = me->all;
     const int *stopping = &h->pool->shared.stopping;
     while (!__atomic_load_n(stopping, __ATOMIC_ACQUIRE)) {
-        uint64_t id;
+        struct monarch_handover what;
         int fd;
-        if (!receive(h->socket, &id, &fd))
+        if (!receive(h->socket, &what, &fd))
             continue;
         change_waiting(h, -1);
-        take(me, fd, id);
+        if (monarch_is_unmet(what.id))
+            take_unmet(h, fd, &what);
+        else
+            take(me, fd, what.id);
         change_waiting(h, 1);
     }
     monarch_unmap_buffer(me->worker.buffer);
@@ -236,6 +366,8 @@ int monarch_join_handovers(struct pool *p, const struct timespec *until) {
         left += !monarch_join(h->taker[i].worker.thread, until);
     if (left)
         return left;
+    for (unsigned i = 0; i < h->unmet_count; i++)
+        drop_unmet(h, h->unmet[i]);
     pthread_mutex_destroy(&h->lock);
     free(h);
     p->handovers = NULL;

@@ -1,12 +1,15 @@
 #define _GNU_SOURCE
 #include "handover.h"
 
+#include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "await.h"
 #include "demand.h"
 #include "momentary.h"
+#include "path.h"
 #include "progress.h"
 #include "promote.h"
 #include "segments.h"
@@ -14,6 +17,7 @@
 #include "sys.h"
 #include "text.h"
 #include "track.h"
+#include "where.h"
 
 /* A file that is closed when this part of it was read is worth its copy; of one of which less was
  * read, the source would have to give more than the program asked for. */
@@ -21,6 +25,7 @@
 /* A call that changes what hangs on an open file waits no longer [ns]. */
 #define AWAIT_NS 50000000ULL
 
+/* NULL for a file that has none. */
 static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
@@ -99,10 +104,9 @@ static int address(struct sockaddr_un *to) {
 }
 
 /* Whether it was sent. No server of the source hears of it, and nothing waits. */
-static int send_descriptor(int fd, uint64_t id) {
+static int send_descriptor(int fd, struct monarch_handover *what, size_t n) {
     struct sockaddr_un to;
-    struct monarch_handover what = {.id = id};
-    struct iovec part = {&what, sizeof what};
+    struct iovec part = {what, n};
     union {
         struct cmsghdr header;
         char room[CMSG_SPACE(sizeof fd)];
@@ -131,6 +135,69 @@ static int send_descriptor(int fd, uint64_t id) {
     return sent >= 0;
 }
 
+/* --- files without an entry ---------------------------------------------------------------------
+ */
+
+#define UNMET 64
+
+/* What was read of them, by descriptor; one that shares its place with another is forgotten. */
+static struct unmet {
+    uint64_t word; /* atomic: of the descriptor, without flags */
+    uint64_t size, bytes;
+} unmet[UNMET] SELDOM;
+
+static struct unmet *unmet_at(int fd) { return &unmet[(unsigned)fd % UNMET]; }
+
+/* Of the bytes that it has, those that were read, with `n` more; 0: it is forgotten. */
+static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) {
+    struct unmet *at = unmet_at(fd);
+    *size = __atomic_load_n(&at->size, __ATOMIC_RELAXED);
+    return __atomic_load_n(&at->word, __ATOMIC_ACQUIRE) == (tracked & ~TRACK_FLAGS)
+               ? __atomic_add_fetch(&at->bytes, n, __ATOMIC_RELAXED)
+               : 0;
+}
+
+int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
+    struct unmet *at = unmet_at(fd);
+    if (st->st_size <= 0 || (uint64_t)st->st_size > s->control->handed_bytes ||
+        monarch_source_is_at_hand())
+        return 0;
+    monarch_track(s, fd, monarch_unmet(st->st_ino), TRACK_DIRECT);
+    uint64_t w = monarch_tracked(fd);
+    if (!(w & TRACK_DIRECT))
+        return 0;
+    __atomic_store_n(&at->word, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&at->size, (uint64_t)st->st_size, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->bytes, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->word, w & ~TRACK_FLAGS, __ATOMIC_RELEASE);
+    return 1;
+}
+
+/* Whether it was sent, by its path if the scan has not met it since. */
+__attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, uint64_t tracked) {
+    struct monarch_handover what = {.id = monarch_track_entry(tracked)};
+    char path[MONARCH_PATH_MAX];
+    const char *rel;
+    struct stat st;
+    if (tracked & TRACK_FORKED || sys_fstat(fd, &st) != 0 || monarch_unmet(st.st_ino) != what.id ||
+        monarch_has_locks(st.st_dev, st.st_ino))
+        return 0;
+    size_t n = monarch_name_of(fd, path) ? strlen(path) : 0;
+    int source = n ? monarch_prefix(s->control, path, n, &rel) : -1;
+    n -= source < 0 ? n : (size_t)(rel - path);
+    if (!n || n >= sizeof what.path)
+        return 0;
+    uint64_t claim = begin_claim(s, what.id);
+    what.source = (uint32_t)source;
+    what.path_len = (uint32_t)n;
+    memcpy(what.path, rel, n + 1);
+    if (claim && send_descriptor(fd, &what, offsetof(struct monarch_handover, path) + n + 1))
+        return 1;
+    if (claim)
+        end_claim(s, what.id, claim);
+    return 0;
+}
+
 /* --- descriptors --------------------------------------------------------------------------------
  */
 
@@ -140,6 +207,11 @@ int monarch_direct_is_over(int fd, uint64_t tracked) {
     uint64_t word = e ? __atomic_load_n(&e->word, __ATOMIC_ACQUIRE) : 0;
     return !(tracked & TRACK_HANDED) && MONARCH_WORD_STATE(word) == MONARCH_PRESENT &&
            monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT);
+}
+
+static int send_entry(int fd, uint64_t id) {
+    struct monarch_handover what = {.id = id};
+    return send_descriptor(fd, &what, sizeof what.id);
 }
 
 /* The number may be another file's by now, after a close that nobody has seen. Where locks may hang
@@ -155,27 +227,45 @@ static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id
         return monarch_claim_names(
             __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED), id);
     int done = !monarch_has_locks(s->control->source[e->source].dev, e->ino) &&
-               monarch_is_still(fd, s, e) && send_descriptor(fd, id);
+               monarch_is_still(fd, s, e) && send_entry(fd, id);
     if (!done)
         end_claim(s, id, claim);
     return done;
+}
+
+static void hand_over_unmet(struct session *s, int fd, uint64_t tracked) {
+    if (monarch_is_serving(s) && !is_sent_unmet(s, fd, tracked))
+        monarch_tell_unknown(s, fd);
 }
 
 void monarch_hand_over(int fd, uint64_t tracked) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked);
     const struct monarch_entry *e = s && s->clients ? entry_of(s, id) : NULL;
-    if (!e || tracked & (TRACK_HANDED | TRACK_HELD) ||
+    if (!s || !s->clients || (!e && !monarch_is_unmet(id)) ||
+        tracked & (TRACK_HANDED | TRACK_HELD) ||
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
+    if (!e) {
+        hand_over_unmet(s, fd, tracked);
+        return;
+    }
     monarch_progress_begin_again(id);
     if (monarch_is_serving(s) && !is_sent(s, e, id, fd, tracked))
         monarch_want(s, e, id, e->size);
 }
 
-void monarch_read_direct(int fd, uint64_t tracked, uint64_t bytes) {
-    const struct monarch_entry *e =
-        entry_of(monarch_track_session(tracked), monarch_track_entry(tracked));
+void monarch_read_direct(int fd, uint64_t tracked, uint64_t n) {
+    struct session *s = monarch_track_session(tracked);
+    uint64_t id = monarch_track_entry(tracked), size, bytes;
+    if (monarch_is_unmet(id)) {
+        bytes = add_unmet(fd, tracked, n, &size);
+        if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
+            monarch_hand_over(fd, tracked);
+        return;
+    }
+    const struct monarch_entry *e = entry_of(s, id);
+    bytes = monarch_progress(s, id, n);
     if (tracked & TRACK_HANDED) /* it is read once more: from the copy, as soon as that is there */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
@@ -187,18 +277,27 @@ static uint64_t offset_of(int fd) {
     return at > 0 ? (uint64_t)at : 0;
 }
 
+/* What of the file was read by now, as far as it is known. */
+static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
+    uint64_t id = monarch_track_entry(tracked);
+    uint64_t bytes =
+        monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
+    /* Who shares it may be reading: lseek would wait for that. */
+    return bytes || tracked & TRACK_SHARED ? bytes : offset_of(fd);
+}
+
 void monarch_close_direct(int fd, uint64_t tracked) {
     struct session *s = monarch_track_session(tracked);
-    uint64_t id = monarch_track_entry(tracked);
+    uint64_t id = monarch_track_entry(tracked), size = 0;
     const struct monarch_entry *e = s && s->clients ? entry_of(s, id) : NULL;
-    if (!e || tracked & TRACK_HANDED)
+    if (!s || !s->clients || (!e && !monarch_is_unmet(id)) || tracked & TRACK_HANDED)
         return;
-    uint64_t bytes = monarch_progress_of(id);
-    /* Who shares it may be reading: lseek would wait for that. */
-    if (!bytes && !(tracked & TRACK_SHARED))
-        bytes = offset_of(fd);
-    if (bytes && bytes >= e->size / WORTH)
+    uint64_t bytes = read_by_now(fd, tracked, &size);
+    size = e ? e->size : size;
+    if (bytes && bytes >= size / WORTH)
         monarch_hand_over(fd, tracked);
+    else if (!e)
+        monarch_tell_unknown(s, fd);
     else if (!bytes) /* by calls that nobody sees, or not at all */
         monarch_want(s, e, id, e->size);
     uint64_t claim = __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED);

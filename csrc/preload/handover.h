@@ -6,10 +6,15 @@
 #ifndef MONARCH_HANDOVER_H
 #define MONARCH_HANDOVER_H
 
+#include <sys/stat.h>
+
 #include "session.h"
 
 /* Whether the reads of a file that has no copy are to be its fill. */
 int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
+/* The same of a file, open as `fd`, that the catalog does not know: then it is direct from here on,
+ * and told of when it is handed over or closed. */
+int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
 /* Whoever fills ahead passes the file over for a second: this process reads it. */
 void monarch_claim_file(struct session *s, uint64_t id);
 
@@ -18,8 +23,8 @@ void monarch_claim_file(struct session *s, uint64_t id);
 /* Before a read. Whether a copy has come from elsewhere: then the descriptor is not direct any
  * more. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
-/* After a read of some bytes; so many of the file this process has read in all. */
-void monarch_read_direct(int fd, uint64_t tracked, uint64_t bytes);
+/* After a read of `n` bytes. */
+void monarch_read_direct(int fd, uint64_t tracked, uint64_t n);
 /* The descriptor goes to the daemon now, however much of the file was read. */
 void monarch_hand_over(int fd, uint64_t tracked);
 /* Before the descriptor is closed: what was read in part, or by calls that nobody has seen. */

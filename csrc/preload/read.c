@@ -42,6 +42,8 @@ static int is_readable(int fd, const struct monarch_wanted *w) {
 static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
     struct session *s = session_for_reading();
     w->id = monarch_track_entry(tracked);
+    if (monarch_is_unmet(w->id))
+        return 0;
     if (s && s == monarch_track_session(tracked)) {
         const struct monarch_catalog *c = monarch_catalog_of(s);
         w->session = s;

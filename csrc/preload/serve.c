@@ -75,9 +75,10 @@ ssize_t monarch_count_read(int fd, ssize_t n) {
     if (__builtin_expect(w != 0, 0) && n > 0) {
         struct session *s = monarch_track_session(w);
         monarch_count_source(s, (uint64_t)n);
-        uint64_t bytes = monarch_progress(s, monarch_track_entry(w), (uint64_t)n);
         if (w & TRACK_DIRECT)
-            monarch_read_direct(fd, w, bytes);
+            monarch_read_direct(fd, w, (uint64_t)n);
+        else
+            monarch_progress(s, monarch_track_entry(w), (uint64_t)n);
     }
     return n;
 }
@@ -102,7 +103,7 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
  * it: links and dots are resolved there. Only once it is open, because the daemon asks the source
  * for what it is told of, and nobody may pay for files that do not exist. Apart, because few opens
  * need the room for a path. */
-__attribute__((noinline)) static void tell_unknown(struct session *s, int fd) {
+__attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
     if (!monarch_may_mail(s))
@@ -157,8 +158,10 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
     }
     if (!o->entry && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
         count(s, 0, (uint64_t)st.st_size, 1);
-        monarch_count_source(s, (uint64_t)st.st_size);
-        tell_unknown(s, fd);
+        if (!monarch_is_plain(flags) || !monarch_read_unmet(s, fd, &st)) {
+            monarch_count_source(s, (uint64_t)st.st_size);
+            monarch_tell_unknown(s, fd);
+        }
     }
 }
 

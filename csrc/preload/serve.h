@@ -65,6 +65,9 @@ void monarch_count_source(struct session *s, uint64_t n_bytes);
 /* Counts the n bytes that `fd` gave, which are the source's as long as it is tracked; returns n. */
 ssize_t monarch_count_read(int fd, ssize_t n);
 
+/* The daemon hears of a file that the catalog does not know, open as `fd`. */
+void monarch_tell_unknown(struct session *s, int fd);
+
 /* `n` bytes of a file without a copy are asked for: whether that is reason enough, with what this
  * process has asked for before, to fill it. Then the daemon hears of it. */
 int monarch_want(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);

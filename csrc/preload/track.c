@@ -161,7 +161,8 @@ void monarch_track_again(int fd, int fresh) {
     uint64_t w = monarch_tracked(fd);
     struct session *s = w ? monarch_track_session(w) : NULL;
     /* An earlier daemon's entry means nothing to the session that is there now. */
-    if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED) {
+    if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED &&
+        !(w & TRACK_HANDED && monarch_is_unmet(monarch_track_entry(w)))) {
         monarch_track(s, fresh, monarch_track_entry(w), w & TRACK_HANDED ? 0 : w & TRACK_DIRECT);
         monarch_track_flag(fresh, TRACK_SHARED);
     }

@@ -37,6 +37,7 @@ static inline uint64_t monarch_tracked(int fd) {
 static inline struct session *monarch_track_session(uint64_t w) {
     return monarch_session_at(w >> 4 & 31);
 }
+/* Of a descriptor that is direct it may be monarch_unmet: that of no entry. */
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FFFFFF) - 1; }
 /* Before anything is noted of a descriptor: makes the page by which a child of a fork that we do
  * not see (daemon, forkpty) knows that it is one. */

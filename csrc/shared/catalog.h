@@ -274,9 +274,14 @@ struct monarch_change {
 #define MONARCH_CHANGE_UNKNOWN UINT64_MAX
 
 /* A program has read a file, and hands its descriptor over: a datagram to the session's socket
- * `handovers`, with the descriptor. A hint, like the mail. */
+ * `handovers`, with the descriptor. A hint, like the mail. Of a file that has an entry, `id` is all
+ * of it; else it ends with the path's NUL. */
 struct monarch_handover {
-    uint64_t id; /* of the entry */
+    uint64_t id; /* of the entry, or monarch_unmet */
+    uint32_t source;
+    uint32_t path_len;
+    char path[MONARCH_MAIL_PATH];
+    uint32_t unused;
 };
 
 struct monarch_clients {
@@ -397,6 +402,13 @@ static inline int monarch_claim_holds(uint64_t claim, uint64_t now_ns) {
     uint64_t now = now_ns >> MONARCH_CLAIM_TICK;
     return claim && ((now - claim) & (MONARCH_CLAIM_HANDED - 1)) < MONARCH_CLAIM_TICKS;
 }
+/* The number of a file that has no entry yet, by its inode; beyond those of all entries. Two files
+ * may have the same. */
+static inline uint64_t monarch_unmet(uint64_t ino) {
+    return MONARCH_MAX_ENTRIES + 1 + ino % (MONARCH_MAX_ENTRIES - 1);
+}
+static inline int monarch_is_unmet(uint64_t id) { return id > MONARCH_MAX_ENTRIES; }
+
 /* Of a file: 0 for none. */
 static inline uint64_t *monarch_claim_at(struct monarch_clients *m, uint64_t id) {
     return &m->claim[id % MONARCH_CLAIMS];

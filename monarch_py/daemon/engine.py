@@ -14,7 +14,7 @@ from monarch_py.daemon.scanner import Source
 from monarch_py.daemon.shared import Shared
 from monarch_py.daemon.width import Counted, ReadsInFlight
 from monarch_py.memory import available_bytes
-from monarch_py.native import HOME, PLACED, RESULT, ROOM, JobKind, ffi, lib, pointer
+from monarch_py.native import ENTRY, HOME, PLACED, RESULT, ROOM, JobKind, ffi, lib, pointer
 from monarch_py.placement import TierRoom
 from monarch_py.tiers import Tier
 
@@ -32,6 +32,8 @@ def block_sums(result: Any) -> bytes:
     return bytes(ffi.buffer(sums, int(result["blocks"]) * 8))
 
 
+# Files at a time that were handed over before the catalog knew them.
+UNMET = 64
 # Of a tier's room no more is granted at a time: what memory and disk have left is looked at when
 # the next grant is made [bytes].
 GRANT_BYTES = 64 << 20
@@ -96,6 +98,7 @@ class Engine:
         self.reads_ahead = config.copy_threads > 1
         self._shared = shared
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
+        self._unmet = np.zeros(UNMET, ENTRY), ffi.new("char[]", UNMET * lib.MONARCH_MAIL_PATH)
         self._placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
 
     def pending(self, *, in_use: bool, from_peers: bool | None = None) -> int:
@@ -341,6 +344,14 @@ class Engine:
         """From here on readers' descriptors are taken from this socket, which stays open until the
         engine has stopped. False where no thread could be started."""
         return int(lib.monarch_engine_handovers(self._engine, fd)) == 0
+
+    def unmet(self, source: int) -> tuple[npt.NDArray[Any], Any]:
+        """Files of a source that were handed over and that the catalog does not know: (n,) entries,
+        of dtype ENTRY, whose paths lie in a C array. Descriptors wait for orders for 50 ms."""
+        entries, pool = self._unmet
+        to = pointer(entries, "struct monarch_entry *")
+        n = lib.monarch_engine_unmet(self._engine, source, to, len(entries), pool)
+        return entries[:n].copy(), pool
 
     def stop(self, limit_s: float) -> int:
         """Abandons what runs and ends the threads. Returns how many of them have not ended within

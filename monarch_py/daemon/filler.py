@@ -86,7 +86,8 @@ class Filler:
         self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
         # Between nodes the file may come from a peer, and need not be read at the source.
-        self.handovers = None if membership else Handovers(config, self.shared.session, self.engine)
+        handovers = None if membership else Handovers(config, self.shared.session, self.engine)
+        self.handovers = handovers if handovers and handovers.most_bytes else None
         self.shared.control.handed_bytes = self.handovers.most_bytes if self.handovers else 0
         self.places = Places.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.keeps: Keeps = self.nodes or KeepsAll()

@@ -324,6 +324,19 @@ class Scanner:
         adopted = self._insert(*seen)
         return (known if len(self.shared.catalog) > known else -1), adopted
 
+    def meet_read(
+        self, source: Source, entries: npt.NDArray[Any], pool: Any
+    ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
+        """Takes (n,) files, whose paths lie in `pool`, into the catalog, as far as it does not know
+        them: programs have read them. Their entries, and copies of earlier sessions as `step`
+        returns them."""
+        paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
+        for path in paths:
+            self._note_opened(source.number, path)
+        adopted = self._insert(source, entries, pool)
+        found = [self.find(source.number, path) for path in paths]
+        return np.array([entry for entry in found if entry >= 0], dtype=np.uint64), adopted
+
     def _note_opened(self, number: int, path: str) -> None:
         """A program has opened a file that was not known; NAMES of them ask for their directory."""
         if not self.is_whole:

@@ -261,6 +261,14 @@ class Daemon:
         wanted, adopted = self.scanner.take_mail()
         for ids, rows, tier in adopted:
             self.filler.adopt(ids, rows, tier)
+        if self.filler.handovers is not None:
+            for source in self.scanner.sources:
+                entries, pool = self.filler.engine.unmet(source.number)
+                if len(entries):
+                    read, adopted = self.scanner.meet_read(source, entries, pool)
+                    wanted = np.concatenate([wanted, read])
+                    for ids, rows, tier in adopted:
+                        self.filler.adopt(ids, rows, tier)
         # An open is reason enough to fill what the scan did not know only where it is for others.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.wanted.want(wanted)

@@ -94,6 +94,40 @@ def test_the_source_sees_one_open_and_every_byte_once(
     assert source.counts()["open"] == source.counts()["bytes_read"] == 0
 
 
+@pytest.mark.parametrize("way", ["read", "parts", "backwards", "mmap", "unseen"])
+def test_files_that_no_scan_has_met_are_opened_once(
+    session_factory: Factory, source: SlowSource, way: str
+) -> None:
+    settings = {"prefetch": "on_demand", "handover_size": "256KiB", "scan_rate": 1}
+    with session_factory(source.mountpoint, **settings).start() as session:
+        source.reset()
+        read(session, source, way, *range(1, MANY + 1))
+        wait_until(lambda: present(session) == MANY, what="copies of all files")
+        counts = source.counts()
+        assert counts["open"] == MANY
+        assert counts["bytes_read"] == MANY * SIZE
+        source.reset()
+        read(session, source, way, *range(1, MANY + 1))
+        assert source.counts()["open"] == 0
+
+
+@pytest.mark.parametrize("path", [b"3", b"./2", b"../mount/2", b"/2", b"2/", b"", b"no", b"2\0x"])
+def test_a_wrong_path_is_not_believed(
+    session_factory: Factory, source: SlowSource, path: bytes
+) -> None:
+    settings = {"prefetch": "on_demand", "handover_size": "256KiB", "scan_rate": 1}
+    session = session_factory(source.mountpoint, **settings).start()
+    what = ffi.new("struct monarch_handover *", {"id": 2**26, "source": 0, "path_len": len(path)})
+    ffi.memmove(what.path, path, len(path))
+    fd = os.open(source.mountpoint / "2", os.O_RDONLY)
+    before = ffi.offsetof("struct monarch_handover", "path")
+    send(session, bytes(ffi.buffer(what))[: before + len(path) + 1], fd)
+    os.close(fd)
+    read(session, source, "read", 2, 3)
+    wait_until(lambda: present(session) == 2, what="copies of what was read")
+    read(session, source, "read", 2, 3)
+
+
 def test_who_reads_headers_has_no_file_copied(session: Session, source: SlowSource) -> None:
     source.reset()
     script = "import os, sys\nfor p in sys.argv[1:]: os.read(os.open(p, os.O_RDONLY), 4096)"
@@ -187,7 +221,7 @@ def test_a_daemon_that_is_gone_or_stands_still_keeps_nobody(
 def hand(session: Session, entry: int, fd: int) -> None:
     """As the library does."""
     what = ffi.new("struct monarch_handover *", {"id": entry})
-    send(session, bytes(ffi.buffer(what)), fd)
+    send(session, bytes(ffi.buffer(what))[:8], fd)
 
 
 def send(session: Session, what: bytes, *fds: int) -> None:
