@@ -1,7 +1,7 @@
 /* The read of a program is the fill. A file without a copy is read at its source, as the program
  * asks, on the descriptor that it has. Once all of it was read the descriptor is handed over to the
  * daemon, which makes the copy from the pages that the kernel has kept: the source has seen one
- * open and every byte once. Losing a hand-over costs speed: the daemon then fills the file itself.
+ * open and every byte once. Losing a handover costs speed: the daemon then fills the file itself.
  */
 #ifndef MONARCH_HANDOVER_H
 #define MONARCH_HANDOVER_H
