@@ -237,9 +237,9 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     return 1;
 }
 
-/* What the source has given since then, of which the beginning says how long it takes. */
-static ssize_t given_by_source(int fd, ssize_t n, uint64_t since_ns) {
-    if (n > 0)
+/* What the kernel has given since then. A direct descriptor's says how long its source takes. */
+static ssize_t given(int fd, ssize_t n, uint64_t since_ns) {
+    if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
         monarch_note_source_read(since_ns);
     return monarch_count_read(fd, n);
 }
@@ -250,7 +250,7 @@ __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t
     if (served(fd, monarch_tracked(fd), 0, n, &w))
         return read_at(fd, &w, buf, n, at, 0);
     uint64_t since_ns = sys_now_ns();
-    return given_by_source(fd, REAL(pread)(fd, buf, n, at), since_ns);
+    return given(fd, REAL(pread)(fd, buf, n, at), since_ns);
 }
 
 PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
@@ -288,7 +288,7 @@ __attribute__((noinline)) static ssize_t read_tracked(int fd, void *buf, size_t 
     if (served(fd, tracked, TRACK_OFFSET, n, &w))
         return read_next(fd, tracked, &w, buf, n);
     uint64_t since_ns = sys_now_ns();
-    return given_by_source(fd, REAL(read)(fd, buf, n), since_ns);
+    return given(fd, REAL(read)(fd, buf, n), since_ns);
 }
 
 PUBLIC ssize_t read(int fd, void *buf, size_t n) {
