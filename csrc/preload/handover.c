@@ -173,29 +173,37 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     return 1;
 }
 
-/* Whether it was sent, by its path if the scan has not met it since. */
-__attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, uint64_t tracked) {
-    struct monarch_handover what = {.id = monarch_track_entry(tracked)};
+/* The file's path, as the kernel has it. Apart, so that nothing else is on the stack with it but
+ * what is to be sent. */
+__attribute__((noinline)) static int find_path(const struct session *s, int fd,
+                                               struct monarch_handover *what) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
-    struct stat st;
-    if (tracked & TRACK_FORKED || sys_fstat(fd, &st) != 0 || monarch_unmet(st.st_ino) != what.id ||
-        monarch_has_locks(st.st_dev, st.st_ino))
-        return 0;
     size_t n = monarch_name_of(fd, path) ? strlen(path) : 0;
     int source = n ? monarch_prefix(s->control, path, n, &rel) : -1;
     n -= source < 0 ? n : (size_t)(rel - path);
-    if (!n || n >= sizeof what.path)
+    if (!n || n >= sizeof what->path)
+        return 0;
+    what->source = (uint32_t)source;
+    what->path_len = (uint32_t)n;
+    memcpy(what->path, rel, n + 1);
+    return 1;
+}
+
+/* Whether it was sent. */
+__attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, uint64_t tracked) {
+    struct monarch_handover what = {.id = monarch_track_entry(tracked)};
+    struct stat st;
+    if (tracked & TRACK_FORKED || sys_fstat(fd, &st) != 0 || monarch_unmet(st.st_ino) != what.id ||
+        !find_path(s, fd, &what))
         return 0;
     uint64_t claim = begin_claim(s, what.id);
-    what.source = (uint32_t)source;
-    what.path_len = (uint32_t)n;
-    memcpy(what.path, rel, n + 1);
-    if (claim && send_descriptor(fd, &what, offsetof(struct monarch_handover, path) + n + 1))
-        return 1;
-    if (claim)
+    int done =
+        claim && !monarch_has_locks(st.st_dev, st.st_ino) &&
+        send_descriptor(fd, &what, offsetof(struct monarch_handover, path) + what.path_len + 1);
+    if (claim && !done)
         end_claim(s, what.id, claim);
-    return 0;
+    return done;
 }
 
 /* --- descriptors --------------------------------------------------------------------------------
