@@ -14,6 +14,7 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from socket import SocketType
 from typing import Any
 
 from monarch_py.errors import SessionError
@@ -301,6 +302,17 @@ class SessionDir:
         """The socket by which programs hand descriptors of files that they have read to the daemon:
         struct monarch_handover."""
         return self.path / "handovers"
+
+    def bind(self, listener: SocketType, path: Path) -> None:
+        """Gives a socket one of the names above, in the place of what a dead daemon has left there.
+        OSError."""
+        # A socket's name has 107 bytes; by the directory's descriptor it is always short enough.
+        directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            path.unlink(missing_ok=True)
+            listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.close(directory)
 
     @property
     def log(self) -> Path:

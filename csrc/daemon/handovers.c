@@ -21,7 +21,7 @@
 #include "work.h"
 #include "writer.h"
 
-/* As many descriptors are in the works: a thread waits for the source's word that the file is
+/* So many files are copied at a time: each thread waits for the source to say that its file is
  * unchanged. */
 #define THREADS 16
 /* A descriptor waits no longer for the next grant [ns]. */
@@ -346,9 +346,15 @@ int monarch_engine_handovers(struct monarch_engine *e, int socket) {
     pthread_mutex_init(&h->lock, NULL);
     pthread_mutex_lock(&h->lock);
     start(h);
+    int is_started = h->threads > 0;
     pthread_mutex_unlock(&h->lock);
-    p->handovers = h;
-    return h->threads ? 0 : -1;
+    if (is_started) {
+        p->handovers = h;
+        return 0;
+    }
+    pthread_mutex_destroy(&h->lock);
+    free(h);
+    return -1;
 }
 
 void monarch_end_handovers(struct pool *p) {

@@ -104,7 +104,7 @@ static int address(struct sockaddr_un *to) {
 }
 
 /* Whether it was sent. No server of the source hears of it, and nothing waits. */
-static int send_descriptor(int fd, struct monarch_handover *what, size_t n) {
+static int send_descriptor(int fd, void *what, size_t n) {
     struct sockaddr_un to;
     struct iovec part = {what, n};
     union {
@@ -140,7 +140,8 @@ static int send_descriptor(int fd, struct monarch_handover *what, size_t n) {
 
 #define UNMET 64
 
-/* What was read of them, by descriptor; one that shares its place with another is forgotten. */
+/* How much of each was read, by descriptor. A descriptor that comes to the place of another one
+ * has that forgotten. */
 static struct unmet {
     uint64_t word; /* atomic: of the descriptor, without flags */
     uint64_t size, bytes;
@@ -217,10 +218,7 @@ int monarch_direct_is_over(int fd, uint64_t tracked) {
            monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT);
 }
 
-static int send_entry(int fd, uint64_t id) {
-    struct monarch_handover what = {.id = id};
-    return send_descriptor(fd, &what, sizeof what.id);
-}
+static int send_entry(int fd, uint64_t id) { return send_descriptor(fd, &id, sizeof id); }
 
 /* The number may be another file's by now, after a close that nobody has seen. Where locks may hang
  * on the open file, or other processes share it, the daemon opens the file itself. The mark and the
@@ -285,12 +283,12 @@ static uint64_t offset_of(int fd) {
     return at > 0 ? (uint64_t)at : 0;
 }
 
-/* What of the file was read by now, as far as it is known. */
+/* The bytes of the file that were read by now, as far as they are known; else 0. */
 static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
     uint64_t id = monarch_track_entry(tracked);
     uint64_t bytes =
         monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
-    /* Who shares it may be reading: lseek would wait for that. */
+    /* A process that shares the descriptor may be reading: lseek would wait for its read. */
     return bytes || tracked & TRACK_SHARED ? bytes : offset_of(fd);
 }
 

@@ -15,7 +15,7 @@ int monarch_is_read_direct(const struct session *s, const struct monarch_entry *
 /* The same of a file, open as `fd`, that the catalog does not know: then it is direct from here on,
  * and told of when it is handed over or closed. */
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
-/* Whoever fills ahead passes the file over for a second: this process reads it. */
+/* This process reads the file: for a second, fills ahead pass it over. */
 void monarch_claim_file(struct session *s, uint64_t id);
 
 /* All of these are for descriptors of which `tracked`, their word, has TRACK_DIRECT. */

@@ -237,7 +237,8 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     return 1;
 }
 
-/* What the kernel has given since then. A direct descriptor's says how long its source takes. */
+/* A read that the kernel has answered. One of a direct descriptor says how long its source takes.
+ */
 static ssize_t given(int fd, ssize_t n, uint64_t since_ns) {
     if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
         monarch_note_source_read(since_ns);

@@ -1,6 +1,6 @@
 """The socket by which programs hand descriptors of files that they have read to the copy engine."""
 
-import os
+import logging
 import socket
 
 from monarch_py.config import Config
@@ -9,21 +9,7 @@ from monarch_py.session import SessionDir
 
 __all__ = ["Handovers"]
 
-
-def _listen(session: SessionDir) -> socket.socket:
-    """OSError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    # A socket's name has 107 bytes; by the directory's descriptor it is always short enough.
-    directory = os.open(session.path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        session.handovers.unlink(missing_ok=True)
-        listener.bind(f"/proc/self/fd/{directory}/{session.handovers.name}")
-        return listener
-    except OSError:
-        listener.close()
-        raise
-    finally:
-        os.close(directory)
+log = logging.getLogger("monarch.handovers")
 
 
 class Handovers:
@@ -36,9 +22,11 @@ class Handovers:
         self._socket: socket.socket | None = None
         if config.prefetch == "none" or config.fill_after or not config.handover_bytes:
             return
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            self._socket = _listen(session)
-        except OSError:
+            session.bind(self._socket, session.handovers)
+        except OSError as error:
+            log.warning("programs cannot hand descriptors over: %s", error)
             return
         if engine.take_handovers(self._socket.fileno()):
             self.most_bytes = config.handover_bytes

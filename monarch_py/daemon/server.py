@@ -261,14 +261,7 @@ class Daemon:
         wanted, adopted = self.scanner.take_mail()
         for ids, rows, tier in adopted:
             self.filler.adopt(ids, rows, tier)
-        if self.filler.handovers is not None:
-            for source in self.scanner.sources:
-                entries, pool = self.filler.engine.unmet(source.number)
-                if len(entries):
-                    read, adopted = self.scanner.meet_read(source, entries, pool)
-                    wanted = np.concatenate([wanted, read])
-                    for ids, rows, tier in adopted:
-                        self.filler.adopt(ids, rows, tier)
+        wanted = np.concatenate([wanted, self._meet_read()])
         # An open is reason enough to fill what the scan did not know only where it is for others.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.wanted.want(wanted)
@@ -290,6 +283,18 @@ class Daemon:
         self.filler.await_results(follows_plan=self.planned.is_active)
         self.filler.engine.adapt()
         return more or self.scanner.has_more
+
+    def _meet_read(self) -> Ids:
+        """Files that the catalog did not know when programs handed them over."""
+        met = [np.empty(0, dtype=np.uint64)]
+        for source in self.scanner.sources if self.filler.handovers is not None else ():
+            entries, pool = self.filler.engine.unmet(source.number)
+            if len(entries):
+                ids, adopted = self.scanner.meet_read(source, entries, pool)
+                met.append(ids)
+                for copies, rows, tier in adopted:
+                    self.filler.adopt(copies, rows, tier)
+        return np.concatenate(met)
 
     def _take_opened(self, unmet: Ids) -> None:
         """unmet : files that programs had opened before the catalog knew them"""
@@ -386,13 +391,7 @@ class Daemon:
     @staticmethod
     def _listen(session: SessionDir) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # A socket's name has 107 bytes; by the directory's descriptor it is always short enough.
-        directory = os.open(session.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            session.socket.unlink(missing_ok=True)
-            listener.bind(f"/proc/self/fd/{directory}/socket")
-        finally:
-            os.close(directory)
+        session.bind(listener, session.socket)
         listener.listen(BACKLOG)
         return listener
 
