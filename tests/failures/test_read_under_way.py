@@ -106,6 +106,7 @@ def test_a_close_that_proc_tells_nothing_waits_a_second_at_most(
 def test_a_mapping_is_of_the_file_that_its_descriptor_was_of(
     session: Session, source: SlowSource, maps: Path, what: str
 ) -> None:
+    session.wait_idle()  # a fill that ends after `forget` leaves a copy
     session.forget()
     file, other = source.mountpoint / "1", source.mountpoint / "2"
     done = session.run([maps, what, file, other])
