@@ -140,6 +140,11 @@ uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entr
     return taken;
 }
 
+static void set_flags(struct monarch_entry *e, unsigned which, unsigned flags) {
+    uint16_t now = (uint16_t)((e->flags & ~which) | (flags & which));
+    __atomic_store_n(&e->flags, now, __ATOMIC_RELAXED);
+}
+
 static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
     struct monarch_entry *e = monarch_table(c) + id;
     uint64_t old_ino = e->ino;
@@ -155,7 +160,6 @@ static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_e
     REPLACE(copy_ino); /* 0: there is no copy */
     REPLACE(sum);
     REPLACE(blksize);
-    REPLACE(flags);
     REPLACE(mtime_ns);
     REPLACE(ctime_ns);
     REPLACE(atime_ns);
@@ -166,6 +170,7 @@ static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_e
     REPLACE(gid);
     REPLACE(nlink);
 #undef REPLACE
+    set_flags(e, MONARCH_ATTRIBUTES, fresh->flags);
     __atomic_store_n(&e->version, version + 2, __ATOMIC_SEQ_CST);
     if (e->ino != old_ino)
         put_inode(c, e, id);
@@ -178,6 +183,11 @@ int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
     int r = update(w->catalog, id, fresh);
     pthread_mutex_unlock(&w->lock);
     return r;
+}
+
+void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home) {
+    if (id < c->count)
+        set_flags(&monarch_table(c)[id], MONARCH_OWN | MONARCH_OF_OTHERS, home);
 }
 
 static int copy(const struct monarch_catalog *from, struct monarch_catalog *to) {

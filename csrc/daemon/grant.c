@@ -205,6 +205,27 @@ uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_place
     return n;
 }
 
+/* Entries that are told of their homes before another thread has the catalog. */
+#define TOLD_AT_ONCE 4096
+
+static unsigned home_of(const struct monarch_home *home) {
+    if (home->asked_first >= 0)
+        return MONARCH_OF_OTHERS;
+    return home->is_kept ? MONARCH_OWN : 0;
+}
+
+/* Programs see where a file has its home, too. */
+static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
+                       const struct monarch_home *homes) {
+    for (uint64_t i = 0; i < n;) {
+        uint64_t end = n - i < TOLD_AT_ONCE ? n : i + TOLD_AT_ONCE;
+        pthread_mutex_lock(&w->lock);
+        for (; i < end; i++)
+            monarch_set_home(w->catalog, ids[i], home_of(&homes[i]));
+        pthread_mutex_unlock(&w->lock);
+    }
+}
+
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes) {
     struct pool *p = (struct pool *)e;
@@ -228,6 +249,8 @@ int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *i
     for (uint64_t i = 0; i < n && r == 0; i++)
         g->home[ids[i]] = homes[i];
     pthread_mutex_unlock(&p->lock);
+    if (r == 0 && e->writer)
+        tell_homes(e->writer, n, ids, homes);
     return r;
 }
 

@@ -46,6 +46,8 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
     return (struct monarch_entry *)((char *)c + c->entries_at);
 }
 
+/* Of a file of nodes that share: MONARCH_OWN, MONARCH_OF_OTHERS or 0. */
+void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);
 
 #endif

@@ -96,27 +96,39 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     return 1;
 }
 
+/* Waits no longer than the source would take. */
+static int wait_instead(struct monarch_wanted *w, uint64_t word) {
+    w->is_instead = 1;
+    w->n = w->entry->size;
+    w->limit_ns = latency_ns() / 5 * 6;
+    w->limit_ns = w->limit_ns < MOST_NS ? w->limit_ns : MOST_NS;
+    if (w->limit_ns < WORTH_WAITING_NS || skips()) {
+        if (!monarch_is_under_way(w, word))
+            monarch_demand_first(w);
+        return 0;
+    }
+    int is_there = monarch_wait_for_all(w);
+    note_wait(is_there);
+    return is_there;
+}
+
+/* A small file comes from another node, and the source is spared its open: the wait's limit is that
+ * of a caller that needs a whole file. */
+static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
+    return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
+}
+
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o) {
     const struct monarch_entry *e = o->entry;
-    struct monarch_wanted w = {.session = s, .entry = e, .id = (uint64_t)o->id, .is_instead = 1};
+    struct monarch_wanted w = {.session = s, .entry = e, .id = (uint64_t)o->id};
     if (!e || !e->size || e->size > MONARCH_UNIT || !monarch_is_plain(flags) || is_changed(s, e) ||
         monarch_is_off(s) || monarch_is_fast(s, e))
         return 0;
     uint64_t word = monarch_word_of(&w);
-    if (MONARCH_WORD_STATE(word) != MONARCH_FILLING || !monarch_fills_of(s))
-        return 0;
-    w.n = e->size;
-    w.limit_ns = latency_ns() / 5 * 6;
-    w.limit_ns = w.limit_ns < MOST_NS ? w.limit_ns : MOST_NS;
-    if (w.limit_ns < WORTH_WAITING_NS || skips()) {
-        if (!monarch_is_under_way(&w, word))
-            monarch_demand_first(&w);
-        return 0;
-    }
-    int is_there = monarch_wait_for_all(&w);
-    note_wait(is_there);
-    if (!is_there)
+    int is_given = is_given_by_others(s, e);
+    if ((!is_given && MONARCH_WORD_STATE(word) != MONARCH_FILLING) || !monarch_fills_of(s) ||
+        !(is_given ? monarch_wait_for_all(&w) : wait_instead(&w, word)))
         return 0;
     monarch_look_up(s, dir, path, flags, o); /* it may have changed, or been dropped, meanwhile */
     o->waited = 1;

@@ -33,7 +33,7 @@ static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
 
 int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id) {
     return e->size && e->size <= s->control->handed_bytes && id < MONARCH_MAX_FILES &&
-           !monarch_is_fast(s, e);
+           (!s->control->shares || e->flags & MONARCH_OWN) && !monarch_is_fast(s, e);
 }
 
 /* --- claims -------------------------------------------------------------------------------------
@@ -67,6 +67,18 @@ static uint64_t begin_claim(struct session *s, uint64_t id) {
 static void end_claim(struct session *s, uint64_t id, uint64_t claim) {
     __atomic_compare_exchange_n(monarch_claim_at(s->clients, id), &claim, 0, 0, __ATOMIC_SEQ_CST,
                                 __ATOMIC_RELAXED);
+}
+
+/* One whose descriptor is on its way is the daemon's to end. */
+static void give_up_claim(struct session *s, uint64_t id) {
+    uint64_t claim = __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED);
+    if (monarch_claim_names(claim, id) && !(claim & MONARCH_CLAIM_HANDED))
+        end_claim(s, id, claim);
+}
+
+void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id) {
+    monarch_want(s, e, id, 0);
+    give_up_claim(s, id);
 }
 
 void monarch_await_handover(int fd) {
@@ -161,7 +173,7 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     struct unmet *at = unmet_at(fd);
     if (st->st_size <= 0 || (uint64_t)st->st_size > s->control->handed_bytes ||
-        monarch_source_is_at_hand())
+        s->control->shares || monarch_source_is_at_hand())
         return 0;
     monarch_track(s, fd, monarch_unmet(st->st_ino), TRACK_DIRECT);
     uint64_t w = monarch_tracked(fd);
@@ -306,7 +318,5 @@ void monarch_close_direct(int fd, uint64_t tracked) {
         monarch_tell_unknown(s, fd);
     else if (!bytes) /* by calls that nobody sees, or not at all */
         monarch_want(s, e, id, e->size);
-    uint64_t claim = __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED);
-    if (monarch_claim_names(claim, id) && !(claim & MONARCH_CLAIM_HANDED))
-        end_claim(s, id, claim);
+    give_up_claim(s, id);
 }

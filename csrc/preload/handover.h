@@ -17,6 +17,8 @@ int monarch_is_read_direct(const struct session *s, const struct monarch_entry *
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
 /* This process reads the file: for a second, fills ahead pass it over. */
 void monarch_claim_file(struct session *s, uint64_t id);
+/* The file was claimed, and its reads cannot be followed: the daemon fills it. */
+void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id);
 
 /* All of these are for descriptors of which `tracked`, their word, has TRACK_DIRECT. */
 

@@ -115,6 +115,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     }
     if (fd >= 0 && !began_ns && monarch_opened_elsewhere(s, &o, path, fd))
         open_learnt(s, dir, path, flags, fd);
+    if (fd < 0 && o.entry)
+        monarch_not_opened(s, &o);
     return fd;
 }
 

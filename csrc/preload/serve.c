@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "serve.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "attributes.h"
@@ -152,7 +153,7 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
         if (is_direct && !(monarch_tracked(fd) & TRACK_DIRECT))
-            monarch_want(s, o->entry, (uint64_t)o->id, 0);
+            monarch_fill_instead(s, o->entry, (uint64_t)o->id);
         if (!monarch_tracked(fd))
             monarch_count_source(s, o->entry->size);
     }
@@ -163,6 +164,13 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
             monarch_tell_unknown(s, fd);
         }
     }
+}
+
+void monarch_not_opened(struct session *s, const struct monarch_opening *o) {
+    int old_errno = errno;
+    if (monarch_is_read_direct(s, o->entry, (uint64_t)o->id))
+        monarch_fill_instead(s, o->entry, (uint64_t)o->id);
+    errno = old_errno;
 }
 
 /* With `metadata: source`, each open asks whether the file is what its copy was made of. One that

@@ -49,6 +49,8 @@ static inline int monarch_flags_of_copy(int flags) {
 /* After the open with `flags`, begun at `since_ns`: `fd` is of the source's file. */
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
                            uint64_t since_ns, int fd);
+/* An open at the source has failed: the daemon learns from a fill whether the file has changed. */
+void monarch_not_opened(struct session *s, const struct monarch_opening *o);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 
 /* After an open of `path` that leads to nothing of ours as far as we know, with `fd`. Returns

@@ -81,9 +81,12 @@ enum monarch_reason {
     MONARCH_UNSUPPORTED, /* attributes that the catalog cannot hold */
 };
 
-/* A flag of an entry: it has attributes of statx(2) (immutable, compressed, ...) that the catalog
- * does not hold. */
+/* Flags of an entry. Attributes of statx(2) (immutable, compressed, ...) that the catalog does not
+ * hold; and, where nodes share, whether this node fills the file from the source, or from another
+ * node: neither as long as that is not decided. */
 #define MONARCH_ATTRIBUTES 1
+#define MONARCH_OWN 2
+#define MONARCH_OF_OTHERS 4
 
 /* What statfs(2) says of a source, field by field. */
 struct monarch_filesystem {
@@ -139,7 +142,8 @@ struct monarch_control {
     /* Atomic: a bit for each source whose small files come sooner than a wait for a copy ends: they
      * lie on a local disk, or in the page cache. */
     uint32_t fast_sources;
-    uint64_t users; /* inode of its name space of users */
+    uint32_t shares; /* nodes share the files: MONARCH_OWN, MONARCH_OF_OTHERS */
+    uint64_t users;  /* inode of its name space of users */
     /* Attributes of files are told for as long as this after the directories were last compared
      * with the source [ns of CLOCK_MONOTONIC]. */
     uint64_t revalidate_ns;

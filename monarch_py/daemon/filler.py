@@ -85,16 +85,17 @@ class Filler:
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
-        # Between nodes the file may come from a peer, and need not be read at the source.
-        handovers = None if membership else Handovers(config, self.shared.session, self.engine)
-        self.handovers = handovers if handovers and handovers.most_bytes else None
-        self.shared.control.handed_bytes = self.handovers.most_bytes if self.handovers else 0
+        self.handovers = Handovers(config, self.shared.session, self.engine)
+        self.shared.control.handed_bytes = self.handovers.most_bytes
+        self.shared.control.shares = membership is not None
         self.places = Places.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.keeps: Keeps = self.nodes or KeepsAll()
         # The tiers in which files are best kept, NOWHERE for those of which that is not known.
         self.prefers: Callable[[Ids], npt.NDArray[np.int32]] | None = None
         # Of files that programs use and that have no room, those for which it has dropped copies.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
+        # Of files without room, those that are filled ahead because others beside them are read.
+        self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
         self.outdated = Outdated(scanner, self.copies)
         self.staging = Staging(len(config.tiers), self.tiers[len(config.tiers)], self.copies)
@@ -353,6 +354,11 @@ class Filler:
             ids = ids[~np.isin(ids, coming)]
         if self.staging.tier is not None:
             return ids
+        if not in_use:
+            # What a program reads has taken their room: their own opens ask for it again.
+            beside = self.beside(ids)
+            self.shared.catalog.set_state(beside, State.ABSENT, Reason.NO_ROOM)
+            ids = ids[~np.isin(ids, beside)]
         self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self._refused.append(ids)
         return ids[:0]
@@ -535,6 +541,6 @@ class Filler:
         left = self.engine.stop(limit_s)
         if self.nodes is not None and not left:
             self.nodes.free()
-        if self.handovers is not None and not left:
+        if not left:
             self.handovers.close()
         return left

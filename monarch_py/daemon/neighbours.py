@@ -108,6 +108,7 @@ class Neighbours:
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
             filler.give_way = self.give_way
+            filler.beside = self.unused.ordered
 
     @property
     def is_awake(self) -> bool:
@@ -135,6 +136,9 @@ class Neighbours:
         if not len(read):
             return
         self.unused.note_read(read)
+        # Descriptors of these may still be on their way: they have room before what lies beside.
+        small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
+        self.filler.wanted.want(read[small])
         begun = False
         for entry in read[:: len(read) // LOOKS + 1].tolist():
             source = int(self.shared.catalog.entries["source"][entry])

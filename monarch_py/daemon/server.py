@@ -287,7 +287,7 @@ class Daemon:
     def _meet_read(self) -> Ids:
         """Files that the catalog did not know when programs handed them over."""
         met = [np.empty(0, dtype=np.uint64)]
-        for source in self.scanner.sources if self.filler.handovers is not None else ():
+        for source in self.scanner.sources if self.filler.handovers.most_bytes else ():
             entries, pool = self.filler.engine.unmet(source.number)
             if len(entries):
                 ids, adopted = self.scanner.meet_read(source, entries, pool)

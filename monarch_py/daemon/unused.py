@@ -56,6 +56,11 @@ class Unused:
         self.bytes_ += self._bytes_of(fresh)
         self._under_way = np.concatenate([self._under_way, ids])
 
+    def ordered(self, ids: Ids) -> Ids:
+        """Those of (n,) files that were ordered and that nobody has opened."""
+        left: Ids = ids[self._marked(ids) & ORDERED != 0]
+        return left
+
     def note_read(self, ids: Ids) -> None:
         """(n,) files that programs have read to their end."""
         ids = np.unique(ids)

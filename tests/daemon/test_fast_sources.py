@@ -97,7 +97,7 @@ def test_a_slow_source_is_waited_for(
 ) -> None:
     slow = slow_factory()
     make_files(slow.backing, MANY, SIZE)
-    session = session_factory(slow.mountpoint, prefetch="on_demand").start()
+    session = session_factory(slow.mountpoint, prefetch="on_demand", handover_size=0).start()
     session.wait_scanned()
     slow.latency(open=0.001)
     assert read(session, slow.mountpoint, *range(1, MANY + 1)) == right(*range(1, MANY + 1))
@@ -223,7 +223,7 @@ def test_descriptors_of_a_source_at_hand_are_left_alone(
     open that a busy machine has interrupted."""
     root = tmp_path / "source"
     make_files(root, EARLY + LATE, SIZE)
-    session = session_factory(root, prefetch="on_demand").start()
+    session = session_factory(root, prefetch="on_demand", handover_size=0).start()
     session.wait_scanned()
     late = [str(root / str(seed)) for seed in range(1, LATE + 1)]
     argv = [sys.executable, "-I", "-S", "-c", HOLD, str(root), *late]

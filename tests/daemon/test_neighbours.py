@@ -354,7 +354,8 @@ def test_an_epoch_of_all_files_reads_none_twice_where_there_is_room_for_half(
     session.wait_idle()
     totals = session.totals()
     assert totals["fills"] == full
-    assert totals["source_bytes_read_by_fills"] == full * SIZE
+    # The first ones may have been handed over by their reader.
+    assert (full - NAMES) * SIZE <= totals["source_bytes_read_by_fills"] <= full * SIZE
     assert_quiet(session)
 
 
@@ -442,7 +443,9 @@ def test_a_plan_has_an_order_of_its_own(
 def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> None:
     """Its own files and those of the other one that it has room for: these the other one gives."""
     quotas: list[int] = [MANY * 20480 * 3 // 4] * 2
-    with Nodes(tmp_path, [flat.root] * 2, quotas, prefetch="auto").start() as nodes:
+    with Nodes(
+        tmp_path, [flat.root] * 2, quotas, prefetch="auto", handover_size=0
+    ).start() as nodes:
         one, other = nodes.all
         read(one, *some(flat, NAMES))
         kept = wait_until(lambda: int(one.nodes()["kept_files"]), what="the nodes' agreement")

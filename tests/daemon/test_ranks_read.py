@@ -184,7 +184,7 @@ def test_ranks_that_miss_unequally(
 ) -> None:
     source = slow_factory(keep_pages=True)
     all_files = list(make_files(source.backing, 2 * FILES, SIZE))
-    session = session_factory(source.mountpoint).start()
+    session = session_factory(source.mountpoint, handover_size=0).start()
     session.wait_scanned()
     # Nobody waits for a copy where the source itself is as fast.
     source.latency(read=0.001)

@@ -130,7 +130,7 @@ def test_small_files_that_are_filled_from_the_open_on(
     fill has read meanwhile, see the test before this one."""
     size = 100_000
     files = make_files(source.backing, 300, size)
-    session = start()
+    session = start(handover_size=0)
     with Reader(epoch_reader, session, "read", MIB, 4, source.mountpoint, files) as reader:
         # Every open throws away what one fill has read, at most.
         assert served_share(session, source, 300 * size, reader) <= 2

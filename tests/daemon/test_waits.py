@@ -76,7 +76,7 @@ def test_a_reader_waits_once_for_a_file_of_one_unit(
 ) -> None:
     source = slow_factory()
     files = make_files(source.backing, count, size)
-    session = session_factory(source.mountpoint).start()
+    session = session_factory(source.mountpoint, handover_size=0).start()
     session.wait_scanned()
     source.latency(open=0.0005, read=0.0005)
     words = (epoch_reader, session, "read", size, threads, source.mountpoint, files)
