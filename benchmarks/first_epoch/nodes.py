@@ -53,7 +53,10 @@ def measure(place: Path, programs: tuple[Path, Path], rounds: int) -> list[Resul
         shutil.rmtree(dataset.backing)
         what, name = f"{NODES} nodes, {files} x {size // KIB} KiB", f"nodes_{files}x{size // KIB}k"
         ratios = sorted(ours[0].seconds / plain[0].seconds for ours, plain in pairs)
-        served = [sum(each.did("served") for each in ours) for ours, _ in pairs]
+        of_source = {
+            key: statistics.median(sum(each.did(key) for each in ours) for ours, _ in pairs)
+            for key in ("served", "opened")
+        }
         results += [
             Result(
                 f"{name}_first",
@@ -75,8 +78,15 @@ def measure(place: Path, programs: tuple[Path, Path], rounds: int) -> list[Resul
                 f"{name}_bytes",
                 "  bytes of the source in two epochs / dataset",
                 "",
-                statistics.median(served) / dataset.bytes,
-                None,
+                of_source["served"] / dataset.bytes,
+                1.02,
+            ),
+            Result(
+                f"{name}_opens",
+                "  opens at the source in two epochs / files",
+                "",
+                of_source["opened"] / files,
+                1.05,
             ),
         ]
     return results

@@ -330,14 +330,18 @@ class Testbed:
         )
 
     def counts(self) -> dict[str, int]:
-        """Of all nodes that live, since the start: bytes that the source served, and what the
-        daemons say."""
-        served = sum(mount.counts()["bytes_read"] for mount in self.mounts)
+        """Of all nodes that live, since the start: bytes that the source served, how often it
+        opened a file, and what the daemons say."""
+        mounts = [mount.counts() for mount in self.mounts]
+        source = {
+            "served": sum(mount["bytes_read"] for mount in mounts),
+            "opened": sum(mount["open"] for mount in mounts),
+        }
         if not self.alive:
-            return {"served": served}
+            return source
         names = ("opens", "hits", "misses", "waits", "fallbacks", "bytes_from_peers")
         totals = [self.status(node)["totals"] for node in self.alive]
-        return {"served": served} | {name: sum(t[name] for t in totals) for name in names}
+        return source | {name: sum(t[name] for t in totals) for name in names}
 
     def hashes(self) -> Keys:
         """(files,) by which the daemons say who owns each file."""
