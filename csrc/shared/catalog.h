@@ -81,12 +81,13 @@ enum monarch_reason {
     MONARCH_UNSUPPORTED, /* attributes that the catalog cannot hold */
 };
 
-/* Flags of an entry. Attributes of statx(2) (immutable, compressed, ...) that the catalog does not
- * hold; and, where nodes share, whether this node fills the file from the source, or from another
- * node: neither as long as that is not decided. */
-#define MONARCH_ATTRIBUTES 1
-#define MONARCH_OWN 2
-#define MONARCH_OF_OTHERS 4
+/* Of an entry. OWN, OF_OTHERS: where nodes share, this node fills the file from the source, or from
+ * another node; neither as long as that is not decided. */
+enum monarch_flag {
+    MONARCH_ATTRIBUTES = 1, /* of statx(2) (immutable, compressed, ...), which the catalog lacks */
+    MONARCH_OWN = 2,
+    MONARCH_OF_OTHERS = 4,
+};
 
 /* What statfs(2) says of a source, field by field. */
 struct monarch_filesystem {

@@ -237,13 +237,29 @@ def test_what_a_client_writes_without_sense_does_nothing(engine: Engine) -> None
     assert not len(engine.end_grant())
 
 
-def homes(engine: Engine, ids: list[int], *, is_kept: bool) -> None:
+def homes(engine: Engine, ids: list[int], *, is_kept: bool, asked: int = -1) -> None:
     entries = np.array(ids, dtype=np.uint64)
     said = np.zeros(len(ids), dtype=HOME)
-    said["asked_first"] = said["asked_then"] = -1
+    said["asked_first"], said["asked_then"] = asked, -1
     said["is_kept"] = is_kept
     pointers = pointer(entries, "uint64_t *"), pointer(said, "struct monarch_home *")
     assert lib.monarch_engine_homes(engine.c, len(ids), *pointers) == 0
+
+
+def test_where_nodes_share_programs_see_whose_a_file_is(engine: Engine) -> None:
+    flags = engine.catalog.entries["flags"]
+    homes(engine, [0], is_kept=True)
+    homes(engine, [1], is_kept=True, asked=1)
+    homes(engine, [2], is_kept=False)
+    assert flags[:FILES].tolist()[:4] == [lib.MONARCH_OWN, lib.MONARCH_OF_OTHERS, 0, 0]
+    # Attributes that were read anew say nothing of it.
+    fresh = engine.catalog.entries[:1].copy()
+    fresh["flags"] = lib.MONARCH_ATTRIBUTES
+    where = pointer(fresh, "struct monarch_entry *")
+    engine.catalog.update(0, where)
+    assert flags[0] == lib.MONARCH_OWN | lib.MONARCH_ATTRIBUTES
+    homes(engine, [0], is_kept=False, asked=2)
+    assert flags[0] == lib.MONARCH_OF_OTHERS | lib.MONARCH_ATTRIBUTES
 
 
 def test_where_nodes_share_the_engine_orders_what_this_one_keeps(engine: Engine) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from support.epoch import Reader, make_files
+from support.epochs import Cluster
 from support.nodes import MIB, Nodes
 
 from monarch_py.demo.slowsource import SlowSource
 
 UNIT = 256 << 10
+OPEN_S, READ_S = 0.001, 0.001
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -48,3 +50,25 @@ def test_every_node_reads_everything(
     assert sum(node.totals()["fallbacks"] for node in nodes.all) == 0
     assert sum(node.totals()["source_bytes_read_by_fills"] for node in nodes.all) == total
     assert sum(node.totals()["bytes_from_peers"] for node in nodes.all) == (count - 1) * total
+
+
+def test_a_small_file_of_another_node_is_not_opened_at_the_source(
+    cluster_factory: Callable[..., Cluster],
+) -> None:
+    """Each node opens its own files there, once, and waits for those of the others: nothing is
+    filled ahead, so that each open of a program decides."""
+    files, size, nodes = 300, 16 << 10, 3
+    cluster = cluster_factory(nodes, files, size, prefetch="on_demand")
+    for mount in cluster.mounts:
+        mount.latency(open=OPEN_S, read=READ_S)
+    cluster.reset()
+    cluster.epoch(0)
+    for node in cluster.nodes:
+        node.wait_idle()
+    # A wait that takes too long ends at the source, on a busy machine.
+    assert cluster.opened() <= 1.05 * files
+    first, *others = (mount.counts()["open"] for mount in cluster.mounts)
+    assert first <= int(cluster.nodes[0].nodes()["own_files"]) + files // 20
+    assert all(others)
+    assert cluster.nodes[0].totals()["bytes_from_peers"] > 0
+    assert cluster.served() <= 1.05 * files * size

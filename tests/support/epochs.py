@@ -40,6 +40,10 @@ class Cluster:
         """What the source gave to all nodes since `reset` [bytes]."""
         return sum(mount.counts()["bytes_read"] for mount in self.mounts)
 
+    def opened(self) -> int:
+        """How often a file was opened at the source, by all nodes, since `reset`."""
+        return sum(mount.counts()["open"] for mount in self.mounts)
+
     def reader(
         self,
         rank: int,
