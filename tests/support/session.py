@@ -239,16 +239,20 @@ class Session:
         for root in roots:
             self.run([sys.executable, "-c", script, root], check=True)
 
-    def wait_all_present(self, timeout: float = 60) -> None:
-        """Every file of every source that has room and is not excluded has its copy."""
+    def wait_all_present(self, timeout: float = 60) -> dict[str, Any]:
+        """Every file of every source that has room and is not excluded has its copy. Returns the
+        status then: files without room are tried again a moment later."""
         self.wait_scanned(timeout)
         self.want_all()
 
-        def present() -> bool:
-            sources = self.status()["sources"]
-            return all(s["present"] + sum(s["bypass"].values()) == s["files"] for s in sources)
+        def present() -> dict[str, Any] | None:
+            status = self.status()
+            is_settled = all(
+                s["present"] + sum(s["bypass"].values()) == s["files"] for s in status["sources"]
+            )
+            return status if is_settled else None
 
-        wait_until(present, timeout=timeout, what="copies of all files")
+        return wait_until(present, timeout=timeout, what="copies of all files")
 
     def forget(self) -> None:
         """Drops all copies: everything is cold again."""

@@ -60,6 +60,5 @@ def settle(session: Session, timeout: float = 60) -> dict[str, int]:
 
     Returns how many files are 'present' and how many there are of each reason.
     """
-    session.wait_all_present(timeout)
-    source = session.status()["sources"][0]
+    source = session.wait_all_present(timeout)["sources"][0]
     return {"present": source["present"], **source["bypass"]}

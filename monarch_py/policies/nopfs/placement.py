@@ -23,6 +23,9 @@ from monarch_py.policies.view import PFS, STAGING, Copies, Floats, Ints
 
 __all__ = ["Placement", "copies_of", "homeless", "into_classes", "literal", "place"]
 
+# A placement that reaches this part of its bound needs no sharper one.
+NEAR = 0.99
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -76,7 +79,22 @@ def place(
     # Prices lie above those without noise by its width at most; any prices give a bound.
     lower = np.maximum(0, prices.room - prices.width)
     most = min(bound(program, each) for each in (prices.room, lower))
+    if value < NEAR * most:
+        most = min(most, bound(program, _at_values(program, prices.room)))
     return Placement(owner, tuple(extra), value, most)
+
+
+def _at_values(program: Program, room: Floats) -> Floats:
+    """(nodes,) for each price the value of a file at that node which is nearest to it.
+
+    Where thousands of files have one value, the best price is that value, and a price a little
+    beside it gives a bound that is too large by as much for each of these files.
+    """
+    rows = (np.asarray(program.values[node]) for node in range(len(room)))
+    return np.array(
+        [row[np.abs(row - price).argmin()] for row, price in zip(rows, room, strict=True)],
+        dtype=np.float64,
+    )
 
 
 class _Weighted(Sequence[npt.NDArray[np.float32]]):
