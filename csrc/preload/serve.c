@@ -147,12 +147,12 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         count(s, 0, o->entry->size, MONARCH_WORD_STATE(word) != MONARCH_BYPASS);
         tell_opened(s, (uint64_t)o->id);
         int may_come = MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size;
-        int is_direct = is_read_direct(s, o->entry, (uint64_t)o->id, word);
+        int is_direct = o->claimed && is_read_direct(s, o->entry, (uint64_t)o->id, word);
         if (may_come && is_left_alone(s, o->entry))
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
-        if (is_direct && !(monarch_tracked(fd) & TRACK_DIRECT))
+        if (o->claimed && !(monarch_tracked(fd) & TRACK_DIRECT))
             monarch_fill_instead(s, o->entry, (uint64_t)o->id);
         if (!monarch_tracked(fd))
             monarch_count_source(s, o->entry->size);
@@ -168,7 +168,7 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
 
 void monarch_not_opened(struct session *s, const struct monarch_opening *o) {
     int old_errno = errno;
-    if (monarch_is_read_direct(s, o->entry, (uint64_t)o->id))
+    if (o->claimed)
         monarch_fill_instead(s, o->entry, (uint64_t)o->id);
     errno = old_errno;
 }
@@ -192,7 +192,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
                           struct monarch_aim *a, struct monarch_opening *o) {
     o->entry = NULL;
     o->id = MONARCH_OUTSIDE;
-    o->served = o->waited = o->is_new = 0;
+    o->served = o->waited = o->is_new = o->claimed = 0;
     o->word = o->version = 0;
     /* The first two open no file; see monarch_copy_flags for the third. */
     if (!path || flags & (O_PATH | O_DIRECTORY | O_DSYNC))
@@ -257,6 +257,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->served = 1;
     } else if (is_read_direct(s, e, (uint64_t)id, word)) {
         monarch_claim_file(s, (uint64_t)id);
+        o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
         monarch_want(s, e, (uint64_t)id, 0); /* one that is filled ahead is in use from now on */

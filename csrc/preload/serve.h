@@ -18,6 +18,7 @@ struct monarch_opening {
     uint64_t word;                     /* with `served`: names the copy */
     int waited;                        /* the copy was not there at first */
     int is_new;                        /* then: see monarch_opened_elsewhere */
+    int claimed;                       /* its copy is not wanted yet: see monarch_claim_file */
     char copy[MONARCH_COPY_PATH];
 };
 

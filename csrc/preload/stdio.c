@@ -33,6 +33,8 @@ static FILE *opened_source(struct session *s, const struct monarch_opening *o, c
         monarch_count_stream(fileno(f));
     } else if (f) {
         monarch_opened_elsewhere(s, o, path, fileno(f));
+    } else if (o->entry) {
+        monarch_not_opened(s, o);
     }
     return f;
 }
