@@ -355,7 +355,7 @@ class Filler:
         if self.staging.tier is not None:
             return ids
         if not in_use:
-            # What a program reads has taken their room: their own opens ask for it again.
+            # Files that programs read have taken the room. An open of one of these asks again.
             beside = self.beside(ids)
             self.shared.catalog.set_state(beside, State.ABSENT, Reason.NO_ROOM)
             ids = ids[~np.isin(ids, beside)]

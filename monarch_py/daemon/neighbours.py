@@ -136,7 +136,8 @@ class Neighbours:
         if not len(read):
             return
         self.unused.note_read(read)
-        # Descriptors of these may still be on their way: they have room before what lies beside.
+        # Descriptors of small files may still be on their way. Such a file is wanted here as well,
+        # so that it has room before the files beside it.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.wanted.want(read[small])
         begun = False

@@ -57,14 +57,14 @@ class Unused:
         self._under_way = np.concatenate([self._under_way, ids])
 
     def ordered(self, ids: Ids) -> Ids:
-        """Those of (n,) files that were ordered and that nobody has opened."""
+        """Of (n,) files, those that were ordered ahead of their use and are still unused."""
         left: Ids = ids[self._marked(ids) & ORDERED != 0]
         return left
 
     def note_read(self, ids: Ids) -> None:
         """(n,) files that programs have read to their end."""
         ids = np.unique(ids)
-        self._leave(ids[self._marked(ids) & ORDERED != 0])
+        self._leave(self.ordered(ids))
         fresh = ids[self._marked(ids) & READ == 0]
         self._marks[fresh] |= READ
         self.read_bytes += self._bytes_of(fresh)
@@ -73,7 +73,7 @@ class Unused:
         """(n,) files that programs have opened. Nobody sees how much of a copy is read; who opens
         what was filled for him is taken to read it."""
         if self.files:
-            self.note_read(ids[self._marked(ids) & ORDERED != 0])
+            self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
         """Those of (n,) files in use that have no room for the second time; of the others it is
@@ -102,7 +102,7 @@ class Unused:
         states = state_of(self.shared.catalog.words[self._under_way])
         open_ = (states == State.WANTED) | (states == State.FILLING)
         lost = self._under_way[~open_ & (states != State.PRESENT)]
-        self._leave(lost[self._marked(lost) & ORDERED != 0])
+        self._leave(self.ordered(lost))
         self._under_way = self._under_way[open_]
         return len(self._under_way)
 
@@ -114,7 +114,7 @@ class Unused:
 
     def drop(self, ids: Ids) -> None:
         """(n,) files whose copies go unused."""
-        self._leave(ids[self._marked(ids) & ORDERED != 0])
+        self._leave(self.ordered(ids))
 
     def _leave(self, ids: Ids) -> None:
         self._marks[ids] &= ~ORDERED
