@@ -60,10 +60,14 @@ def _end(number: int, _frame: object) -> None:
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str], started: Callable[[Identity], None]
+    command: Sequence[str], environment: Mapping[str, str], starts: Callable[[Identity], None]
 ) -> int:
     """What a batch system sends us goes on to the command. The terminal's Ctrl-C reaches it by
-    itself; we wait for what it makes of that."""
+    itself; we wait for what it makes of that.
+
+    starts : called in the command's process before the command runs: from its first instruction on
+    the daemon is known to be in use, at whatever moment this process is killed
+    """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -75,14 +79,17 @@ def _run(
 
     with handling(FORWARDED, forward), handling([signal.SIGINT], lambda *_: None):
         try:
-            child = subprocess.Popen(command, env=environment)
+            child = subprocess.Popen(
+                command,
+                env=environment,
+                preexec_fn=lambda: starts(Identity.of(os.getpid())),  # noqa: PLW1509 - no threads
+            )
         except FileNotFoundError:
             sys.stderr.write(f"monarch: {command[0]}: command not found\n")
             return NOT_FOUND
         except OSError as error:
             sys.stderr.write(f"monarch: {command[0]}: {error.strerror}\n")
             return NOT_RUNNABLE
-        started(Identity.of(child.pid))
         for number in early:
             child.send_signal(number)
         status = child.wait()
@@ -148,7 +155,7 @@ class _Share:
             for trouble in troubles(self.client.ask("status")):
                 sys.stderr.write(f"monarch: {trouble}\n")
 
-    def started(self, command: Identity) -> None:
+    def starts(self, command: Identity) -> None:
         """The daemon serves it also when this process is killed."""
         self._shares.note_command(command)
 
@@ -212,7 +219,7 @@ def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
         except MonarchError as error:
             problem = _tell_problem(error)
         environment = dict(os.environ) if problem else job_environment(config_file, os.environ)
-        status = _run(command, environment, share.started)
+        status = _run(command, environment, share.starts)
         try:
             report = share.client.ask("status")
         except NoDaemonError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from monarch_py import job
 from monarch_py.errors import SessionError
 from monarch_py.job import run_job
 from monarch_py.processes import Identity
@@ -50,3 +52,24 @@ def test_a_command_is_never_taken_for_the_daemon(tmp_path: Path) -> None:
         shares.note_command(command)
         assert (shares.daemon(), shares.has_command()) == (daemon, True)
     shares.close()
+
+
+def test_a_command_is_noted_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So that a run that is killed as soon as its command is there leaves it with a daemon."""
+    note = Shares.note_command
+
+    def note_late(shares: Shares, command: Identity) -> None:
+        time.sleep(0.3)
+        note(shares, command)
+
+    config = tmp_path / "tiers.yaml"
+    config.touch()
+    monkeypatch.setenv("MONARCH_SHM", str(tmp_path))
+    monkeypatch.setattr(job, "spawn", lambda *_args, **_options: None)
+    monkeypatch.setattr(Shares, "note_command", note_late)
+    users = SessionDir.of(config).path / "users"
+    run_job(config, ["sh", "-c", f'echo $$; cat "{users}"'])
+    pid, _, *noted = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in noted] == [pid]

@@ -53,7 +53,6 @@ def test_so_many_reads_are_in_flight_at_first(
         )
         assert others >= in_flight
         assert source.counts()["read"] == in_flight
-        session.kill()
     finally:
         source.latency(read=0)
 
