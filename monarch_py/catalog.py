@@ -11,7 +11,7 @@ import numpy.typing as npt
 from monarch_py.native import ENTRY, Kind, State, ffi, lib, make_word, pointer, reason_of, state_of
 from monarch_py.session import Segment, SessionDir
 
-__all__ = ["Catalog", "CatalogReader"]
+__all__ = ["Catalog", "CatalogReader", "distinct"]
 
 Ids = npt.NDArray[np.uint64]
 
@@ -23,6 +23,11 @@ GROWTH = 1.5
 POOL_BYTES_PER_FILE = 64
 # Paths begin at multiples of this in the pool [bytes].
 TEXT_UNIT: int = lib.MONARCH_TEXT_UNIT
+
+
+def distinct(ids: Ids) -> Ids:
+    """(n,) entries, each once, where it is named first."""
+    return ids[np.sort(np.unique(ids, return_index=True)[1])]
 
 
 class CatalogReader:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.catalog import CatalogReader
+from monarch_py.catalog import CatalogReader, distinct
 from monarch_py.native import Kind, Reason, State, make_word, reason_of, state_of
 
 __all__ = ["Chosen", "Place", "Root"]
@@ -166,7 +166,7 @@ class Chosen:
 
     def _new(self, ids: Ids) -> Ids:
         """Without those that were chosen before, each once."""
-        ids = ids[np.sort(np.unique(ids, return_index=True)[1])]
+        ids = distinct(ids)
         ids = ids[~self._is_chosen[ids]]
         self._is_chosen[ids] = True
         return ids

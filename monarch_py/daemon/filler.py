@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.catalog import distinct
 from monarch_py.daemon.copies import Copies, Ids, one
 from monarch_py.daemon.engine import Engine
 from monarch_py.daemon.handovers import Handovers
@@ -256,6 +257,9 @@ class Filler:
         self._order_fills(ids, in_use=False, horizon=horizon)
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
+        """Of (n,) files those that are WANTED. A file that is named twice is filled once: of its
+        two copies only one would serve, and the other would keep its room."""
+        ids = distinct(ids)
         words = self.shared.catalog.words[ids]
         wanted, leaving = state_of(words) == State.WANTED, copy_of(words) != 0
         if (wanted & leaving).any():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.catalog import distinct
 from monarch_py.daemon.ahead import Ahead
 from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.shared import Shared
@@ -135,7 +136,7 @@ class Wanted:
         """Files that a command names, to be filled in this order behind those that programs use;
         also what had no room or failed before. Those ordered for another command are noted as
         this command's too. Returns how many files have no copy yet and get one."""
-        ids = ids[np.sort(np.unique(ids, return_index=True)[1])]
+        ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = state_of(words), reason_of(words)
         again = (states == State.BYPASS) & np.isin(reasons, (Reason.NO_ROOM, Reason.FAILED))

@@ -14,7 +14,9 @@ from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
 from monarch_py.catalog import CatalogReader
+from monarch_py.config import load_config
 from monarch_py.daemon.ahead import Ahead
+from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.native import Kind, State, copy_of, state_of
 from monarch_py.tiers import copy_name
@@ -226,3 +228,28 @@ def test_the_scan_is_met_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         ([6], False),
     ]
     assert len(Ahead(eager=False).meet(100)[0]) == 0
+
+
+def test_a_file_that_is_named_twice_is_filled_once(
+    monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path
+) -> None:
+    """One reader tells of a file by its name and another one hands it over, in the same turn of
+    the daemon's loop. A second copy would keep its room, and nobody would know it."""
+    root = Files(tmp_path / "source").add_many(3, 5000).root
+    session = session_factory(root, prefetch="none")
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    session.paths.make()
+    daemon = Daemon(load_config(session.config), session.paths)
+    try:
+        wait_until(lambda: [daemon._turn()] and daemon.scanner.scanned, what="the scan")
+        catalog = daemon.shared.catalog
+        first, second = (catalog.find(0, name) for name in ("f00000", "f00001"))
+        ids = np.array([first, second, first], dtype=np.uint64)
+        daemon.filler.wanted.want(ids)
+        wait_until(
+            lambda: [daemon._turn()] and (state_of(catalog.words[ids]) == State.PRESENT).all(),
+            what="the copies",
+        )
+        assert daemon.filler.copies.tier(0).files == 2
+    finally:
+        daemon._close()
