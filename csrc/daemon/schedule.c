@@ -6,6 +6,8 @@
 #define DONE UINT64_MAX
 /* Threads that one peer's readers leave to the others'. */
 #define KEPT_FREE 4
+/* Orders that are passed over in one look, at most. */
+#define MOST_PASSED 16
 
 /* --- orders by entry ---------------------------------------------------------------------------
  */
@@ -346,6 +348,20 @@ static struct job *first_late(struct pool *p, int in_use) {
     return NULL;
 }
 
+/* Files that a program reads at the source just now, and will hand over, are passed over: the first
+ * ones, as many as a look costs little for. */
+static void pass_over_read(const struct pool *p, struct queue *q) {
+    uint64_t now = monarch_now_ns();
+    for (int n = 0;
+         n < MOST_PASSED && q->first != q->last && q->first->result.kind == MONARCH_FILL &&
+         monarch_is_read(p->shared.clients, q->first->result.id, now);
+         n++) {
+        struct job *job = q->first;
+        monarch_take_out(job);
+        monarch_push(q, job);
+    }
+}
+
 /* In their order, but that those whose peer has its share of the threads are passed over. */
 static int find_order(struct pool *p, enum monarch_way way, int in_use, struct work *w) {
     struct queue *q = in_use ? &p->in_use[way] : &p->normal[way];
@@ -358,6 +374,8 @@ static int find_order(struct pool *p, enum monarch_way way, int in_use, struct w
         while (q->first && !can_ask_unasked(p, q->first))
             put_aside(&p->late[in_use], q->first);
     }
+    if (way == MONARCH_FROM_SOURCE)
+        pass_over_read(p, q);
     return find_job(p, way, q, w);
 }
 

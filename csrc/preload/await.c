@@ -4,6 +4,7 @@
 #include "attributes.h"
 #include "copies.h"
 #include "demand.h"
+#include "handover.h"
 #include "sys.h"
 
 /* A wait costs some system calls: a source that is faster than this is asked at once [ns]. */
@@ -103,7 +104,7 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->limit_ns = latency_ns() / 5 * 6;
     w->limit_ns = w->limit_ns < MOST_NS ? w->limit_ns : MOST_NS;
     if (w->limit_ns < WORTH_WAITING_NS || skips()) {
-        if (!monarch_is_under_way(w, word))
+        if (!monarch_is_under_way(w->session, word))
             monarch_demand_first(w);
         return 0;
     }
@@ -118,17 +119,32 @@ static int is_given_by_others(const struct session *s, const struct monarch_entr
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
+/* The same of a small file of which a fill is under way: the source gives it already. */
+static int wait_for_fill(const struct monarch_wanted *w) {
+    uint64_t latency = latency_ns();
+    if ((latency && latency < WORTH_WAITING_NS) || skips())
+        return 0;
+    int is_there = monarch_wait_for_all(w);
+    note_wait(is_there);
+    return is_there;
+}
+
+static int wait_as_due(struct monarch_wanted *w, uint64_t word) {
+    if (is_given_by_others(w->session, w->entry))
+        return monarch_wait_for_all(w);
+    if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
+        return 0;
+    return monarch_is_read_direct(w->session, w->entry, w->id) ? wait_for_fill(w)
+                                                               : wait_instead(w, word);
+}
+
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o) {
     const struct monarch_entry *e = o->entry;
     struct monarch_wanted w = {.session = s, .entry = e, .id = (uint64_t)o->id};
-    if (!e || !e->size || e->size > MONARCH_UNIT || !monarch_is_plain(flags) || is_changed(s, e) ||
-        monarch_is_off(s) || monarch_is_fast(s, e))
-        return 0;
-    uint64_t word = monarch_word_of(&w);
-    int is_given = is_given_by_others(s, e);
-    if ((!is_given && MONARCH_WORD_STATE(word) != MONARCH_FILLING) || !monarch_fills_of(s) ||
-        !(is_given ? monarch_wait_for_all(&w) : wait_instead(&w, word)))
+    if (!e || !e->size || e->size > MONARCH_UNIT || o->claimed || !monarch_is_plain(flags) ||
+        is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) || !monarch_fills_of(s) ||
+        !wait_as_due(&w, monarch_word_of(&w)))
         return 0;
     monarch_look_up(s, dir, path, flags, o); /* it may have changed, or been dropped, meanwhile */
     o->waited = 1;

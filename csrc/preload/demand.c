@@ -294,9 +294,9 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
     return wait_for_word(&w, left_for_word(&w));
 }
 
-int monarch_is_under_way(const struct monarch_wanted *w, uint64_t word) {
+int monarch_is_under_way(struct session *s, uint64_t word) {
     unsigned slot;
-    const struct monarch_fills *fills = fills_of(w->session);
+    const struct monarch_fills *fills = monarch_fills_of(s);
     return fills && map_of(fills, word, &slot) != NULL;
 }
 

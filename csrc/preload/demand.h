@@ -51,7 +51,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w);
 int monarch_wait_for_all(const struct monarch_wanted *w);
 
 /* Whether somebody is at work on the fill that `word` names: it does not wait for its turn. */
-int monarch_is_under_way(const struct monarch_wanted *w, uint64_t word);
+int monarch_is_under_way(struct session *s, uint64_t word);
 
 /* Asks for the first of the bytes, so that a fill that waits for its turn has it now, and does not
  * wait. */

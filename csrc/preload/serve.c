@@ -6,6 +6,7 @@
 
 #include "attributes.h"
 #include "await.h"
+#include "demand.h"
 #include "handover.h"
 #include "log.h"
 #include "progress.h"
@@ -128,10 +129,14 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* Nobody has asked for its copy yet. */
-static int is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id,
+/* No program has asked for its copy, and no fill of it has begun. */
+static int is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                           uint64_t word) {
-    return MONARCH_WORD_STATE(word) == MONARCH_ABSENT && monarch_is_read_direct(s, e, id) &&
+    if (!monarch_is_read_direct(s, e, id))
+        return 0;
+    if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
+        return !monarch_is_under_way(s, word);
+    return MONARCH_WORD_STATE(word) == MONARCH_ABSENT &&
            !monarch_bit_is_set(s->clients->wanted.word, id);
 }
 
