@@ -33,7 +33,7 @@ def block_sums(result: Any) -> bytes:
 
 
 # Files at a time that were handed over before the catalog knew them.
-UNMET = 64
+UNMET = 512
 # Of a tier's room no more is granted at a time: what memory and disk have left is looked at when
 # the next grant is made [bytes].
 GRANT_BYTES = 64 << 20
