@@ -15,7 +15,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "doorbell.h"
 #include "joining.h"
 #include "orders.h"
 #include "work.h"
@@ -114,24 +113,37 @@ static enum answer try(struct pool *p, uint64_t id, struct job **taken) {
     return answer;
 }
 
-/* While the daemon's loop decides there is no grant: its turns are short. */
-static enum answer order(struct pool *p, uint64_t id, struct job **taken) {
+/* Policy orders the fill, or sees why there is no room, or which node keeps the file. */
+static void ask_policy(struct pool *p, uint64_t id) {
+    if (monarch_set_bit(&p->shared.clients->wanted, id))
+        monarch_end_rest(p);
+}
+
+/* While the daemon's loop decides there is no grant: its turns are short. What has no place in a
+ * grant waits for policy's order. NULL: another one fills the file, or no order came. */
+static struct job *order(struct pool *p, uint64_t id) {
     uint64_t until = monarch_now_ns() + GRANT_NS;
+    struct job *job = NULL;
+    int is_asked = 0;
     for (uint64_t now; (now = monarch_now_ns()) < until;) {
         uint32_t seen = __atomic_load_n(&p->grant.number, __ATOMIC_SEQ_CST);
-        enum answer answer = try(p, id, taken);
-        if (answer != NOT_YET)
-            return answer;
+        enum answer answer = try(p, id, &job);
+        if (answer == TAKEN)
+            return job;
+        if (answer == REFUSED && !is_asked)
+            ask_policy(p, id);
+        is_asked |= answer == REFUSED;
         struct timespec left = {0, (long)(until - now)};
         syscall(SYS_futex, &p->grant.number, FUTEX_WAIT_PRIVATE, seen, &left, NULL, 0);
     }
-    return REFUSED;
+    if (!is_asked)
+        ask_policy(p, id);
+    return NULL;
 }
 
 static void take(struct taker *me, int fd, uint64_t id) {
     struct pool *p = me->all->pool;
-    struct job *job = NULL;
-    enum answer answer = fd >= 0 ? order(p, id, &job) : REFUSED;
+    struct job *job = fd >= 0 ? order(p, id) : NULL;
     if (job) {
         job->handed = fd;
         job->claim = id;
@@ -140,10 +152,9 @@ static void take(struct taker *me, int fd, uint64_t id) {
     }
     if (fd >= 0)
         close(fd);
+    else
+        ask_policy(p, id);
     monarch_end_claim(p->shared.clients, id);
-    /* Policy sees why there is no room, or which node keeps it. */
-    if (answer == REFUSED && monarch_set_bit(&p->shared.clients->wanted, id))
-        monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
 /* --- files without an entry ---------------------------------------------------------------------
