@@ -42,9 +42,6 @@ GRANT_BYTES = 64 << 20
 BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
 # Fetches from peers that nobody waits for, at least; and at most while the sources are read.
 LEAST_FETCHES = 2
-# Where a source is fast: fills that nobody waits for go on while so many processors are idle, which
-# is looked at this often [s].
-IDLE_CORES, LOOK_S = 0.5, 0.1
 # Until so many fills say how fast the sources are, programs' own opens do: so many, if their mean
 # is less than a source takes that asks a server [s].
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
@@ -70,9 +67,9 @@ class Engine:
         self._fetch_width = self._fetches.least
         self._memory_width, self._memory_until = 0, 0.0
         self._width = min(self._reads.width, self._affordable_width(time.monotonic()))
-        # Where sources are fast: what was seen of the processors, and when it is looked again [s].
+        # Where sources are fast: what was seen of the processors.
         self._idle: IdleCores | None = None
-        self._looks_at, self._spare = 0.0, 1
+        self._spare = 1
         self._engine: Any = lib.monarch_engine_start(
             config.copy_threads,
             self._width,
@@ -325,10 +322,8 @@ class Engine:
             self._idle = None
             return self._reads.most
         if self._idle is None:
-            self._idle, self._looks_at, self._spare = IdleCores(), now_s + LOOK_S, 1
-        elif now_s >= self._looks_at:
-            self._looks_at = now_s + LOOK_S
-            self._spare = self._reads.most if self._idle.take() >= IDLE_CORES else 1
+            self._idle = IdleCores()
+        self._spare = self._reads.most if self._idle.has_one(now_s) else 1
         return self._spare
 
     def settle(self) -> None:

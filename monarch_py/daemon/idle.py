@@ -6,12 +6,26 @@ import psutil
 
 __all__ = ["IdleCores"]
 
+# Work that nobody waits for goes on while so many processors are idle, which is looked at this
+# often [s].
+IDLE_CORES, LOOK_S = 0.5, 0.1
+
 
 class IdleCores:
     """Measures their idle time between two calls."""
 
     def __init__(self) -> None:
         self._before = self._look()
+        self._looked_at_s: float | None = None
+        self._has_one = False
+
+    def has_one(self, now_s: float) -> bool:
+        """Whether one was idle for half of the time since it was last looked; False at first."""
+        if self._looked_at_s is None:
+            self._looked_at_s = now_s
+        elif now_s - self._looked_at_s >= LOOK_S:
+            self._looked_at_s, self._has_one = now_s, self.take() >= IDLE_CORES
+        return self._has_one
 
     @staticmethod
     def _look() -> tuple[float, float]:

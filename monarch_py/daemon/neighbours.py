@@ -1,14 +1,20 @@
-"""`prefetch: auto`: what lies beside the files that programs read is filled before they open it."""
+"""`prefetch: auto`: what lies beside the files that programs read is filled before they open it.
+
+Where nodes share, each first fills the files whose home it is. Those of others are near, once they
+have them: they are fetched while a processor is idle, so that no program is slower for them.
+"""
 
 import os
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 
 from monarch_py.daemon.copies import Ids
 from monarch_py.daemon.filler import Filler
+from monarch_py.daemon.idle import IdleCores
 from monarch_py.daemon.unused import NONE, Unused
 from monarch_py.native import State, ffi, lib, pointer
 from monarch_py.placement import NOWHERE
@@ -32,18 +38,27 @@ FULL_S = 1.0
 # So long after a program has opened something it may soon use more of what was filled ahead [s].
 AWAKE_S = 2.0
 
+# Of an entry's flags.
+OF_OTHERS = int(lib.MONARCH_OF_OTHERS)
 # The number of a source, and a directory relative to it, "" for its root.
 Place = tuple[int, str]
 
 
+class _Home(IntEnum):
+    """Whose files: this node's, which are all where nodes do not share; or those of others."""
+
+    HERE = 0
+    ELSEWHERE = 1
+
+
 @dataclass(slots=True)
 class _Filled:
-    """A directory that is filled.  is_deep : with what lies below it;  at : entries of the catalog
-    from this one on are still to be looked at"""
+    """A directory that is filled.  is_deep : with what lies below it;  at : by home, entries of the
+    catalog from this one on are still to be looked at"""
 
     place: Place
     is_deep: bool
-    at: int = 0
+    at: list[int] = field(default_factory=lambda: [0, 0])
 
     def covers(self, place: Place) -> bool:
         """Whether files of this directory are filled with it."""
@@ -100,7 +115,9 @@ class Neighbours:
         self.filler, self.shared, self.is_on = filler, filler.shared, is_on
         self.unused = Unused(self.shared)
         self._directories = Directories()
-        self._next: Ids = NONE  # files of these directories whose turn has not come
+        # Files of these directories whose turn has not come, by home.
+        self._next: list[Ids] = [NONE, NONE]
+        self._idle = IdleCores()
         self._ids = np.empty(QUEUE, dtype=np.uint64)
         self._full_until = self._opened_at = float("-inf")
         self._is_waiting = self._has_given_way = False
@@ -161,21 +178,31 @@ class Neighbours:
         self.shared.control.follow_opens = self._is_followed or self.unused.files > 0
         if queue <= 0 or not self._may_order():
             return False
-        more = self._find(queue)
-        self._order(self._take(queue))
+        home = _Home.HERE
+        more = self._find(queue, home)
+        if self.filler.nodes is not None and not (more or len(self._next[home])):
+            more = self._find(queue, home := _Home.ELSEWHERE)
+            if len(self._next[home]) and not self._may_fetch():
+                self._is_waiting = True
+                return False
+        self._order(self._take(queue, home), home)
         return more
 
-    def _take(self, most: int) -> Ids:
+    def _may_fetch(self) -> bool:
+        reads = self.filler.engine.pending(in_use=False, from_peers=False)
+        return self._idle.has_one(time.monotonic()) and not reads
+
+    def _take(self, most: int, home: _Home) -> Ids:
         """The next (n,) files of those that were found, as far as they may lie there unused. One
         that is larger than all that may lie there is passed over: its own open fills it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
-        first, rest = self._next[:most], self._next[most:]
+        first, rest = self._next[home][:most], self._next[home][most:]
         first = first[words[first] == State.ABSENT]
         room_bytes = self.unused.room_bytes
         first = first[sizes[first] < room_bytes + self.unused.bytes_]
         fit = int((np.cumsum(sizes[first], dtype=np.float64) < room_bytes).sum())
-        self._next = np.concatenate([first[fit:], rest])
-        self._is_waiting = not fit and len(self._next) > 0
+        self._next[home] = np.concatenate([first[fit:], rest])
+        self._is_waiting = not fit and len(self._next[home]) > 0
         taken: Ids = first[:fit]
         return taken
 
@@ -185,7 +212,7 @@ class Neighbours:
         has_room = not (self._has_given_way or wanted.has_put_off)
         return is_ready and has_room and time.monotonic() >= self._full_until
 
-    def _order(self, ids: Ids) -> None:
+    def _order(self, ids: Ids, home: _Home) -> None:
         ids = ids[self.filler.keeps.keeps_here(ids)]
         if not len(ids):
             return
@@ -193,7 +220,7 @@ class Neighbours:
         fits = self.filler.policy.place(sizes, self.filler.rooms()) != NOWHERE
         if not fits.any():
             # All but the first: a large file does not keep those behind it waiting for ever.
-            self._next = np.concatenate([ids[1:], self._next])
+            self._next[home] = np.concatenate([ids[1:], self._next[home]])
             self._full_until = time.monotonic() + FULL_S
             return
         # Before a copy is there: its first open is heard of.
@@ -201,30 +228,34 @@ class Neighbours:
         self.unused.order(ids[fits])
         self.filler.wanted.fill_ahead(ids[fits])
 
-    def _find(self, most: int) -> bool:
+    def _find(self, most: int, home: _Home) -> bool:
         """Goes on in the catalog until so many files are known whose turn comes next. Returns
         whether there is more of it to look at."""
         looks = ENTRIES
         for filled in self._directories.filled:
-            while len(self._next) < most and looks > 0:
-                found, looked = self._look(filled, most - len(self._next), looks)
+            while len(self._next[home]) < most and looks > 0:
+                found, looked = self._look(filled, home, most - len(self._next[home]), looks)
                 looks -= looked
                 if not looked:
                     break
-                self._next = np.concatenate([self._next, found])
+                self._next[home] = np.concatenate([self._next[home], found])
         return looks == 0
 
-    def _look(self, filled: _Filled, most: int, looks: int) -> tuple[Ids, int]:
+    def _look(self, filled: _Filled, home: _Home, most: int, looks: int) -> tuple[Ids, int]:
         """The next (n,) files of one directory, and how many entries were looked at."""
         source, directory = filled.place[0], os.fsencode(filled.place[1])
-        at = ffi.new("uint64_t *", filled.at)
+        at = ffi.new("uint64_t *", filled.at[home])
         where = pointer(self._ids, "uint64_t *")
         catalog, clients, is_deep = self.shared.catalog.c, self.shared.clients, filled.is_deep
         n = lib.monarch_find_absent(
             catalog, clients, source, directory, len(directory), is_deep, at, looks, where, most
         )
-        looked, filled.at = int(at[0]) - filled.at, int(at[0])
-        return self._ids[:n].copy(), looked
+        looked, filled.at[home] = int(at[0]) - filled.at[home], int(at[0])
+        ids = self._ids[:n].copy()
+        if self.filler.nodes is not None:
+            is_elsewhere = self.shared.catalog.entries["flags"][ids] & OF_OTHERS != 0
+            ids = ids[is_elsewhere == bool(home)]
+        return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
         """Of (n,) files that programs use and that have no room, those for which copies that nobody
@@ -251,22 +282,22 @@ class Neighbours:
 
     def _put_back(self) -> None:
         """Another directory has its turn first."""
-        if len(self._next):
-            first = int(self._next.min())
+        for home, ids in enumerate(self._next):
+            first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:
-                filled.at = min(filled.at, first)
-            self._next = NONE
+                filled.at[home] = min(filled.at[home], first)
+        self._next = [NONE, NONE]
 
     def look_again(self) -> None:
         """Files have become ABSENT that had another order: they have their turn once more."""
         for filled in self._directories.filled:
-            filled.at = 0
-        self._next = NONE
+            filled.at = [0, 0]
+        self._next = [NONE, NONE]
 
     def clear(self) -> None:
         """Every copy is dropped: what programs read from now on counts."""
         self.unused.clear()
-        self._directories, self._next = Directories(), NONE
+        self._directories, self._next = Directories(), [NONE, NONE]
         self._has_given_way = False
 
     def told(self) -> dict[str, int] | None:

@@ -20,6 +20,7 @@ from support.files import digest
 from support.session import Session, wait_until
 
 from monarch_py.daemon import engine as engine_module
+from monarch_py.daemon import idle
 from monarch_py.daemon.idle import IdleCores
 from monarch_py.daemon.width import Counted
 from monarch_py.demo.slowsource import SlowSource
@@ -129,7 +130,7 @@ def test_busy_cores_are_not_idle() -> None:
         assert cores.take() <= 0.25 * len(os.sched_getaffinity(0))
 
 
-class Cores:
+class Cores(IdleCores):
     """So many are idle."""
 
     idle = 0.0
@@ -153,7 +154,7 @@ def engine() -> engine_module.Engine:
 
     made = engine_module.Engine.__new__(engine_module.Engine)
     made._shared, made._reads = Shared(), Reads()  # type: ignore[assignment]
-    made._idle, made._looks_at, made._spare = None, 0.0, 1
+    made._idle, made._spare = None, 1
     return made
 
 
@@ -176,13 +177,13 @@ def test_fills_wait_for_an_idle_core_where_the_source_is_fast(
     engine: engine_module.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "IdleCores", Cores)
-    monkeypatch.setattr(engine_module, "LOOK_S", 0.0)
+    monkeypatch.setattr(idle, "LOOK_S", 0.0)
     assert engine._spare_width(0.0, is_fast=False) == 64
     assert not engine.stands_back
     assert engine._spare_width(1.0, is_fast=True) == 1, "nothing is known of the cores yet"
     assert engine._spare_width(2.0, is_fast=True) == 1, "all cores are busy"
     assert engine.stands_back
-    monkeypatch.setattr(Cores, "idle", engine_module.IDLE_CORES)
+    monkeypatch.setattr(Cores, "idle", idle.IDLE_CORES)
     assert engine._spare_width(3.0, is_fast=True) == 64
     assert not engine.stands_back
 

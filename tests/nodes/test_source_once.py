@@ -6,12 +6,18 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from support.epoch import Reader, make_files
 from support.epochs import Cluster
 from support.nodes import MIB, Nodes
+from support.session import wait_until
 
+from monarch_py.catalog import CatalogReader
+from monarch_py.daemon.neighbours import NAMES
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import Kind, State, copy_of, lib, state_of
 
 UNIT = 256 << 10
 OPEN_S, READ_S = 0.001, 0.001
@@ -72,3 +78,32 @@ def test_a_small_file_of_another_node_is_not_opened_at_the_source(
     assert all(others)
     assert cluster.nodes[0].totals()["bytes_from_peers"] > 0
     assert cluster.served() <= 1.05 * files * size
+
+
+def test_a_node_fills_its_own_files_before_it_fetches_those_of_others(
+    cluster_factory: Callable[..., Cluster],
+) -> None:
+    """What only the source has comes first: copies are numbered in the order of their fills."""
+    files, nodes = 300, 3
+    cluster = cluster_factory(nodes, files, 16 << 10, prefetch="auto")
+    node, mount = cluster.nodes[0], cluster.mounts[0]
+    catalog = CatalogReader.open(node.paths, node.client.ask("where")["generation"])
+    ids = np.flatnonzero(catalog.entries["kind"] == Kind.FILE)
+
+    def have(flag: int) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = catalog.entries["flags"][ids] & flag != 0
+        return found
+
+    homes = int(lib.MONARCH_OWN | lib.MONARCH_OF_OTHERS)
+    wait_until(lambda: bool(have(homes).all()), what="homes of all files")
+    own, others = ids[have(int(lib.MONARCH_OWN))], ids[have(int(lib.MONARCH_OF_OTHERS))]
+    read = own[-NAMES:]
+    node.run(["md5sum", *(mount.mountpoint / catalog.path(int(i)) for i in read)])
+
+    def all_are_present() -> bool:
+        return bool((state_of(catalog.words[ids]) == State.PRESENT).all())
+
+    wait_until(all_are_present, what="all copies")
+    last_own = copy_of(catalog.words[own[:-NAMES]]).max()
+    assert len(others) > files / nodes
+    assert last_own < copy_of(catalog.words[others]).min()
