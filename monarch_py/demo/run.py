@@ -344,7 +344,7 @@ def _compare(without: list[Epoch], gained: list[Epoch], console: Console) -> int
     if more > 0:
         console.print(
             f"With Monarch the first epoch reads {format_size(more)} more from the source: files"
-            " that the program came to before their copies were made, which are read twice."
+            " that the program and the daemon began to read at the same time."
         )
     losses = ", ".join(f"{epoch.result[0]:.4f}" for epoch in gained)
     console.print(f"Both trainings read the same bytes and had the same losses: {losses}.")
