@@ -22,7 +22,7 @@
 
 /* So many files are copied at a time: each thread waits for the source to say that its file is
  * unchanged. */
-#define THREADS 16
+#define THREADS 32
 /* A descriptor waits no longer for the next grant [ns]. */
 #define GRANT_NS 40000000ULL
 #define STACK_BYTES (256 * 1024)
