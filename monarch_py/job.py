@@ -65,8 +65,8 @@ def _run(
     """What a batch system sends us goes on to the command. The terminal's Ctrl-C reaches it by
     itself; we wait for what it makes of that.
 
-    starts : called in the command's process before the command runs: from its first instruction on
-    the daemon is known to be in use, at whatever moment this process is killed
+    starts : called in the child before it executes the command, so that the daemon knows of the
+    command even if this process is killed at once
     """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -60,15 +59,15 @@ def test_a_command_is_noted_before_it_runs(
     """So that a run that is killed as soon as its command is there leaves it with a daemon."""
     note = Shares.note_command
 
-    def note_late(shares: Shares, command: Identity) -> None:
-        time.sleep(0.3)
-        note(shares, command)
+    def note_in_child(shares: Shares, command: Identity) -> None:
+        if os.getpid() == command.pid:
+            note(shares, command)
 
     config = tmp_path / "tiers.yaml"
     config.touch()
     monkeypatch.setenv("MONARCH_SHM", str(tmp_path))
     monkeypatch.setattr(job, "spawn", lambda *_args, **_options: None)
-    monkeypatch.setattr(Shares, "note_command", note_late)
+    monkeypatch.setattr(Shares, "note_command", note_in_child)
     users = SessionDir.of(config).path / "users"
     run_job(config, ["sh", "-c", f'echo $$; cat "{users}"'])
     pid, _, *noted = capfd.readouterr().out.splitlines()

@@ -13,6 +13,11 @@ static int lies_in(const struct monarch_catalog *c, const struct monarch_entry *
     return is_deep || !memchr(path + name, '/', e->path_len - name);
 }
 
+int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t now_ns) {
+    uint64_t claim = __atomic_load_n(&m->claim[id % MONARCH_CLAIMS], __ATOMIC_RELAXED);
+    return monarch_claim_names(claim, id) && monarch_claim_holds(claim, now_ns);
+}
+
 uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monarch_clients *m,
                              unsigned source, const char *directory, uint64_t length, int is_deep,
                              uint64_t *at, uint64_t looks, uint64_t *ids, uint64_t max) {
@@ -25,7 +30,7 @@ uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monar
         /* A word of 0: ABSENT for no reason, and no copy that is being removed. */
         if (e->kind == MONARCH_FILE && e->source == source &&
             __atomic_load_n(&e->word, __ATOMIC_RELAXED) == 0 &&
-            lies_in(c, e, directory, length, is_deep) && !monarch_is_read(m, *at, now))
+            lies_in(c, e, directory, length, is_deep) && !monarch_is_being_read(m, *at, now))
             ids[n++] = *at;
     }
     return n;

@@ -6,7 +6,7 @@
 #define DONE UINT64_MAX
 /* Threads that one peer's readers leave to the others'. */
 #define KEPT_FREE 4
-/* Orders that are passed over in one look, at most. */
+/* Orders that are passed over in one look, at most: the thread has the pool's lock. */
 #define MOST_PASSED 16
 
 /* --- orders by entry ---------------------------------------------------------------------------
@@ -348,13 +348,13 @@ static struct job *first_late(struct pool *p, int in_use) {
     return NULL;
 }
 
-/* Files that a program reads at the source just now, and will hand over, are passed over: the first
- * ones, as many as a look costs little for. */
+/* Orders go behind all others while programs read their files at the source, to hand them over: a
+ * fill would open such a file a second time. */
 static void pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0;
          n < MOST_PASSED && q->first != q->last && q->first->result.kind == MONARCH_FILL &&
-         monarch_is_read(p->shared.clients, q->first->result.id, now);
+         monarch_is_being_read(p->shared.clients, q->first->result.id, now);
          n++) {
         struct job *job = q->first;
         monarch_take_out(job);

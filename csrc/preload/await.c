@@ -119,7 +119,8 @@ static int is_given_by_others(const struct session *s, const struct monarch_entr
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* The same of a small file of which a fill is under way: the source gives it already. */
+/* A small file whose fill is under way is read from the source already: an open would have it read
+ * twice. The limit is the same. */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())

@@ -129,7 +129,8 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* No program has asked for its copy, and no fill of it has begun. */
+/* The file has no copy, no fill of it has begun, and no program has asked for one since the daemon
+ * last looked. */
 static int is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                           uint64_t word) {
     if (!monarch_is_read_direct(s, e, id))

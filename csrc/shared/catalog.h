@@ -419,12 +419,6 @@ static inline uint64_t *monarch_claim_at(struct monarch_clients *m, uint64_t id)
     return &m->claim[id % MONARCH_CLAIMS];
 }
 
-/* A program reads it at the source just now, and hands its descriptor over. */
-static inline int monarch_is_read(const struct monarch_clients *m, uint64_t id, uint64_t now_ns) {
-    uint64_t claim = __atomic_load_n(&m->claim[id % MONARCH_CLAIMS], __ATOMIC_RELAXED);
-    return monarch_claim_names(claim, id) && monarch_claim_holds(claim, now_ns);
-}
-
 /* The two bits of a file in the changed filter. */
 static inline uint64_t monarch_filter_bit(uint64_t dev, uint64_t ino) {
     return monarch_mix(ino ^ monarch_mix(dev)) % MONARCH_FILTER_BITS;

@@ -254,7 +254,7 @@ class Neighbours:
         ids = self._ids[:n].copy()
         if self.filler.nodes is not None:
             is_elsewhere = self.shared.catalog.entries["flags"][ids] & OF_OTHERS != 0
-            ids = ids[is_elsewhere == bool(home)]
+            ids = ids[is_elsewhere == (home is _Home.ELSEWHERE)]
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:

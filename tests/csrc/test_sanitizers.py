@@ -335,7 +335,7 @@ def test_engine_scanner_and_catalog(built: Built, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     with Mounts(tmp_path) as mounts:
-        # The files take 5 MB, and those 3.75 MB that are never withdrawn.
+        # The files take 5 MB. A quarter of them is withdrawn; the others do not fit either.
         tier = mounts.tmpfs("tier", 3 * MIB)
         counts = [int(word) for word in built.check("engine", source, tier).split()]
     statuses, present = dict(zip(JobStatus, counts, strict=False)), counts[-1]
