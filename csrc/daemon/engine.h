@@ -20,7 +20,7 @@ struct job {
     struct queue *queue;
     struct monarch_result result;
     int slot;                /* of the fills segment, -1 for none */
-    int handed;              /* a descriptor of its file, from a reader; -1: for none */
+    int handed;              /* atomic: a descriptor of its file, from a reader; -1: for none */
     uint64_t claim;          /* the number that its claim has */
     int peer[MONARCH_ASKED]; /* whose copy it is made from, in this order; -1 for nobody */
     int has_it;              /* a bit for each of them that has the file whole */
@@ -57,7 +57,8 @@ struct monarch_engine {
     struct monarch_clients *clients;
     struct monarch_fills *fills;
     struct place *place;                /* the sources, then each peer by its number: see flow.c */
-    uint32_t fast[MONARCH_MAX_SOURCES]; /* atomic: see monarch_note_speed */
+    /* Atomic: see monarch_note_speed and monarch_note_pages. */
+    uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];
 };
 
 /* --- flow.c ---------------------------------------------------------------------------------- */
@@ -86,6 +87,9 @@ void monarch_leave_unseen(const struct visit *v);
 /* A file of one unit took so long at its source, to be opened and read. What most of the last files
  * took says whether the source is a fast one. */
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
+/* Of a file that a program had just read, the kernel had some pages no more. What is true of most
+ * of the last files says whether the mount keeps them. */
+void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);
 
 /* --- job.c ----------------------------------------------------------------------------------- */
 
@@ -136,6 +140,7 @@ struct fill {
     int peers_left;   /* atomic: so many have not */
     int gave;         /* atomic: a bit for each of them of which the copy has bytes */
     int is_last_late; /* atomic: the last block did not come from a peer in time */
+    int lacks_pages;  /* atomic: a read by its reader's descriptor had to wait for the source */
     int to, failed;   /* failed: atomic */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: without a checksum yet */
@@ -152,6 +157,8 @@ struct fill {
 int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t now_ns);
 /* The claim of a file whose descriptor was handed over, and is closed now. */
 void monarch_end_claim(struct monarch_clients *m, uint64_t id);
+/* Whether its program waits for that, or will go on without: the claim holds no more. */
+int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns);
 /* A reader's descriptor that the order has and does not use; nothing if it has none. */
 void monarch_close_handed(struct monarch_engine *e, struct job *job);
 /* Opens both files and makes the copy known to readers. NULL: the job has its answer. */

@@ -6,6 +6,7 @@
 #include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -148,8 +149,15 @@ static void show(struct monarch_engine *e, struct fill *f) {
 
 void monarch_end_claim(struct monarch_clients *m, uint64_t id) {
     uint64_t *at = monarch_claim_at(m, id), claim = __atomic_load_n(at, __ATOMIC_SEQ_CST);
-    if (monarch_claim_names(claim, id) && claim & MONARCH_CLAIM_HANDED)
-        __atomic_compare_exchange_n(at, &claim, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    while (monarch_claim_names(claim, id) && claim & MONARCH_CLAIM_HANDED &&
+           !__atomic_compare_exchange_n(at, &claim, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+}
+
+int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns) {
+    uint64_t claim = __atomic_load_n(&m->claim[id % MONARCH_CLAIMS], __ATOMIC_SEQ_CST);
+    return !monarch_claim_names(claim, id) || claim & MONARCH_CLAIM_RECALLED ||
+           !monarch_claim_holds(claim, now_ns);
 }
 
 static void close_source(struct monarch_engine *e, struct job *job, int fd) {
@@ -173,44 +181,50 @@ static int open_source(struct monarch_engine *e, struct job *job, int *status) {
     return monarch_open_source(e, job, status);
 }
 
+static void give_up(struct fill *f, int status, int error) {
+    if (!__atomic_exchange_n(&f->failed, 1, __ATOMIC_ACQ_REL))
+        monarch_fail(f->job, status, error);
+}
+
+static int begin_reading(struct monarch_engine *e, struct fill *f) {
+    uint64_t began_ns = monarch_now_ns();
+    int status, from = open_source(e, f->job, &status);
+    if (from < 0) {
+        give_up(f, status, errno);
+        return -1;
+    }
+    monarch_note_source(e);
+    f->source_ns = monarch_now_ns() - began_ns;
+    __atomic_store_n(&f->from, from, __ATOMIC_RELEASE);
+    return 0;
+}
+
+/* Readers know of the fill before it asks the source: one that opens the file meanwhile waits for
+ * the copy. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
-    int is_by_peer = job->peer[0] >= 0, status;
-    uint64_t began_ns = monarch_now_ns(), source_ns;
-    int from = is_by_peer ? -1 : open_source(e, job, &status);
-    if (from < 0 && !is_by_peer) {
-        monarch_fail(job, status, errno);
+    int is_by_peer = job->peer[0] >= 0, to = create_copy(job);
+    struct fill *f = to < 0 ? NULL : new_fill(e, job);
+    if (!f) {
+        monarch_close_handed(e, job);
+        if (to >= 0) {
+            monarch_fail(job, MONARCH_TIER_ERROR, ENOMEM);
+            close(to);
+            monarch_remove_copy(job);
+        }
         return NULL;
     }
-    if (from >= 0)
-        monarch_note_source(e);
-    source_ns = monarch_now_ns() - began_ns;
-    int to = create_copy(job);
-    struct fill *f = to < 0 ? NULL : new_fill(e, job);
-    if (f) {
-        f->from = from;
-        f->source_ns = source_ns;
-        f->peers = f->peers_left = !is_by_peer ? 0 : job->peer[1] < 0 ? 1 : MONARCH_ASKED;
-        f->to = to;
-        show(e, f);
+    f->from = -1;
+    f->peers = f->peers_left = !is_by_peer ? 0 : job->peer[1] < 0 ? 1 : MONARCH_ASKED;
+    f->to = to;
+    show(e, f);
+    if (is_by_peer || begin_reading(e, f) == 0)
         return f;
-    }
-    if (to >= 0) {
-        monarch_fail(job, MONARCH_TIER_ERROR, ENOMEM);
-        close(to);
-        monarch_remove_copy(job);
-    }
-    if (from >= 0)
-        close_source(e, job, from);
+    monarch_fill_end(e, f);
     return NULL;
 }
 
 /* --- moving ------------------------------------------------------------------------------------
  */
-
-static void give_up(struct fill *f, int status, int error) {
-    if (!__atomic_exchange_n(&f->failed, 1, __ATOMIC_ACQ_REL))
-        monarch_fail(f->job, status, error);
-}
 
 static uint64_t end_of_block(const struct fill *f, uint64_t block) {
     uint64_t end = (block + 1) * f->block_bytes, size = f->job->entry.size;
@@ -281,10 +295,43 @@ static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, u
     wake_askers(e, f->job);
 }
 
-/* Of a file that its reader has just read, from the kernel's memory. The source does not feel it.
- */
-static ssize_t read_handed(struct job *job, char *buffer, uint64_t n, uint64_t at) {
-    return monarch_read_fully(job->handed, buffer, n, (off_t)at);
+static void note_read(struct monarch_engine *e, uint64_t n) {
+    __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
+    monarch_note_source(e);
+}
+
+/* Of a file that its reader has just read: mostly from the kernel's memory, and the source does not
+ * feel it. Who has slept meanwhile has waited for the source. */
+static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
+                           uint64_t n, uint64_t at) {
+    struct rusage before, after;
+    getrusage(RUSAGE_THREAD, &before);
+    ssize_t got = monarch_read_fully(from, buffer, n, (off_t)at);
+    getrusage(RUSAGE_THREAD, &after);
+    if (after.ru_nvcsw != before.ru_nvcsw && got == (ssize_t)n) {
+        __atomic_store_n(&f->lacks_pages, 1, __ATOMIC_RELAXED);
+        note_read(e, n);
+    }
+    return got;
+}
+
+/* Its program has asked for its descriptor, or will not be kept from what it does any longer. The
+ * number becomes that of an open file of our own, so that other threads may go on reading by it.
+ * -1: there is none, *status and errno say why. */
+static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
+    uint64_t began_ns = monarch_now_ns();
+    int own = monarch_open_source(e, f->job, status), handed = from;
+    if (own < 0)
+        return -1;
+    f->source_ns += monarch_now_ns() - began_ns;
+    if (__atomic_compare_exchange_n(&f->job->handed, &handed, -1, 0, __ATOMIC_SEQ_CST,
+                                    __ATOMIC_SEQ_CST)) {
+        while (dup3(own, from, O_CLOEXEC) < 0 && (errno == EINTR || errno == EBUSY))
+            ;
+        monarch_end_claim(e->clients, f->job->claim);
+    }
+    close(own);
+    return 0;
 }
 
 static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int from, char *buffer,
@@ -295,11 +342,17 @@ static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int fr
     if (f->units == 1)
         f->source_ns += monarch_now_ns() - v.since_ns;
     monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
-    if (got == (ssize_t)n) {
-        __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
-        monarch_note_source(e);
-    }
+    if (got == (ssize_t)n)
+        note_read(e, n);
     return got;
+}
+
+static ssize_t read_some(struct monarch_engine *e, struct fill *f, int from, char *buffer,
+                         uint64_t n, uint64_t at) {
+    int is_handed = __atomic_load_n(&f->job->handed, __ATOMIC_ACQUIRE) >= 0;
+    return is_handed && !__atomic_load_n(&f->lacks_pages, __ATOMIC_RELAXED)
+               ? read_handed(e, f, from, buffer, n, at)
+               : read_from_source(e, f, from, buffer, n, at);
 }
 
 /* Bytes of the source, [at, end); whether the copy has them now. */
@@ -314,10 +367,13 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
         uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
         if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
             give_up(f, MONARCH_ABANDONED, 0);
+        if (__atomic_load_n(&f->job->handed, __ATOMIC_ACQUIRE) >= 0 &&
+            monarch_is_recalled(e->clients, f->job->claim, monarch_now_ns()) &&
+            give_back(e, f, from, &status) != 0)
+            give_up(f, status, errno);
         if (__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
             return 0;
-        ssize_t got = f->job->handed >= 0 ? read_handed(f->job, buffer, n, at)
-                                          : read_from_source(e, f, from, buffer, n, at);
+        ssize_t got = read_some(e, f, from, buffer, n, at);
         if (got < 0)
             give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
         else if ((uint64_t)got < n)
@@ -397,6 +453,8 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     if (f->from >= 0) {
         int is_handed = job->handed >= 0;
         close_source(e, job, f->from);
+        if (r == 0 && (is_handed || f->lacks_pages) && e->control)
+            monarch_note_pages(e, job->entry.source, f->lacks_pages);
         __atomic_fetch_add(&e->files, r == 0, __ATOMIC_RELAXED);
         if (r == 0 && f->units == 1 && !f->peers && !is_handed && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);

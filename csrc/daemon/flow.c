@@ -5,10 +5,10 @@
 /* A source gives a small file sooner than this where it lies on a local disk or in the page cache,
  * and later where a network file system asks its server twice [ns]. */
 #define FAST_NS 300000
-/* Of FAST_ALL, what is added for a file that came so soon, and taken away for one that did not: a
- * mean over some 32 files. */
-#define FAST_ALL 1024U
-#define FAST_STEP 32U
+/* Of SHARE_ALL, what is added for a file of which something is true, and taken away for one of
+ * which it is not: a mean over some 32 files. */
+#define SHARE_ALL 1024U
+#define SHARE_STEP 32U
 
 static unsigned level_of(uint32_t threads) {
     unsigned level = 31U - (unsigned)__builtin_clz(threads);
@@ -42,17 +42,25 @@ void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, ui
         }
 }
 
-/* Threads that write at the same time lose one of their values. */
-void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns) {
-    uint32_t share = __atomic_load_n(&e->fast[source], __ATOMIC_RELAXED), bit = 1U << source;
-    share = share - share / FAST_STEP + (ns < FAST_NS ? FAST_ALL / FAST_STEP : 0);
-    __atomic_store_n(&e->fast[source], share, __ATOMIC_RELAXED);
-    uint32_t is_fast = share > FAST_ALL / 2 ? bit : 0;
-    uint32_t before = __atomic_load_n(&e->control->fast_sources, __ATOMIC_RELAXED);
-    if ((before & bit) == is_fast)
+/* The source's bit among `bits` says what is true of most of its files. Threads that write at the
+ * same time lose one of their values. */
+static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
+    uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
+    share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);
+    __atomic_store_n(mean, share, __ATOMIC_RELAXED);
+    uint32_t is_set = share > SHARE_ALL / 2 ? bit : 0;
+    if ((__atomic_load_n(bits, __ATOMIC_RELAXED) & bit) == is_set)
         return;
-    if (is_fast)
-        __atomic_fetch_or(&e->control->fast_sources, bit, __ATOMIC_RELAXED);
+    if (is_set)
+        __atomic_fetch_or(bits, bit, __ATOMIC_RELAXED);
     else
-        __atomic_fetch_and(&e->control->fast_sources, ~bit, __ATOMIC_RELAXED);
+        __atomic_fetch_and(bits, ~bit, __ATOMIC_RELAXED);
+}
+
+void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns) {
+    note(&e->fast[source], &e->control->fast_sources, source, ns < FAST_NS);
+}
+
+void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone) {
+    note(&e->pageless[source], &e->control->pageless_sources, source, are_gone);
 }

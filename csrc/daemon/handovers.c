@@ -28,7 +28,7 @@
 #define STACK_BYTES (256 * 1024)
 
 /* Files that the catalog does not know, at most. */
-#define UNMET 1024
+#define UNMET 512
 /* A descriptor of one waits no longer for its order [ns]. */
 #define UNMET_NS 50000000ULL
 

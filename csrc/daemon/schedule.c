@@ -7,7 +7,7 @@
 /* Threads that one peer's readers leave to the others'. */
 #define KEPT_FREE 4
 /* Orders that are passed over in one look, at most: the thread has the pool's lock. */
-#define MOST_PASSED 16
+#define MOST_PASSED 64
 
 /* --- orders by entry ---------------------------------------------------------------------------
  */
@@ -348,22 +348,28 @@ static struct job *first_late(struct pool *p, int in_use) {
     return NULL;
 }
 
+static int waits_for_reader(const struct pool *p, const struct job *job, uint64_t now) {
+    return job && job->result.kind == MONARCH_FILL &&
+           monarch_is_being_read(p->shared.clients, job->result.id, now);
+}
+
 /* Orders go behind all others while programs read their files at the source, to hand them over: a
- * fill would open such a file a second time. */
-static void pass_over_read(const struct pool *p, struct queue *q) {
+ * fill would open such a file a second time. Whether the first one waits for its reader all the
+ * same. */
+static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
-    for (int n = 0;
-         n < MOST_PASSED && q->first != q->last && q->first->result.kind == MONARCH_FILL &&
-         monarch_is_being_read(p->shared.clients, q->first->result.id, now);
+    for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
          n++) {
         struct job *job = q->first;
         monarch_take_out(job);
         monarch_push(q, job);
     }
+    return waits_for_reader(p, q->first, now);
 }
 
 /* In their order, but that those whose peer has its share of the threads are passed over. */
-static int find_order(struct pool *p, enum monarch_way way, int in_use, struct work *w) {
+static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
+    enum monarch_way way = me->way;
     struct queue *q = in_use ? &p->in_use[way] : &p->normal[way];
     if (way == MONARCH_FROM_PEER && has_slot(p, way)) { /* all of them are fills */
         struct job *job = first_late(p, in_use);
@@ -374,8 +380,10 @@ static int find_order(struct pool *p, enum monarch_way way, int in_use, struct w
         while (q->first && !can_ask_unasked(p, q->first))
             put_aside(&p->late[in_use], q->first);
     }
-    if (way == MONARCH_FROM_SOURCE)
-        pass_over_read(p, q);
+    if (way == MONARCH_FROM_SOURCE && pass_over_read(p, q)) {
+        me->awaits_reader = 1;
+        return 0;
+    }
     return find_job(p, way, q, w);
 }
 
@@ -394,7 +402,7 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     int is_ahead =
         in_use && (way == MONARCH_FROM_PEER || is_within_width(p, way)) && find_ahead(p, way, w);
     if (!is_ahead && (!is_within_width(p, way) ||
-                      !(find_block(p, way, in_use, w) || find_order(p, way, in_use, w))))
+                      !(find_block(p, way, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
     /* A reader soon waits for the units ahead of it, and a peer has threads enough for them. */
     if (is_ahead && way == MONARCH_FROM_PEER)
@@ -430,6 +438,7 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
     if (roles == MONARCH_DOES_DEMANDS)
         return find_demand(p, me, w);
     rest(p, me);
+    me->awaits_reader = 0;
     if (!find_any(p, me, roles, w))
         return 0;
     go_to(p, me, (w->job ? w->job : w->fill->job)->peer[0]);

@@ -78,6 +78,7 @@ struct pool {
         enum monarch_way way;
         int peer; /* that it is at; -1: none */
         int is_at_work, is_unasked, unasked_peer;
+        int awaits_reader; /* it left an order whose file a program reads just now */
         struct waiting unordered[MONARCH_UNORDERED]; /* readers whose files have no order */
         unsigned unordered_count;
         char *buffer; /* MONARCH_CHUNK bytes */

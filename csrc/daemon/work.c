@@ -21,6 +21,8 @@
 #define STACK_BYTES (256 * 1024)
 /* A thread without work keeps the memory of its buffer this long [ns]. */
 #define KEEPS_NS 1000000000ULL
+/* A look at an order that waits until its reader has ended [ns]. */
+#define READER_NS 20000000ULL
 /* A thread that rests does so for so many times what its work took, no longer than this [ns]. */
 #define REST 9
 #define MOST_REST_NS 2000000ULL
@@ -233,6 +235,12 @@ static void rest(uint64_t since_ns) {
     nanosleep(&t, NULL);
 }
 
+/* A reader's claim ends without a ring. */
+static uint64_t next_look(const struct worker *w, int has_used) {
+    uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
+    return ns ? monarch_now_ns() + ns : 0;
+}
+
 /* The bell is the clients' as well: a wrong ring only wakes. */
 static void *work(void *arg) {
     me = arg;
@@ -251,7 +259,7 @@ static void *work(void *arg) {
             has_used = 1;
             if (begun_ns && me->is_unasked && me->way == MONARCH_FROM_SOURCE)
                 rest(begun_ns);
-        } else if (!monarch_sleep(me, seen, roles, has_used ? monarch_now_ns() + KEEPS_NS : 0)) {
+        } else if (!monarch_sleep(me, seen, roles, next_look(me, has_used))) {
             madvise(me->buffer, MONARCH_CHUNK, MADV_DONTNEED);
             has_used = 0;
         }

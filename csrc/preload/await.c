@@ -139,11 +139,16 @@ static int wait_as_due(struct monarch_wanted *w, uint64_t word) {
                                                                : wait_instead(w, word);
 }
 
+/* Its copy is not long in coming. */
+static int is_small(const struct session *s, const struct monarch_entry *e) {
+    return e->size <= MONARCH_UNIT || e->size <= s->control->handed_bytes;
+}
+
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o) {
     const struct monarch_entry *e = o->entry;
     struct monarch_wanted w = {.session = s, .entry = e, .id = (uint64_t)o->id};
-    if (!e || !e->size || e->size > MONARCH_UNIT || o->claimed || !monarch_is_plain(flags) ||
+    if (!e || !e->size || !is_small(s, e) || o->claimed || !monarch_is_plain(flags) ||
         is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) || !monarch_fills_of(s) ||
         !wait_as_due(&w, monarch_word_of(&w)))
         return 0;

@@ -242,16 +242,23 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
     return f;
 }
 
+/* `at` is where the call has ended; NULL: at the descriptor's own offset. */
+static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
+    return monarch_count_read(from, n, at && n > 0 ? *at - n : -1);
+}
+
 PUBLIC ssize_t sendfile(int to, int from, off_t *at, size_t n) {
     if (!at)
         uses_offset(from);
-    return monarch_count_read(from, REAL(sendfile)(to, from, at, n));
+    ssize_t r = REAL(sendfile)(to, from, at, n);
+    return count_moved(from, r, at);
 }
 
 PUBLIC ssize_t splice(int from, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
     if (!at)
         uses_offset(from);
-    return monarch_count_read(from, REAL(splice)(from, at, to, to_at, n, flags));
+    ssize_t r = REAL(splice)(from, at, to, to_at, n, flags);
+    return count_moved(from, r, at);
 }
 
 static ssize_t real_copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
@@ -274,7 +281,7 @@ PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, si
     ssize_t r = real_copy_file_range(from, at, to, to_at, n, flags);
     int behind = r < 0 && errno == EXDEV ? monarch_companion(from) : -1;
     if (behind < 0)
-        return monarch_count_read(from, r);
+        return count_moved(from, r, at);
     errno = old_errno;
     r = real_copy_file_range(behind, at, to, to_at, n, flags);
     if (r > 0 && !at)

@@ -22,6 +22,10 @@
 /* A file that is closed when this part of it was read is worth its copy; of one of which less was
  * read, the source would have to give more than the program asked for. */
 #define WORTH 2
+/* Who reads a larger file at random has shown it by this part of it. */
+#define PART 8
+/* Of the files of a mount without pages, one in so many is read as if there were some. */
+#define LOOKS 128
 /* A call that changes what hangs on an open file waits no longer [ns]. */
 #define AWAIT_NS 50000000ULL
 
@@ -31,9 +35,17 @@ static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
     return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
 }
 
+/* Where the kernel keeps no pages, the daemon would have to read all of it again. One file in some
+ * shows whether that is still so. */
+static int keeps_pages(const struct session *s, unsigned source, uint64_t id) {
+    return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) >> source & 1) ||
+           id % LOOKS == 0;
+}
+
 int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id) {
     return e->size && e->size <= s->control->handed_bytes && id < MONARCH_MAX_FILES &&
-           (!s->control->shares || e->flags & MONARCH_OWN) && !monarch_is_fast(s, e);
+           (!s->control->shares || e->flags & MONARCH_OWN) && !monarch_is_fast(s, e) &&
+           keeps_pages(s, e->source, id);
 }
 
 /* --- claims -------------------------------------------------------------------------------------
@@ -64,9 +76,12 @@ static uint64_t begin_claim(struct session *s, uint64_t id) {
                : 0;
 }
 
+/* It may have been recalled meanwhile. */
 static void end_claim(struct session *s, uint64_t id, uint64_t claim) {
-    __atomic_compare_exchange_n(monarch_claim_at(s->clients, id), &claim, 0, 0, __ATOMIC_SEQ_CST,
-                                __ATOMIC_RELAXED);
+    uint64_t *at = monarch_claim_at(s->clients, id), seen = claim;
+    while ((seen & ~MONARCH_CLAIM_RECALLED) == claim &&
+           !__atomic_compare_exchange_n(at, &seen, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
 }
 
 /* One whose descriptor is on its way is the daemon's to end. */
@@ -81,6 +96,13 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
     give_up_claim(s, id);
 }
 
+/* From here on its reads ask for what they need of the copy. */
+static void fill_in_parts(struct session *s, const struct monarch_entry *e, int fd,
+                          uint64_t tracked) {
+    if (monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
+        monarch_fill_instead(s, e, monarch_track_entry(tracked));
+}
+
 void monarch_await_handover(int fd) {
     uint64_t w = monarch_tracked(fd), start = 0;
     struct session *s = w ? monarch_track_session(w) : NULL;
@@ -92,6 +114,9 @@ void monarch_await_handover(int fd) {
         start = start ? start : now;
         if (!monarch_claim_names(claim, id) || !is_on_its_way(claim, now) || now - start > AWAIT_NS)
             return;
+        if (!(claim & MONARCH_CLAIM_RECALLED))
+            __atomic_compare_exchange_n(at, &claim, claim | MONARCH_CLAIM_RECALLED, 0,
+                                        __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
     }
 }
 
@@ -253,7 +278,7 @@ static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id
 
 static void hand_over_unmet(struct session *s, int fd, uint64_t tracked) {
     if (monarch_is_serving(s) && !is_sent_unmet(s, fd, tracked))
-        monarch_tell_unknown(s, fd);
+        monarch_tell_unknown(s, fd, 0);
 }
 
 void monarch_hand_over(int fd, uint64_t tracked) {
@@ -273,7 +298,25 @@ void monarch_hand_over(int fd, uint64_t tracked) {
         monarch_want(s, e, id, e->size);
 }
 
-void monarch_read_direct(int fd, uint64_t tracked, uint64_t n) {
+static uint64_t offset_of(int fd) {
+    long at = sys_lseek(fd, 0, SEEK_CUR);
+    return at > 0 ? (uint64_t)at : 0;
+}
+
+/* Whether the file is not read from its beginning on. It is asked once, when `bytes` of it have
+ * been read, the last `n` of them up to `end`; small files are read whole all the same. */
+static int is_read_at_random(int fd, uint64_t tracked, const struct monarch_entry *e,
+                             uint64_t bytes, uint64_t n, int64_t end) {
+    uint64_t part = e->size / PART;
+    if (e->size <= MONARCH_UNIT || bytes < part || bytes - n >= part)
+        return 0;
+    /* A process that shares the descriptor may be reading: lseek would wait for its read. */
+    if (end < 0)
+        return !(tracked & TRACK_SHARED) && offset_of(fd) != bytes;
+    return (uint64_t)end != bytes;
+}
+
+void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked), size, bytes;
     if (monarch_is_unmet(id)) {
@@ -288,11 +331,10 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n) {
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked);
-}
-
-static uint64_t offset_of(int fd) {
-    long at = sys_lseek(fd, 0, SEEK_CUR);
-    return at > 0 ? (uint64_t)at : 0;
+    else if (e && is_read_at_random(fd, tracked, e, bytes, n, end))
+        fill_in_parts(s, e, fd, tracked);
+    else if (e && e->size > MONARCH_UNIT)
+        monarch_claim_file(s, id); /* its reader takes longer than a claim lasts */
 }
 
 /* The bytes of the file that were read by now, as far as they are known; else 0. */
@@ -315,7 +357,7 @@ void monarch_close_direct(int fd, uint64_t tracked) {
     if (bytes && bytes >= size / WORTH)
         monarch_hand_over(fd, tracked);
     else if (!e)
-        monarch_tell_unknown(s, fd);
+        monarch_tell_unknown(s, fd, bytes > 0);
     else if (!bytes) /* by calls that nobody sees, or not at all */
         monarch_want(s, e, id, e->size);
     give_up_claim(s, id);

@@ -180,7 +180,7 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
     ssize_t r = REAL(pread)(fd, buf, n, at);
     monarch_note_source_read(began_ns);
     if (monarch_is_callers(fd, w))
-        return monarch_count_read(fd, r);
+        return monarch_count_read(fd, r, at);
     errno = old_errno;
     uint64_t word = monarch_word_of(w), got = 0;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_replaced(w))
@@ -239,10 +239,10 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
 
 /* A read that the kernel has answered. One of a direct descriptor says how long its source takes.
  */
-static ssize_t given(int fd, ssize_t n, uint64_t since_ns) {
+static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
         monarch_note_source_read(since_ns);
-    return monarch_count_read(fd, n);
+    return monarch_count_read(fd, n, at);
 }
 
 /* Apart, so that a descriptor that is none of ours pays for no room on the stack. */
@@ -251,7 +251,7 @@ __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t
     if (served(fd, monarch_tracked(fd), 0, n, &w))
         return read_at(fd, &w, buf, n, at, 0);
     uint64_t since_ns = sys_now_ns();
-    return given(fd, REAL(pread)(fd, buf, n, at), since_ns);
+    return given(fd, REAL(pread)(fd, buf, n, at), at, since_ns);
 }
 
 PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
@@ -289,7 +289,7 @@ __attribute__((noinline)) static ssize_t read_tracked(int fd, void *buf, size_t 
     if (served(fd, tracked, TRACK_OFFSET, n, &w))
         return read_next(fd, tracked, &w, buf, n);
     uint64_t since_ns = sys_now_ns();
-    return given(fd, REAL(read)(fd, buf, n), since_ns);
+    return given(fd, REAL(read)(fd, buf, n), -1, since_ns);
 }
 
 PUBLIC ssize_t read(int fd, void *buf, size_t n) {
@@ -343,7 +343,7 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     size_t n;
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
         !served(fd, tracked, TRACK_OFFSET, n, &w) || !monarch_claim_offset(fd, tracked, &w, n))
-        return monarch_count_read(fd, REAL(readv)(fd, parts, count));
+        return monarch_count_read(fd, REAL(readv)(fd, parts, count), -1);
     long wanted = (long)w.n; /* no more is read: what has grown since is for the next call */
     ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
     if (r == OTHER_FILE)
@@ -358,7 +358,7 @@ PUBLIC ssize_t preadv(int fd, const struct iovec *parts, int count, off_t at) {
     size_t n;
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) || at < 0 ||
         !served(fd, tracked, 0, n, &w))
-        return monarch_count_read(fd, REAL(preadv)(fd, parts, count, at));
+        return monarch_count_read(fd, REAL(preadv)(fd, parts, count, at), at);
     ssize_t r = fill_parts(fd, &w, parts, count, n, at);
     return r == OTHER_FILE ? REAL(preadv)(fd, parts, count, at) : r;
 }

@@ -16,7 +16,8 @@ int monarch_may_mail(const struct session *s) {
     return !(__atomic_load_n(&m->mail[n].ticket, __ATOMIC_RELAXED) & 3);
 }
 
-void monarch_mail_path(struct session *s, unsigned source, const char *path, size_t len) {
+void monarch_mail_path(struct session *s, unsigned source, const char *path, size_t len,
+                       int is_part) {
     struct monarch_clients *m = s->clients;
     if (len >= MONARCH_MAIL_PATH)
         return;
@@ -31,6 +32,7 @@ void monarch_mail_path(struct session *s, unsigned source, const char *path, siz
         return;
     slot->source = source;
     slot->path_len = (uint32_t)len;
+    slot->is_part = (uint32_t)is_part;
     memcpy(slot->path, path, len);
     /* Fails if the daemon took us for dead and freed the slot. */
     if (__atomic_compare_exchange_n(&slot->ticket, &mine, mine + 1, 0, __ATOMIC_ACQ_REL,

@@ -72,13 +72,13 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
                        __ATOMIC_RELAXED);
 }
 
-ssize_t monarch_count_read(int fd, ssize_t n) {
+ssize_t monarch_count_read(int fd, ssize_t n, off_t at) {
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w != 0, 0) && n > 0) {
         struct session *s = monarch_track_session(w);
         monarch_count_source(s, (uint64_t)n);
         if (w & TRACK_DIRECT)
-            monarch_read_direct(fd, w, (uint64_t)n);
+            monarch_read_direct(fd, w, (uint64_t)n, at < 0 ? -1 : at + n);
         else
             monarch_progress(s, monarch_track_entry(w), (uint64_t)n);
     }
@@ -105,7 +105,7 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
  * it: links and dots are resolved there. Only once it is open, because the daemon asks the source
  * for what it is told of, and nobody may pay for files that do not exist. Apart, because few opens
  * need the room for a path. */
-__attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd) {
+__attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
     if (!monarch_may_mail(s))
@@ -113,7 +113,7 @@ __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd) {
     size_t n = monarch_name_of(fd, path) ? strlen(path) : 0;
     int source = n ? monarch_prefix(s->control, path, n, &rel) : -1;
     if (source >= 0)
-        monarch_mail_path(s, (unsigned)source, rel, n - (size_t)(rel - path));
+        monarch_mail_path(s, (unsigned)source, rel, n - (size_t)(rel - path), is_part);
 }
 
 /* By how long programs wait the daemon sees whether it asks too much of the source. */
@@ -130,13 +130,16 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
 }
 
 /* The file has no copy, no fill of it has begun, and no program has asked for one since the daemon
- * last looked. */
+ * last looked. Policy's order for a larger file, if it is still to come, comes while that is read.
+ */
 static int is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                           uint64_t word) {
     if (!monarch_is_read_direct(s, e, id))
         return 0;
     if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
         return !monarch_is_under_way(s, word);
+    if (MONARCH_WORD_STATE(word) == MONARCH_WANTED)
+        return e->size > MONARCH_UNIT;
     return MONARCH_WORD_STATE(word) == MONARCH_ABSENT &&
            !monarch_bit_is_set(s->clients->wanted.word, id);
 }
@@ -167,7 +170,7 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         count(s, 0, (uint64_t)st.st_size, 1);
         if (!monarch_is_plain(flags) || !monarch_read_unmet(s, fd, &st)) {
             monarch_count_source(s, (uint64_t)st.st_size);
-            monarch_tell_unknown(s, fd);
+            monarch_tell_unknown(s, fd, 0);
         }
     }
 }

@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 22
+#define MONARCH_VERSION 23
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX and the effective one */
@@ -143,6 +143,9 @@ struct monarch_control {
     /* Atomic: a bit for each source whose small files come sooner than a wait for a copy ends: they
      * lie on a local disk, or in the page cache. */
     uint32_t fast_sources;
+    /* Atomic: a bit for each source of whose files the kernel keeps no pages: what a program has
+     * read, the daemon would have to read again. */
+    uint32_t pageless_sources;
     uint32_t shares; /* nodes share the files: MONARCH_OWN, MONARCH_OF_OTHERS */
     uint64_t users;  /* inode of its name space of users */
     /* Attributes of files are told for as long as this after the directories were last compared
@@ -210,7 +213,7 @@ struct monarch_mail {
     uint32_t source;
     uint32_t path_len;
     char path[MONARCH_MAIL_PATH];
-    uint32_t unused;
+    uint32_t is_part; /* less of it was read than is worth a copy */
 };
 
 /* A copy that is being filled. `done` has a bit for every unit that can be read from the copy; it
@@ -393,19 +396,21 @@ static inline uint64_t monarch_demand_entry(uint64_t demand) {
 static inline unsigned monarch_demand_rank(uint64_t demand) { return (unsigned)(demand >> 57); }
 static inline uint64_t monarch_demand_unit(uint64_t demand) { return demand >> 12 & 0xFFFFF; }
 
-/* A claim: number of the entry + 1 << 32 | whether its descriptor was handed over << 31 | when, in
- * ticks of some ms. It ends by itself after a second, whatever became of the program; one whose
- * descriptor was handed over ends when the daemon has closed that. */
+/* A claim: number of the entry + 1 << 32 | whether its descriptor was handed over << 31 | whether
+ * the daemon is to close that now << 30 | when, in ticks of some ms. It ends by itself after a
+ * second, whatever became of the program; one whose descriptor was handed over ends when the daemon
+ * has closed that. */
 #define MONARCH_CLAIM_HANDED (1ULL << 31)
+#define MONARCH_CLAIM_RECALLED (1ULL << 30)
 #define MONARCH_CLAIM_TICK 20 /* 1 << so many ns */
 #define MONARCH_CLAIM_TICKS 1000
 static inline uint64_t monarch_claim_of(uint64_t id, uint64_t flag, uint64_t now_ns) {
-    return (id + 1) << 32 | flag | (now_ns >> MONARCH_CLAIM_TICK & (MONARCH_CLAIM_HANDED - 1));
+    return (id + 1) << 32 | flag | (now_ns >> MONARCH_CLAIM_TICK & (MONARCH_CLAIM_RECALLED - 1));
 }
 static inline int monarch_claim_names(uint64_t claim, uint64_t id) { return claim >> 32 == id + 1; }
 static inline int monarch_claim_holds(uint64_t claim, uint64_t now_ns) {
     uint64_t now = now_ns >> MONARCH_CLAIM_TICK;
-    return claim && ((now - claim) & (MONARCH_CLAIM_HANDED - 1)) < MONARCH_CLAIM_TICKS;
+    return claim && ((now - claim) & (MONARCH_CLAIM_RECALLED - 1)) < MONARCH_CLAIM_TICKS;
 }
 /* The number of a file that has no entry yet, by its inode; beyond those of all entries. Two files
  * may have the same. */

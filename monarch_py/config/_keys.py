@@ -274,7 +274,7 @@ SETTINGS = Table(
             "programs read files that have no copy, and are no larger than this, at the source;"
             " copies are made through their descriptors",
             DEFAULT_HANDOVER_BYTES,
-            default_text="256KiB",
+            default_text="16MiB",
         ),
         "promote_mappings": Key(
             values.flag,

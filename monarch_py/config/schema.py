@@ -57,7 +57,7 @@ PAGE_BYTES = 4096
 # Threads that wait for a source sleep: so many hide the latency of most.
 DEFAULT_COPY_THREADS = 64
 DEFAULT_MIN_READS = 4
-DEFAULT_HANDOVER_BYTES = 256 << 10
+DEFAULT_HANDOVER_BYTES = 16 << 20
 DEFAULT_SCAN_THREADS = 16
 MAX_THREADS = 256
 

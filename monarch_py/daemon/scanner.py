@@ -277,8 +277,10 @@ class Scanner:
     ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
         """Files that clients opened before the scan met them: they are wanted, and known now."""
         found = []
-        for path in self._unmet.add(self.shared.mail(self._stuck)):
+        told = self.shared.mail(self._stuck)
+        for path in told:
             self._note_opened(*path)
+        self._unmet.add(path for path, is_read in told.items() if is_read)
         wanted = self._unmet.take_met(self.find, is_scanned=self.scanned)
         for path, seen in self._unmet.take_answers():
             entry = self.find(*path)

@@ -239,22 +239,24 @@ class Shared:
         opens, open_ns = (int(self._stats[:, column].sum()) for column in columns)
         return opens, open_ns / 1e9
 
-    def mail(self, stuck: dict[int, int]) -> list[tuple[int, str]]:
-        """Paths that clients told of, as (source, relative path), each once.
+    def mail(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
+        """Paths that clients told of, as (source, relative path), and whether a program has read as
+        much of the file as is worth a copy.
 
         stuck : slot -> ticket seen in the middle of writing at the last call; updated. A slot whose
         writer does not get on between two calls is freed: its process is gone.
         """
-        found: dict[tuple[int, str], None] = {}
+        found: dict[tuple[int, str], bool] = {}
         for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():
             slot = self.clients.mail[i]
             ticket = int(slot.ticket)
             if ticket & 3 == 2:
                 path = ffi.buffer(slot.path, min(slot.path_len, lib.MONARCH_MAIL_PATH))[:]
-                found[int(slot.source), os.fsdecode(path)] = None
+                place = int(slot.source), os.fsdecode(path)
+                found[place] = found.get(place, False) or not slot.is_part
                 slot.ticket = ticket & ~3
             elif ticket & 3 == 1:
                 if stuck.get(i) == ticket:
                     slot.ticket = ticket & ~3
                 stuck[i] = ticket
-        return list(found)
+        return found
