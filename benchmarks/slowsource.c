@@ -10,10 +10,10 @@
  * 64-bit words in the machine's own byte order, whose names and offsets `--layout` prints.
  *
  * Options beside libfuse's own: keep_pages (the kernel keeps a file's pages from one open to the
- * next), attr_timeout=SECONDS (how long the kernel may trust names and attributes; 1 by default),
- * link=FILE (the link is that of all who name this file, each at its own rate: several clients of
- * one server), until_eof (unmount and end at the end of standard input, so also when the starter
- * was killed).
+ * next), direct (it keeps none at all), attr_timeout=SECONDS (how long the kernel may trust names
+ * and attributes; 1 by default), link=FILE (the link is that of all who name this file, each at its
+ * own rate: several clients of one server), until_eof (unmount and end at the end of standard
+ * input, so also when the starter was killed).
  *
  * The low-level interface, because with the path-based one fstat() of an unlinked open file fails
  * and two hard links are two files. Its price is an O_PATH descriptor for every file that the
@@ -62,7 +62,7 @@
 #define MAX_READ_OPTION "max_read=131072"
 
 static struct options {
-    int keep_pages, until_eof, flush;
+    int keep_pages, direct, until_eof, flush;
     double attr_timeout;
     char *link;
 } options = {.attr_timeout = 1.0};
@@ -80,6 +80,7 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
         return;
     fi->fh = (uint64_t)fd;
     fi->keep_cache = options.keep_pages;
+    fi->direct_io = options.direct;
     /* ENOENT: the opening process was killed meanwhile and nobody will send the release. */
     if (fuse_reply_open(req, fi) == -ENOENT)
         close(fd);
@@ -101,6 +102,7 @@ static void op_create(fuse_req_t req, fuse_ino_t dir, const char *name, mode_t m
     }
     fi->fh = (uint64_t)fd;
     fi->keep_cache = options.keep_pages;
+    fi->direct_io = options.direct;
     if (fuse_reply_create(req, &e, fi) == -ENOENT) {
         close(fd);
         forget(e.ino, 1);
@@ -389,6 +391,7 @@ static void run(struct fuse_session *session) {
 int main(int argc, char **argv) {
     static const struct fuse_opt known[] = {
         {"keep_pages", offsetof(struct options, keep_pages), 1},
+        {"direct", offsetof(struct options, direct), 1},
         {"until_eof", offsetof(struct options, until_eof), 1},
         {"flush", offsetof(struct options, flush), 1},
         {"attr_timeout=%lf", offsetof(struct options, attr_timeout), 0},

@@ -56,7 +56,7 @@ struct monarch_engine {
     uint32_t kept_sources; /* atomic: a bit for each whose pages stay when they were read */
     struct monarch_clients *clients;
     struct monarch_fills *fills;
-    struct place *place;                /* the sources, then each peer by its number: see flow.c */
+    struct place *place; /* the sources, then each peer by its number: see flow.c */
     /* Atomic: see monarch_note_speed and monarch_note_pages. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];
 };

@@ -117,10 +117,10 @@ class SlowSource:
     """`backing` seen at `mountpoint` while the context lasts, slowed down, failing and counted.
 
     At the start nothing is slow and nothing fails. `keep_pages`: the kernel keeps a file's pages
-    from one open to the next. `attr_timeout_s` [s]: how long it trusts names and attributes.
-    `link`: a file, made where it is missing, by which several share one link, as clients of one
-    server do; each has to be given the rate. `flush`: closing a file asks the source too, as an
-    fsync.
+    from one open to the next; `direct`: it keeps none at all. `attr_timeout_s` [s]: how long it
+    trusts names and attributes. `link`: a file, made where it is missing, by which several share
+    one link, as clients of one server do; each has to be given the rate. `flush`: closing a file
+    asks the source too, as an fsync.
 
     Entering and leaving raise SlowSourceError. After an error, or with files still open, leaving
     detaches the mount all the same and ends the program. If this process is killed, the program
@@ -137,14 +137,14 @@ class SlowSource:
         attr_timeout_s: float = 1.0,
         link: Path | None = None,
         flush: bool = False,
+        direct: bool = False,
     ) -> None:
         # As the kernel's table of mounts has them: absolute and without links.
         self._backing = Path(os.path.realpath(backing))
         self._mountpoint = Path(os.path.realpath(mountpoint))
         self._binary = Path(os.path.realpath(binary))
         self._options = _mount_options(keep_pages, attr_timeout_s, link)
-        if flush:
-            self._options += ",flush"
+        self._options += ",flush" * flush + ",direct" * direct
         self._control: _Control | None = None
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -58,8 +61,7 @@ def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
 
 @pytest.fixture
 def session(session_factory: Factory, source: SlowSource) -> Session:
-    settings = {"prefetch": "on_demand", "handover_size": "256KiB"}
-    made = session_factory(source.mountpoint, **settings).start()
+    made = session_factory(source.mountpoint, prefetch="on_demand").start()
     made.wait_scanned()
     # Before a program uses files no room is granted: the first one is the daemon's to open.
     read(made, source, "read", 1)
@@ -98,7 +100,7 @@ def test_the_source_sees_one_open_and_every_byte_once(
 def test_files_that_no_scan_has_met_are_opened_once(
     session_factory: Factory, source: SlowSource, way: str
 ) -> None:
-    settings = {"prefetch": "on_demand", "handover_size": "256KiB", "scan_rate": 1}
+    settings = {"prefetch": "on_demand", "scan_rate": 1}
     with session_factory(source.mountpoint, **settings).start() as session:
         source.reset()
         read(session, source, way, *range(1, MANY + 1))
@@ -115,7 +117,7 @@ def test_files_that_no_scan_has_met_are_opened_once(
 def test_a_wrong_path_is_not_believed(
     session_factory: Factory, source: SlowSource, path: bytes
 ) -> None:
-    settings = {"prefetch": "on_demand", "handover_size": "256KiB", "scan_rate": 1}
+    settings = {"prefetch": "on_demand", "scan_rate": 1}
     session = session_factory(source.mountpoint, **settings).start()
     what = ffi.new("struct monarch_handover *", {"id": 2**26, "source": 0, "path_len": len(path)})
     ffi.memmove(what.path, path, len(path))
@@ -126,6 +128,105 @@ def test_a_wrong_path_is_not_believed(
     read(session, source, "read", 2, 3)
     wait_until(lambda: present(session) == 2, what="copies of what was read")
     read(session, source, "read", 2, 3)
+
+
+LARGE = 3_000_000
+# More than the first descriptor's eighth, and less than half.
+AT_RANDOM = """
+import os, sys
+fd = os.open(sys.argv[1], 0)
+for at in range(0, 3_000_000, 60_000):
+    assert len(os.pread(fd, 10_000, 3_000_000 - 60_000 - at)) == 10_000
+"""
+
+
+@contextmanager
+def started(session: Session, script: str, path: Path, rest: str = "") -> Iterator[None]:
+    """A program that has run `script`, and runs `rest` at the end of the context."""
+    script += "\nprint('ready', flush=True)\nsys.stdin.read()" + rest
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)],
+        env=session.env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as program:
+        assert program.stdin is not None and program.stdout is not None
+        assert program.stdout.readline() == b"ready\n"
+        try:
+            yield
+        finally:
+            program.stdin.close()
+        assert program.wait(60) == 0
+
+
+def add_large(source: SlowSource, name: str) -> None:
+    (source.backing / name).write_bytes(content(int(name), LARGE))
+
+
+@pytest.mark.parametrize("is_met", [True, False])
+def test_larger_files_are_opened_once_too(
+    session_factory: Factory, source: SlowSource, is_met: bool
+) -> None:
+    names = [str(seed) for seed in range(101, 105)]
+    for name in names:
+        add_large(source, name)
+    rate = {} if is_met else {"scan_rate": 1}
+    with session_factory(source.mountpoint, prefetch="on_demand", **rate).start() as session:
+        if is_met:
+            session.wait_scanned()
+        source.reset()
+        paths = [source.mountpoint / name for name in names]
+        for _ in range(2):
+            said = session.python(READ, WAYS["parts"], *paths).split()
+            assert said == [digest(content(int(name), LARGE)) for name in names]
+            wait_until(lambda: present(session) >= len(names), what="copies of all files")
+        # Before a program uses files no room is granted: the first one is the daemon's to open.
+        assert source.counts()["open"] <= len(names) + 1
+        assert source.counts()["bytes_read"] <= (len(names) + 1) * LARGE
+
+
+def test_a_file_that_is_read_at_random_is_filled_in_parts(
+    session: Session, source: SlowSource
+) -> None:
+    """Its program may have it open for as long as it lives, and never reads all of it."""
+    add_large(source, "101")
+    entry_of(session, "101")
+    with started(session, AT_RANDOM, source.mountpoint / "101"):
+        wait_until(lambda: present(session) == 2, what="the copy, while the file is open")
+
+
+def test_a_large_file_is_its_readers_for_as_long_as_it_reads(
+    session: Session, source: SlowSource
+) -> None:
+    """A claim lasts for a second; a slow program's is renewed."""
+    add_large(source, "101")
+    entry = entry_of(session, "101")
+    script = "import os, sys, time\nfd = os.open(sys.argv[1], 0)\nos.read(fd, 100_000)"
+    rest = "\nwhile os.read(fd, 300_000): time.sleep(0.2)"
+    source.reset()
+    with started(session, script, source.mountpoint / "101", rest):
+        session.client.ask("warm", entries=[entry], ticket="test")
+    wait_until(lambda: present(session) == 2, what="the copy")
+    assert source.counts()["open"] == 1
+    assert source.counts()["bytes_read"] <= 1.1 * LARGE
+
+
+def test_headers_of_files_that_no_scan_has_met_cost_what_they_are(
+    session_factory: Factory, source: SlowSource
+) -> None:
+    names = [str(seed) for seed in range(101, 109)]
+    for name in names:
+        add_large(source, name)
+    script = "import os, sys\nfor p in sys.argv[1:]:\n fd = os.open(p, 0); os.read(fd, 4096)"
+    with session_factory(source.mountpoint, scan_rate=1).start() as session:
+        source.reset()
+        session.python(script + "; os.close(fd)", *(source.mountpoint / name for name in names))
+        session.python(READ, WAYS["read"], source.mountpoint / "1")
+        wait_until(lambda: present(session) == 1, what="the copy of what was read")
+        session.wait_idle()
+        assert present(session) == 1
+        assert source.counts()["open"] == len(names) + 1
+        assert source.counts()["bytes_read"] <= len(names) * (256 << 10) + SIZE
 
 
 def test_who_reads_headers_has_no_file_copied(session: Session, source: SlowSource) -> None:
@@ -178,6 +279,49 @@ for path in sys.argv[1:]:
     os.close(other)
 """
     session.python(script, *(source.mountpoint / str(seed) for seed in range(2, MANY + 1)))
+
+
+def test_a_lock_recalls_its_descriptor(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource]
+) -> None:
+    """The daemon has to read all of the file again, which takes longer than who locks it waits."""
+    source = slow_factory(direct=True)
+    script = """
+import fcntl, os, sys
+for path in sys.argv[1:]:
+    fd, other = os.open(path, 0), os.open(path, 0)
+    while os.read(fd, 1 << 20):
+        pass
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.close(fd)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
+"""
+    make_files(source.backing, 4, LARGE)
+    source.latency(read=0.003)
+    with session_factory(source.mountpoint, prefetch="on_demand").start() as session:
+        session.wait_scanned()
+        session.python(script, *(source.mountpoint / str(seed) for seed in range(1, 5)))
+        wait_until(lambda: present(session) == 4, what="copies, by descriptors of the daemon's own")
+        said = session.python(READ, WAYS["read"], source.mountpoint / "4").split()
+        assert said == [digest(content(4, LARGE)[: 1 << 20])]
+
+
+def test_a_mount_that_keeps_no_pages_is_learnt(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource]
+) -> None:
+    """There the daemon would read again what a program has read: it reads for the program."""
+    source, many = slow_factory(direct=True), 80
+    make_files(source.backing, many, SIZE)
+    source.latency(open=0.002, read=0.002)
+    with session_factory(source.mountpoint, prefetch="on_demand").start() as session:
+        session.wait_scanned()
+        read(session, source, "parts", *range(1, 51))
+        wait_until(lambda: present(session) == 50, what="copies of the first files")
+        source.reset()
+        read(session, source, "parts", *range(51, many + 1))
+        wait_until(lambda: present(session) == many, what="copies of all files")
+        assert source.counts()["bytes_read"] <= (many - 50 + 1) * SIZE
 
 
 def test_a_locked_descriptor_is_kept(session: Session, source: SlowSource) -> None:
