@@ -323,7 +323,8 @@ static int give_back(struct monarch_engine *e, struct fill *f, int from, int *st
     int own = monarch_open_source(e, f->job, status), handed = from;
     if (own < 0)
         return -1;
-    f->source_ns += monarch_now_ns() - began_ns;
+    if (f->units == 1) /* no other thread is at it */
+        f->source_ns += monarch_now_ns() - began_ns;
     if (__atomic_compare_exchange_n(&f->job->handed, &handed, -1, 0, __ATOMIC_SEQ_CST,
                                     __ATOMIC_SEQ_CST)) {
         while (dup3(own, from, O_CLOEXEC) < 0 && (errno == EINTR || errno == EBUSY))

@@ -33,7 +33,8 @@
 #define UNMET_NS 50000000ULL
 
 struct unmet {
-    int fd, is_told; /* Python has its attributes */
+    int fd;      /* -1: it was given back */
+    int is_told; /* Python has its attributes */
     uint64_t claim, since_ns;
     struct monarch_entry entry;
     char path[MONARCH_MAIL_PATH];
@@ -173,9 +174,16 @@ static int is_plain(const char *path) {
     }
 }
 
+static void give_back(struct handovers *h, struct unmet *u) {
+    if (u->fd >= 0) {
+        close(u->fd);
+        monarch_end_claim(h->pool->shared.clients, u->claim);
+    }
+    u->fd = -1;
+}
+
 static void drop_unmet(struct handovers *h, struct unmet *u) {
-    close(u->fd);
-    monarch_end_claim(h->pool->shared.clients, u->claim);
+    give_back(h, u);
     free(u);
 }
 
@@ -229,6 +237,8 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
             h->unmet[i] = h->unmet[--h->unmet_count];
             continue;
         }
+        if (monarch_is_recalled(h->pool->shared.clients, u->claim, now))
+            give_back(h, u);
         if (!u->is_told && u->entry.source == source && n < max) {
             u->is_told = 1;
             entries[n] = u->entry;

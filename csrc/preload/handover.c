@@ -12,6 +12,7 @@
 #include "path.h"
 #include "progress.h"
 #include "promote.h"
+#include "ring.h"
 #include "segments.h"
 #include "serve.h"
 #include "sys.h"
@@ -114,9 +115,10 @@ void monarch_await_handover(int fd) {
         start = start ? start : now;
         if (!monarch_claim_names(claim, id) || !is_on_its_way(claim, now) || now - start > AWAIT_NS)
             return;
-        if (!(claim & MONARCH_CLAIM_RECALLED))
+        if (!(claim & MONARCH_CLAIM_RECALLED) &&
             __atomic_compare_exchange_n(at, &claim, claim | MONARCH_CLAIM_RECALLED, 0,
-                                        __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+                                        __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+            monarch_ring(s);
     }
 }
 
@@ -257,10 +259,10 @@ int monarch_direct_is_over(int fd, uint64_t tracked) {
 
 static int send_entry(int fd, uint64_t id) { return send_descriptor(fd, &id, sizeof id); }
 
-/* The number may be another file's by now, after a close that nobody has seen. Where locks may hang
- * on the open file, or other processes share it, the daemon opens the file itself. The mark and the
- * claim come before the look at the locks: who takes one marks the file first and looks for the
- * claim then. */
+/* The number may be another file's by now, after a close that nobody has seen: the daemon looks.
+ * Where locks may hang on the open file, or other processes share it, the daemon opens the file
+ * itself. The mark and the claim come before the look at the locks: who takes one marks the file
+ * first and looks for the claim then. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked) {
     if (tracked & TRACK_FORKED)
@@ -269,8 +271,7 @@ static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id
     if (!claim)
         return monarch_claim_names(
             __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED), id);
-    int done = !monarch_has_locks(s->control->source[e->source].dev, e->ino) &&
-               monarch_is_still(fd, s, e) && send_entry(fd, id);
+    int done = !monarch_has_locks(s->control->source[e->source].dev, e->ino) && send_entry(fd, id);
     if (!done)
         end_claim(s, id, claim);
     return done;
