@@ -21,6 +21,8 @@ struct job {
     struct monarch_result result;
     int slot;                /* of the fills segment, -1 for none */
     int handed;              /* atomic: a descriptor of its file, from a reader; -1: for none */
+    int is_read;             /* its reader has read all of the file */
+    int is_unmet;            /* a descriptor waits for it, see monarch_take_unmet */
     uint64_t claim;          /* the number that its claim has */
     int peer[MONARCH_ASKED]; /* whose copy it is made from, in this order; -1 for nobody */
     int has_it;              /* a bit for each of them that has the file whole */
@@ -104,6 +106,8 @@ void monarch_remove_copy(struct job *job); /* says in the result if it stays */
 void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]);
 /* -1: *status is why, and errno, or 0. Several threads may open it for one order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
+/* Of a regular file, as the kernel remembers it; 0: it is none. */
+uint64_t monarch_inode_of(int fd);
 /* Whether the descriptor, which a program has opened, is one to read the order's file by. */
 int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd);
 /* After the last byte: whether the file is still what the catalog says, so that all bytes belong

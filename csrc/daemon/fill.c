@@ -258,6 +258,10 @@ static void record(struct fill *f, uint64_t block, const struct block_sum *sum) 
         __atomic_store_n(&f->lacks_digest, 1, __ATOMIC_RELAXED);
 }
 
+static int is_handed(const struct job *job) {
+    return __atomic_load_n(&job->handed, __ATOMIC_ACQUIRE) >= 0;
+}
+
 static void wait_for_write_back(struct fill *f, uint64_t block) {
     sync_file_range(f->to, (off_t)(block * f->block_bytes), (off_t)f->block_bytes,
                     SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
@@ -276,7 +280,7 @@ static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t b
     if (f->job->entry.size > MONARCH_CHUNK) {
         uint64_t at = block * f->block_bytes;
         int from = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
-        if (from >= 0 && f->job->handed < 0 && !monarch_drops_behind(e, f->job))
+        if (from >= 0 && !is_handed(f->job) && !monarch_drops_behind(e, f->job))
             posix_fadvise(from, (off_t)at, (off_t)f->block_bytes, POSIX_FADV_DONTNEED);
         sync_file_range(f->to, (off_t)at, (off_t)f->block_bytes, SYNC_FILE_RANGE_WRITE);
         uint64_t last = __atomic_exchange_n(&f->written[0], block + 1, __ATOMIC_ACQ_REL);
@@ -300,8 +304,8 @@ static void note_read(struct monarch_engine *e, uint64_t n) {
     monarch_note_source(e);
 }
 
-/* Of a file that its reader has just read: mostly from the kernel's memory, and the source does not
- * feel it. Who has slept meanwhile has waited for the source. */
+/* From the kernel's memory, if its reader has just read it: the source does not feel it. Who has
+ * slept meanwhile has waited for the source. */
 static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                            uint64_t n, uint64_t at) {
     struct rusage before, after;
@@ -348,14 +352,6 @@ static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int fr
     return got;
 }
 
-static ssize_t read_some(struct monarch_engine *e, struct fill *f, int from, char *buffer,
-                         uint64_t n, uint64_t at) {
-    int is_handed = __atomic_load_n(&f->job->handed, __ATOMIC_ACQUIRE) >= 0;
-    return is_handed && !__atomic_load_n(&f->lacks_pages, __ATOMIC_RELAXED)
-               ? read_handed(e, f, from, buffer, n, at)
-               : read_from_source(e, f, from, buffer, n, at);
-}
-
 /* Bytes of the source, [at, end); whether the copy has them now. */
 static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t end,
                        char *buffer, struct block_sum_stream *stream) {
@@ -368,13 +364,14 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
         uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
         if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
             give_up(f, MONARCH_ABANDONED, 0);
-        if (__atomic_load_n(&f->job->handed, __ATOMIC_ACQUIRE) >= 0 &&
+        if (!__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE) && is_handed(f->job) &&
             monarch_is_recalled(e->clients, f->job->claim, monarch_now_ns()) &&
             give_back(e, f, from, &status) != 0)
             give_up(f, status, errno);
         if (__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
             return 0;
-        ssize_t got = read_some(e, f, from, buffer, n, at);
+        ssize_t got = is_handed(f->job) ? read_handed(e, f, from, buffer, n, at)
+                                        : read_from_source(e, f, from, buffer, n, at);
         if (got < 0)
             give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
         else if ((uint64_t)got < n)
@@ -452,12 +449,12 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         close(f->to);
     }
     if (f->from >= 0) {
-        int is_handed = job->handed >= 0;
+        int was_handed = is_handed(job);
         close_source(e, job, f->from);
-        if (r == 0 && (is_handed || f->lacks_pages) && e->control)
+        if (r == 0 && job->is_read && e->control)
             monarch_note_pages(e, job->entry.source, f->lacks_pages);
         __atomic_fetch_add(&e->files, r == 0, __ATOMIC_RELAXED);
-        if (r == 0 && f->units == 1 && !f->peers && !is_handed && e->control)
+        if (r == 0 && f->units == 1 && !f->peers && !was_handed && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);
     } else {
         __atomic_fetch_add(&e->peer_files, r == 0, __ATOMIC_RELAXED);

@@ -28,13 +28,15 @@
 #define STACK_BYTES (256 * 1024)
 
 /* Files that the catalog does not know, at most. */
-#define UNMET 512
+#define UNMET 768
 /* A descriptor of one waits no longer for its order [ns]. */
 #define UNMET_NS 50000000ULL
 
 struct unmet {
-    int fd;      /* -1: it was given back */
-    int is_told; /* Python has its attributes */
+    int fd;         /* -1: it was given back */
+    int is_read;    /* all of it, by its program */
+    int is_told;    /* Python has its attributes, */
+    int is_ordered; /* and has ordered its fill */
     uint64_t claim, since_ns;
     struct monarch_entry entry;
     char path[MONARCH_MAIL_PATH];
@@ -43,7 +45,7 @@ struct unmet {
 struct handovers {
     struct pool *pool;
     int socket;
-    pthread_mutex_t lock; /* of all below, and taken under no other lock's but the writer's */
+    pthread_mutex_t lock; /* of all below; no other is taken under it */
     struct unmet *unmet[UNMET];
     unsigned unmet_count;
     int threads, waiting; /* of them: for a descriptor */
@@ -56,8 +58,9 @@ struct handovers {
 /* --- one file -----------------------------------------------------------------------------------
  */
 
-/* TAKEN: an order is found, or another one fills the file. */
-enum answer { TAKEN, REFUSED, NOT_YET };
+/* TAKEN: an order is found, or another one fills the file. ANOTHERS: the descriptor is none of it.
+ */
+enum answer { TAKEN, REFUSED, NOT_YET, ANOTHERS };
 
 /* An order that waits for its turn has it now; one for which peers are asked stays as it is. */
 static struct job *take_queued(struct pool *p, uint64_t id) {
@@ -84,11 +87,13 @@ static struct job *place(struct pool *p, struct monarch_catalog *c, uint64_t id)
 
 /* The order to fill the file, in *taken: TAKEN without one where somebody else fills it. Under both
  * locks. */
-static enum answer find_order(struct pool *p, struct monarch_catalog *c, uint64_t id,
+static enum answer find_order(struct pool *p, struct monarch_catalog *c, uint64_t id, uint64_t ino,
                               struct job **taken) {
     unsigned state = id < c->count ? MONARCH_WORD_STATE(monarch_entries(c)[id].word) : 0;
     *taken = NULL;
-    if (id >= c->count || p->free_slots == 0)
+    if (id >= c->count || monarch_entries(c)[id].ino != ino)
+        return ANOTHERS;
+    if (p->free_slots == 0)
         return REFUSED;
     if (state == MONARCH_FILLING)
         *taken = take_queued(p, id);
@@ -103,12 +108,12 @@ static enum answer find_order(struct pool *p, struct monarch_catalog *c, uint64_
     return TAKEN;
 }
 
-static enum answer try(struct pool *p, uint64_t id, struct job **taken) {
+static enum answer try(struct pool *p, uint64_t id, uint64_t ino, struct job **taken) {
     struct monarch_writer *w = p->shared.writer;
     if (!monarch_lock_soon(w))
         return NOT_YET;
     pthread_mutex_lock(&p->lock);
-    enum answer answer = find_order(p, w->catalog, id, taken);
+    enum answer answer = find_order(p, w->catalog, id, ino, taken);
     pthread_mutex_unlock(&p->lock);
     pthread_mutex_unlock(&w->lock);
     return answer;
@@ -122,15 +127,19 @@ static void ask_policy(struct pool *p, uint64_t id) {
 
 /* While the daemon's loop decides there is no grant: its turns are short. What has no place in a
  * grant waits for policy's order. NULL: another one fills the file, or no order came. */
-static struct job *order(struct pool *p, uint64_t id) {
-    uint64_t until = monarch_now_ns() + GRANT_NS;
+static struct job *order(struct pool *p, int fd, uint64_t id) {
+    uint64_t until = monarch_now_ns() + GRANT_NS, ino = monarch_inode_of(fd);
     struct job *job = NULL;
     int is_asked = 0;
     for (uint64_t now; (now = monarch_now_ns()) < until;) {
+        if (monarch_is_recalled(p->shared.clients, id, now))
+            break;
         uint32_t seen = __atomic_load_n(&p->grant.number, __ATOMIC_SEQ_CST);
-        enum answer answer = try(p, id, &job);
+        enum answer answer = try(p, id, ino, &job);
         if (answer == TAKEN)
             return job;
+        if (answer == ANOTHERS)
+            break;
         if (answer == REFUSED && !is_asked)
             ask_policy(p, id);
         is_asked |= answer == REFUSED;
@@ -142,12 +151,14 @@ static struct job *order(struct pool *p, uint64_t id) {
     return NULL;
 }
 
-static void take(struct taker *me, int fd, uint64_t id) {
+static void take(struct taker *me, int fd, const struct monarch_handover *what) {
     struct pool *p = me->all->pool;
-    struct job *job = fd >= 0 ? order(p, id) : NULL;
+    uint64_t id = what->id;
+    struct job *job = fd >= 0 ? order(p, fd, id) : NULL;
     if (job) {
         job->handed = fd;
         job->claim = id;
+        job->is_read = what->is_read != 0;
         monarch_do_handed(&me->worker, job);
         return;
     }
@@ -197,8 +208,11 @@ static struct unmet *look_at_unmet(struct pool *p, int fd, const struct monarch_
         monarch_stat_entry(p->roots[what->source], what->source, what->path, &u->entry, target,
                            sizeof target) == 0 &&
         u->entry.kind == MONARCH_FILE && u->entry.ino == st.st_ino) {
-        *u = (struct unmet){
-            .fd = fd, .claim = what->id, .since_ns = monarch_now_ns(), .entry = u->entry};
+        *u = (struct unmet){.fd = fd,
+                            .is_read = what->is_read != 0,
+                            .claim = what->id,
+                            .since_ns = monarch_now_ns(),
+                            .entry = u->entry};
         u->entry.path_len = (uint16_t)what->path_len;
         memcpy(u->path, what->path, what->path_len + 1);
         return u;
@@ -232,7 +246,7 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
     pthread_mutex_lock(&h->lock);
     for (unsigned i = 0; i < h->unmet_count;) {
         struct unmet *u = h->unmet[i];
-        if (u->is_told && now - u->since_ns > UNMET_NS) {
+        if (u->is_told && !u->is_ordered && now - u->since_ns > UNMET_NS) {
             drop_unmet(h, u);
             h->unmet[i] = h->unmet[--h->unmet_count];
             continue;
@@ -252,22 +266,44 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
     return n;
 }
 
-void monarch_take_unmet(struct pool *p, struct job *job) {
+/* Its place in the table; -1 for none. Under the lock. */
+static int place_of_unmet(const struct handovers *h, const struct job *job) {
+    for (unsigned i = 0; i < h->unmet_count; i++)
+        if (h->unmet[i]->entry.source == job->entry.source &&
+            strcmp(h->unmet[i]->path, job->path) == 0)
+            return (int)i;
+    return -1;
+}
+
+void monarch_keep_unmet(struct pool *p, struct job *job) {
     struct handovers *h = p->handovers;
     if (!h || job->result.kind != MONARCH_FILL || monarch_way_of(job) != MONARCH_FROM_SOURCE)
         return;
     pthread_mutex_lock(&h->lock);
-    for (unsigned i = 0; i < h->unmet_count; i++) {
-        struct unmet *u = h->unmet[i];
-        if (u->entry.source != job->entry.source || strcmp(u->path, job->path) != 0)
-            continue;
-        job->handed = u->fd;
-        job->claim = u->claim;
-        free(u);
+    int i = place_of_unmet(h, job);
+    if (i >= 0)
+        h->unmet[i]->is_ordered = job->is_unmet = 1;
+    pthread_mutex_unlock(&h->lock);
+}
+
+void monarch_take_unmet(struct pool *p, struct job *job) {
+    struct handovers *h = p->handovers;
+    struct unmet *u = NULL;
+    pthread_mutex_lock(&h->lock);
+    int i = place_of_unmet(h, job);
+    if (i >= 0) {
+        u = h->unmet[i];
         h->unmet[i] = h->unmet[--h->unmet_count];
-        break;
     }
     pthread_mutex_unlock(&h->lock);
+    if (u && u->fd >= 0 && job->handed < 0) {
+        job->handed = u->fd;
+        job->claim = u->claim;
+        job->is_read = u->is_read;
+        u->fd = -1;
+    }
+    if (u)
+        drop_unmet(h, u);
 }
 
 /* --- the threads --------------------------------------------------------------------------------
@@ -275,7 +311,7 @@ void monarch_take_unmet(struct pool *p, struct job *job) {
 
 static int is_valid(const struct monarch_handover *what, ssize_t n) {
     const ssize_t before = offsetof(struct monarch_handover, path);
-    if (n == sizeof what->id)
+    if (n == offsetof(struct monarch_handover, source))
         return what->id < MONARCH_MAX_FILES;
     return n > before && monarch_is_unmet(what->id) && what->source < MONARCH_MAX_SOURCES &&
            what->path_len < MONARCH_MAIL_PATH && n == before + what->path_len + 1 &&
@@ -350,7 +386,7 @@ static void *take_all(void *arg) {
         if (monarch_is_unmet(what.id))
             take_unmet(h, fd, &what);
         else
-            take(me, fd, what.id);
+            take(me, fd, &what);
         change_waiting(h, 1);
     }
     monarch_unmap_buffer(me->worker.buffer);

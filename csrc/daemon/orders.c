@@ -81,7 +81,7 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                               peers ? peers + i * MONARCH_ASKED : NULL);
         if (!job)
             break;
-        monarch_take_unmet(p, job);
+        monarch_keep_unmet(p, job);
         monarch_push(&fresh, job);
     }
     if (e->writer)
@@ -120,6 +120,8 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
             continue;
         monarch_unqueue(p, job);
         job->result.status = MONARCH_ABANDONED;
+        if (job->is_unmet)
+            monarch_take_unmet(p, job);
         monarch_close_handed(e, job);
         monarch_push(&p->done, job);
         taken++;

@@ -50,6 +50,9 @@ static int look(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, way);
+    /* It would have done that itself: an order that it has left waits for its reader. */
+    if (!found && !has_left && roles & MONARCH_DOES_ALL)
+        who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
     if (who && has_left)
         monarch_ring_one(p, way, who);

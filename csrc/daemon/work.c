@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "doorbell.h"
+#include "handovers.h"
 #include "waking.h"
 #include "writer.h"
 
@@ -22,7 +23,7 @@
 /* A thread without work keeps the memory of its buffer this long [ns]. */
 #define KEEPS_NS 1000000000ULL
 /* A look at an order that waits until its reader has ended [ns]. */
-#define READER_NS 20000000ULL
+#define READER_NS 50000000ULL
 /* A thread that rests does so for so many times what its work took, no longer than this [ns]. */
 #define REST 9
 #define MOST_REST_NS 2000000ULL
@@ -115,9 +116,10 @@ static __thread struct worker *me;
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
 /* Between two parts of something else. A file that is begun here begins no other in its middle. */
+#define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;
-    while (depth < 2 && monarch_look(me, MONARCH_DOES_DEMANDS, &w)) {
+    while (depth < DEEPEST && monarch_look(me, MONARCH_DOES_DEMANDS, &w)) {
         if (w.job) {
             begin(p, w.job, buffer, depth + 1);
         } else {
@@ -175,6 +177,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
     clock_gettime(CLOCK_REALTIME, &now);
     job->result.started_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
     job->result.status = MONARCH_ABANDONED;
+    if (job->is_unmet)
+        monarch_take_unmet(p, job);
     if (__atomic_load_n(&p->shared.stopping, __ATOMIC_RELAXED)) {
         monarch_close_handed(&p->shared, job);
         finish(p, job);
@@ -211,7 +215,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
 
 void monarch_do_handed(struct worker *w, struct job *job) {
     me = w;
-    begin(w->pool, job, w->buffer, 0);
+    /* It serves nobody meanwhile: the program may want its descriptor back. */
+    begin(w->pool, job, w->buffer, DEEPEST);
 }
 
 static void do_work(struct pool *p, const struct work *w, char *buffer) {
@@ -259,7 +264,7 @@ static void *work(void *arg) {
             has_used = 1;
             if (begun_ns && me->is_unasked && me->way == MONARCH_FROM_SOURCE)
                 rest(begun_ns);
-        } else if (!monarch_sleep(me, seen, roles, next_look(me, has_used))) {
+        } else if (!monarch_sleep(me, seen, roles, next_look(me, has_used)) && !me->awaits_reader) {
             madvise(me->buffer, MONARCH_CHUNK, MADV_DONTNEED);
             has_used = 0;
         }

@@ -131,16 +131,18 @@ static int wait_for_fill(const struct monarch_wanted *w) {
 }
 
 static int wait_as_due(struct monarch_wanted *w, uint64_t word) {
+    int is_small = w->entry->size <= MONARCH_UNIT;
     if (is_given_by_others(w->session, w->entry))
-        return monarch_wait_for_all(w);
+        return is_small ? monarch_wait_for_all(w) : wait_for_fill(w);
     if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
         return 0;
-    return monarch_is_read_direct(w->session, w->entry, w->id) ? wait_for_fill(w)
-                                                               : wait_instead(w, word);
+    if (monarch_is_read_direct(w->session, w->entry, w->id))
+        return wait_for_fill(w);
+    return is_small && wait_instead(w, word);
 }
 
 /* Its copy is not long in coming. */
-static int is_small(const struct session *s, const struct monarch_entry *e) {
+static int is_soon_there(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT || e->size <= s->control->handed_bytes;
 }
 
@@ -148,7 +150,7 @@ int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags
                          struct monarch_opening *o) {
     const struct monarch_entry *e = o->entry;
     struct monarch_wanted w = {.session = s, .entry = e, .id = (uint64_t)o->id};
-    if (!e || !e->size || !is_small(s, e) || o->claimed || !monarch_is_plain(flags) ||
+    if (!e || !e->size || !is_soon_there(s, e) || o->claimed || !monarch_is_plain(flags) ||
         is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) || !monarch_fills_of(s) ||
         !wait_as_due(&w, monarch_word_of(&w)))
         return 0;

@@ -10,6 +10,7 @@
 #include "demand.h"
 #include "momentary.h"
 #include "path.h"
+#include "proc.h"
 #include "progress.h"
 #include "promote.h"
 #include "ring.h"
@@ -38,15 +39,15 @@ static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
 
 /* Where the kernel keeps no pages, the daemon would have to read all of it again. One file in some
  * shows whether that is still so. */
-static int keeps_pages(const struct session *s, unsigned source, uint64_t id) {
-    return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) >> source & 1) ||
+static int keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
+    return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
            id % LOOKS == 0;
 }
 
 int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id) {
     return e->size && e->size <= s->control->handed_bytes && id < MONARCH_MAX_FILES &&
            (!s->control->shares || e->flags & MONARCH_OWN) && !monarch_is_fast(s, e) &&
-           keeps_pages(s, e->source, id);
+           keeps_pages(s, 1U << e->source, id);
 }
 
 /* --- claims -------------------------------------------------------------------------------------
@@ -71,10 +72,10 @@ static uint64_t begin_claim(struct session *s, uint64_t id) {
     uint64_t *at = monarch_claim_at(s->clients, id), now = sys_now_ns();
     uint64_t seen = __atomic_load_n(at, __ATOMIC_SEQ_CST);
     uint64_t claim = monarch_claim_of(id, MONARCH_CLAIM_HANDED, now);
-    return !is_on_its_way(seen, now) && __atomic_compare_exchange_n(
-                                            at, &seen, claim, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
-               ? claim
-               : 0;
+    while (!is_on_its_way(seen, now))
+        if (__atomic_compare_exchange_n(at, &seen, claim, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            return claim;
+    return 0;
 }
 
 /* It may have been recalled meanwhile. */
@@ -93,8 +94,8 @@ static void give_up_claim(struct session *s, uint64_t id) {
 }
 
 void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id) {
-    monarch_want(s, e, id, 0);
     give_up_claim(s, id);
+    monarch_want(s, e, id, 0);
 }
 
 /* From here on its reads ask for what they need of the copy. */
@@ -200,7 +201,8 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     struct unmet *at = unmet_at(fd);
     if (st->st_size <= 0 || (uint64_t)st->st_size > s->control->handed_bytes ||
-        s->control->shares || monarch_source_is_at_hand())
+        s->control->shares || monarch_source_is_at_hand() ||
+        !keeps_pages(s, UINT32_MAX, st->st_ino))
         return 0;
     monarch_track(s, fd, monarch_unmet(st->st_ino), TRACK_DIRECT);
     uint64_t w = monarch_tracked(fd);
@@ -231,8 +233,10 @@ __attribute__((noinline)) static int find_path(const struct session *s, int fd,
 }
 
 /* Whether it was sent. */
-__attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, uint64_t tracked) {
-    struct monarch_handover what = {.id = monarch_track_entry(tracked)};
+__attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, uint64_t tracked,
+                                                   int is_read) {
+    struct monarch_handover what = {.id = monarch_track_entry(tracked),
+                                    .is_read = (uint32_t)is_read};
     struct stat st;
     if (tracked & TRACK_FORKED || sys_fstat(fd, &st) != 0 || monarch_unmet(st.st_ino) != what.id ||
         !find_path(s, fd, &what))
@@ -257,32 +261,39 @@ int monarch_direct_is_over(int fd, uint64_t tracked) {
            monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT);
 }
 
-static int send_entry(int fd, uint64_t id) { return send_descriptor(fd, &id, sizeof id); }
+static int send_entry(int fd, uint64_t id, int is_read) {
+    struct {
+        uint64_t id;
+        uint32_t is_read;
+    } what = {id, (uint32_t)is_read};
+    return send_descriptor(fd, &what, offsetof(struct monarch_handover, source));
+}
 
 /* The number may be another file's by now, after a close that nobody has seen: the daemon looks.
  * Where locks may hang on the open file, or other processes share it, the daemon opens the file
  * itself. The mark and the claim come before the look at the locks: who takes one marks the file
  * first and looks for the claim then. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
-                   uint64_t tracked) {
+                   uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
         return 0;
     uint64_t claim = begin_claim(s, id);
     if (!claim)
         return monarch_claim_names(
             __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED), id);
-    int done = !monarch_has_locks(s->control->source[e->source].dev, e->ino) && send_entry(fd, id);
+    int done = !monarch_has_locks(s->control->source[e->source].dev, e->ino) &&
+               send_entry(fd, id, is_read);
     if (!done)
         end_claim(s, id, claim);
     return done;
 }
 
-static void hand_over_unmet(struct session *s, int fd, uint64_t tracked) {
-    if (monarch_is_serving(s) && !is_sent_unmet(s, fd, tracked))
+static void hand_over_unmet(struct session *s, int fd, uint64_t tracked, int is_read) {
+    if (monarch_is_serving(s) && !is_sent_unmet(s, fd, tracked, is_read))
         monarch_tell_unknown(s, fd, 0);
 }
 
-void monarch_hand_over(int fd, uint64_t tracked) {
+void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked);
     const struct monarch_entry *e = s && s->clients ? entry_of(s, id) : NULL;
@@ -291,17 +302,12 @@ void monarch_hand_over(int fd, uint64_t tracked) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        hand_over_unmet(s, fd, tracked);
+        hand_over_unmet(s, fd, tracked, is_read);
         return;
     }
     monarch_progress_begin_again(id);
-    if (monarch_is_serving(s) && !is_sent(s, e, id, fd, tracked))
+    if (monarch_is_serving(s) && !is_sent(s, e, id, fd, tracked, is_read))
         monarch_want(s, e, id, e->size);
-}
-
-static uint64_t offset_of(int fd) {
-    long at = sys_lseek(fd, 0, SEEK_CUR);
-    return at > 0 ? (uint64_t)at : 0;
 }
 
 /* Whether the file is not read from its beginning on. It is asked once, when `bytes` of it have
@@ -311,9 +317,9 @@ static int is_read_at_random(int fd, uint64_t tracked, const struct monarch_entr
     uint64_t part = e->size / PART;
     if (e->size <= MONARCH_UNIT || bytes < part || bytes - n >= part)
         return 0;
-    /* A process that shares the descriptor may be reading: lseek would wait for its read. */
+    /* Who shares the descriptor may be reading: lseek would wait for that. */
     if (end < 0)
-        return !(tracked & TRACK_SHARED) && offset_of(fd) != bytes;
+        return !(tracked & TRACK_SHARED) && sys_lseek(fd, 0, SEEK_CUR) != (long)bytes;
     return (uint64_t)end != bytes;
 }
 
@@ -323,7 +329,7 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     if (monarch_is_unmet(id)) {
         bytes = add_unmet(fd, tracked, n, &size);
         if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
-            monarch_hand_over(fd, tracked);
+            monarch_hand_over(fd, tracked, 1);
         return;
     }
     const struct monarch_entry *e = entry_of(s, id);
@@ -331,7 +337,7 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     if (tracked & TRACK_HANDED) /* it is read once more: from the copy, as soon as that is there */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
-        monarch_hand_over(fd, tracked);
+        monarch_hand_over(fd, tracked, 1);
     else if (e && is_read_at_random(fd, tracked, e, bytes, n, end))
         fill_in_parts(s, e, fd, tracked);
     else if (e && e->size > MONARCH_UNIT)
@@ -343,8 +349,17 @@ static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
     uint64_t id = monarch_track_entry(tracked);
     uint64_t bytes =
         monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
-    /* A process that shares the descriptor may be reading: lseek would wait for its read. */
-    return bytes || tracked & TRACK_SHARED ? bytes : offset_of(fd);
+    if (tracked & TRACK_FORKED || (bytes && !(tracked & TRACK_SHARED)))
+        return bytes;
+    if (!(tracked & TRACK_SHARED)) {
+        long own = sys_lseek(fd, 0, SEEK_CUR);
+        return own > 0 ? (uint64_t)own : 0;
+    }
+    /* By a duplicate libc's own calls may have read: a stream's, as np.load makes one. */
+    monarch_momentary_begin();
+    uint64_t at = monarch_offset_of(fd);
+    monarch_momentary_end();
+    return at > bytes ? at : bytes;
 }
 
 void monarch_close_direct(int fd, uint64_t tracked) {
@@ -356,7 +371,7 @@ void monarch_close_direct(int fd, uint64_t tracked) {
     uint64_t bytes = read_by_now(fd, tracked, &size);
     size = e ? e->size : size;
     if (bytes && bytes >= size / WORTH)
-        monarch_hand_over(fd, tracked);
+        monarch_hand_over(fd, tracked, bytes >= size);
     else if (!e)
         monarch_tell_unknown(s, fd, bytes > 0);
     else if (!bytes) /* by calls that nobody sees, or not at all */

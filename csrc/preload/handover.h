@@ -27,8 +27,8 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
 int monarch_direct_is_over(int fd, uint64_t tracked);
 /* After a read of `n` bytes, up to the offset `end`; -1: up to the descriptor's own. */
 void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end);
-/* The descriptor goes to the daemon now, however much of the file was read. */
-void monarch_hand_over(int fd, uint64_t tracked);
+/* The descriptor goes to the daemon now, however much of the file was read; is_read: all of it. */
+void monarch_hand_over(int fd, uint64_t tracked, int is_read);
 /* Before the descriptor is closed: what was read in part, or by calls that nobody has seen. */
 void monarch_close_direct(int fd, uint64_t tracked);
 

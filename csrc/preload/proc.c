@@ -133,3 +133,15 @@ int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth) {
     for_numbers(open_list("/proc/self/task"), 0, look_at_thread, &s);
     return s.found;
 }
+
+uint64_t monarch_offset_of(int fd) {
+    static const char name[] = "pos:\t";
+    char path[64], text[64];
+    uint64_t at = 0;
+    put_number(put(path, "/proc/thread-self/fdinfo/"), (uint64_t)fd, 10, 1);
+    read_text(path, text, sizeof text);
+    const char *digit = begins_with(text, name) ? text + sizeof name - 1 : "";
+    for (; *digit >= '0' && *digit <= '9'; digit++)
+        at = at * 10 + (uint64_t)(*digit - '0');
+    return at;
+}

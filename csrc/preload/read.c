@@ -447,7 +447,7 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
     struct monarch_wanted w;
     /* The copy is made from the pages that the mapping brings. */
     if (tracked & TRACK_DIRECT)
-        monarch_hand_over(fd, tracked);
+        monarch_hand_over(fd, tracked, 0);
     if (!find_file(fd, tracked, &w))
         return REAL(mmap)(at, n, prot, flags, fd, offset);
     int moves = w.session->control->promote_mappings && monarch_mapping_can_wait(prot, flags);

@@ -282,14 +282,14 @@ struct monarch_change {
 #define MONARCH_CHANGE_UNKNOWN UINT64_MAX
 
 /* A program has read a file, and hands its descriptor over: a datagram to the session's socket
- * `handovers`, with the descriptor. A hint, like the mail. Of a file that has an entry, `id` is all
- * of it; else it ends with the path's NUL. */
+ * `handovers`, with the descriptor. A hint, like the mail. Of a file that has an entry, it ends
+ * before `source`; else with the path's NUL. */
 struct monarch_handover {
-    uint64_t id; /* of the entry, or monarch_unmet */
+    uint64_t id;      /* of the entry, or monarch_unmet */
+    uint32_t is_read; /* all of it, just now */
     uint32_t source;
     uint32_t path_len;
     char path[MONARCH_MAIL_PATH];
-    uint32_t unused;
 };
 
 struct monarch_clients {

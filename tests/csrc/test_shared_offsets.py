@@ -18,7 +18,7 @@ import pytest
 from csrc.building import build_program
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.session import MIB, Session, wait_until
+from support.session import IN_UNITS, MIB, Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
 
@@ -67,7 +67,7 @@ def source(
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory, source: SlowSource) -> Iterator[Session]:
     directory = tmp_path_factory.mktemp("offsets_session")
-    with Session(directory, source.mountpoint, shared_tpool_size=1) as made:
+    with Session(directory, source.mountpoint, shared_tpool_size=1, **IN_UNITS) as made:
         made.start().wait_scanned()
         yield made
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.epoch import content, make_files
 from support.files import digest
-from support.session import MIB, Session
+from support.session import IN_UNITS, MIB, Session
 from support.steps import Steps
 
 from monarch_py.demo.slowsource import SlowSource
@@ -51,7 +51,7 @@ def test_copies_made_in_any_order_have_their_own_checksums(
 ) -> None:
     """`end_of_a_block`: whoever moves the rest of the block in order ends it without the end."""
     files = dict(zip(ORDERS, make_files(source.backing, len(ORDERS), SIZE), strict=True))
-    session = session_factory(source.mountpoint, shared_tpool_size=threads).start()
+    session = session_factory(source.mountpoint, shared_tpool_size=threads, **IN_UNITS).start()
     session.wait_scanned()
     # Slow enough for the demands to come before the units that lie ahead of them.
     source.latency(read=0.001)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from csrc.building import build_preload
 from support.epoch import Reader, make_files
-from support.session import MIB, Session
+from support.session import IN_UNITS, MIB, Session
 
 from monarch_py.demo.slowsource import SlowSource
 
@@ -53,7 +53,7 @@ def start(session_factory: Factory, source: SlowSource, preload: Path) -> Factor
     """Starts a session with these settings, and resets the source's counters once it is scanned."""
 
     def started(**more: float) -> Session:
-        session = session_factory(source.mountpoint, preload=preload, **more).start()
+        session = session_factory(source.mountpoint, preload=preload, **IN_UNITS | more).start()
         session.wait_scanned()
         source.reset()
         return session

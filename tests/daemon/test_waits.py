@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from csrc.building import build_preload
 from support.epoch import Reader, make_files
-from support.session import MIB, Session, wait_until
+from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
 
 from monarch_py.catalog import Catalog
@@ -117,7 +117,7 @@ def waits_in_vain(session_factory: Factory, tmp_path: Path, hasty: Path) -> Iter
     """The engine may read so little that every wait is in vain; the readers themselves may."""
     limits = {"operations": 1}
     session = session_factory(
-        tmp_path / "source", preload=hasty, source_limits=limits, shared_tpool_size=1
+        tmp_path / "source", preload=hasty, source_limits=limits, shared_tpool_size=1, **IN_UNITS
     )
     yield session
 

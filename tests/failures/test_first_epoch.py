@@ -14,7 +14,7 @@ import pytest
 from csrc.building import build_program
 from support.epoch import Reader, make_files
 from support.mounts import Mounts
-from support.session import MIB, Session, wait_until
+from support.session import IN_UNITS, MIB, Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.tiers import tier_root
@@ -42,7 +42,9 @@ def files(source: SlowSource) -> dict[int, Path]:
 
 @pytest.fixture
 def session(session_factory: Factory, source: SlowSource, files: dict[int, Path]) -> Session:
-    made = session_factory(source.mountpoint, switch_file=str(source.backing.parent / "off"))
+    made = session_factory(
+        source.mountpoint, switch_file=str(source.backing.parent / "off"), **IN_UNITS
+    )
     made.start().wait_scanned()
     return made
 
@@ -187,7 +189,7 @@ def test_the_tier_is_full_in_the_middle(
 ) -> None:
     small = mounts.tmpfs("small", 32 * MIB)
     tier = {"mount_point": small, "max_storage_quota": 28 * MIB}
-    session = session_factory(source.mountpoint, tiers=[tier]).start()
+    session = session_factory(source.mountpoint, tiers=[tier], **IN_UNITS).start()
     session.wait_scanned()
     source.rate(RATE)
     words = (UNIT, FILES, source.mountpoint, files)
@@ -229,7 +231,7 @@ def test_more_files_are_read_at_once_than_can_be_filled_at_once(
     """There are 256 slots for fills; all of 300 have begun before any can be complete."""
     size = 2 * UNIT + 8
     files = make_files(source.backing, 300, size)
-    session = session_factory(source.mountpoint, shared_tpool_size=8).start()
+    session = session_factory(source.mountpoint, shared_tpool_size=8, **IN_UNITS).start()
     session.wait_scanned()
     source.latency(read=0.002)
     with Reader(epoch_reader, session, ways, UNIT // 2, 300, source.mountpoint, files) as reader:
@@ -245,7 +247,7 @@ def test_more_readers_wait_than_can_tell_what_they_wait_for(
     """There is room for 256 demands, and a read of several units makes several."""
     size = threads * chunk - 5
     files = make_files(source.backing, 1, size)
-    session = session_factory(source.mountpoint).start()
+    session = session_factory(source.mountpoint, **IN_UNITS).start()
     session.wait_scanned()
     source.rate(100e6)
     with Reader(

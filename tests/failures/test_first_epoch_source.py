@@ -17,7 +17,7 @@ import pytest
 from support.epoch import Reader, content, make_files
 from support.files import digest
 from support.mounts import Mounts
-from support.session import MIB, Session, wait_until
+from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
 
 from monarch_py.demo.slowsource import SlowSource
@@ -39,7 +39,7 @@ def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
 def session(session_factory: Factory, source: SlowSource) -> Session:
     """Two files, 1 and 2."""
     make_files(source.backing, 2, SIZE)
-    made = session_factory(source.mountpoint).start()
+    made = session_factory(source.mountpoint, **IN_UNITS).start()
     made.wait_scanned()
     return made
 
@@ -157,7 +157,7 @@ def with_a_tier_of_its_own(
     tier = directory / "tier"
     tier.mkdir()
     level = {"mount_point": tier, "max_storage_quota": 64 * MIB, "persistent": persistent}
-    made = session_factory(source.mountpoint, tiers=[level]).start()
+    made = session_factory(source.mountpoint, tiers=[level], **IN_UNITS).start()
     made.wait_scanned()
     return made
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from csrc.building import build_program
 from support.files import Files
-from support.session import MIB, Session, wait_until
+from support.session import IN_UNITS, MIB, Session, wait_until
 
 
 def build(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
@@ -67,7 +67,7 @@ def test_a_lock_that_meets_a_promotion_is_on_the_file(
     program = build(tmp_path_factory, "promoted_lock")
     files = Files(tmp_path / "source")
     files.add("a", 3 * MIB)
-    session = session_factory(files.root).start()
+    session = session_factory(files.root, **IN_UNITS).start()
     session.wait_scanned()
     with subprocess.Popen(
         [program, way, files.path("a")],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.files import Files, digest, random_bytes
-from support.session import MIB, Session, wait_until
+from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
 
 from monarch_py.tiers import tier_root
@@ -34,7 +34,7 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture
 def session(session_factory: Callable[..., Session], files: Files) -> Session:
-    made = session_factory(files.root).start()
+    made = session_factory(files.root, **IN_UNITS).start()
     made.wait_scanned()
     return made
 
@@ -300,7 +300,7 @@ def test_what_was_set_on_a_description_stays(
     session_factory: Callable[..., Session], files: Files, kind: str
 ) -> None:
     # The copy is not there before the first read.
-    session = session_factory(files.root, source_limits={"bandwidth": 8 * MIB}).start()
+    session = session_factory(files.root, source_limits={"bandwidth": 8 * MIB}, **IN_UNITS).start()
     session.wait_scanned()
     change, ask = SETTINGS[kind]
     script = f"""

@@ -26,6 +26,9 @@ from monarch_py.session import SessionDir
 
 T = TypeVar("T")
 MIB = 1 << 20
+# For tests of what happens while a copy is filled: files larger than a unit are filled in units, as
+# those beyond the default of `handover_size` are.
+IN_UNITS: dict[str, Any] = {"handover_size": "256KiB"}
 
 
 def wait_until(
