@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.session import MIB, Session
+from support.session import IN_UNITS, MIB, Session
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.summary import since, summary
@@ -107,6 +107,21 @@ def run(session: Session, *words: str) -> tuple[dict[str, Any], list[str]]:
     return json.loads(file.read_text()), lines
 
 
+def test_what_programs_have_read_is_not_counted_twice(
+    session_factory: Factory, slow: SlowSource
+) -> None:
+    """Their reads are the fills."""
+    session = session_factory(slow.mountpoint)
+    slow.rate(60e6)
+    before = slow.counts()["bytes_read"]
+    ways = ["by_read", "by_pread"]
+    report, _ = run(session, sys.executable, "-c", WAYS, str(slow.mountpoint), *ways)
+    totals = report["run"]["totals"]
+    fills, own = (totals[f"source_bytes_read_by_{who}"] for who in ("fills", "programs"))
+    assert 0.98 <= (fills + own) / (slow.counts()["bytes_read"] - before) <= 1.1
+    assert slow.counts()["bytes_read"] - before <= 1.02 * COUNT * SIZE
+
+
 @pytest.mark.parametrize("why", ["nothing is filled", "no tier has room", "all is filled"])
 def test_what_the_source_gave_is_what_it_has_counted(
     session_factory: Factory, slow: SlowSource, tmp_path: Path, why: str
@@ -116,7 +131,7 @@ def test_what_the_source_gave_is_what_it_has_counted(
     quota = MIB // 2 if why == "no tier has room" else 64 * MIB
     more = {"prefetch": "none"} if why == "nothing is filled" else {}
     tiers = [{"mount_point": tier, "max_storage_quota": quota}]
-    session = session_factory(slow.mountpoint, tiers=tiers, **more)
+    session = session_factory(slow.mountpoint, tiers=tiers, **IN_UNITS | more)
     slow.rate(60e6)
     before = slow.counts()["bytes_read"]
     # What goes past the library is counted though fills may have read the pages before.

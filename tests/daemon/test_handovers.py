@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -142,16 +143,22 @@ for at in range(0, 3_000_000, 60_000):
 """
 
 
-@contextmanager
-def started(session: Session, script: str, path: Path, rest: str = "") -> Iterator[None]:
-    """A program that has run `script`, and runs `rest` at the end of the context."""
-    script += "\nprint('ready', flush=True)\nsys.stdin.read()" + rest
-    with subprocess.Popen(
+READY = "\nprint('ready', flush=True)\nsys.stdin.read()"
+
+
+def popen(session: Session, script: str, path: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         [sys.executable, "-c", script, str(path)],
         env=session.env(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    ) as program:
+    )
+
+
+@contextmanager
+def started(session: Session, script: str, path: Path, rest: str = "") -> Iterator[None]:
+    """A program that has run `script`, and runs `rest` at the end of the context."""
+    with popen(session, script + READY + rest, path) as program:
         assert program.stdin is not None and program.stdout is not None
         assert program.stdout.readline() == b"ready\n"
         try:
@@ -211,6 +218,105 @@ def test_a_large_file_is_its_readers_for_as_long_as_it_reads(
     wait_until(lambda: present(session) == 2, what="the copy")
     assert source.counts()["open"] == 1
     assert source.counts()["bytes_read"] <= 1.1 * LARGE
+
+
+HALF = "import os, sys\nfd = os.open(sys.argv[1], 0)\nassert len(os.read(fd, 1 << 20)) == 1 << 20"
+REST = """
+def rest():
+    while part := os.read(fd, 1 << 20):
+        yield part
+"""
+SAY = "\nimport hashlib; print(hashlib.sha256(b''.join(rest())).hexdigest())"
+
+
+def rest_of(seed: int) -> str:
+    return digest(content(seed, LARGE)[1 << 20 :])
+
+
+def test_two_processes_read_one_new_file_at_once(session: Session, source: SlowSource) -> None:
+    add_large(source, "101")
+    entry_of(session, "101")
+    source.reset()
+    path = source.mountpoint / "101"
+    with started(session, HALF, path, REST + SAY), started(session, HALF, path, REST + SAY):
+        pass
+    wait_until(lambda: present(session) == 2, what="the copy")
+    assert source.counts()["open"] == 2
+    assert source.counts()["bytes_read"] <= 1.02 * LARGE
+    said = session.python(READ, WAYS["parts"], path).split()
+    assert said == [digest(content(101, LARGE))]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_reader_that_ends_or_stands_still_keeps_nobody(
+    session: Session, source: SlowSource, number: signal.Signals
+) -> None:
+    """Its claim ends by itself: then the daemon fills the file, and another program has it."""
+    add_large(source, "101")
+    entry = entry_of(session, "101")
+    path = source.mountpoint / "101"
+    program = popen(session, HALF + READY, path)
+    with program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"ready\n"
+            program.send_signal(number)
+            session.client.ask("warm", entries=[entry], ticket="test")
+            wait_until(lambda: present(session) == 2, what="the copy")
+        finally:
+            program.kill()
+    said = session.python(READ, WAYS["parts"], path).split()
+    assert said == [digest(content(101, LARGE))]
+
+
+@pytest.mark.parametrize("way", ["fork", "exec"])
+def test_another_program_reads_on(session: Session, source: SlowSource, way: str) -> None:
+    add_large(source, "101")
+    entry_of(session, "101")
+    on = {
+        "fork": "\nif os.fork(): os.wait(); sys.exit()",
+        "exec": "\nos.set_inheritable(fd, True)\n"
+        "os.execv(sys.executable, [sys.executable, '-c', 'import os; fd = %d' % fd + sys.argv[2]])",
+    }
+    path, after = source.mountpoint / "101", REST + SAY
+    assert session.python(HALF + on[way] + after, path, after).split() == [rest_of(101)]
+    said = session.python(READ, WAYS["parts"], path).split()
+    assert said == [digest(content(101, LARGE))]
+    wait_until(lambda: present(session) == 2, what="the copy")
+
+
+def test_a_reader_that_begins_in_the_middle(session: Session, source: SlowSource) -> None:
+    add_large(source, "101")
+    entry_of(session, "101")
+    script = (
+        "import hashlib, os, sys\nfd = os.open(sys.argv[1], 0)\nos.lseek(fd, 1_000_000, 0)\n"
+        "data = b''.join(iter(lambda: os.read(fd, 100_000), b''))\nos.lseek(fd, 0, 0)\n"
+        "data = os.read(fd, 1_000_000) + data\nprint(hashlib.sha256(data).hexdigest())"
+    )
+    assert session.python(script, source.mountpoint / "101").split() == [
+        digest(content(101, LARGE))
+    ]
+    wait_until(lambda: present(session) == 2, what="the copy")
+
+
+def test_a_file_for_which_no_tier_has_room(
+    session_factory: Factory, source: SlowSource, tmp_path: Path
+) -> None:
+    add_large(source, "101")
+    tier = tmp_path / "small"
+    tier.mkdir()
+    tiers = [{"mount_point": tier, "max_storage_quota": 2_000_000}]
+    with session_factory(source.mountpoint, prefetch="on_demand", tiers=tiers).start() as session:
+        session.wait_scanned()
+        path = source.mountpoint / "101"
+        for _ in range(2):
+            said = session.python(READ, WAYS["parts"], path).split()
+            assert said == [digest(content(101, LARGE))]
+        read(session, source, "parts", 1)
+        wait_until(lambda: present(session) == 1, what="a copy that has room")
+        wait_until(
+            lambda: session.status()["sources"][0]["bypass"] == {"no_room": 1}, what="the reason"
+        )
 
 
 def test_headers_of_files_that_no_scan_has_met_cost_what_they_are(
