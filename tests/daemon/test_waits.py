@@ -178,7 +178,7 @@ def test_mappings_wait_in_vain_for_so_long_in_all(
     files = make_files(tmp_path / "source", 6, 4 * MIB)
     limits = {"operations": 1}
     session = session_factory(
-        tmp_path / "source", preload=library, source_limits=limits, shared_tpool_size=1
+        tmp_path / "source", preload=library, source_limits=limits, shared_tpool_size=1, **IN_UNITS
     ).start()
     session.wait_scanned()
     waits = []

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from support.files import Files, Loop, check_all
-from support.session import MIB, Session, wait_until
+from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
 
 from monarch_py.demo.slowsource import SlowSource
@@ -96,7 +96,8 @@ def make_session(
     mount = tmp_path / "tier"
     mount.mkdir()
     tier = {"mount_point": mount, "max_storage_quota": 64 * MIB, "persistent": persistent}
-    return session_factory(files.root, tiers=[tier], scan_threads=1, shared_tpool_size=1)
+    settings = {"scan_threads": 1, "shared_tpool_size": 1, **IN_UNITS}
+    return session_factory(files.root, tiers=[tier], **settings)
 
 
 @with_every_tier

@@ -258,7 +258,9 @@ def test_bandwidth_is_limited(
 ) -> None:
     limit = 6e6
     files = make_files(source.backing, 4, 8 * MIB)
-    session = session_factory(source.mountpoint, source_limits={"bandwidth": int(limit)}).start()
+    session = session_factory(
+        source.mountpoint, source_limits={"bandwidth": int(limit)}, **IN_UNITS
+    ).start()
     session.wait_scanned()
     with Reader(epoch_reader, session, "read", UNIT, 4, source.mountpoint, files):
         wait_until(lambda: source.counts()["bytes_read"] > 0, what="the first bytes")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from csrc.building import build_program
 from support.files import Files
-from support.session import MIB, Session, wait_until
+from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
 
 from monarch_py.demo.slowsource import SlowSource
@@ -92,7 +92,7 @@ def test_what_happens_to_a_descriptor_in_the_middle_of_its_promotion(
     behind = Files(source.backing)
     behind.add("a", SIZE)
     (tmp_path / "other").write_bytes(b"other")
-    session = session_factory(source.mountpoint).start()
+    session = session_factory(source.mountpoint, **IN_UNITS).start()
     session.wait_scanned()
     meanwhile, holds = MEANWHILE[case]
     script = DURING.format(meanwhile=meanwhile, holds=holds)
@@ -176,7 +176,7 @@ def test_a_read_is_of_one_file_whatever_comes_to_its_number(
     behind.add("a", SIZE)
     (tmp_path / "other").write_bytes(os.urandom(SIZE))
     source.latency(read=0.3)
-    session = session_factory(source.mountpoint).start()
+    session = session_factory(source.mountpoint, **IN_UNITS).start()
     session.wait_scanned()
     assert session.daemon is not None
     words = [source.mountpoint / "a", str(SIZE), behind.path("a"), tmp_path / "other"]
@@ -220,7 +220,7 @@ def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
     files.add("a", SIZE)
     other = tmp_path / "other"
     other.write_bytes(os.urandom(SIZE))
-    session = session_factory(files.root).start()
+    session = session_factory(files.root, **IN_UNITS).start()
     session.wait_scanned()
     done = subprocess.run(
         [offset_race, call, files.path("a"), other, str(AT), str(LENGTH)],
@@ -254,7 +254,7 @@ def check_race(
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")
     files.add("a", SIZE)
-    session = session_factory(files.root).start()
+    session = session_factory(files.root, **IN_UNITS).start()
     session.wait_scanned()
     with subprocess.Popen(
         [program, *words, files.path("a")],
@@ -292,7 +292,7 @@ def test_a_file_that_comes_to_the_number_meanwhile_is_known(
     files = Files(tmp_path / "source")
     files.add("a", SIZE)
     files.add("b", SIZE)
-    session = session_factory(files.root).start()
+    session = session_factory(files.root, **IN_UNITS).start()
     session.wait_scanned()
     with subprocess.Popen(
         [program, files.path("a"), files.path("b")],
