@@ -310,17 +310,21 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         monarch_want(s, e, id, e->size);
 }
 
+static uint64_t offset_of(int fd) {
+    monarch_momentary_begin();
+    uint64_t at = monarch_offset_of(fd);
+    monarch_momentary_end();
+    return at;
+}
+
 /* Whether the file is not read from its beginning on. It is asked once, when `bytes` of it have
  * been read, the last `n` of them up to `end`; small files are read whole all the same. */
-static int is_read_at_random(int fd, uint64_t tracked, const struct monarch_entry *e,
-                             uint64_t bytes, uint64_t n, int64_t end) {
+static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
+                             int64_t end) {
     uint64_t part = e->size / PART;
     if (e->size <= MONARCH_UNIT || bytes < part || bytes - n >= part)
         return 0;
-    /* Who shares the descriptor may be reading: lseek would wait for that. */
-    if (end < 0)
-        return !(tracked & TRACK_SHARED) && sys_lseek(fd, 0, SEEK_CUR) != (long)bytes;
-    return (uint64_t)end != bytes;
+    return (end < 0 ? offset_of(fd) : (uint64_t)end) != bytes;
 }
 
 void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
@@ -338,7 +342,7 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);
-    else if (e && is_read_at_random(fd, tracked, e, bytes, n, end))
+    else if (e && is_read_at_random(fd, e, bytes, n, end))
         fill_in_parts(s, e, fd, tracked);
     else if (e && e->size > MONARCH_UNIT)
         monarch_claim_file(s, id); /* its reader takes longer than a claim lasts */
@@ -351,14 +355,8 @@ static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
         monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
     if (tracked & TRACK_FORKED || (bytes && !(tracked & TRACK_SHARED)))
         return bytes;
-    if (!(tracked & TRACK_SHARED)) {
-        long own = sys_lseek(fd, 0, SEEK_CUR);
-        return own > 0 ? (uint64_t)own : 0;
-    }
     /* By a duplicate libc's own calls may have read: a stream's, as np.load makes one. */
-    monarch_momentary_begin();
-    uint64_t at = monarch_offset_of(fd);
-    monarch_momentary_end();
+    uint64_t at = offset_of(fd);
     return at > bytes ? at : bytes;
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from csrc.building import build_program
 from support.epoch import make_files
-from support.session import MIB, Session, wait_until
+from support.session import IN_UNITS, MIB, Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
 
@@ -64,6 +64,14 @@ def session(tmp_path_factory: pytest.TempPathFactory, source: SlowSource) -> Ite
         yield made
 
 
+@pytest.fixture
+def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[Session]:
+    """Here a mapping waits for the copy of its file. `session` has set the source's latency."""
+    with Session(tmp_path, source.mountpoint, **IN_UNITS) as made:
+        made.start().wait_scanned()
+        yield made
+
+
 def do_meanwhile(
     session: Session, source: SlowSource, program: Path, what: str, first: int, limit_us: int
 ) -> None:
@@ -104,12 +112,10 @@ def test_a_close_that_proc_tells_nothing_waits_a_second_at_most(
 
 @pytest.mark.parametrize("what", ["close", "dup2"])
 def test_a_mapping_is_of_the_file_that_its_descriptor_was_of(
-    session: Session, source: SlowSource, maps: Path, what: str
+    in_units: Session, source: SlowSource, maps: Path, what: str
 ) -> None:
-    session.wait_idle()  # a fill that ends after `forget` leaves a copy
-    session.forget()
     file, other = source.mountpoint / "1", source.mountpoint / "2"
-    done = session.run([maps, what, file, other])
+    done = in_units.run([maps, what, file, other])
     assert done.stderr == "waited\n"
     assert done.returncode == 0
     assert bytes.fromhex(done.stdout) == (source.backing / "1").read_bytes()[:64]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from support.files import Files, digest
-from support.session import MIB, Session, wait_until
+from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
 
 from monarch_py.demo.slowsource import SlowSource
@@ -59,7 +59,7 @@ def test_nobody_waits_for_the_close_of_a_file_that_a_copy_has_replaced(
     for name in "ab":
         files.add(name, SIZE)
         path[name] = source.mountpoint / name
-    session = session_factory(source.mountpoint, prefetch="on_demand").start()
+    session = session_factory(source.mountpoint, prefetch="on_demand", **IN_UNITS).start()
     session.wait_scanned()
     with Steps(session, PROGRAM, path["a"], path["b"]) as program:
         program.wait()

@@ -37,7 +37,7 @@ def test_every_node_reads_everything(
     for source in sources:
         source.rate(200e6 / count)
     total = len(files) * size
-    nodes = nodes_factory(sources, [int(total * 1.2)] * count).start()
+    nodes = nodes_factory(sources, [int(total * 1.2)] * count, handover_size=0).start()
     for source in sources:
         source.reset()
     with ExitStack() as stack:
