@@ -304,8 +304,8 @@ static void note_read(struct monarch_engine *e, uint64_t n) {
     monarch_note_source(e);
 }
 
-/* From the kernel's memory, if its reader has just read it: the source does not feel it. Who has
- * slept meanwhile has waited for the source. */
+/* The bytes come from the kernel's memory if the program has just read them: the source does not
+ * feel it. A thread that has slept meanwhile has waited for the source. */
 static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                            uint64_t n, uint64_t at) {
     struct rusage before, after;

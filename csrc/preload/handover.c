@@ -24,7 +24,7 @@
 /* A file that is closed when this part of it was read is worth its copy; of one of which less was
  * read, the source would have to give more than the program asked for. */
 #define WORTH 2
-/* Who reads a larger file at random has shown it by this part of it. */
+/* A program that reads a larger file at random shows it within this part of the file. */
 #define PART 8
 /* Of the files of a mount without pages, one in so many is read as if there were some. */
 #define LOOKS 128

@@ -25,7 +25,7 @@ int monarch_have_one_table(void);
  * before its entry (a tracer, a filter), with these first and fourth arguments. 0 without /proc. */
 int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 
-/* The offset of a descriptor. lseek would wait for who reads by it just now. 0 without /proc. */
+/* The offset of a descriptor; 0 without /proc. lseek would wait for another thread's read. */
 uint64_t monarch_offset_of(int fd);
 
 #endif

@@ -134,15 +134,13 @@ def test_a_wrong_path_is_not_believed(
 
 
 LARGE = 3_000_000
-# More than the first descriptor's eighth, and less than half.
+# More than an eighth of the file in all, and less than half.
 AT_RANDOM = """
 import os, sys
 fd = os.open(sys.argv[1], 0)
 for at in range(0, 3_000_000, 60_000):
     assert len(os.pread(fd, 10_000, 3_000_000 - 60_000 - at)) == 10_000
 """
-
-
 READY = "\nprint('ready', flush=True)\nsys.stdin.read()"
 
 
@@ -392,7 +390,7 @@ for path in sys.argv[1:]:
 def test_a_lock_recalls_its_descriptor(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The daemon has to read all of the file again, which takes longer than who locks it waits."""
+    """The daemon has to read all of the file again, which takes longer than the program waits with its lock."""
     source = slow_factory(direct=True)
     script = """
 import fcntl, os, sys
