@@ -161,7 +161,8 @@ struct fill {
 int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t now_ns);
 /* The claim of a file whose descriptor was handed over, and is closed now. */
 void monarch_end_claim(struct monarch_clients *m, uint64_t id);
-/* Whether the descriptor is to be closed now: its program waits for that, or the claim has ended. */
+/* Whether the descriptor is to be closed now: its program waits for that, or the claim has ended.
+ */
 int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns);
 /* A reader's descriptor that the order has and does not use; nothing if it has none. */
 void monarch_close_handed(struct monarch_engine *e, struct job *job);
