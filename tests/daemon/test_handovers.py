@@ -390,7 +390,7 @@ for path in sys.argv[1:]:
 def test_a_lock_recalls_its_descriptor(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The daemon has to read all of the file again, which takes longer than the program waits with its lock."""
+    """The daemon has to read all of the file again, for longer than a lock waits."""
     source = slow_factory(direct=True)
     script = """
 import fcntl, os, sys
