@@ -298,10 +298,10 @@ class SessionDir:
         return self.path / "socket"
 
     @property
-    def handovers(self) -> Path:
-        """The socket by which programs hand descriptors of files that they have read to the daemon:
-        struct monarch_handover."""
-        return self.path / "handovers"
+    def handovers(self) -> list[Path]:
+        """The sockets by which programs hand descriptors of files that they have read to the
+        daemon: struct monarch_handover."""
+        return [self.path / f"handovers.{n}" for n in range(lib.MONARCH_HANDOVER_SOCKETS)]
 
     def bind(self, listener: SocketType, path: Path) -> None:
         """Gives a socket one of the names above, in the place of what a dead daemon has left there.

@@ -22,7 +22,7 @@ struct job {
     int slot;                /* of the fills segment, -1 for none */
     int handed;              /* atomic: a descriptor of its file, from a reader; -1: for none */
     int is_read;             /* its reader has read all of the file */
-    int is_unmet;            /* a descriptor waits for it, see monarch_take_unmet */
+    int is_kept;             /* a descriptor waits for it, see monarch_take_kept */
     uint64_t claim;          /* the number that its claim has */
     int peer[MONARCH_ASKED]; /* whose copy it is made from, in this order; -1 for nobody */
     int has_it;              /* a bit for each of them that has the file whole */

@@ -5,49 +5,31 @@
 #define _GNU_SOURCE
 #include "handovers.h"
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "handed.h"
 #include "joining.h"
-#include "orders.h"
+#include "kept.h"
 #include "work.h"
 #include "writer.h"
 
 /* So many files are copied at a time: each thread waits for the source to say that its file is
  * unchanged. */
 #define THREADS 32
-/* A descriptor waits no longer for the next grant [ns]. */
-#define GRANT_NS 40000000ULL
 #define STACK_BYTES (256 * 1024)
-
-/* Files that the catalog does not know, at most. */
-#define UNMET 768
-/* A descriptor of one waits no longer for its order [ns]. */
-#define UNMET_NS 50000000ULL
-
-struct unmet {
-    int fd;         /* -1: it was given back */
-    int is_read;    /* all of it, by its program */
-    int is_told;    /* Python has its attributes, */
-    int is_ordered; /* and has ordered its fill */
-    uint64_t claim, since_ns;
-    struct monarch_entry entry;
-    char path[MONARCH_MAIL_PATH];
-};
 
 struct handovers {
     struct pool *pool;
-    int socket;
+    int epoll;            /* of all sockets, and of */
+    int end;              /* an eventfd: the threads are to end */
     pthread_mutex_t lock; /* of all below; no other is taken under it */
-    struct unmet *unmet[UNMET];
-    unsigned unmet_count;
     int threads, waiting; /* of them: for a descriptor */
     struct taker {
         struct handovers *all;
@@ -58,252 +40,76 @@ struct handovers {
 /* --- one file -----------------------------------------------------------------------------------
  */
 
-/* TAKEN: an order is found, or another one fills the file. ANOTHERS: the descriptor is none of it.
- */
-enum answer { TAKEN, REFUSED, NOT_YET, ANOTHERS };
-
-/* An order that waits for its turn has it now; one for which peers are asked stays as it is. */
-static struct job *take_queued(struct pool *p, uint64_t id) {
-    struct job *job = monarch_queued_fill(p, id);
-    if (!job || monarch_way_of(job) != MONARCH_FROM_SOURCE)
-        return NULL;
-    monarch_unqueue(p, job);
-    p->pending[job->result.in_use][MONARCH_FROM_SOURCE]--;
-    p->pending[job->result.in_use = 1][MONARCH_FROM_SOURCE]++;
-    return job;
-}
-
-/* The same of a file without an order. Its bytes are here, so that no peer is asked. */
-static struct job *place(struct pool *p, struct monarch_catalog *c, uint64_t id) {
-    struct job *job = monarch_place_granted(p, c, id);
-    if (!job)
-        return NULL;
-    for (int i = 0; i < MONARCH_ASKED; i++)
-        job->peer[i] = -1;
-    job->result.in_use = 1;
-    monarch_count(p, job, 1);
-    return job;
-}
-
-/* The order to fill the file, in *taken: TAKEN without one where somebody else fills it. Under both
- * locks. */
-static enum answer find_order(struct pool *p, struct monarch_catalog *c, uint64_t id, uint64_t ino,
-                              struct job **taken) {
-    unsigned state = id < c->count ? MONARCH_WORD_STATE(monarch_entries(c)[id].word) : 0;
-    *taken = NULL;
-    if (id >= c->count || monarch_entries(c)[id].ino != ino)
-        return ANOTHERS;
-    if (p->free_slots == 0)
-        return REFUSED;
-    if (state == MONARCH_FILLING)
-        *taken = take_queued(p, id);
-    if (state != MONARCH_ABSENT && state != MONARCH_WANTED)
-        ;
-    else if (!p->grant.holds)
-        return NOT_YET;
-    else if (!(*taken = place(p, c, id)))
-        return REFUSED;
-    if (*taken)
-        (*taken)->slot = p->slot[--p->free_slots];
-    return TAKEN;
-}
-
-static enum answer try(struct pool *p, uint64_t id, uint64_t ino, struct job **taken) {
+/* The order of a file that is looked for with both locks; with it a slot, so that it begins at
+ * once. */
+static enum monarch_handed order(struct pool *p, uint64_t id, uint64_t ino, struct job **job) {
     struct monarch_writer *w = p->shared.writer;
+    enum monarch_handed answer = MONARCH_NOT_YET;
+    *job = NULL;
     if (!monarch_lock_soon(w))
-        return NOT_YET;
+        return answer;
     pthread_mutex_lock(&p->lock);
-    enum answer answer = find_order(p, w->catalog, id, ino, taken);
+    if (p->free_slots)
+        answer = monarch_order_handed(p, w->catalog, id, ino, job);
+    if (*job)
+        (*job)->slot = p->slot[--p->free_slots];
     pthread_mutex_unlock(&p->lock);
     pthread_mutex_unlock(&w->lock);
     return answer;
 }
 
-/* Policy orders the fill, or sees why there is no room, or which node keeps the file. */
 static void ask_policy(struct pool *p, uint64_t id) {
-    if (monarch_set_bit(&p->shared.clients->wanted, id))
+    if (monarch_asks_policy(p, id))
         monarch_end_rest(p);
 }
 
-/* While the daemon's loop decides there is no grant: its turns are short. What has no place in a
- * grant waits for policy's order. NULL: another one fills the file, or no order came. */
-static struct job *order(struct pool *p, int fd, uint64_t id) {
-    uint64_t until = monarch_now_ns() + GRANT_NS, ino = monarch_inode_of(fd);
-    struct job *job = NULL;
-    int is_asked = 0;
-    for (uint64_t now; (now = monarch_now_ns()) < until;) {
-        if (monarch_is_recalled(p->shared.clients, id, now))
-            break;
-        uint32_t seen = __atomic_load_n(&p->grant.number, __ATOMIC_SEQ_CST);
-        enum answer answer = try(p, id, ino, &job);
-        if (answer == TAKEN)
-            return job;
-        if (answer == ANOTHERS)
-            break;
-        if (answer == REFUSED && !is_asked)
-            ask_policy(p, id);
-        is_asked |= answer == REFUSED;
-        struct timespec left = {0, (long)(until - now)};
-        syscall(SYS_futex, &p->grant.number, FUTEX_WAIT_PRIVATE, seen, &left, NULL, 0);
-    }
-    if (!is_asked)
-        ask_policy(p, id);
-    return NULL;
+/* The descriptor waits for policy's order, or is closed where another one fills the file, the
+ * program has asked for it, or no more may wait. */
+static void leave(struct pool *p, int fd, const struct monarch_handover *what,
+                  enum monarch_handed answer) {
+    int waits = answer == MONARCH_NOT_YET || answer == MONARCH_REFUSED;
+    if (answer == MONARCH_REFUSED)
+        ask_policy(p, what->id);
+    if (waits && monarch_keep(p->kept, fd, what, answer == MONARCH_REFUSED))
+        return;
+    if (answer == MONARCH_NOT_YET || answer == MONARCH_ANOTHERS)
+        ask_policy(p, what->id);
+    close(fd);
+    monarch_end_claim(p->shared.clients, what->id);
 }
 
 static void take(struct taker *me, int fd, const struct monarch_handover *what) {
     struct pool *p = me->all->pool;
-    uint64_t id = what->id;
-    struct job *job = fd >= 0 ? order(p, fd, id) : NULL;
-    if (job) {
-        job->handed = fd;
-        job->claim = id;
-        job->is_read = what->is_read != 0;
-        monarch_do_handed(&me->worker, job);
+    struct job *job;
+    if (monarch_is_recalled(p->shared.clients, what->id, monarch_now_ns())) {
+        leave(p, fd, what, MONARCH_ANOTHERS);
         return;
     }
-    if (fd >= 0)
-        close(fd);
-    else
-        ask_policy(p, id);
-    monarch_end_claim(p->shared.clients, id);
-}
-
-/* --- files without an entry ---------------------------------------------------------------------
- * Python takes their attributes into the catalog, as it does with what a scan has found, and orders
- * their fills. */
-
-/* As the scan would spell it. */
-static int is_plain(const char *path) {
-    for (const char *at = path, *end;; at = end + 1) {
-        end = strchrnul(at, '/');
-        size_t n = (size_t)(end - at);
-        if (n == 0 || (n <= 2 && !memcmp(at, "..", n)))
-            return 0;
-        if (!*end)
-            return 1;
-    }
-}
-
-static void give_back(struct handovers *h, struct unmet *u) {
-    if (u->fd >= 0) {
-        close(u->fd);
-        monarch_end_claim(h->pool->shared.clients, u->claim);
-    }
-    u->fd = -1;
-}
-
-static void drop_unmet(struct handovers *h, struct unmet *u) {
-    give_back(h, u);
-    free(u);
-}
-
-/* The name must lead to the file of the descriptor. */
-static struct unmet *look_at_unmet(struct pool *p, int fd, const struct monarch_handover *what) {
-    char target[1];
-    struct stat st;
-    struct unmet *u = calloc(1, sizeof *u);
-    uint64_t dev = p->shared.control->source[what->source].dev;
-    if (u && is_plain(what->path) && fstat(fd, &st) == 0 && st.st_dev == dev &&
-        monarch_stat_entry(p->roots[what->source], what->source, what->path, &u->entry, target,
-                           sizeof target) == 0 &&
-        u->entry.kind == MONARCH_FILE && u->entry.ino == st.st_ino) {
-        *u = (struct unmet){.fd = fd,
-                            .is_read = what->is_read != 0,
-                            .claim = what->id,
-                            .since_ns = monarch_now_ns(),
-                            .entry = u->entry};
-        u->entry.path_len = (uint16_t)what->path_len;
-        memcpy(u->path, what->path, what->path_len + 1);
-        return u;
-    }
-    free(u);
-    return NULL;
-}
-
-static void take_unmet(struct handovers *h, int fd, const struct monarch_handover *what) {
-    struct unmet *u = fd >= 0 ? look_at_unmet(h->pool, fd, what) : NULL;
-    pthread_mutex_lock(&h->lock);
-    int is_kept = u && h->unmet_count < UNMET;
-    if (is_kept)
-        h->unmet[h->unmet_count++] = u;
-    pthread_mutex_unlock(&h->lock);
-    if (is_kept) {
-        monarch_end_rest(h->pool);
-    } else if (u) {
-        drop_unmet(h, u);
-    } else {
-        if (fd >= 0)
-            close(fd);
-        monarch_end_claim(h->pool->shared.clients, what->id);
-    }
-}
-
-uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
-                              struct monarch_entry *entries, uint64_t max, char *pool) {
-    struct handovers *h = ((struct pool *)e)->handovers;
-    uint64_t n = 0, used = 0, now = monarch_now_ns();
-    pthread_mutex_lock(&h->lock);
-    for (unsigned i = 0; i < h->unmet_count;) {
-        struct unmet *u = h->unmet[i];
-        if (u->is_told && !u->is_ordered && now - u->since_ns > UNMET_NS) {
-            drop_unmet(h, u);
-            h->unmet[i] = h->unmet[--h->unmet_count];
-            continue;
-        }
-        if (monarch_is_recalled(h->pool->shared.clients, u->claim, now))
-            give_back(h, u);
-        if (!u->is_told && u->entry.source == source && n < max) {
-            u->is_told = 1;
-            entries[n] = u->entry;
-            entries[n++].path = used;
-            memcpy(pool + used, u->path, u->entry.path_len + 1u);
-            used += u->entry.path_len + 1u;
-        }
-        i++;
-    }
-    pthread_mutex_unlock(&h->lock);
-    return n;
-}
-
-/* Its place in the table; -1 for none. Under the lock. */
-static int place_of_unmet(const struct handovers *h, const struct job *job) {
-    for (unsigned i = 0; i < h->unmet_count; i++)
-        if (h->unmet[i]->entry.source == job->entry.source &&
-            strcmp(h->unmet[i]->path, job->path) == 0)
-            return (int)i;
-    return -1;
-}
-
-void monarch_keep_unmet(struct pool *p, struct job *job) {
-    struct handovers *h = p->handovers;
-    if (!h || job->result.kind != MONARCH_FILL || monarch_way_of(job) != MONARCH_FROM_SOURCE)
+    enum monarch_handed answer = order(p, what->id, monarch_inode_of(fd), &job);
+    if (!job) {
+        leave(p, fd, what, answer);
         return;
-    pthread_mutex_lock(&h->lock);
-    int i = place_of_unmet(h, job);
-    if (i >= 0)
-        h->unmet[i]->is_ordered = job->is_unmet = 1;
-    pthread_mutex_unlock(&h->lock);
+    }
+    job->handed = fd;
+    job->claim = what->id;
+    job->is_read = what->is_read != 0;
+    monarch_do_handed(&me->worker, job);
 }
 
-void monarch_take_unmet(struct pool *p, struct job *job) {
-    struct handovers *h = p->handovers;
-    struct unmet *u = NULL;
-    pthread_mutex_lock(&h->lock);
-    int i = place_of_unmet(h, job);
-    if (i >= 0) {
-        u = h->unmet[i];
-        h->unmet[i] = h->unmet[--h->unmet_count];
+static void take_unmet(struct pool *p, int fd, const struct monarch_handover *what) {
+    if (monarch_keep_unmet(p->kept, fd, what)) {
+        monarch_end_rest(p);
+        return;
     }
-    pthread_mutex_unlock(&h->lock);
-    if (u && u->fd >= 0 && job->handed < 0) {
-        job->handed = u->fd;
-        job->claim = u->claim;
-        job->is_read = u->is_read;
-        u->fd = -1;
-    }
-    if (u)
-        drop_unmet(h, u);
+    close(fd);
+    monarch_end_claim(p->shared.clients, what->id);
+}
+
+/* This process may have no more descriptors. */
+static void take_none(struct pool *p, const struct monarch_handover *what) {
+    if (!monarch_is_unmet(what->id))
+        ask_policy(p, what->id);
+    monarch_end_claim(p->shared.clients, what->id);
 }
 
 /* --- the threads --------------------------------------------------------------------------------
@@ -318,9 +124,16 @@ static int is_valid(const struct monarch_handover *what, ssize_t n) {
            strnlen(what->path, what->path_len + 1u) == what->path_len;
 }
 
+/* Each of what comes wakes one thread; the end wakes all. */
+static int watch(const struct handovers *h, int fd, int how) {
+    struct epoll_event event = {.events = EPOLLIN | (fd == h->end ? 0 : EPOLLONESHOT),
+                                .data.fd = fd};
+    return epoll_ctl(h->epoll, how, fd, &event);
+}
+
 /* The next file, and its descriptor: -1 where this process may have no more. Whether what came
  * names a file. */
-static int receive(int socket, struct monarch_handover *what, int *fd) {
+static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
     union {
         struct cmsghdr header;
@@ -330,7 +143,11 @@ static int receive(int socket, struct monarch_handover *what, int *fd) {
                              .msg_iovlen = 1,
                              .msg_control = &control,
                              .msg_controllen = sizeof control};
-    ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    struct epoll_event from;
+    if (epoll_wait(h->epoll, &from, 1, -1) != 1 || from.data.fd == h->end)
+        return 0;
+    ssize_t n = recvmsg(from.data.fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    watch(h, from.data.fd, EPOLL_CTL_MOD);
     const struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
     *fd = -1;
     if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
@@ -380,11 +197,13 @@ static void *take_all(void *arg) {
     while (!__atomic_load_n(stopping, __ATOMIC_ACQUIRE)) {
         struct monarch_handover what;
         int fd;
-        if (!receive(h->socket, &what, &fd))
+        if (!receive(h, &what, &fd))
             continue;
         change_waiting(h, -1);
-        if (monarch_is_unmet(what.id))
-            take_unmet(h, fd, &what);
+        if (fd < 0)
+            take_none(h->pool, &what);
+        else if (monarch_is_unmet(what.id))
+            take_unmet(h->pool, fd, &what);
         else
             take(me, fd, &what);
         change_waiting(h, 1);
@@ -393,46 +212,65 @@ static void *take_all(void *arg) {
     return NULL;
 }
 
-int monarch_engine_handovers(struct monarch_engine *e, int socket) {
+static int watch_all(const struct handovers *h, const int *sockets, int n) {
+    int failed = h->epoll < 0 || h->end < 0 || watch(h, h->end, EPOLL_CTL_ADD) != 0;
+    for (int i = 0; i < n && !failed; i++)
+        failed = watch(h, sockets[i], EPOLL_CTL_ADD) != 0;
+    return !failed;
+}
+
+static void free_handovers(struct handovers *h) {
+    if (h->epoll >= 0)
+        close(h->epoll);
+    if (h->end >= 0)
+        close(h->end);
+    pthread_mutex_destroy(&h->lock);
+    free(h);
+}
+
+int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n) {
     struct pool *p = (struct pool *)e;
     struct handovers *h = calloc(1, sizeof *h);
     if (!h)
         return -1;
     h->pool = p;
-    h->socket = socket;
+    h->epoll = epoll_create1(EPOLL_CLOEXEC);
+    h->end = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&h->lock, NULL);
+    if (watch_all(h, sockets, n))
+        p->kept = monarch_new_kept(p);
     pthread_mutex_lock(&h->lock);
-    start(h);
+    if (p->kept)
+        start(h);
     int is_started = h->threads > 0;
     pthread_mutex_unlock(&h->lock);
-    if (is_started) {
+    if (is_started)
         p->handovers = h;
-        return 0;
-    }
-    pthread_mutex_destroy(&h->lock);
-    free(h);
-    return -1;
+    else
+        free_handovers(h);
+    return is_started ? 0 : -1;
 }
 
 void monarch_end_handovers(struct pool *p) {
     if (p->handovers)
-        shutdown(p->handovers->socket, SHUT_RDWR);
+        eventfd_write(p->handovers->end, 1);
+    if (p->kept)
+        monarch_end_kept(p->kept);
 }
 
 int monarch_join_handovers(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
-    int left = 0;
-    if (!h)
-        return 0;
+    int left = p->kept && !monarch_join_kept(p->kept, until);
     /* One that was about to start others has done so when it is joined. */
-    for (int i = 0; i < h->threads; i++)
+    for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     if (left)
         return left;
-    for (unsigned i = 0; i < h->unmet_count; i++)
-        drop_unmet(h, h->unmet[i]);
-    pthread_mutex_destroy(&h->lock);
-    free(h);
+    if (p->kept)
+        monarch_free_kept(p->kept);
+    if (h)
+        free_handovers(h);
+    p->kept = NULL;
     p->handovers = NULL;
     return 0;
 }

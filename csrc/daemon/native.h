@@ -213,9 +213,9 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
  * `control`. Before the first order. */
 void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
                             struct monarch_control *control);
-/* Readers' descriptors come by this socket, of datagrams, which the caller closes once the engine
- * has stopped. -1: no thread could be started. After monarch_engine_publish. */
-int monarch_engine_handovers(struct monarch_engine *e, int socket);
+/* Readers' descriptors come by these sockets (n,), of datagrams, which the caller closes once the
+ * engine has stopped. -1: no thread could be started. After monarch_engine_publish. */
+int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
 /* Files of a source that were handed over and that the catalog does not know: (max,) their entries
  * go to `entries`, with paths in `pool`, MONARCH_MAIL_PATH bytes each at most. Returns how many. An
  * order that fills one of them within 50 ms has its descriptor; later, that is closed. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "handovers.h"
+#include "kept.h"
 #include "waking.h"
 #include "writer.h"
 
@@ -57,12 +57,13 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
         monarch_remember(p, job);
 }
 
-/* Takes orders that nobody else sees yet into a queue. */
+/* Takes orders that nobody else sees yet into a queue. A descriptor does not wait for those that are
+ * filled ahead. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
     for (struct job *job; (job = monarch_pop(fresh));)
-        monarch_enqueue(p, to, in_use, job);
+        monarch_enqueue(p, job->is_kept ? p->in_use : to, in_use || job->is_kept, job);
     monarch_unlock_and_ring(p);
     return made;
 }
@@ -81,7 +82,7 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                               peers ? peers + i * MONARCH_ASKED : NULL);
         if (!job)
             break;
-        monarch_keep_unmet(p, job);
+        monarch_note_kept(p, job);
         monarch_push(&fresh, job);
     }
     if (e->writer)
@@ -120,8 +121,8 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
             continue;
         monarch_unqueue(p, job);
         job->result.status = MONARCH_ABANDONED;
-        if (job->is_unmet)
-            monarch_take_unmet(p, job);
+        if (job->is_kept)
+            monarch_take_kept(p, job);
         monarch_close_handed(e, job);
         monarch_push(&p->done, job);
         taken++;

@@ -349,7 +349,7 @@ static struct job *first_late(struct pool *p, int in_use) {
 }
 
 static int waits_for_reader(const struct pool *p, const struct job *job, uint64_t now) {
-    return job && job->result.kind == MONARCH_FILL && !job->is_unmet &&
+    return job && job->result.kind == MONARCH_FILL && !job->is_kept &&
            monarch_is_being_read(p->shared.clients, job->result.id, now);
 }
 

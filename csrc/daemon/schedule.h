@@ -33,6 +33,7 @@ struct late {
 };
 
 struct handovers;
+struct kept_table;
 
 struct pool {
     struct monarch_engine shared; /* first: fill.c and job.c see only this */
@@ -58,8 +59,10 @@ struct pool {
     uint32_t width[MONARCH_WAYS], unasked[MONARCH_WAYS];
     uint32_t unasked_at[MONARCH_MAX_PEERS]; /* of those from peers: at this one */
     struct grant grant;
-    struct handovers *handovers; /* NULL: no reader's descriptor is taken */
-    int rests;                   /* after each file; atomic */
+    /* NULL: no reader's descriptor is taken. */
+    struct handovers *handovers;
+    struct kept_table *kept;
+    int rests; /* after each file; atomic */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
     uint32_t stamped; /* a bit for each tier */
     uint64_t salt;

@@ -7,7 +7,7 @@
 #include <time.h>
 
 #include "doorbell.h"
-#include "handovers.h"
+#include "kept.h"
 #include "waking.h"
 #include "writer.h"
 
@@ -177,8 +177,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
     clock_gettime(CLOCK_REALTIME, &now);
     job->result.started_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
     job->result.status = MONARCH_ABANDONED;
-    if (job->is_unmet)
-        monarch_take_unmet(p, job);
+    if (job->is_kept)
+        monarch_take_kept(p, job);
     if (__atomic_load_n(&p->shared.stopping, __ATOMIC_RELAXED)) {
         monarch_close_handed(&p->shared, job);
         finish(p, job);

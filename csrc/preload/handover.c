@@ -28,6 +28,8 @@
 #define PART 8
 /* Of the files of a mount without pages, one in so many is read as if there were some. */
 #define LOOKS 128
+/* Of the number of a socket. */
+#define DIGITS 2
 /* A call that changes what hangs on an open file waits no longer [ns]. */
 #define AWAIT_NS 50000000ULL
 
@@ -126,25 +128,27 @@ void monarch_await_handover(int fd) {
 /* --- sending ------------------------------------------------------------------------------------
  */
 
-/* The socket's address. A name that is too long for one is reached by a descriptor of its
+/* The address of a file's socket. A name that is too long for one is reached by a descriptor of its
  * directory, which is returned; else -1. */
-static int address(struct sockaddr_un *to) {
-    static const char name[] = "/handovers";
+static int address(struct sockaddr_un *to, uint64_t id) {
+    static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
     int by = -1;
     to->sun_family = AF_UNIX;
-    if (strlen(dir) + sizeof name <= sizeof to->sun_path) {
-        put(put(to->sun_path, dir), name);
+    char *at;
+    if (strlen(dir) + sizeof name + DIGITS <= sizeof to->sun_path) {
+        at = put(put(to->sun_path, dir), name);
     } else {
         by = sys_openat(AT_FDCWD, dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
-        put(put_number(put(to->sun_path, "/proc/self/fd/"), (uint64_t)(by < 0 ? 0 : by), 10, 1),
-            name);
+        at = put(to->sun_path, "/proc/self/fd/");
+        at = put(put_number(at, (uint64_t)(by < 0 ? 0 : by), 10, 1), name);
     }
+    put_number(at, id % MONARCH_HANDOVER_SOCKETS, 10, 1);
     return by;
 }
 
 /* Whether it was sent. No server of the source hears of it, and nothing waits. */
-static int send_descriptor(int fd, void *what, size_t n) {
+static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
     struct sockaddr_un to;
     struct iovec part = {what, n};
     union {
@@ -152,7 +156,7 @@ static int send_descriptor(int fd, void *what, size_t n) {
         char room[CMSG_SPACE(sizeof fd)];
     } control = {.room = {0}};
     monarch_momentary_begin();
-    int dir = address(&to);
+    int dir = address(&to, id);
     struct msghdr message = {.msg_name = &to,
                              .msg_namelen = sizeof to,
                              .msg_iov = &part,
@@ -242,9 +246,9 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
         !find_path(s, fd, &what))
         return 0;
     uint64_t claim = begin_claim(s, what.id);
-    int done =
-        claim && !monarch_has_locks(st.st_dev, st.st_ino) &&
-        send_descriptor(fd, &what, offsetof(struct monarch_handover, path) + what.path_len + 1);
+    int done = claim && !monarch_has_locks(st.st_dev, st.st_ino) &&
+               send_descriptor(fd, what.id, &what,
+                               offsetof(struct monarch_handover, path) + what.path_len + 1);
     if (claim && !done)
         end_claim(s, what.id, claim);
     return done;
@@ -266,7 +270,7 @@ static int send_entry(int fd, uint64_t id, int is_read) {
         uint64_t id;
         uint32_t is_read;
     } what = {id, (uint32_t)is_read};
-    return send_descriptor(fd, &what, offsetof(struct monarch_handover, source));
+    return send_descriptor(fd, id, &what, offsetof(struct monarch_handover, source));
 }
 
 /* The number may be another file's by now, after a close that nobody has seen: the daemon looks.

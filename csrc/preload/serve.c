@@ -139,7 +139,7 @@ static int is_read_direct(struct session *s, const struct monarch_entry *e, uint
     if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
         return !monarch_is_under_way(s, word);
     if (MONARCH_WORD_STATE(word) == MONARCH_WANTED)
-        return e->size > MONARCH_UNIT;
+        return 1;
     return MONARCH_WORD_STATE(word) == MONARCH_ABSENT &&
            !monarch_bit_is_set(s->clients->wanted.word, id);
 }

@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 23
+#define MONARCH_VERSION 24
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX and the effective one */
@@ -48,7 +48,7 @@
 #define MONARCH_RANKS 128      /* of one node that are told apart, and 0 for everybody else */
 
 /* Files that programs read at their source: two that share a place forget the first. */
-#define MONARCH_CLAIMS 4096
+#define MONARCH_CLAIMS 65536
 
 /* A copy that is being filled can be read in units of this: small enough that a reader has its
  * first bytes soon, large enough that the source's latency is paid for [bytes]. */
@@ -281,9 +281,11 @@ struct monarch_change {
 /* In `told`, by who could not write one down: any file may have changed. */
 #define MONARCH_CHANGE_UNKNOWN UINT64_MAX
 
-/* A program has read a file, and hands its descriptor over: a datagram to the session's socket
- * `handovers`, with the descriptor. A hint, like the mail. Of a file that has an entry, it ends
- * before `source`; else with the path's NUL. */
+/* A program has read a file, and hands its descriptor over: a datagram with the descriptor to one
+ * of the session's sockets `handovers.0` ..., by the number of the file (the kernel holds 10 for
+ * each). A hint, like the mail. Of a file that has an entry, it ends before `source`; else with the
+ * path's NUL. */
+#define MONARCH_HANDOVER_SOCKETS 16
 struct monarch_handover {
     uint64_t id;      /* of the entry, or monarch_unmet */
     uint32_t is_read; /* all of it, just now */

@@ -1,7 +1,7 @@
 """The copy engine as Python drives it: orders and results in bulk, as numpy arrays."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -335,10 +335,10 @@ class Engine:
         be rung for fewer of them."""
         lib.monarch_engine_await(self._engine, is_awaited)
 
-    def take_handovers(self, fd: int) -> bool:
-        """From here on readers' descriptors are taken from this socket, which stays open until the
+    def take_handovers(self, sockets: Sequence[int]) -> bool:
+        """From here on readers' descriptors are taken from these sockets, which stay open until the
         engine has stopped. False where no thread could be started."""
-        return int(lib.monarch_engine_handovers(self._engine, fd)) == 0
+        return int(lib.monarch_engine_handovers(self._engine, list(sockets), len(sockets))) == 0
 
     def unmet(self, source: int) -> tuple[npt.NDArray[Any], Any]:
         """Files of a source that were handed over and that the catalog does not know: (n,) entries,

@@ -1,4 +1,4 @@
-"""The socket by which programs hand descriptors of files that they have read to the copy engine."""
+"""The sockets by which programs hand descriptors of files that they have read to the copy engine."""
 
 import logging
 import socket
@@ -16,21 +16,22 @@ class Handovers:
     """Open until `close`, which comes after the engine's end."""
 
     def __init__(self, config: Config, session: SessionDir, engine: Engine) -> None:
-        """Where the socket cannot be made, or opens are no reason to fill, nothing is taken, and
+        """Where the sockets cannot be made, or opens are no reason to fill, nothing is taken, and
         `most_bytes` is 0: of a file that is handed over [bytes]."""
         self.most_bytes = 0
-        self._socket: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
         if config.prefetch == "none" or config.fill_after or not config.handover_bytes:
             return
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            session.bind(self._socket, session.handovers)
+            for path in session.handovers:
+                self._sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+                session.bind(self._sockets[-1], path)
         except OSError as error:
             log.warning("programs cannot hand descriptors over: %s", error)
             return
-        if engine.take_handovers(self._socket.fileno()):
+        if engine.take_handovers([one.fileno() for one in self._sockets]):
             self.most_bytes = config.handover_bytes
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
+        for one in self._sockets:
+            one.close()

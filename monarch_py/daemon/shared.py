@@ -39,7 +39,7 @@ def close_old_session(session: SessionDir) -> None:
         if len(old.memory) >= ffi.sizeof("struct monarch_control"):
             old.as_struct("struct monarch_control").state = SessionState.CLOSED
     segments = (session.control, session.clients, session.fills, session.changes)
-    for path in (*segments, session.handovers, *session.path.glob("catalog.*")):
+    for path in (*segments, *session.handovers, *session.path.glob("catalog.*")):
         path.unlink(missing_ok=True)
     for path in session.path.glob(".*.*"):
         path.unlink(missing_ok=True)
@@ -170,7 +170,8 @@ class Shared:
         self.control.state = SessionState.CLOSED
         for segment in self._segments():
             segment.unlink()
-        self.session.handovers.unlink(missing_ok=True)
+        for socket in self.session.handovers:
+            socket.unlink(missing_ok=True)
         os.close(self._changes_fd)
         with contextlib.suppress(OSError):  # full, or removed: clients say that no daemon serves
             os.close(open_private(self.session.stopped, os.O_WRONLY))

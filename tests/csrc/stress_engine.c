@@ -519,7 +519,7 @@ static void start_engine(void) {
     CHECK(engine);
     monarch_engine_publish(engine, writer, &control);
     CHECK(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, handovers) == 0);
-    CHECK(monarch_engine_handovers(engine, handovers[0]) == 0);
+    CHECK(monarch_engine_handovers(engine, &handovers[0], 1) == 0);
     monarch_engine_source(engine, 0, root);
     monarch_engine_source(engine, NO_SOURCE, -1);
     monarch_engine_tier(engine, 0, copies);

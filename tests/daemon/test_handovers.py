@@ -483,7 +483,7 @@ def hand(session: Session, entry: int, fd: int) -> None:
 def send(session: Session, what: bytes, *fds: int) -> None:
     directory = os.open(session.paths.path, os.O_PATH)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as by:
-        by.connect(f"/proc/self/fd/{directory}/{session.paths.handovers.name}")
+        by.connect(f"/proc/self/fd/{directory}/{session.paths.handovers[0].name}")
         socket.send_fds(by, [what], list(fds))
     os.close(directory)
 
