@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "doorbell.h"
+#include "kept.h"
 #include "orders.h"
 #include "waking.h"
 #include "writer.h"
@@ -188,9 +189,9 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
             g->refused[i] = 0;
     memset(g->is_early, 0, sizeof g->is_early);
     g->holds = e->writer != NULL;
-    __atomic_fetch_add(&g->number, 1, __ATOMIC_SEQ_CST);
     monarch_unlock_and_ring(p); /* readers may have asked meanwhile */
-    syscall(SYS_futex, &g->number, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    if (p->kept)
+        monarch_look_at_kept(p->kept);
 }
 
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out) {
@@ -256,7 +257,9 @@ int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *i
 
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us) {
     struct timespec limit = {limit_us / 1000000, limit_us % 1000000 * 1000L};
-    uint32_t *leaves = &((struct pool *)e)->grant.leaves;
+    struct grant *g = &((struct pool *)e)->grant;
+    uint32_t *leaves = &g->leaves;
+    __atomic_fetch_add(&g->turns, 1, __ATOMIC_SEQ_CST);
     syscall(SYS_futex, leaves, FUTEX_WAIT_PRIVATE, 0, &limit, NULL, 0);
     return __atomic_exchange_n(leaves, 0, __ATOMIC_SEQ_CST) != 0;
 }

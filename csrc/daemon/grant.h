@@ -16,7 +16,7 @@ struct worker;
  * threads alone; without one, by Python alone. So neither needs to see the other's decisions. */
 struct grant {
     int holds;
-    uint32_t number; /* grants so far: a futex, atomic */
+    uint32_t turns; /* of the daemon's loop so far, atomic */
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* what is left of it */
     uint64_t next_copy;                          /* the next one's number */

@@ -7,7 +7,7 @@
 enum monarch_handed {
     MONARCH_TAKEN,   /* an order is found, or another one fills the file */
     MONARCH_REFUSED, /* policy has to order it */
-    MONARCH_NOT_YET, /* policy decides just now: there is no grant */
+    MONARCH_NOT_YET, /* policy decides just now: there is no grant, or not yet its order */
     MONARCH_ANOTHERS /* the descriptor is of another file */
 };
 

@@ -32,7 +32,7 @@ struct kept {
     int is_read;      /* all of it, by its program */
     int is_told;      /* policy knows that the file waits for its order; */
     int is_ordered;   /* there is one */
-    uint32_t told_at; /* the number of the grant then */
+    uint32_t told_at; /* in this turn of the daemon's loop */
     uint64_t claim, since_ns;
     struct monarch_entry entry; /* of a file that has none; else only its inode's number */
     char path[];
@@ -87,7 +87,7 @@ static int find(const struct kept_table *t, const struct job *job) {
 
 static void tell(struct kept_table *t, struct kept *k) {
     k->is_told = 1;
-    k->told_at = __atomic_load_n(&t->pool->grant.number, __ATOMIC_SEQ_CST);
+    k->told_at = __atomic_load_n(&t->pool->grant.turns, __ATOMIC_SEQ_CST);
 }
 
 /* --- one more -----------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 
 /* Policy has had its turns, and there is no order. */
 static int is_in_vain(const struct kept_table *t, const struct kept *k, uint64_t now) {
-    uint32_t turns = __atomic_load_n(&t->pool->grant.number, __ATOMIC_SEQ_CST) - k->told_at;
+    uint32_t turns = __atomic_load_n(&t->pool->grant.turns, __ATOMIC_SEQ_CST) - k->told_at;
     return k->is_told && turns >= TURNS && now - k->since_ns > ORDER_NS;
 }
 
@@ -281,8 +281,10 @@ static int look_at(struct kept_table *t, struct monarch_catalog *c, uint64_t now
     return asks;
 }
 
-static void look(struct kept_table *t) {
+void monarch_look_at_kept(struct kept_table *t) {
     struct pool *p = t->pool;
+    if (!__atomic_load_n(&t->count, __ATOMIC_RELAXED))
+        return;
     struct monarch_writer *w = p->shared.writer;
     int has_writer = monarch_lock_soon(w);
     pthread_mutex_lock(&p->lock);
@@ -296,10 +298,6 @@ static void look(struct kept_table *t) {
         monarch_end_rest(p);
 }
 
-static void wait_on(uint32_t *word, uint32_t seen, const struct timespec *limit) {
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, limit, NULL, 0);
-}
-
 static void *look_after(void *arg) {
     struct kept_table *t = arg;
     struct pool *p = t->pool;
@@ -307,18 +305,14 @@ static void *look_after(void *arg) {
     pthread_setname_np(pthread_self(), "monarch-keep");
     for (;;) {
         uint32_t bell = __atomic_load_n(&t->bell, __ATOMIC_SEQ_CST);
-        uint32_t grant = __atomic_load_n(&p->grant.number, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&p->shared.stopping, __ATOMIC_ACQUIRE))
             return NULL;
         pthread_mutex_lock(&t->lock);
         int is_empty = t->count == 0;
         pthread_mutex_unlock(&t->lock);
-        if (is_empty) {
-            wait_on(&t->bell, bell, NULL);
-        } else {
-            look(t);
-            wait_on(&p->grant.number, grant, &limit);
-        }
+        if (!is_empty)
+            monarch_look_at_kept(t);
+        syscall(SYS_futex, &t->bell, FUTEX_WAIT_PRIVATE, bell, is_empty ? NULL : &limit, NULL, 0);
     }
 }
 

@@ -14,6 +14,8 @@ int monarch_keep(struct kept_table *t, int fd, const struct monarch_handover *wh
 /* Of a file that has none: policy will be told of it. */
 int monarch_keep_unmet(struct kept_table *t, int fd, const struct monarch_handover *what);
 
+/* Orders what waits for it, as far as there is a grant, and closes what waits no longer. */
+void monarch_look_at_kept(struct kept_table *t);
 /* An order is made: a descriptor may wait for it (job->is_kept). */
 void monarch_note_kept(struct pool *p, struct job *job);
 /* The order begins: the descriptor is its own, unless the program has asked for it. */

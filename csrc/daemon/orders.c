@@ -57,8 +57,8 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
         monarch_remember(p, job);
 }
 
-/* Takes orders that nobody else sees yet into a queue. A descriptor does not wait for those that are
- * filled ahead. */
+/* Takes orders that nobody else sees yet into a queue. A descriptor does not wait for those that
+ * are filled ahead. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);

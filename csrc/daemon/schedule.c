@@ -69,7 +69,7 @@ static struct fill **begun_of(struct pool *p, uint64_t id) {
     return &p->begun[id % MONARCH_BUCKETS];
 }
 
-static struct fill *fill_of(const struct pool *p, uint64_t id) {
+struct fill *monarch_fill_of(const struct pool *p, uint64_t id) {
     struct fill *f = p->begun[id % MONARCH_BUCKETS];
     while (f && f->job->result.id != id)
         f = f->same;
@@ -211,7 +211,7 @@ static int has_order(const struct pool *p, uint64_t id) {
 static int find_for(struct pool *p, struct worker *me, const struct waiting *reader,
                     struct work *w) {
     uint64_t id = monarch_demand_entry(reader->demand);
-    struct fill *f = fill_of(p, id);
+    struct fill *f = monarch_fill_of(p, id);
     if (f)
         return monarch_way_of(f->job) == me->way && find_unit(p, me, f, reader, w);
     if (!has_order(p, id) && me->unordered_count < MONARCH_UNORDERED &&
@@ -457,7 +457,7 @@ static int has_demand(const struct pool *p, enum monarch_way way) {
         if (!d || d == p->taken[i])
             continue;
         uint64_t id = monarch_demand_entry(d);
-        const struct fill *f = fill_of(p, id);
+        const struct fill *f = monarch_fill_of(p, id);
         const struct job *job = f ? f->job : queued(p, way, id);
         if (job ? monarch_way_of(job) == way && can_serve(p, -1, job)
                 : !has_order(p, id) && monarch_may_order(p, i, d))

@@ -106,6 +106,8 @@ void monarch_free_slot(struct pool *p, struct job *job);
 
 int monarch_is_claimed(const struct fill *f, uint64_t unit);
 void monarch_claim(struct fill *f, uint64_t unit);
+/* NULL for none. */
+struct fill *monarch_fill_of(const struct pool *p, uint64_t id);
 void monarch_add_fill(struct pool *p, struct fill *f);
 void monarch_remove_fill(struct pool *p, const struct fill *f);
 

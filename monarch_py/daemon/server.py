@@ -258,6 +258,7 @@ class Daemon:
         self._give_up_tiers()
         for ids, rows, tier in self.scanner.step():
             self.filler.adopt(ids, rows, tier)
+        self._let_engine_order()
         wanted, adopted = self.scanner.take_mail()
         for ids, rows, tier in adopted:
             self.filler.adopt(ids, rows, tier)
@@ -268,11 +269,14 @@ class Daemon:
         self._take_opened(wanted)
         self.filler.wanted.take_wants()
         self.filler.wanted.take_demands()
+        self._let_engine_order()
         # A plan has an order of its own.
         more = not self.planned.is_active and self._fill_ahead()
+        self._let_engine_order()
         self.filler.copies.drop_changed()
         self.filler.copies.compare_young()
         self.filler.collect()
+        self._let_engine_order()
         if not self.shared.control.off:
             more |= self.filler.feed()
         self.planned.step()
@@ -283,6 +287,12 @@ class Daemon:
         self.filler.await_results(follows_plan=self.planned.is_active)
         self.filler.engine.adapt()
         return more or self.scanner.has_more
+
+    def _let_engine_order(self) -> None:
+        """Between two parts of a turn: descriptors of files that programs have read do not wait for
+        the end of it, which may take long where threads want more processors than there are."""
+        self.filler.end_turn()
+        self.filler.begin_turn()
 
     def _meet_read(self) -> Ids:
         """Files that the catalog did not know when programs handed them over."""
