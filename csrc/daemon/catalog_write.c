@@ -101,8 +101,8 @@ static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e
                 : 0;
 }
 
-static uint64_t add(struct monarch_catalog *c, const struct monarch_entry *entries, uint64_t n,
-                    const char *pool, uint64_t *ids, uint64_t *added) {
+uint64_t monarch_add(struct monarch_catalog *c, const struct monarch_entry *entries, uint64_t n,
+                     const char *pool, uint64_t *ids, uint64_t *added) {
     struct monarch_entry *table = monarch_table(c);
     for (uint64_t i = 0; i < n; i++) {
         const struct monarch_entry *e = &entries[i];
@@ -135,7 +135,7 @@ static uint64_t add(struct monarch_catalog *c, const struct monarch_entry *entri
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added) {
     pthread_mutex_lock(&w->lock);
-    uint64_t taken = add(w->catalog, entries, n, pool, ids, added);
+    uint64_t taken = monarch_add(w->catalog, entries, n, pool, ids, added);
     pthread_mutex_unlock(&w->lock);
     return taken;
 }

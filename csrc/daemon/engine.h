@@ -106,8 +106,8 @@ void monarch_remove_copy(struct job *job); /* says in the result if it stays */
 void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]);
 /* -1: *status is why, and errno, or 0. Several threads may open it for one order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
-/* Of a regular file, as the kernel remembers it; 0: it is none. */
-uint64_t monarch_inode_of(int fd);
+/* Of a regular file, and its device, as the kernel remembers them; 0: it is none. */
+uint64_t monarch_inode_of(int fd, uint64_t *dev);
 /* Whether the descriptor, which a program has opened, is one to read the order's file by. */
 int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd);
 /* After the last byte: whether the file is still what the catalog says, so that all bytes belong

@@ -176,13 +176,14 @@ int monarch_leaves_again(struct pool *p, const struct job *job) {
  */
 
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
-                          uint64_t first_copy) {
+                          uint64_t first_copy, uint32_t meets) {
     struct pool *p = (struct pool *)e;
     struct grant *g = &p->grant;
     pthread_mutex_lock(&p->lock);
     g->tiers = tiers;
     memcpy(g->room, room, tiers * sizeof *room);
     g->next_copy = first_copy;
+    g->meets = meets;
     for (unsigned i = 0; i < MONARCH_DEMANDS; i++)
         if (g->is_early[i] ||
             __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE) != g->refused[i])

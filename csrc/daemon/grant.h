@@ -17,6 +17,7 @@ struct worker;
 struct grant {
     int holds;
     uint32_t turns; /* of the daemon's loop so far, atomic */
+    uint32_t meets; /* see monarch_engine_grant */
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* what is left of it */
     uint64_t next_copy;                          /* the next one's number */

@@ -81,11 +81,12 @@ static void leave(struct pool *p, int fd, const struct monarch_handover *what,
 static void take(struct taker *me, int fd, const struct monarch_handover *what) {
     struct pool *p = me->all->pool;
     struct job *job;
+    uint64_t dev;
     if (monarch_is_recalled(p->shared.clients, what->id, monarch_now_ns())) {
         leave(p, fd, what, MONARCH_ANOTHERS);
         return;
     }
-    enum monarch_handed answer = order(p, what->id, monarch_inode_of(fd), &job);
+    enum monarch_handed answer = order(p, what->id, monarch_inode_of(fd, &dev), &job);
     if (!job) {
         leave(p, fd, what, answer);
         return;

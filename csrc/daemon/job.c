@@ -136,9 +136,12 @@ static int is_as_catalogued(const struct monarch_entry *e, int fd, int sync) {
     return attributes_of(fd, sync, &x) && are_as_catalogued(e, &x);
 }
 
-uint64_t monarch_inode_of(int fd) {
+uint64_t monarch_inode_of(int fd, uint64_t *dev) {
     struct statx x;
-    return attributes_of(fd, AT_STATX_DONT_SYNC, &x) && S_ISREG(x.stx_mode) ? x.stx_ino : 0;
+    if (!attributes_of(fd, AT_STATX_DONT_SYNC, &x) || !S_ISREG(x.stx_mode))
+        return 0;
+    *dev = makedev(x.stx_dev_major, x.stx_dev_minor);
+    return x.stx_ino;
 }
 
 int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd) {

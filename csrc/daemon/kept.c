@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "kept.h"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,12 +28,15 @@
 #define LOOK_NS 20000000L
 #define STACK_BYTES (64 * 1024)
 
+#define NOBODY UINT64_MAX
+
 struct kept {
     int fd;           /* -1: it was given back */
     int is_read;      /* all of it, by its program */
     int is_told;      /* policy knows that the file waits for its order; */
     int is_ordered;   /* there is one */
     uint32_t told_at; /* in this turn of the daemon's loop */
+    uint64_t id;      /* of its entry; NOBODY: it has none */
     uint64_t claim, since_ns;
     struct monarch_entry entry; /* of a file that has none; else only its inode's number */
     char path[];
@@ -72,8 +76,8 @@ static void drop(struct kept_table *t, unsigned i) {
 }
 
 static int is_of(const struct kept *k, const struct job *job) {
-    if (!monarch_is_unmet(k->claim))
-        return k->claim == job->result.id;
+    if (k->id != NOBODY)
+        return k->id == job->result.id;
     return k->entry.source == job->entry.source && strcmp(k->path, job->path) == 0;
 }
 
@@ -105,6 +109,7 @@ static struct kept *new_kept(int fd, const struct monarch_handover *what, size_t
     k->fd = fd;
     k->is_read = what->is_read != 0;
     k->claim = what->id;
+    k->id = monarch_is_unmet(what->id) ? NOBODY : what->id;
     k->since_ns = monarch_now_ns();
     memcpy(k->path, what->path, path_len);
     return k;
@@ -131,7 +136,8 @@ int monarch_keep(struct kept_table *t, int fd, const struct monarch_handover *wh
     struct kept *k = new_kept(fd, what, 0);
     if (!k)
         return 0;
-    k->entry.ino = monarch_inode_of(fd);
+    uint64_t dev;
+    k->entry.ino = monarch_inode_of(fd, &dev);
     return add(t, k, is_told);
 }
 
@@ -151,12 +157,11 @@ static int is_plain(const char *path) {
 static int describe(const struct pool *p, int fd, const struct monarch_handover *what,
                     struct monarch_entry *e) {
     char target[1];
-    struct stat st;
-    return is_plain(what->path) && fstat(fd, &st) == 0 &&
-           st.st_dev == p->shared.control->source[what->source].dev &&
-           monarch_stat_entry(p->roots[what->source], what->source, what->path, e, target,
-                              sizeof target) == 0 &&
-           e->kind == MONARCH_FILE && e->ino == st.st_ino;
+    uint64_t dev, ino = monarch_inode_of(fd, &dev);
+    return is_plain(what->path) && ino && dev == p->shared.control->source[what->source].dev &&
+           monarch_statx_entry(p->roots[what->source], what->source, what->path, AT_STATX_DONT_SYNC,
+                               e, target, sizeof target) == 0 &&
+           e->kind == MONARCH_FILE && e->ino == ino;
 }
 
 int monarch_keep_unmet(struct kept_table *t, int fd, const struct monarch_handover *what) {
@@ -218,7 +223,7 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
     pthread_mutex_lock(&t->lock);
     for (unsigned i = 0; i < t->count && n < max; i++) {
         struct kept *k = t->at[i];
-        if (!monarch_is_unmet(k->claim) || k->is_told || k->entry.source != source)
+        if (k->id != NOBODY || k->is_told || k->entry.source != source)
             continue;
         tell(t, k);
         entries[n] = k->entry;
@@ -239,20 +244,32 @@ static int is_in_vain(const struct kept_table *t, const struct kept *k, uint64_t
     return k->is_told && turns >= TURNS && now - k->since_ns > ORDER_NS;
 }
 
+/* Takes the file into the catalog, where policy lets it; without room there it is left to policy.
+ */
+static void meet(struct pool *p, struct monarch_catalog *c, struct kept *k) {
+    uint64_t id, added = 0;
+    if (!p->grant.holds || !(p->grant.meets >> k->entry.source & 1) || k->is_told ||
+        !monarch_add(c, &k->entry, 1, k->path, &id, &added) || id >= MONARCH_MAX_FILES)
+        return;
+    k->id = id;
+    if (k->is_read)
+        monarch_set_bit(&p->shared.clients->read, id);
+}
+
 /* Orders the fill within the grant, or asks policy. Whether the descriptor goes on waiting. Under
  * the writer's lock, the pool's and the table's. */
 static int is_still_kept(struct kept_table *t, struct kept *k, struct monarch_catalog *c,
                          int *asks) {
     struct pool *p = t->pool;
     struct job *job;
-    enum monarch_handed answer = monarch_order_handed(p, c, k->claim, k->entry.ino, &job);
+    enum monarch_handed answer = monarch_order_handed(p, c, k->id, k->entry.ino, &job);
     if (answer == MONARCH_TAKEN && job) {
         k->is_ordered = job->is_kept = 1;
         monarch_push(&p->in_use[MONARCH_FROM_SOURCE], job);
         monarch_remember(p, job);
     }
     if ((answer == MONARCH_REFUSED && !k->is_told) || answer == MONARCH_ANOTHERS) {
-        *asks |= monarch_asks_policy(p, k->claim);
+        *asks |= monarch_asks_policy(p, k->id);
         tell(t, k);
     }
     return job || answer == MONARCH_REFUSED || answer == MONARCH_NOT_YET;
@@ -263,14 +280,16 @@ static int look_at(struct kept_table *t, struct monarch_catalog *c, uint64_t now
     int asks = 0;
     for (unsigned i = 0; i < t->count;) {
         struct kept *k = t->at[i];
-        int is_known = !monarch_is_unmet(k->claim);
+        if (k->id == NOBODY && c)
+            meet(t->pool, c, k);
+        int is_known = k->id != NOBODY;
         if (monarch_is_recalled(t->pool->shared.clients, k->claim, now))
             give_back(t, k);
         if (k->is_ordered) {
             i++;
         } else if (k->fd < 0 || is_in_vain(t, k, now)) {
             if (is_known && !k->is_told)
-                asks |= monarch_asks_policy(t->pool, k->claim);
+                asks |= monarch_asks_policy(t->pool, k->id);
             drop(t, i);
         } else if (is_known && c && !is_still_kept(t, k, c, &asks)) {
             drop(t, i);

@@ -131,6 +131,14 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
 /* A directory, and those that lie above it, come before all others that are still to be listed;
  * is_deep: with those below it. */
 void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep);
+/* The same with flags of statx. */
+int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
+                        struct monarch_entry *e, char *target, uint64_t target_bytes);
+/* Files that the catalog has already, under the same name and inode's number, are not looked at. */
+void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w);
+/* Until the next call so many names are looked at in wanted directories, and in others so many more
+ * than it may now; below 0: all. Directories that are wanted are listed all the same. */
+void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* The next batch, or NULL: then *finished says whether there will be none. */
 struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished);
 void monarch_batch_free(struct monarch_batch *b);
@@ -261,8 +269,10 @@ struct monarch_placed {
     uint64_t id, copy;
     uint32_t tier, unused;
 };
+/* meets : a bit for each source whose files the engine may take into the catalog, as programs hand
+ * them over */
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
-                          uint64_t first_copy);
+                          uint64_t first_copy, uint32_t meets);
 /* Ends the grant; what was ordered under it goes to (MONARCH_PLACED,) out. Returns how many. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
 /* Where nodes share: whether this one keeps a file, and whom its fill asks, -1 for nobody. From the

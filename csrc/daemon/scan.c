@@ -18,15 +18,16 @@
 #include "native.h"
 #include "pace.h"
 #include "sys.h"
+#include "writer.h"
 
 #define BATCH_ENTRIES 4096
 #define BATCH_POOL (512 * 1024)
 #define BATCHES_AHEAD 8 /* batches that wait for Python before the threads wait for it */
 /* Names that one thread looks at before it takes more. A directory is listed by one thread, and its
  * names are shared out in portions: a flat directory of a million files keeps all threads busy. */
-#define PORTION 64
+#define PORTION 16
 /* Portions that may wait for a thread, for each thread; past it the lister looks at names too. */
-#define PORTIONS_AHEAD 4
+#define PORTIONS_AHEAD 16
 /* A thread hands over what it has found after this time, and rings for Python as often: fills wait
  * for it [ns]. */
 #define BATCH_NS 20000000ULL
@@ -47,6 +48,8 @@ struct queue {
     struct task *first, *last;
     int portions;
 };
+
+#define ALL_NAMES INT64_MAX
 
 /* A directory that comes before others. The latest are kept: the walk may not have met them yet. */
 #define WANTS 16
@@ -69,6 +72,8 @@ struct monarch_scan {
     unsigned source;
     uint64_t dev, errors;
     struct monarch_pace pace;
+    int64_t may_look[2]; /* at so many names, by whether they are wanted (monarch_scan_allow) */
+    struct monarch_writer *writer; /* atomic; of the catalog that is filled, or NULL */
     uint32_t *doorbell;
     uint64_t rung_ns; /* when the bell was last rung for a batch */
     pthread_t thread[];
@@ -102,11 +107,16 @@ static void from_statx(struct monarch_entry *e, const struct statx *x) {
 
 int monarch_stat_entry(int root, unsigned source, const char *path, struct monarch_entry *e,
                        char *target, uint64_t target_bytes) {
+    return monarch_statx_entry(root, source, path, 0, e, target, target_bytes);
+}
+
+int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
+                        struct monarch_entry *e, char *target, uint64_t target_bytes) {
     struct statx x;
     memset(e, 0, sizeof *e);
     e->place = MONARCH_NO_PLACE;
-    if (statx(root, path, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH, STATX_BASIC_STATS | STATX_BTIME,
-              &x) != 0)
+    if (statx(root, path, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH | flags,
+              STATX_BASIC_STATS | STATX_BTIME, &x) != 0)
         return -errno;
     e->source = (uint8_t)source;
     from_statx(e, &x);
@@ -275,7 +285,7 @@ static void add_task(struct monarch_scan *s, struct task *t) {
     if (!t)
         return;
     pthread_mutex_lock(&s->lock);
-    t->is_wanted |= !t->names && is_wanted(s, t->path);
+    t->is_wanted |= is_wanted(s, t->path);
     if (t->is_wanted || t->names) {
         append(t->is_wanted ? &s->wanted : &s->portions, t);
     } else {
@@ -284,6 +294,17 @@ static void add_task(struct monarch_scan *s, struct task *t) {
     }
     pthread_cond_signal(&s->more_work);
     pthread_mutex_unlock(&s->lock);
+}
+
+/* Under the lock. */
+static void count_looks(struct monarch_scan *s, const struct task *t) {
+    if (s->may_look[t->is_wanted] != ALL_NAMES)
+        s->may_look[t->is_wanted] -= t->names;
+}
+
+static int may_look(struct monarch_scan *s, struct task *t) {
+    t->is_wanted |= is_wanted(s, t->path);
+    return s->may_look[t->is_wanted] > 0;
 }
 
 static int is_on_source(struct monarch_scan *s, const char *path) {
@@ -305,10 +326,31 @@ static void report(struct monarch_scan *s, struct monarch_batch **batch, struct 
 
 static _Thread_local uint64_t looks; /* of this thread at names */
 
+/* A file that a program has handed over: it was looked at since. What is told of it now is its
+ * place in the directory, which has the same file under this name still. */
+static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
+                    struct monarch_entry *e) {
+    struct monarch_writer *w = __atomic_load_n(&s->writer, __ATOMIC_ACQUIRE);
+    if (!w || !monarch_lock_soon(w))
+        return 0;
+    const struct monarch_catalog *c = w->catalog;
+    int64_t id = monarch_find(c, s->source, path, strlen(path));
+    if (id >= 0)
+        *e = monarch_entries(c)[id];
+    pthread_mutex_unlock(&w->lock);
+    e->word = 0;
+    return id >= 0 && e->kind == MONARCH_FILE && e->ino == ino;
+}
+
 static void visit(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                   uint32_t place, uint64_t ino) {
     struct monarch_entry e;
     char target[MONARCH_PATH_MAX];
+    if (is_known(s, path, ino, &e)) {
+        e.place = place;
+        report(s, batch, &e, path, "");
+        return;
+    }
     pace(s);
     looks++;
     int r = monarch_stat_entry(s->root, s->source, path, &e, target, sizeof target);
@@ -378,12 +420,27 @@ static int others_have_enough(struct monarch_scan *s, const struct task *t) {
     return enough;
 }
 
+/* What this thread has listed itself and no other looks at. */
+static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
+    pthread_mutex_lock(&s->lock);
+    while (!may_look(s, t) && !s->stopping) {
+        pthread_mutex_unlock(&s->lock);
+        hand_over(s, batch);
+        pthread_mutex_lock(&s->lock);
+        if (!may_look(s, t) && !s->stopping)
+            pthread_cond_wait(&s->more_work, &s->lock);
+    }
+    count_looks(s, t);
+    pthread_mutex_unlock(&s->lock);
+    look_at_names(s, batch, t);
+}
+
 static void share_out(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     if (!others_have_enough(s, t)) {
         add_task(s, t);
         return;
     }
-    look_at_names(s, batch, t);
+    look_at_own(s, batch, t);
     free(t);
 }
 
@@ -500,7 +557,7 @@ static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,
     }
     closedir(d);
     if (rest)
-        look_at_names(s, batch, rest);
+        look_at_own(s, batch, rest);
     free(rest);
 }
 
@@ -508,13 +565,25 @@ static int has_work(const struct monarch_scan *s) {
     return s->wanted.first || s->portions.first || s->todo;
 }
 
+/* A directory that is wanted is listed at once. */
+static int may_begin_wanted(const struct monarch_scan *s) {
+    return s->wanted.first && (!s->wanted.first->names || s->may_look[1] > 0);
+}
+
+static int may_begin(const struct monarch_scan *s) {
+    return may_begin_wanted(s) || (s->may_look[0] > 0 && (s->portions.first || s->todo));
+}
+
+/* The first that may begin. */
 static struct task *take_task(struct monarch_scan *s) {
     struct task *t = s->todo;
-    if (s->wanted.first)
-        return take_first(&s->wanted);
-    if (s->portions.first)
-        return take_first(&s->portions);
-    s->todo = t->next;
+    if (may_begin_wanted(s))
+        t = take_first(&s->wanted);
+    else if (s->portions.first)
+        t = take_first(&s->portions);
+    else
+        s->todo = t->next;
+    count_looks(s, t);
     return t;
 }
 
@@ -523,15 +592,15 @@ static struct task *take_task(struct monarch_scan *s) {
 static struct task *next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);
-    int waits = !has_work(s);
+    int waits = !may_begin(s);
     pthread_mutex_unlock(&s->lock);
     if (waits)
         hand_over(s, batch);
     pthread_mutex_lock(&s->lock);
     s->busy--;
-    while (!has_work(s) && s->busy > 0 && !s->stopping)
+    while (!may_begin(s) && (has_work(s) || s->busy > 0) && !s->stopping)
         pthread_cond_wait(&s->more_work, &s->lock);
-    if (has_work(s) && !s->stopping) {
+    if (may_begin(s) && !s->stopping) {
         t = take_task(s);
         s->busy++;
     } else {
@@ -616,6 +685,7 @@ static struct monarch_scan *new_scan(int root, unsigned source, int threads, uin
     s->dev = st.st_dev;
     monarch_pace_init(&s->pace, ops_per_s);
     s->doorbell = doorbell;
+    s->may_look[0] = s->may_look[1] = ALL_NAMES;
     s->busy = s->threads = threads; /* each gives its share back when it first asks for work */
     return s;
 }
@@ -651,15 +721,9 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
     return begin(s);
 }
 
-void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep) {
-    if (!*directory) /* it is where the walk begins, and all else lies below it */
-        return;
-    pthread_mutex_lock(&s->lock);
-    struct want *w = &s->wants[s->next_want++ % WANTS];
-    snprintf(w->directory, sizeof w->directory, "%s", directory);
-    w->is_set = 1;
-    w->is_deep = is_deep;
-    for (struct task **at = &s->todo, *t; (t = *at);) {
+/* Those of a list that a want names become wanted. */
+static void move_wanted(struct monarch_scan *s, const struct want *w, struct task **at) {
+    for (struct task *t; (t = *at);) {
         if (!is_named(w, t->path)) {
             at = &t->next;
             continue;
@@ -668,6 +732,41 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
         t->is_wanted = 1;
         append(&s->wanted, t);
     }
+}
+
+static void move_wanted_portions(struct monarch_scan *s, const struct want *w) {
+    struct queue left = s->portions;
+    s->portions = (struct queue){NULL, NULL, 0};
+    while (left.first) {
+        struct task *t = take_first(&left);
+        t->is_wanted = is_named(w, t->path);
+        append(t->is_wanted ? &s->wanted : &s->portions, t);
+    }
+}
+
+void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w) {
+    __atomic_store_n(&s->writer, w, __ATOMIC_RELEASE);
+}
+
+void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
+    pthread_mutex_lock(&s->lock);
+    int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
+    s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
+    s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;
+    if (wanted || more_others)
+        pthread_cond_broadcast(&s->more_work);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep) {
+    pthread_mutex_lock(&s->lock);
+    struct want *w = &s->wants[s->next_want++ % WANTS];
+    snprintf(w->directory, sizeof w->directory, "%s", directory);
+    w->is_set = 1;
+    w->is_deep = is_deep;
+    move_wanted(s, w, &s->todo);
+    move_wanted_portions(s, w);
+    pthread_cond_broadcast(&s->more_work);
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -27,6 +27,9 @@ int monarch_publish_result(struct monarch_writer *w, const struct monarch_contro
 /* --- within this room: the caller has the writer's lock ------------------------------------------
  */
 
+/* As monarch_catalog_add. */
+uint64_t monarch_add(struct monarch_catalog *c, const struct monarch_entry *entries, uint64_t n,
+                     const char *pool, uint64_t *ids, uint64_t *added);
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word);
 

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/sysmacros.h>
 #include <sys/un.h>
 
 #include "await.h"
@@ -241,12 +242,15 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
                                                    int is_read) {
     struct monarch_handover what = {.id = monarch_track_entry(tracked),
                                     .is_read = (uint32_t)is_read};
-    struct stat st;
-    if (tracked & TRACK_FORKED || sys_fstat(fd, &st) != 0 || monarch_unmet(st.st_ino) != what.id ||
-        !find_path(s, fd, &what))
+    struct statx x;
+    /* Attributes that are no older than its open are good enough: the source is not asked. */
+    if (tracked & TRACK_FORKED ||
+        sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, (long)&x, 0) !=
+            0 ||
+        monarch_unmet(x.stx_ino) != what.id || !find_path(s, fd, &what))
         return 0;
     uint64_t claim = begin_claim(s, what.id);
-    int done = claim && !monarch_has_locks(st.st_dev, st.st_ino) &&
+    int done = claim && !monarch_has_locks(makedev(x.stx_dev_major, x.stx_dev_minor), x.stx_ino) &&
                send_descriptor(fd, what.id, &what,
                                offsetof(struct monarch_handover, path) + what.path_len + 1);
     if (claim && !done)

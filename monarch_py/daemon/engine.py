@@ -184,12 +184,13 @@ class Engine:
             pointer(peers, "int32_t *") if peers is not None else ffi.NULL,
         )
 
-    def grant(self, rooms: list[TierRoom], first_copy: int) -> None:
+    def grant(self, rooms: list[TierRoom], first_copy: int, meets: int) -> None:
         """Lets the engine order fills by itself, first fit into `rooms`, of files that somebody
         waits for and of which it has no order. Until `end_grant` nobody else sets words of entries
         that are ABSENT or WANTED, or places anything in these tiers.
 
-        first_copy : number of the first copy; MONARCH_PLACED numbers from it on are the engine's
+        first_copy : number of the first copy; MONARCH_PLACED numbers from it on are the engine's;
+        meets : a bit for each source whose files the engine may take into the catalog
         """
         granted = np.zeros(len(rooms), dtype=ROOM)
         for given, room in zip(granted, rooms, strict=True):
@@ -198,7 +199,7 @@ class Engine:
             given["inodes"] = max(room.free_inodes, 0)
             given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
         where = pointer(granted, "struct monarch_room *")
-        lib.monarch_engine_grant(self._engine, len(rooms), where, first_copy)
+        lib.monarch_engine_grant(self._engine, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> npt.NDArray[Any]:
         """(n,) of dtype PLACED: the orders that were made under the grant. They are valid until the

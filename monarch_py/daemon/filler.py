@@ -157,7 +157,8 @@ class Filler:
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and self.prefers is None and not self.shared.control.off
-        self.engine.grant(self.rooms() if may else [], self._next_copy)
+        meets = 0 if self.nodes is not None else self.scanner.met_by_engine
+        self.engine.grant(self.rooms() if may else [], self._next_copy, meets)
 
     # --- orders ------------------------------------------------------------------------------
 

@@ -114,7 +114,7 @@ def serve(config_file: Path, told: Told | None = None, *, is_shared: bool = Fals
         try:
             stopping = _Stopping()
             watch = OrphanWatch(session) if is_shared else None
-            daemon = _daemon(config, session, told)
+            daemon = _daemon(config, session, told, awaits_job=is_shared)
         except OSError as error:
             if error.errno == errno.ENOSPC and (full := full_shm()):
                 raise SessionError(full) from error
@@ -181,9 +181,11 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _daemon(config: Config, session: SessionDir, told: Told | None) -> Daemon:
+def _daemon(
+    config: Config, session: SessionDir, told: Told | None, *, awaits_job: bool
+) -> Daemon:
     if told is None:
-        return Daemon(config, session)
+        return Daemon(config, session, awaits_job=awaits_job)
     scanned = None if told.record is None else take(told.record)
     return Daemon(config, session, told.cluster, told.listener, scanned)
 

@@ -121,6 +121,8 @@ class Neighbours:
         self._ids = np.empty(QUEUE, dtype=np.uint64)
         self._full_until = self._opened_at = float("-inf")
         self._is_waiting = self._has_given_way = False
+        # Files that were ordered so far; those that are to be filled, or are being filled.
+        self.ordered = self.waiting = 0
         self._is_followed = bool(self.shared.control.follow_opens)  # by others
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -174,7 +176,9 @@ class Neighbours:
         self._is_waiting = False
         if not self.is_on:
             return False
-        queue = QUEUE - self.unused.settle()
+        unsettled = self.unused.settle()
+        queue = QUEUE - unsettled
+        self.waiting = unsettled + len(self._next[_Home.HERE])
         self.shared.control.follow_opens = self._is_followed or self.unused.files > 0
         if queue <= 0 or not self._may_order():
             return False
@@ -185,7 +189,10 @@ class Neighbours:
             if len(self._next[home]) and not self._may_fetch():
                 self._is_waiting = True
                 return False
-        self._order(self._take(queue, home), home)
+        taken = self._take(queue, home)
+        self._order(taken, home)
+        self.ordered += len(taken)
+        self.waiting = unsettled + len(taken) + len(self._next[_Home.HERE])
         return more
 
     def _may_fetch(self) -> bool:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from monarch_py.config import Config
 from monarch_py.daemon.keeper import Keeper
+from monarch_py.daemon.scanpace import ALL_NAMES
 from monarch_py.daemon.shared import Shared
 from monarch_py.daemon.source import Source
 from monarch_py.daemon.unmet import Path, Unmet
@@ -28,6 +29,8 @@ BATCHES_A_TURN = 8
 # A directory is listed before others once programs have opened so many files in it, whatever they
 # read of them; with `scan: lazy`, others are not listed.
 NAMES = 4
+# Of files that the engine has met between two turns, so many are looked at.
+LOOKS = 64
 # Directories of which this is counted, before it is begun anew.
 MOST_COUNTED = 65536
 
@@ -106,6 +109,10 @@ class Scanner:
         # is scanned, of files that are gone or others now.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, npt.NDArray[Any]] = {}
+        # Whether all was asked for, by a plan or a command; how many names a scan may look at.
+        self.is_in_a_hurry = False
+        self._allowed = ALL_NAMES
+        self._known = 0  # entries that were looked at
         self.has_more = False  # batches or directories are left that nobody will ring for
         self.full = False  # shared memory has no room for more entries
         self._renames = int(shared.clients.renames)
@@ -126,6 +133,16 @@ class Scanner:
     def is_whole(self) -> bool:
         """Whether everything is known."""
         return all(source.is_whole for source in self.sources)
+
+    @property
+    def met_by_engine(self) -> int:
+        """A bit for each source whose files the engine may take into the catalog by itself, as
+        programs hand them over: none is left out, none has a copy of an earlier session, and none
+        was moved while it was listed."""
+        has_earlier = any(len(validator.rows) for validator in self.validators)
+        if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
+            return 0
+        return sum(1 << source.number for source in self.sources if source.takes_all)
 
     def ask_for(self, number: int, directory: str, *, is_deep: bool, is_read: bool = True) -> None:
         """Has a directory of a source listed, unless it was.
@@ -151,6 +168,7 @@ class Scanner:
             self.ask_for(number, directory, is_deep=is_deep)
 
     def ask_for_all(self) -> None:
+        self.is_in_a_hurry = True
         for source in self.sources:
             self.ask_for(source.number, "", is_deep=True, is_read=False)
 
@@ -160,12 +178,28 @@ class Scanner:
         left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
         return not self.is_whole or any(map(len, left))
 
+    def allow(self, wanted: int, more_others: int) -> None:
+        """See Scan.allow."""
+        self._allowed = wanted, more_others
+        if self._current is not None and self._current.scan is not None:
+            self._current.scan.allow(wanted, more_others)
+
+    def note_met(self) -> None:
+        """Files that the engine has taken into the catalog since the last turn: programs have
+        opened them."""
+        met = range(self._known, len(self.shared.catalog))
+        self._known = met.stop
+        for entry in met[:: len(met) // LOOKS + 1]:
+            source = int(self.shared.catalog.entries["source"][entry])
+            self._note_opened(source, self.shared.catalog.path(entry))
+
     # --- the scan -----------------------------------------------------------------------------
 
     def step(self) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
         """One turn. Returns what of earlier sessions was found good, as (entries' numbers,
         manifest rows, tier)."""
         found: list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]] = []
+        self.note_met()
         self.has_more = False
         for _ in range(BATCHES_A_TURN):
             source = self._source_to_scan()
@@ -189,7 +223,8 @@ class Scanner:
             if self._current is not None:
                 bell = ffi.addressof(self.shared.clients, "doorbell")
                 try:
-                    self._current.begin(self.config, bell)
+                    scan = self._current.begin(self.config, bell, self.shared.catalog.writer)
+                    scan.allow(*self._allowed)
                 except OSError as error:
                     log.warning(
                         "%s: what is not known of it stays at the source: %s",
@@ -239,7 +274,8 @@ class Scanner:
                 error,
             )
             return []
-        new = np.arange(before, len(catalog), dtype=np.uint64)
+        self._known = len(catalog)
+        new = np.arange(before, self._known, dtype=np.uint64)
         if int(self.shared.clients.renames) != self._renames:
             self._look_again(source, new)
         fresh = new[state_of(catalog.words[new]) == State.ABSENT]
@@ -277,6 +313,7 @@ class Scanner:
     ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
         """Files that clients opened before the scan met them: they are wanted, and known now."""
         found = []
+        self.note_met()
         told = self.shared.mail(self._stuck)
         for path in told:
             self._note_opened(*path)

@@ -31,6 +31,7 @@ from monarch_py.daemon.ranks import Ranks
 from monarch_py.daemon.renewal import version_of
 from monarch_py.daemon.report import SCHEMA_VERSION, status
 from monarch_py.daemon.scanner import Scanner
+from monarch_py.daemon.scanpace import ALL_NAMES, ScanPace
 from monarch_py.daemon.shared import Shared
 from monarch_py.daemon.staging import open_staging
 from monarch_py.daemon.switches import Switches
@@ -82,6 +83,7 @@ class Daemon:
     ConfigError for a plan that cannot be followed; TierError when no tier can be used; OSError when
     shared memory is full.
 
+    awaits_job : a program is about to begin
     lost : the file of the session whose removal has ended it, None if it ended otherwise
     """
 
@@ -92,6 +94,8 @@ class Daemon:
         cluster: Cluster | None = None,
         listener: socket.socket | None = None,
         scanned: tuple[Record, float] | None = None,
+        *,
+        awaits_job: bool = False,
     ) -> None:
         self.config, self.cluster = config, cluster
         nodes = len(cluster.members) if cluster else 1
@@ -107,7 +111,7 @@ class Daemon:
         self._why: list[str] = []
         try:
             self._open_tiers(session)
-            self._make_ready(session, plans, listener, scanned)
+            self._make_ready(session, plans, listener, scanned, awaits_job=awaits_job)
         except BaseException:
             self._end_keepers()
             raise
@@ -118,6 +122,8 @@ class Daemon:
         plans: Sequence[tuple[Path, Loaded]],
         listener: socket.socket | None,
         scanned: tuple[Record, float] | None,
+        *,
+        awaits_job: bool,
     ) -> None:
         config, cluster = self.config, self.cluster
         self.shared = Shared(session, config)
@@ -130,6 +136,7 @@ class Daemon:
         self.ranks = Ranks(self.shared, self.filler.engine, is_on=config.balance_ranks)
         if self.filler.staging.tier is not None or plans:
             self.shared.follow_opens()
+        self._scan_pace = ScanPace(time.monotonic(), awaits_job=awaits_job)
         self.neighbours = Neighbours(self.filler, is_on=config.prefetch == "auto")
         files = (SYSTEM_SWITCH_FILE, config.switch_file)
         self._switches = Switches([path for path in files if path is not None])
@@ -272,6 +279,7 @@ class Daemon:
         self._let_engine_order()
         # A plan has an order of its own.
         more = not self.planned.is_active and self._fill_ahead()
+        self._pace_scan()
         self._let_engine_order()
         self.filler.copies.drop_changed()
         self.filler.copies.compare_young()
@@ -287,6 +295,15 @@ class Daemon:
         self.filler.await_results(follows_plan=self.planned.is_active)
         self.filler.engine.adapt()
         return more or self.scanner.has_more
+
+    def _pace_scan(self) -> None:
+        """The scan stays behind the job, unless fills need all that it finds."""
+        now_s, opens = time.monotonic(), self.shared.source_opens()[0]
+        ordered, waiting = self.neighbours.ordered, self.neighbours.waiting
+        found = sum(source.found for source in self.scanner.sources)
+        allowed = self._scan_pace.step(now_s, opens, ordered - waiting, waiting, found)
+        is_urgent = self.scanner.is_in_a_hurry or self.planned.is_active or not self.neighbours.is_on
+        self.scanner.allow(*(ALL_NAMES if is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
         """Between two parts of a turn: descriptors of files that programs have read do not wait for

@@ -106,7 +106,7 @@ class Source:
                 self.scan.want(directory, is_deep=is_deep)
         return self._parts.add(directory, is_deep=is_deep)
 
-    def begin(self, config: Config, doorbell: Any) -> Scan:
+    def begin(self, config: Config, doorbell: Any, writer: Any) -> Scan:
         """Begins to list what was asked for. OSError when the root cannot be looked at; then it is
         left to the source."""
         directories, is_deep = self._parts.take()
@@ -123,6 +123,7 @@ class Source:
                 doorbell,
                 directories=None if self._becomes_whole else directories,
                 is_deep=is_deep,
+                writer=writer,
             )
         for directory, below in self._read:
             self.scan.want(directory, is_deep=below)
@@ -142,6 +143,12 @@ class Source:
 
     def root(self) -> Root:
         return self._root or read_root(self.fd)
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether the configuration leaves no file out."""
+        sizes_fit = self.config.min_size_bytes <= 1 and self.config.max_size_bytes is None
+        return sizes_fit and self.filter.trivial
 
     def excluded(self, entries: npt.NDArray[Any], paths: Any) -> npt.NDArray[np.bool_]:
         """(n,) True for files that the configuration leaves out. paths : callable, entry -> str."""

@@ -46,6 +46,11 @@ class Scan(Protocol):
         is_deep: with those below it."""
         ...
 
+    def allow(self, wanted: int, more_others: int) -> None:
+        """How many names may be looked at until the next call: in directories that come before
+        others, and, more than may be now, in the others; below 0: all."""
+        ...
+
     @property
     def seconds(self) -> float:
         """How long it took, once it is finished [s]."""

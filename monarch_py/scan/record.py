@@ -114,6 +114,9 @@ class _Told:
     def want(self, directory: str, *, is_deep: bool) -> None:
         """All is there at once."""
 
+    def allow(self, wanted: int, more_others: int) -> None:
+        """Nothing is asked of the source."""
+
     def errors(self) -> tuple[int, int]:
         return self._listed.errors, self._listed.error
 

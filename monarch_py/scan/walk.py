@@ -21,7 +21,8 @@ class Walk:
 
     fd : of the root, the caller's;  source : its number;  ops_per_s : 0 for no limit;  doorbell : a
     C pointer, rung when there is something to take;  directories : relative to the root, only these
-    are listed, is_deep: with what lies below them. OSError when the root cannot be looked at.
+    are listed, is_deep: with what lies below them;  writer : files that its catalog has already,
+    under the same name and inode's number, are not looked at. OSError when the root cannot be looked at.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Walk:
         *,
         directories: Sequence[str] | None = None,
         is_deep: bool = True,
+        writer: Any = ffi.NULL,
     ) -> None:
         self._started, self.seconds = time.monotonic(), 0.0
         self._doorbell = doorbell  # rung until the threads have ended
@@ -47,6 +49,7 @@ class Walk:
             )
         if self._scan == ffi.NULL:
             raise OSError(errno.EIO, "the source's root cannot be looked at")
+        lib.monarch_scan_skip_known(self._scan, writer)
         self._batch: Any = ffi.NULL
         self.is_finished = False
 
@@ -65,6 +68,9 @@ class Walk:
 
     def want(self, directory: str, *, is_deep: bool) -> None:
         lib.monarch_scan_want(self._scan, os.fsencode(directory), is_deep)
+
+    def allow(self, wanted: int, more_others: int) -> None:
+        lib.monarch_scan_allow(self._scan, wanted, more_others)
 
     def errors(self) -> tuple[int, int]:
         first = ffi.new("int *")

@@ -132,7 +132,7 @@ class Engine:
             given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
             given["is_part"] = is_part
         where = pointer(granted, "struct monarch_room *")
-        lib.monarch_engine_grant(self.c, len(rooms), where, first_copy)
+        lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, 0)
 
     def end_grant(self) -> npt.NDArray[Any]:
         """(n,) of dtype PLACED: what was ordered under it."""
