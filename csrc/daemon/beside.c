@@ -13,9 +13,15 @@ static int lies_in(const struct monarch_catalog *c, const struct monarch_entry *
     return is_deep || !memchr(path + name, '/', e->path_len - name);
 }
 
-int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t now_ns) {
+static int is_claimed(const struct monarch_clients *m, uint64_t id, uint64_t now_ns) {
     uint64_t claim = __atomic_load_n(&m->claim[id % MONARCH_CLAIMS], __ATOMIC_RELAXED);
     return monarch_claim_names(claim, id) && monarch_claim_holds(claim, now_ns);
+}
+
+/* Its reader may have opened it before it had an entry. */
+int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t ino,
+                          uint64_t now_ns) {
+    return is_claimed(m, id, now_ns) || is_claimed(m, monarch_unmet(ino), now_ns);
 }
 
 uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monarch_clients *m,
@@ -30,7 +36,8 @@ uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monar
         /* A word of 0: ABSENT for no reason, and no copy that is being removed. */
         if (e->kind == MONARCH_FILE && e->source == source &&
             __atomic_load_n(&e->word, __ATOMIC_RELAXED) == 0 &&
-            lies_in(c, e, directory, length, is_deep) && !monarch_is_being_read(m, *at, now))
+            lies_in(c, e, directory, length, is_deep) &&
+            !monarch_is_being_read(m, *at, e->ino, now))
             ids[n++] = *at;
     }
     return n;

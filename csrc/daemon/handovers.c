@@ -14,7 +14,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "handed.h"
 #include "joining.h"
 #include "kept.h"
 #include "work.h"
@@ -40,17 +39,16 @@ struct handovers {
 /* --- one file -----------------------------------------------------------------------------------
  */
 
-/* The order of a file that is looked for with both locks; with it a slot, so that it begins at
- * once. */
-static enum monarch_handed order(struct pool *p, uint64_t id, uint64_t ino, struct job **job) {
+/* The order of the file, with a slot, so that it begins at once. */
+static enum monarch_answer order(struct pool *p, struct handed *h, struct job **job) {
     struct monarch_writer *w = p->shared.writer;
-    enum monarch_handed answer = MONARCH_NOT_YET;
+    enum monarch_answer answer = MONARCH_NOT_YET;
     *job = NULL;
     if (!monarch_lock_soon(w))
         return answer;
     pthread_mutex_lock(&p->lock);
     if (p->free_slots)
-        answer = monarch_order_handed(p, w->catalog, id, ino, job);
+        answer = monarch_order_handed(p, w->catalog, h, job);
     if (*job)
         (*job)->slot = p->slot[--p->free_slots];
     pthread_mutex_unlock(&p->lock);
@@ -58,58 +56,42 @@ static enum monarch_handed order(struct pool *p, uint64_t id, uint64_t ino, stru
     return answer;
 }
 
-static void ask_policy(struct pool *p, uint64_t id) {
-    if (monarch_asks_policy(p, id))
+/* The descriptor waits for policy's order, or is closed where another one fills the file, the
+ * program has asked for it, or no more may wait. */
+static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
+    int is_refused = answer == MONARCH_REFUSED;
+    int waits = is_refused || answer == MONARCH_NOT_YET;
+    int asks = answer != MONARCH_TAKEN && answer != MONARCH_NOT_YET && monarch_asks_policy(p, h);
+    if (!waits || !monarch_keep(p->kept, h, is_refused)) {
+        asks |= answer == MONARCH_NOT_YET && monarch_asks_policy(p, h);
+        monarch_give_back(p, h);
+        free(h);
+    }
+    if (asks)
         monarch_end_rest(p);
 }
 
-/* The descriptor waits for policy's order, or is closed where another one fills the file, the
- * program has asked for it, or no more may wait. */
-static void leave(struct pool *p, int fd, const struct monarch_handover *what,
-                  enum monarch_handed answer) {
-    int waits = answer == MONARCH_NOT_YET || answer == MONARCH_REFUSED;
-    if (answer == MONARCH_REFUSED)
-        ask_policy(p, what->id);
-    if (waits && monarch_keep(p->kept, fd, what, answer == MONARCH_REFUSED))
-        return;
-    if (answer == MONARCH_NOT_YET || answer == MONARCH_ANOTHERS)
-        ask_policy(p, what->id);
-    close(fd);
-    monarch_end_claim(p->shared.clients, what->id);
-}
-
-static void take(struct taker *me, int fd, const struct monarch_handover *what) {
+static void take(struct taker *me, struct handed *h) {
     struct pool *p = me->all->pool;
-    struct job *job;
-    uint64_t dev;
-    if (monarch_is_recalled(p->shared.clients, what->id, monarch_now_ns())) {
-        leave(p, fd, what, MONARCH_ANOTHERS);
-        return;
-    }
-    enum monarch_handed answer = order(p, what->id, monarch_inode_of(fd, &dev), &job);
+    struct job *job = NULL;
+    enum monarch_answer answer = MONARCH_ANOTHERS;
+    if (!monarch_is_recalled(p->shared.clients, h->claim, monarch_now_ns()))
+        answer = order(p, h, &job);
     if (!job) {
-        leave(p, fd, what, answer);
+        leave(p, h, answer);
         return;
     }
-    job->handed = fd;
-    job->claim = what->id;
-    job->is_read = what->is_read != 0;
+    monarch_hand_to(h, job);
+    free(h);
     monarch_do_handed(&me->worker, job);
 }
 
-static void take_unmet(struct pool *p, int fd, const struct monarch_handover *what) {
-    if (monarch_keep_unmet(p->kept, fd, what)) {
+/* fd : -1 where this process may have no more */
+static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
+    if (fd >= 0)
+        close(fd);
+    if (!monarch_is_unmet(what->id) && monarch_set_bit(&p->shared.clients->wanted, what->id))
         monarch_end_rest(p);
-        return;
-    }
-    close(fd);
-    monarch_end_claim(p->shared.clients, what->id);
-}
-
-/* This process may have no more descriptors. */
-static void take_none(struct pool *p, const struct monarch_handover *what) {
-    if (!monarch_is_unmet(what->id))
-        ask_policy(p, what->id);
     monarch_end_claim(p->shared.clients, what->id);
 }
 
@@ -201,12 +183,11 @@ static void *take_all(void *arg) {
         if (!receive(h, &what, &fd))
             continue;
         change_waiting(h, -1);
-        if (fd < 0)
-            take_none(h->pool, &what);
-        else if (monarch_is_unmet(what.id))
-            take_unmet(h->pool, fd, &what);
+        struct handed *file = fd >= 0 ? monarch_new_handed(h->pool, fd, &what) : NULL;
+        if (file)
+            take(me, file);
         else
-            take(me, fd, &what);
+            take_none(h->pool, fd, &what);
         change_waiting(h, 1);
     }
     monarch_unmap_buffer(me->worker.buffer);

@@ -2,17 +2,12 @@
 #ifndef MONARCH_KEPT_H
 #define MONARCH_KEPT_H
 
-#include "schedule.h"
-
-struct kept;
+#include "handed.h"
 
 /* The table, and the thread that looks after it; NULL where either cannot be had. */
 struct kept_table *monarch_new_kept(struct pool *p);
-/* Of a file that has an entry. is_told: policy has been asked for the order. 0: there is no room,
- * and nothing is done with the descriptor; the same below. */
-int monarch_keep(struct kept_table *t, int fd, const struct monarch_handover *what, int is_told);
-/* Of a file that has none: policy will be told of it. */
-int monarch_keep_unmet(struct kept_table *t, int fd, const struct monarch_handover *what);
+/* is_asked: policy has been asked for the order. 0: there is no room, and nothing is done. */
+int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 
 /* Orders what waits for it, as far as there is a grant, and closes what waits no longer. */
 void monarch_look_at_kept(struct kept_table *t);

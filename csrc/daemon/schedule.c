@@ -350,7 +350,7 @@ static struct job *first_late(struct pool *p, int in_use) {
 
 static int waits_for_reader(const struct pool *p, const struct job *job, uint64_t now) {
     return job && job->result.kind == MONARCH_FILL && !job->is_kept &&
-           monarch_is_being_read(p->shared.clients, job->result.id, now);
+           monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
 /* Orders go behind all others while programs read their files at the source, to hand them over: a

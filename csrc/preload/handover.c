@@ -217,6 +217,7 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     __atomic_store_n(&at->size, (uint64_t)st->st_size, __ATOMIC_RELAXED);
     __atomic_store_n(&at->bytes, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&at->word, w & ~TRACK_FLAGS, __ATOMIC_RELEASE);
+    monarch_claim_file(s, monarch_unmet(st->st_ino));
     return 1;
 }
 
@@ -342,6 +343,8 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         bytes = add_unmet(fd, tracked, n, &size);
         if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
             monarch_hand_over(fd, tracked, 1);
+        else if (!(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
+            monarch_claim_file(s, id); /* its reader takes longer than a claim lasts */
         return;
     }
     const struct monarch_entry *e = entry_of(s, id);
@@ -353,7 +356,7 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     else if (e && is_read_at_random(fd, e, bytes, n, end))
         fill_in_parts(s, e, fd, tracked);
     else if (e && e->size > MONARCH_UNIT)
-        monarch_claim_file(s, id); /* its reader takes longer than a claim lasts */
+        monarch_claim_file(s, id);
 }
 
 /* The bytes of the file that were read by now, as far as they are known; else 0. */
