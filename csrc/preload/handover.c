@@ -203,10 +203,19 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
                : 0;
 }
 
+/* Whether a small file of any source on this device is read as fast as its copy. */
+static int is_fast_device(const struct session *s, uint64_t dev) {
+    uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
+    for (uint32_t i = 0; fast && i < s->control->sources; i++)
+        here |= (uint32_t)(s->control->source[i].dev == dev) << i;
+    return (fast & here) != 0;
+}
+
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     struct unmet *at = unmet_at(fd);
     if (st->st_size <= 0 || (uint64_t)st->st_size > s->control->handed_bytes ||
-        s->control->shares || monarch_source_is_at_hand() ||
+        s->control->shares ||
+        (st->st_size <= MONARCH_UNIT && is_fast_device(s, st->st_dev)) ||
         !keeps_pages(s, UINT32_MAX, st->st_ino))
         return 0;
     monarch_track(s, fd, monarch_unmet(st->st_ino), TRACK_DIRECT);
