@@ -180,27 +180,33 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
     return job || answer == MONARCH_REFUSED || answer == MONARCH_NOT_YET;
 }
 
-/* c : NULL, while the catalog cannot be looked at. Whether policy is to be woken. */
-static int look_at(struct kept_table *t, struct monarch_catalog *c, uint64_t now) {
+/* c : NULL, while the catalog cannot be looked at. Whether it stays in the table: without a
+ * descriptor too, until policy knows of the file. */
+static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
+                 int *asks) {
+    if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))
+        monarch_give_back(t->pool, h);
+    if (h->is_ordered)
+        return 1;
+    if (is_in_vain(t, h, now))
+        return 0;
+    if (h->fd >= 0)
+        return !c || is_still_kept(t, h, c, asks);
+    if (h->id == MONARCH_NO_ENTRY)
+        return 1;
+    *asks |= !h->is_told && monarch_asks_policy(t->pool, h);
+    return 0;
+}
+
+/* Whether policy is to be woken. */
+static int look_at(struct kept_table *t, struct monarch_catalog *c) {
+    uint64_t now = monarch_now_ns();
     int asks = 0;
-    for (unsigned i = 0; i < t->count;) {
-        struct handed *h = t->at[i];
-        int stays = 1;
-        if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))
-            monarch_give_back(t->pool, h);
-        if (h->is_ordered)
-            ;
-        else if (h->fd < 0 || is_in_vain(t, h, now))
-            stays = 0;
-        else if (c)
-            stays = is_still_kept(t, h, c, &asks);
-        if (h->fd < 0 && !h->is_told && !stays)
-            asks |= monarch_asks_policy(t->pool, h);
-        if (stays)
+    for (unsigned i = 0; i < t->count;)
+        if (stays(t, t->at[i], c, now, &asks))
             i++;
         else
             drop(t, i);
-    }
     return asks;
 }
 
@@ -212,7 +218,7 @@ void monarch_look_at_kept(struct kept_table *t) {
     int has_writer = monarch_lock_soon(w);
     pthread_mutex_lock(&p->lock);
     pthread_mutex_lock(&t->lock);
-    int asks = look_at(t, has_writer ? w->catalog : NULL, monarch_now_ns());
+    int asks = look_at(t, has_writer ? w->catalog : NULL);
     pthread_mutex_unlock(&t->lock);
     monarch_unlock_and_ring(p);
     if (has_writer)

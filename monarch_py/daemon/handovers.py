@@ -1,4 +1,4 @@
-"""The sockets by which programs hand descriptors of files that they have read to the copy engine."""
+"""The sockets by which programs hand descriptors of files that they have read to the engine."""
 
 import logging
 import socket

@@ -181,9 +181,7 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _daemon(
-    config: Config, session: SessionDir, told: Told | None, *, awaits_job: bool
-) -> Daemon:
+def _daemon(config: Config, session: SessionDir, told: Told | None, *, awaits_job: bool) -> Daemon:
     if told is None:
         return Daemon(config, session, awaits_job=awaits_job)
     scanned = None if told.record is None else take(told.record)

@@ -178,6 +178,11 @@ class Scanner:
         left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
         return not self.is_whole or any(map(len, left))
 
+    @property
+    def found(self) -> int:
+        """Entries that scans have found so far."""
+        return sum(source.found for source in self.sources)
+
     def allow(self, wanted: int, more_others: int) -> None:
         """See Scan.allow."""
         self._allowed = wanted, more_others

@@ -16,7 +16,7 @@ IDLE_S = 1.0
 
 
 class ScanPace:
-    """A look at a file that its reader, or a fill, is about to look at is asked of the source twice.
+    """A file that the scan looks at long before its reader, or its fill, is asked for twice.
 
     awaits_job : a program is about to begin
     """
@@ -29,7 +29,7 @@ class ScanPace:
         self._found, self._found_by_s = -1, now_s
 
     def step(
-        self, now_s: float, opens: int, filled: int, waiting: int, found: int
+        self, now_s: float, *, opens: int, filled: int, waiting: int, found: int
     ) -> tuple[int, int]:
         """What the scan may look at until the next call, as `Scan.allow` takes it.
 

@@ -297,12 +297,16 @@ class Daemon:
         return more or self.scanner.has_more
 
     def _pace_scan(self) -> None:
-        """The scan stays behind the job, unless fills need all that it finds."""
-        now_s, opens = time.monotonic(), self.shared.source_opens()[0]
-        ordered, waiting = self.neighbours.ordered, self.neighbours.waiting
-        found = sum(source.found for source in self.scanner.sources)
-        allowed = self._scan_pace.step(now_s, opens, ordered - waiting, waiting, found)
-        is_urgent = self.scanner.is_in_a_hurry or self.planned.is_active or not self.neighbours.is_on
+        """The scan stays behind the job, unless a plan or a command needs all that it finds."""
+        ahead, opens = self.neighbours, self.shared.source_opens()[0]
+        allowed = self._scan_pace.step(
+            time.monotonic(),
+            opens=opens,
+            filled=ahead.ordered - ahead.waiting,
+            waiting=ahead.waiting,
+            found=self.scanner.found,
+        )
+        is_urgent = self.scanner.is_in_a_hurry or self.planned.is_active or not ahead.is_on
         self.scanner.allow(*(ALL_NAMES if is_urgent else allowed))
 
     def _let_engine_order(self) -> None:

@@ -22,7 +22,8 @@ class Walk:
     fd : of the root, the caller's;  source : its number;  ops_per_s : 0 for no limit;  doorbell : a
     C pointer, rung when there is something to take;  directories : relative to the root, only these
     are listed, is_deep: with what lies below them;  writer : files that its catalog has already,
-    under the same name and inode's number, are not looked at. OSError when the root cannot be looked at.
+    under the same name and inode's number, are not looked at. OSError when the root cannot be
+    looked at.
     """
 
     def __init__(
