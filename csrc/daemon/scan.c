@@ -72,8 +72,9 @@ struct monarch_scan {
     unsigned source;
     uint64_t dev, errors;
     struct monarch_pace pace;
+    int is_all_wanted;
     int64_t may_look[2]; /* at so many names, by whether they are wanted (monarch_scan_allow) */
-    struct monarch_writer *writer; /* atomic; of the catalog that is filled, or NULL */
+    struct monarch_writer *writer; /* of the catalog that is filled, or NULL */
     uint32_t *doorbell;
     uint64_t rung_ns; /* when the bell was last rung for a batch */
     pthread_t thread[];
@@ -297,14 +298,19 @@ static void add_task(struct monarch_scan *s, struct task *t) {
 }
 
 /* Under the lock. */
+static int64_t *looks_left(struct monarch_scan *s, int is_wanted) {
+    return &s->may_look[is_wanted || s->is_all_wanted];
+}
+
 static void count_looks(struct monarch_scan *s, const struct task *t) {
-    if (s->may_look[t->is_wanted] != ALL_NAMES)
-        s->may_look[t->is_wanted] -= t->names;
+    int64_t *left = looks_left(s, t->is_wanted);
+    if (*left != ALL_NAMES)
+        *left -= t->names;
 }
 
 static int may_look(struct monarch_scan *s, struct task *t) {
     t->is_wanted |= is_wanted(s, t->path);
-    return s->may_look[t->is_wanted] > 0;
+    return *looks_left(s, t->is_wanted) > 0;
 }
 
 static int is_on_source(struct monarch_scan *s, const char *path) {
@@ -330,7 +336,7 @@ static _Thread_local uint64_t looks; /* of this thread at names */
  * place in the directory, which has the same file under this name still. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
-    struct monarch_writer *w = __atomic_load_n(&s->writer, __ATOMIC_ACQUIRE);
+    struct monarch_writer *w = s->writer;
     if (!w || !monarch_lock_soon(w))
         return 0;
     const struct monarch_catalog *c = w->catalog;
@@ -566,12 +572,12 @@ static int has_work(const struct monarch_scan *s) {
 }
 
 /* A directory that is wanted is listed at once. */
-static int may_begin_wanted(const struct monarch_scan *s) {
+static int may_begin_wanted(struct monarch_scan *s) {
     return s->wanted.first && (!s->wanted.first->names || s->may_look[1] > 0);
 }
 
-static int may_begin(const struct monarch_scan *s) {
-    return may_begin_wanted(s) || (s->may_look[0] > 0 && (s->portions.first || s->todo));
+static int may_begin(struct monarch_scan *s) {
+    return may_begin_wanted(s) || (*looks_left(s, 0) > 0 && (s->portions.first || s->todo));
 }
 
 /* The first that may begin. */
@@ -685,7 +691,6 @@ static struct monarch_scan *new_scan(int root, unsigned source, int threads, uin
     s->dev = st.st_dev;
     monarch_pace_init(&s->pace, ops_per_s);
     s->doorbell = doorbell;
-    s->may_look[0] = s->may_look[1] = ALL_NAMES;
     s->busy = s->threads = threads; /* each gives its share back when it first asks for work */
     return s;
 }
@@ -745,7 +750,9 @@ static void move_wanted_portions(struct monarch_scan *s, const struct want *w) {
 }
 
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w) {
-    __atomic_store_n(&s->writer, w, __ATOMIC_RELEASE);
+    pthread_mutex_lock(&s->lock); /* a thread takes it before it looks at a name */
+    s->writer = w;
+    pthread_mutex_unlock(&s->lock);
 }
 
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
@@ -760,12 +767,16 @@ void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_oth
 
 void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep) {
     pthread_mutex_lock(&s->lock);
-    struct want *w = &s->wants[s->next_want++ % WANTS];
-    snprintf(w->directory, sizeof w->directory, "%s", directory);
-    w->is_set = 1;
-    w->is_deep = is_deep;
-    move_wanted(s, w, &s->todo);
-    move_wanted_portions(s, w);
+    if (*directory || !is_deep) {
+        struct want *w = &s->wants[s->next_want++ % WANTS];
+        snprintf(w->directory, sizeof w->directory, "%s", directory);
+        w->is_set = 1;
+        w->is_deep = is_deep;
+        move_wanted(s, w, &s->todo);
+        move_wanted_portions(s, w);
+    } else {
+        s->is_all_wanted = 1; /* nothing comes before the rest */
+    }
     pthread_cond_broadcast(&s->more_work);
     pthread_mutex_unlock(&s->lock);
 }

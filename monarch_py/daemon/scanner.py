@@ -12,12 +12,11 @@ import numpy.typing as npt
 
 from monarch_py.config import Config
 from monarch_py.daemon.keeper import Keeper
-from monarch_py.daemon.scanpace import ALL_NAMES
 from monarch_py.daemon.shared import Shared
 from monarch_py.daemon.source import Source
 from monarch_py.daemon.unmet import Path, Unmet
 from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, make_word, state_of
-from monarch_py.scan import Record, Scan
+from monarch_py.scan import ALL_NAMES, Record, Scan
 from monarch_py.tiers import Tier
 
 __all__ = ["Scanner", "Source"]
@@ -228,8 +227,8 @@ class Scanner:
             if self._current is not None:
                 bell = ffi.addressof(self.shared.clients, "doorbell")
                 try:
-                    scan = self._current.begin(self.config, bell, self.shared.catalog.writer)
-                    scan.allow(*self._allowed)
+                    writer = self.shared.catalog.writer
+                    self._current.begin(self.config, bell, writer, self._allowed)
                 except OSError as error:
                     log.warning(
                         "%s: what is not known of it stays at the source: %s",

@@ -1,9 +1,9 @@
 """How far the scan goes while programs read: what fills ahead need, and little beyond."""
 
-__all__ = ["ALL_NAMES", "ScanPace"]
+from monarch_py.scan import ALL_NAMES
 
-# Names in directories that programs read through, and in others, of which all may be looked at.
-ALL_NAMES = (-1, -1)
+__all__ = ["ScanPace"]
+
 # Fills ahead have so many names before them as they fill in this time [s], and always some. What a
 # look has brought the kernel keeps for about a second: a fill that comes later has it ask again.
 AHEAD_S, LEAST = 0.4, 16

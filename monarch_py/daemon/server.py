@@ -31,7 +31,7 @@ from monarch_py.daemon.ranks import Ranks
 from monarch_py.daemon.renewal import version_of
 from monarch_py.daemon.report import SCHEMA_VERSION, status
 from monarch_py.daemon.scanner import Scanner
-from monarch_py.daemon.scanpace import ALL_NAMES, ScanPace
+from monarch_py.daemon.scanpace import ScanPace
 from monarch_py.daemon.shared import Shared
 from monarch_py.daemon.staging import open_staging
 from monarch_py.daemon.switches import Switches
@@ -41,7 +41,7 @@ from monarch_py.errors import MonarchError, SessionError, TierError
 from monarch_py.native import lib
 from monarch_py.peers import Purpose
 from monarch_py.processes import Identity
-from monarch_py.scan import END_LIMIT_S, Record
+from monarch_py.scan import ALL_NAMES, END_LIMIT_S, Record
 from monarch_py.session import FileId, SessionDir, id_of
 from monarch_py.tiers import Tier, refuse_replaceable
 

@@ -106,7 +106,7 @@ class Source:
                 self.scan.want(directory, is_deep=is_deep)
         return self._parts.add(directory, is_deep=is_deep)
 
-    def begin(self, config: Config, doorbell: Any, writer: Any) -> Scan:
+    def begin(self, config: Config, doorbell: Any, writer: Any, allowed: tuple[int, int]) -> Scan:
         """Begins to list what was asked for. OSError when the root cannot be looked at; then it is
         left to the source."""
         directories, is_deep = self._parts.take()
@@ -124,6 +124,7 @@ class Source:
                 directories=None if self._becomes_whole else directories,
                 is_deep=is_deep,
                 writer=writer,
+                allowed=allowed,
             )
         for directory, below in self._read:
             self.scan.want(directory, is_deep=below)

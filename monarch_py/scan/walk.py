@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from monarch_py.native import ENTRY, ffi, lib
-from monarch_py.scan.batch import END_LIMIT_S, Batch, Root
+from monarch_py.scan.batch import ALL_NAMES, END_LIMIT_S, Batch, Root
 
 __all__ = ["Walk", "read_root"]
 
@@ -22,8 +22,8 @@ class Walk:
     fd : of the root, the caller's;  source : its number;  ops_per_s : 0 for no limit;  doorbell : a
     C pointer, rung when there is something to take;  directories : relative to the root, only these
     are listed, is_deep: with what lies below them;  writer : files that its catalog has already,
-    under the same name and inode's number, are not looked at. OSError when the root cannot be
-    looked at.
+    under the same name and inode's number, are not looked at;  allowed : see `allow`. OSError when
+    the root cannot be looked at.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Walk:
         directories: Sequence[str] | None = None,
         is_deep: bool = True,
         writer: Any = ffi.NULL,
+        allowed: tuple[int, int] = ALL_NAMES,
     ) -> None:
         self._started, self.seconds = time.monotonic(), 0.0
         self._doorbell = doorbell  # rung until the threads have ended
@@ -51,6 +52,7 @@ class Walk:
         if self._scan == ffi.NULL:
             raise OSError(errno.EIO, "the source's root cannot be looked at")
         lib.monarch_scan_skip_known(self._scan, writer)
+        self.allow(*allowed)
         self._batch: Any = ffi.NULL
         self.is_finished = False
 

@@ -83,6 +83,7 @@ static void scan_root(void) {
     struct monarch_writer *writer = monarch_writer_new();
     CHECK(writer && monarch_catalog_move(writer, catalog, &control_of_root.generation) == 0);
     struct monarch_scan *s = monarch_scan_start(root, 0, 1, 0, &clients->doorbell);
+    monarch_scan_allow(s, -1, -1);
     while (!finished) {
         struct monarch_batch *b = monarch_scan_take(s, &finished);
         uint64_t ids[1024], added = 0;

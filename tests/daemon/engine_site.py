@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -124,15 +126,37 @@ class Engine:
         self.clients.demand[place] = (entry + 1) << 32 | self._tag
         lib.monarch_ring_engine(self.clients)
 
-    def grant(self, *rooms: TierRoom, first_copy: int = 1000, is_part: bool = False) -> None:
-        """is_part : of more room that each tier has"""
+    def take_handovers(self) -> socket.socket:
+        """The socket by which descriptors are handed over from now on."""
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._descriptors.append(there.detach())
+        assert lib.monarch_engine_handovers(self.c, self._descriptors[-1:], 1) == 0
+        return here
+
+    def claim(self, number: int, flags: int = 0) -> None:
+        """As a program that reads a file, or (MONARCH_CLAIM_HANDED) has handed it over."""
+        ticks = time.monotonic_ns() >> lib.MONARCH_CLAIM_TICK & (lib.MONARCH_CLAIM_RECALLED - 1)
+        self.clients.claim[number % lib.MONARCH_CLAIMS] = (number + 1) << 32 | flags | ticks
+
+    def is_claimed(self, number: int) -> bool:
+        return bool(self.clients.claim[number % lib.MONARCH_CLAIMS] >> 32 == number + 1)
+
+    def grant(
+        self,
+        *rooms: TierRoom,
+        first_copy: int = 1000,
+        is_part: bool = False,
+        meets: int = 0,
+    ) -> None:
+        """is_part : of more room that each tier has;  meets : sources of which files may be taken
+        into the catalog, as bits"""
         granted = np.zeros(len(rooms), dtype=ROOM)
         for given, room in zip(granted, rooms, strict=True):
             given["bytes"], given["inodes"] = room.free_bytes, room.free_inodes
             given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
             given["is_part"] = is_part
         where = pointer(granted, "struct monarch_room *")
-        lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, 0)
+        lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> npt.NDArray[Any]:
         """(n,) of dtype PLACED: what was ordered under it."""

@@ -190,6 +190,7 @@ static void scan(struct node *n) {
     uint32_t seen = 0;
     struct monarch_scan *s = monarch_scan_start(root, 0, 2, 0, &n->clients->doorbell);
     CHECK(s);
+    monarch_scan_allow(s, -1, -1);
     while (!finished) {
         struct monarch_batch *b = monarch_scan_take(s, &finished);
         uint64_t *ids = b ? calloc(b->count, sizeof *ids) : NULL, added = 0;

@@ -1,0 +1,201 @@
+"""Descriptors that wait for the orders of their files: none of these files is opened again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from daemon.engine_site import Engine
+from support.session import wait_until
+
+from monarch_py.native import ENTRY, State, ffi, lib, pointer, state_of
+from monarch_py.placement import TierRoom
+
+PLENTY, NOTHING = TierRoom(1 << 20, 1000, 4096, 512), TierRoom(0, 0, 4096, 512)
+# Longer than a descriptor waits for a look, several times.
+WHILE_S = 0.1
+
+
+@pytest.fixture
+def by(engine: Engine) -> Iterator[socket.socket]:
+    with engine.take_handovers() as by:
+        yield by
+
+
+@pytest.fixture
+def shut(engine: Engine, tmp_path: Path) -> Path:
+    """The engine's way to the source leads elsewhere: what it copies it was handed."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    fd = os.open(elsewhere, os.O_RDONLY)
+    engine._descriptors.append(fd)
+    lib.monarch_engine_source(engine.c, 0, fd)
+    return elsewhere
+
+
+def number_of(engine: Engine, name: str) -> int:
+    """Of a file that the catalog does not know."""
+    ino = (engine.source / name).stat().st_ino
+    return int(lib.MONARCH_MAX_ENTRIES) + 1 + ino % (int(lib.MONARCH_MAX_ENTRIES) - 1)
+
+
+def hand(engine: Engine, by: socket.socket, name: str, entry: int | None = None) -> None:
+    """As the library does. entry : None for a file that the catalog does not know"""
+    number = number_of(engine, name) if entry is None else entry
+    what = ffi.new("struct monarch_handover *", {"id": number, "is_read": 1})
+    end = ffi.offsetof("struct monarch_handover", "source")
+    if entry is None:
+        what.path_len = len(name)
+        ffi.memmove(what.path, name.encode(), len(name))
+        end = ffi.offsetof("struct monarch_handover", "path") + len(name) + 1
+    fd = os.open(engine.source / name, os.O_RDONLY)
+    engine.claim(number, lib.MONARCH_CLAIM_HANDED)
+    socket.send_fds(by, [bytes(ffi.buffer(what))[:end]], [fd])
+    os.close(fd)
+
+
+def is_held(engine: Engine, name: str) -> bool:
+    """Whether this process, which the engine is in, has the file open."""
+    wanted = (engine.source / name).stat()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found = os.stat(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+            return True
+    return False
+
+
+def is_closed(engine: Engine, name: str) -> bool:
+    return not is_held(engine, name)
+
+
+def stays_held(engine: Engine, name: str) -> bool:
+    wait_until(lambda: is_held(engine, name), what="the descriptor's arrival", every=0.001)
+    until = time.monotonic() + WHILE_S
+    while time.monotonic() < until:
+        if not is_held(engine, name):
+            return False
+        time.sleep(WHILE_S / 10)
+    return True
+
+
+def wanted(engine: Engine) -> list[int]:
+    """Files that policy is asked for."""
+    ids = np.zeros(1024, dtype=np.uint64)
+    where = pointer(ids, "uint64_t *")
+    n = lib.monarch_take_wants(engine.clients, len(engine.catalog), where, 1024)
+    return [int(entry) for entry in ids[:n]]
+
+
+def turn(engine: Engine) -> None:
+    """As a turn of the daemon's loop, and its rest."""
+    engine.is_left()
+
+
+def await_made(engine: Engine, name: str, entry: int) -> None:
+    engine.result()
+    assert state_of(engine.catalog.words[entry]) == State.PRESENT
+    wait_until(lambda: not is_held(engine, name), what="the descriptor's end")
+    engine.settle()
+
+
+@pytest.mark.usefixtures("shut")
+def test_it_waits_for_a_grant(engine: Engine, by: socket.socket) -> None:
+    for entry in range(3):
+        hand(engine, by, f"f{entry}", entry)
+    assert all(stays_held(engine, f"f{entry}") for entry in range(3))
+    engine.grant(PLENTY)
+    for _ in range(3):
+        engine.result()
+    for entry in range(3):
+        assert state_of(engine.catalog.words[entry]) == State.PRESENT
+        wait_until(partial(is_closed, engine, f"f{entry}"), what="its end")
+        assert not engine.is_claimed(entry)
+    assert sorted(engine.end_grant()["id"].tolist()) == [0, 1, 2]
+    assert wanted(engine) == []
+
+
+@pytest.mark.usefixtures("shut")
+def test_policys_order_takes_it(engine: Engine, by: socket.socket) -> None:
+    hand(engine, by, "f1", 1)
+    assert stays_held(engine, "f1")
+    engine.order(1)
+    await_made(engine, "f1", 1)
+    assert not engine.is_claimed(1)
+
+
+def test_an_order_for_another_state_of_the_file_leaves_it(
+    engine: Engine, by: socket.socket
+) -> None:
+    hand(engine, by, "f1", 1)
+    assert stays_held(engine, "f1")
+    engine.catalog.entries["ino"][1] += 1
+    engine.grant(PLENTY)
+    wait_until(lambda: not is_held(engine, "f1"), what="its end")
+    assert state_of(engine.catalog.words[1]) == State.ABSENT
+    assert wanted(engine) == [1]
+
+
+def test_who_asks_for_it_has_it_back(engine: Engine, by: socket.socket) -> None:
+    hand(engine, by, "f1", 1)
+    assert stays_held(engine, "f1")
+    engine.claim(1, lib.MONARCH_CLAIM_HANDED | lib.MONARCH_CLAIM_RECALLED)
+    wait_until(lambda: not engine.is_claimed(1), what="the claim's end", every=0.001)
+    assert not is_held(engine, "f1")
+    wait_until(lambda: wanted(engine) == [1], what="a question to policy")
+
+
+def test_it_is_closed_in_the_end(engine: Engine, by: socket.socket) -> None:
+    """Policy was asked, and has had its turns."""
+    engine.grant(NOTHING)
+    hand(engine, by, "f1", 1)
+    wait_until(lambda: engine.clients.doorbell > 0, what="a ring for the loop")
+    assert wanted(engine) == [1]
+    assert stays_held(engine, "f1")
+    turn(engine)
+    assert stays_held(engine, "f1")
+    turn(engine)
+    wait_until(lambda: not is_held(engine, "f1"), what="its end")
+    assert wanted(engine) == []
+
+
+def test_one_of_a_file_without_an_entry_becomes_known(engine: Engine, by: socket.socket) -> None:
+    (engine.source / "new").write_bytes(os.urandom(3000))
+    known = len(engine.catalog)
+    hand(engine, by, "new")
+    assert stays_held(engine, "new")
+    engine.grant(PLENTY, meets=1)
+    await_made(engine, "new", known)
+    assert engine.catalog.path(known) == "new"
+    assert engine.catalog.find(0, "new") == known
+    assert not engine.is_claimed(number_of(engine, "new"))
+    read = np.zeros(1024, dtype=np.uint64)
+    n = lib.monarch_take_read(engine.clients, known + 1, pointer(read, "uint64_t *"), 1024)
+    assert read[:n].tolist() == [known], "its program has read it"
+
+
+def test_policy_is_told_of_one_that_the_engine_may_not_take(
+    engine: Engine, by: socket.socket
+) -> None:
+    (engine.source / "new").write_bytes(os.urandom(3000))
+    engine.grant(PLENTY)
+    hand(engine, by, "new")
+    wait_until(lambda: engine.clients.doorbell > 0, what="a ring for the loop")
+    entries, pool = np.zeros(4, dtype=ENTRY), ffi.new("char[]", 4 * lib.MONARCH_MAIL_PATH)
+    where = pointer(entries, "struct monarch_entry *")
+    assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 1
+    assert ffi.string(pool) == b"new"
+    assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 0, "it is told once"
+    known = len(engine.catalog)
+    engine.catalog.add(entries[:1].copy(), pool)
+    assert stays_held(engine, "new")
+    engine.order(known)
+    await_made(engine, "new", known)

@@ -1,0 +1,213 @@
+"""How far the scan goes while programs read."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.epoch import make_files
+from support.session import Session
+
+from monarch_py.catalog import Catalog
+from monarch_py.daemon.scanpace import (
+    AHEAD_S,
+    IDLE_S,
+    LEAST,
+    LOOK_S,
+    OPENS_A_NAME,
+    ScanPace,
+)
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import Kind, ffi, lib
+from monarch_py.scan import ALL_NAMES, Walk
+from monarch_py.session import SessionDir
+
+Factory = Callable[..., Session]
+FILES = 200
+
+
+def step(pace: ScanPace, now_s: float, **more: int) -> tuple[int, int]:
+    return pace.step(now_s, **{"opens": 0, "filled": 0, "waiting": 0, "found": 0} | more)
+
+
+# --- the rule -------------------------------------------------------------------------------
+
+
+def test_without_programs_all_is_looked_at() -> None:
+    assert step(ScanPace(0.0, awaits_job=False), 0.0) == ALL_NAMES
+
+
+def test_a_program_that_is_about_to_begin_is_awaited_for_a_moment() -> None:
+    pace = ScanPace(0.0, awaits_job=True)
+    assert step(pace, 0.1) == (LEAST, 0)
+    assert step(pace, IDLE_S) == ALL_NAMES
+
+
+def test_programs_that_stop_opening_files_leave_the_source_to_the_scan() -> None:
+    pace = ScanPace(0.0, awaits_job=False)
+    assert step(pace, 0.1, opens=1) != ALL_NAMES
+    assert step(pace, IDLE_S, opens=1) != ALL_NAMES
+    assert step(pace, 0.1 + IDLE_S, opens=1) == ALL_NAMES
+    assert step(pace, 0.2 + IDLE_S, opens=2) != ALL_NAMES
+
+
+def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
+    pace = ScanPace(0.0, awaits_job=False)
+    rate, at = 1000, 0.0
+    for turn in range(10):
+        at = 0.1 * (turn + 1)
+        allowed = step(pace, at, filled=rate * (turn + 1) // 10, waiting=100, found=turn)
+    assert allowed[0] == pytest.approx(rate * AHEAD_S - 100, abs=1)
+    full = int(rate * AHEAD_S)
+    assert step(pace, at + 0.1, filled=rate, waiting=full, found=99)[0] == 0
+    # Fills that have ended ask for less, by and by.
+    later = step(pace, at + 0.1 + AHEAD_S, opens=1, filled=rate, waiting=0, found=100)
+    assert later[0] <= full / 2
+
+
+def test_what_is_being_looked_at_is_not_allowed_again() -> None:
+    pace = ScanPace(0.0, awaits_job=True)
+    assert step(pace, 0.01, found=5) == (LEAST, 0)
+    assert step(pace, 0.02, found=5) == (0, 0)
+    assert step(pace, 0.03, found=6) == (LEAST, 0)
+    assert step(pace, 0.03 + LOOK_S, found=6) == (LEAST, 0)
+
+
+def test_other_names_are_few_beside_what_programs_open() -> None:
+    pace = ScanPace(0.0, awaits_job=True)
+    others = sum(step(pace, 0.01 * n, opens=3 * n)[1] for n in range(1, 100))
+    assert others == 3 * 99 // OPENS_A_NAME
+
+
+# --- the walk -------------------------------------------------------------------------------
+
+
+@contextmanager
+def walking(root: Path, **more: Any) -> Iterator[Walk]:
+    fd = os.open(root, os.O_RDONLY)
+    walk = Walk(fd, 0, 3, 0, ffi.new("uint32_t *"), **more)
+    try:
+        yield walk
+    finally:
+        walk.close()
+        os.close(fd)
+
+
+def names(walk: Walk, most: float = float("inf"), for_s: float = 60.0) -> list[str]:
+    """What it finds until that are so many, or it has ended, or some time has passed."""
+    found: list[str] = []
+    until = time.monotonic() + for_s
+    while len(found) < most and not walk.is_finished and time.monotonic() < until:
+        if (batch := walk.take()) is None:
+            time.sleep(0.001)
+            continue
+        for entry in batch.entries[batch.entries["kind"] == Kind.FILE]:
+            raw = ffi.buffer(batch.pool + int(entry["path"]), int(entry["path_len"]))[:]
+            found.append(os.fsdecode(raw))
+    return found
+
+
+def make_tree(root: Path) -> None:
+    for directory in "abcd":
+        (root / directory).mkdir()
+        for i in range(FILES):
+            (root / directory / str(i)).touch()
+
+
+def test_only_wanted_directories_are_listed_without_allowance(tmp_path: Path) -> None:
+    make_tree(tmp_path)
+    with walking(tmp_path, allowed=(0, 0)) as walk:
+        walk.want("c", is_deep=False)
+        assert not names(walk, for_s=0.2)
+        walk.allow(50, 0)
+        some = names(walk, for_s=0.3)
+        # The names on the way are wanted as well, and a portion is looked at as a whole.
+        assert 30 <= len([name for name in some if name.startswith("c/")]) <= 50 + 16
+        walk.allow(-1, 0)
+        more = names(walk, for_s=0.3)
+        assert sorted(some + more) == sorted(f"c/{i}" for i in range(FILES))
+        walk.allow(-1, -1)
+        rest = names(walk)
+        assert walk.is_finished and walk.errors() == (0, 0)
+        assert sorted(rest) == sorted(f"{d}/{i}" for d in "abd" for i in range(FILES))
+
+
+def test_others_add_up(tmp_path: Path) -> None:
+    for i in range(1000):
+        (tmp_path / str(i)).touch()
+    with walking(tmp_path, allowed=(0, 1)) as walk:
+        before = names(walk, for_s=0.2)
+        for _ in range(10):
+            walk.allow(0, 16)
+        some = names(walk, for_s=0.3)
+        assert 160 - 16 <= len(before + some) <= 160 + 2 * 16
+        walk.allow(-1, -1)
+        assert sorted(before + some + names(walk)) == sorted(map(str, range(1000)))
+
+
+def test_a_walk_that_may_not_go_on_ends_all_the_same(tmp_path: Path) -> None:
+    make_tree(tmp_path)
+    with walking(tmp_path, allowed=(0, 0)) as walk:
+        assert walk.close() == 0
+
+
+def test_known_files_are_not_looked_at(
+    slow_factory: Callable[..., SlowSource], tmp_path: Path
+) -> None:
+    """But for one that was replaced: it has another inode."""
+    slow = slow_factory(attr_timeout_s=0.0)
+    make_files(slow.backing, FILES, 10)
+    (tmp_path / "shm").mkdir()
+    generation = ffi.new("uint64_t *")
+    catalog = Catalog(SessionDir(tmp_path / "shm"), generation)
+    with walking(slow.mountpoint, writer=catalog.writer) as walk:
+        while not walk.is_finished:
+            if (batch := walk.take()) is not None:
+                catalog.add(batch.entries.copy(), batch.pool)
+    (slow.backing / "new").write_bytes(b"another")
+    (slow.backing / "new").replace(slow.backing / "7")
+    known = catalog.entries.copy()
+    slow.reset()
+    with walking(slow.mountpoint, writer=catalog.writer) as walk:
+        seen = 0
+        while not walk.is_finished:
+            if (batch := walk.take()) is not None:
+                files = batch.entries[batch.entries["kind"] == Kind.FILE]
+                seen += len(files)
+                assert (files["place"] != lib.MONARCH_NO_PLACE).all()
+                catalog.add(batch.entries.copy(), batch.pool)
+    assert seen == FILES
+    assert slow.counts()["getattr"] <= 20  # of the root
+    assert np.array_equal(catalog.entries["ino"][: len(known)], known["ino"])
+
+
+# --- a first epoch --------------------------------------------------------------------------
+
+READ = "import os, sys\nfor p in sys.argv[1:]:\n with open(p, 'rb', buffering=0) as f: f.read()"
+
+
+def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource]
+) -> None:
+    """The look behind the last byte; all else is what the program's own open, or the fill's, asks.
+    A scan that ran ahead would ask for most files twice."""
+    source = slow_factory(keep_pages=True)
+    make_files(source.backing, FILES, 20_000)
+    source.latency(open=0.002, read=0.002, getattr=0.002)
+    session = session_factory(source.mountpoint)
+    paths = [source.mountpoint / str(seed) for seed in range(1, FILES + 1)]
+    source.reset()
+    done = session.monarch("run", "-q", "--", sys.executable, "-c", READ, *map(str, paths[::-1]))
+    assert done.returncode == 0
+    counts = source.counts()
+    assert counts["open"] <= 1.02 * FILES
+    assert counts["bytes_read"] <= 1.02 * FILES * 20_000
+    # Names: by opens; attributes: by looks behind the last byte. Besides: the root, the session's.
+    assert counts["getattr"] <= 2.2 * FILES + 20
