@@ -818,6 +818,7 @@ int monarch_scan_stop(struct monarch_scan *s, int limit_ms) {
         return left;
     for (struct monarch_batch *b; (b = monarch_scan_take(s, &finished));)
         monarch_batch_free(b);
+    s->may_look[0] = s->may_look[1] = ALL_NAMES;
     while (has_work(s))
         free(take_task(s));
     free(s);

@@ -214,7 +214,8 @@ static int is_fast_device(const struct session *s, uint64_t dev) {
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     struct unmet *at = unmet_at(fd);
     if (st->st_size <= 0 || (uint64_t)st->st_size > s->control->handed_bytes ||
-        s->control->shares || (st->st_size <= MONARCH_UNIT && is_fast_device(s, st->st_dev)) ||
+        s->control->shares || monarch_source_is_at_hand() ||
+        (st->st_size <= MONARCH_UNIT && is_fast_device(s, st->st_dev)) ||
         !keeps_pages(s, UINT32_MAX, st->st_ino))
         return 0;
     monarch_track(s, fd, monarch_unmet(st->st_ino), TRACK_DIRECT);

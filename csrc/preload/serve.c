@@ -123,11 +123,10 @@ static void count_wait(struct session *s, uint64_t since_ns) {
     __atomic_fetch_add(&n->source_open_ns, sys_now_ns() - since_ns, __ATOMIC_RELAXED);
 }
 
-/* A small file that the source gives as soon as a copy: to follow its descriptor, or to tell the
- * daemon of it before the scan does, takes longer than to read it. It is taken to be read to its
- * end. */
-static int is_left_alone(const struct session *s, uint64_t size) {
-    return size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
+/* A small file that the source gives as soon as a copy: to follow its descriptor takes longer than
+ * to read it. It is taken to be read to its end. */
+static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
+    return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
 /* The file has no copy, no fill of it has begun, and no program has asked for one since the daemon
@@ -158,7 +157,7 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         tell_opened(s, (uint64_t)o->id);
         int may_come = MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size;
         int is_direct = o->claimed && is_read_direct(s, o->entry, (uint64_t)o->id, word);
-        if (may_come && is_left_alone(s, o->entry->size))
+        if (may_come && is_left_alone(s, o->entry))
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
@@ -170,12 +169,10 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
             monarch_count_source(s, o->entry->size);
     }
     if (!o->entry && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
-        int is_alone = is_left_alone(s, (uint64_t)st.st_size);
         count(s, 0, (uint64_t)st.st_size, 1);
-        if (is_alone || !monarch_is_plain(flags) || !monarch_read_unmet(s, fd, &st)) {
+        if (!monarch_is_plain(flags) || !monarch_read_unmet(s, fd, &st)) {
             monarch_count_source(s, (uint64_t)st.st_size);
-            if (!is_alone)
-                monarch_tell_unknown(s, fd, 0);
+            monarch_tell_unknown(s, fd, 0);
         }
     }
 }

@@ -42,6 +42,8 @@ int main(int argc, char **argv) {
         return 2;
     left = atoi(argv[3]);
     struct monarch_scan *s = monarch_scan_start(root, 0, atoi(argv[2]), 0, &doorbell);
+    if (s)
+        monarch_scan_allow(s, -1, -1);
     for (int i = 0; s && !finished && i < 10000; i++) {
         struct monarch_batch *b = monarch_scan_take(s, &finished);
         if (b)

@@ -7,12 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, HERE, build_program
+from csrc.building import CSRC, HERE, NATIVE, build_program
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sources = [CSRC / "daemon" / "scan.c", HERE / "scan_threads.c"]
+    sources = [*(CSRC / name for name in NATIVE), HERE / "scan_threads.c"]
     flags = ["-U_GNU_SOURCE", "-pthread", "-Wl,--wrap=pthread_create"]
     return build_program(tmp_path_factory.mktemp("scan") / "scan_threads", *sources, flags=flags)
 

@@ -154,7 +154,9 @@ def test_others_add_up(tmp_path: Path) -> None:
 
 def test_a_walk_that_may_not_go_on_ends_all_the_same(tmp_path: Path) -> None:
     make_tree(tmp_path)
-    with walking(tmp_path, allowed=(0, 0)) as walk:
+    with walking(tmp_path, allowed=(16, 0)) as walk:
+        walk.want("c", is_deep=False)
+        assert names(walk, most=16, for_s=0.2)
         assert walk.close() == 0
 
 

@@ -164,10 +164,14 @@ class Session:
 
     def stop(self) -> None:
         """A clean end."""
-        if self.daemon is not None and self.daemon.poll() is None:
-            self.daemon.send_signal(signal.SIGCONT)
-            self.daemon.terminate()
+        daemon = self.daemon
+        if daemon is None or daemon.poll() is not None:
+            self._reap()
+            return
+        daemon.send_signal(signal.SIGCONT)
+        daemon.terminate()
         self._reap()
+        assert daemon.returncode == 0, f"the daemon ended with status {daemon.returncode}"
 
     def kill(self) -> None:
         """kill -9."""
