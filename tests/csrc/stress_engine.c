@@ -14,6 +14,7 @@
 #include "doorbell.h"
 #include "native.h"
 #include "stress.h"
+#include "sys.h"
 
 #define FILES 700
 #define LOOKERS 2
@@ -455,6 +456,9 @@ static int send_file(uint64_t id, uint64_t of) {
         memcpy(what.path, monarch_pool(c, e->path), e->path_len + 1u);
         part.iov_len = offsetof(struct monarch_handover, path) + e->path_len + 1u;
     }
+    __atomic_store_n(monarch_claim_at(clients, what.id),
+                     monarch_claim_of(what.id, MONARCH_CLAIM_HANDED, sys_now_ns()),
+                     __ATOMIC_SEQ_CST);
     *header = (struct cmsghdr){
         .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)};
     memcpy(CMSG_DATA(header), &fd, sizeof fd);
@@ -498,7 +502,7 @@ static void order_under_grants(void) {
             if (is_in(id, MONARCH_ABSENT))
                 set_word(id, 0);
         room.inodes = below(&rng, 200);
-        monarch_engine_grant(engine, 1, &room, next_copy, (uint32_t)i % 2);
+        monarch_engine_grant(engine, 1, &room, next_copy, i % 4 == 3);
         if (catalog->generation + 16 < CATALOGS)
             move();
         monarch_engine_rest(engine, 2000);
