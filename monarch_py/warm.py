@@ -173,9 +173,7 @@ class Warm:
             )
 
     def _ask_for_directories(self) -> None:
-        """With `scan: lazy` the daemon may not know yet what is in them."""
-        if not self._view.is_lazy:
-            return
+        """The daemon may not know yet what is in them."""
         directories = self.chosen.needs_scanned
         for at in range(0, len(directories), DIRECTORIES):
             self._client.ask("scan", directories=directories[at : at + DIRECTORIES])

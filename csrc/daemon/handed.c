@@ -50,6 +50,7 @@ struct handed *monarch_new_handed(const struct pool *p, int fd,
     h->claim = what->id;
     h->since_ns = monarch_now_ns();
     h->entry.ino = ino;
+    h->renames = __atomic_load_n(&p->shared.clients->renames, __ATOMIC_SEQ_CST);
     memcpy(h->path, what->path, path_len);
     if (!is_known && !describe(p, h, what->source, dev)) {
         free(h);
@@ -92,7 +93,7 @@ static struct job *take_queued(struct pool *p, struct job *job) {
  * order before its fill is known. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
-    if (!queued && !monarch_fill_of(p, id))
+    if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))
         return MONARCH_NOT_YET;
     *job = queued ? take_queued(p, queued) : NULL;
     return MONARCH_TAKEN;
@@ -122,6 +123,9 @@ static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struc
         !monarch_add(c, &h->entry, 1, h->path, &id, &added) || id >= MONARCH_MAX_FILES)
         return MONARCH_REFUSED;
     h->id = id;
+    if (__atomic_load_n(&p->shared.clients->renames, __ATOMIC_SEQ_CST) != h->renames && added)
+        monarch_set_word(c, &monarch_table(c)[id], id, /* it may lie elsewhere by now */
+                         monarch_word(MONARCH_BYPASS, MONARCH_CHANGED, 0, 0));
     if (h->is_read)
         monarch_set_bit(&p->shared.clients->read, id);
     return MONARCH_TAKEN;

@@ -18,6 +18,8 @@ struct handed {
     uint64_t since_ns;
     int is_told, is_ordered;
     uint32_t told_at;
+    uint64_t renames;    /* of directories, before the path was looked at */
+    struct handed *next; /* of those that are to be closed */
     char path[];
 };
 

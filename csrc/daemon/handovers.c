@@ -60,7 +60,7 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
  * program has asked for it, or no more may wait. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
-    int waits = is_refused || answer == MONARCH_NOT_YET;
+    int waits = is_refused || answer == MONARCH_NOT_YET || h->id == MONARCH_NO_ENTRY;
     int asks = answer != MONARCH_TAKEN && answer != MONARCH_NOT_YET && monarch_asks_policy(p, h);
     if (!waits || !monarch_keep(p->kept, h, is_refused)) {
         asks |= answer == MONARCH_NOT_YET && monarch_asks_policy(p, h);
@@ -77,6 +77,8 @@ static void take(struct taker *me, struct handed *h) {
     enum monarch_answer answer = MONARCH_ANOTHERS;
     if (!monarch_is_recalled(p->shared.clients, h->claim, monarch_now_ns()))
         answer = order(p, h, &job);
+    else
+        monarch_give_back(p, h);
     if (!job) {
         leave(p, h, answer);
         return;

@@ -7,6 +7,7 @@
 #include <linux/futex.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,8 +17,9 @@
 #include "waking.h"
 #include "writer.h"
 
-/* Descriptors, at most. */
+/* Descriptors, at most, and of those that the process may have, one in so many. */
 #define KEPT 768
+#define SHARE 4
 /* One waits no longer for its order, once policy knows of it and has had its turns [ns]. */
 #define ORDER_NS 50000000ULL
 #define TURNS 2
@@ -27,11 +29,13 @@
 
 struct kept_table {
     struct pool *pool;
-    pthread_mutex_t lock; /* of the next three; no other is taken under it */
+    unsigned most;
+    pthread_mutex_t lock; /* of the next four; no other is taken under it */
     uint64_t ino[KEPT];
     struct handed *at[KEPT];
-    unsigned count; /* atomic */
-    uint32_t bell;  /* futex: there is one again, or the end has come */
+    unsigned count;         /* atomic */
+    struct handed *dropped; /* the thread closes them: that may ask the source */
+    uint32_t bell;          /* futex: there is one again, some are dropped, or the end has come */
     pthread_t thread;
 };
 
@@ -51,8 +55,20 @@ static void take_out(struct kept_table *t, unsigned i) {
 static void drop(struct kept_table *t, unsigned i) {
     struct handed *h = t->at[i];
     take_out(t, i);
-    monarch_give_back(t->pool, h);
-    free(h);
+    h->next = t->dropped;
+    t->dropped = h;
+}
+
+/* Without the descriptor: its file is still to be told of. */
+static void drop_descriptor(struct kept_table *t, struct handed *h) {
+    struct handed *dropped = h->fd >= 0 ? calloc(1, sizeof *dropped + 1) : NULL;
+    if (!dropped)
+        return;
+    dropped->fd = h->fd;
+    dropped->claim = h->claim;
+    h->fd = -1;
+    dropped->next = t->dropped;
+    t->dropped = dropped;
 }
 
 static int is_of(const struct handed *h, const struct job *job) {
@@ -81,7 +97,7 @@ static void ring(struct kept_table *t) {
 
 int monarch_keep(struct kept_table *t, struct handed *h, int is_asked) {
     pthread_mutex_lock(&t->lock);
-    int has_room = t->count < KEPT, is_first = t->count == 0;
+    int has_room = t->count < t->most, is_first = t->count == 0;
     if (has_room) {
         if (is_asked && h->id != MONARCH_NO_ENTRY)
             tell(t, h);
@@ -185,9 +201,9 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
 static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
                  int *asks) {
     if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))
-        monarch_give_back(t->pool, h);
+        drop_descriptor(t, h);
     if (h->is_ordered)
-        return 1;
+        return h->fd >= 0;
     if (is_in_vain(t, h, now))
         return 0;
     if (h->fd >= 0)
@@ -218,13 +234,27 @@ void monarch_look_at_kept(struct kept_table *t) {
     int has_writer = monarch_lock_soon(w);
     pthread_mutex_lock(&p->lock);
     pthread_mutex_lock(&t->lock);
-    int asks = look_at(t, has_writer ? w->catalog : NULL);
+    int asks = look_at(t, has_writer ? w->catalog : NULL), drops = t->dropped != NULL;
     pthread_mutex_unlock(&t->lock);
     monarch_unlock_and_ring(p);
     if (has_writer)
         pthread_mutex_unlock(&w->lock);
     if (asks)
         monarch_end_rest(p);
+    if (drops)
+        ring(t);
+}
+
+static void close_dropped(struct kept_table *t) {
+    pthread_mutex_lock(&t->lock);
+    struct handed *h = t->dropped;
+    t->dropped = NULL;
+    pthread_mutex_unlock(&t->lock);
+    for (struct handed *next; h; h = next) {
+        next = h->next;
+        monarch_give_back(t->pool, h);
+        free(h);
+    }
 }
 
 static void *look_after(void *arg) {
@@ -237,6 +267,7 @@ static void *look_after(void *arg) {
             return NULL;
         int is_empty = !__atomic_load_n(&t->count, __ATOMIC_RELAXED);
         monarch_look_at_kept(t);
+        close_dropped(t);
         syscall(SYS_futex, &t->bell, FUTEX_WAIT_PRIVATE, bell, is_empty ? NULL : &limit, NULL, 0);
     }
 }
@@ -244,9 +275,13 @@ static void *look_after(void *arg) {
 struct kept_table *monarch_new_kept(struct pool *p) {
     struct kept_table *t = calloc(1, sizeof *t);
     pthread_attr_t attributes;
+    struct rlimit limit;
     if (!t)
         return NULL;
     t->pool = p;
+    t->most = KEPT;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur / SHARE < KEPT)
+        t->most = (unsigned)(limit.rlim_cur / SHARE);
     pthread_mutex_init(&t->lock, NULL);
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
@@ -268,6 +303,7 @@ int monarch_join_kept(struct kept_table *t, const struct timespec *until) {
 void monarch_free_kept(struct kept_table *t) {
     while (t->count)
         drop(t, 0);
+    close_dropped(t);
     pthread_mutex_destroy(&t->lock);
     free(t);
 }

@@ -134,9 +134,10 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
 /* The same with flags of statx. */
 int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
                         struct monarch_entry *e, char *target, uint64_t target_bytes);
-/* Files that the catalog has already, under the same name and inode's number, are not looked at.
+/* Files that the catalog has already, under the same name and inode's number, are not looked at
+ * where their directories have not changed since `since_ns` [CLOCK_REALTIME], when it had none.
  * Before the first monarch_scan_allow. */
-void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w);
+void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w, int64_t since_ns);
 /* Until the next call so many names are looked at in wanted directories, and in others so many more
  * than it may now; below 0: all. Directories that are wanted are listed all the same; before the
  * first call nothing else is. */

@@ -37,6 +37,7 @@
 struct task {
     struct task *next;
     int is_first, is_wanted;
+    int is_settled; /* names: their directory has not changed since the catalog has files */
     uint32_t names;
     uint32_t place; /* of the first of them among the names of the directory */
     size_t text;    /* length of `path` with its NUL, and of the names behind it */
@@ -50,6 +51,8 @@ struct queue {
 };
 
 #define ALL_NAMES INT64_MAX
+/* Listings that a thread begins in the middle of another. */
+#define DEEPEST 4
 
 /* A directory that comes before others. The latest are kept: the walk may not have met them yet. */
 #define WANTS 16
@@ -60,8 +63,8 @@ struct want {
 
 struct monarch_scan {
     pthread_mutex_t lock;
-    pthread_cond_t more_work, room;
-    struct queue wanted;
+    pthread_cond_t more_work, may_go_on, room;
+    struct queue wanted, wanted_portions;
     struct queue portions; /* in this order the catalog's is nearly the source's */
     struct task *todo;     /* directories, newest first: the tree is walked depth first */
     struct monarch_batch *first, *last;
@@ -75,6 +78,7 @@ struct monarch_scan {
     int is_all_wanted;
     int64_t may_look[2]; /* at so many names, by whether they are wanted (monarch_scan_allow) */
     struct monarch_writer *writer; /* of the catalog that is filled, or NULL */
+    int64_t since_ns;              /* what it has is as old as this, of CLOCK_REALTIME */
     uint32_t *doorbell;
     uint64_t rung_ns; /* when the bell was last rung for a batch */
     pthread_t thread[];
@@ -241,7 +245,7 @@ static struct task *new_task(struct monarch_scan *s, const char *path, size_t ro
         count_error(s, ENOMEM);
         return NULL;
     }
-    t->is_first = t->is_wanted = 0;
+    t->is_first = t->is_wanted = t->is_settled = 0;
     t->names = t->place = 0;
     t->text = len;
     memcpy(t->path, path, len);
@@ -288,7 +292,7 @@ static void add_task(struct monarch_scan *s, struct task *t) {
     pthread_mutex_lock(&s->lock);
     t->is_wanted |= is_wanted(s, t->path);
     if (t->is_wanted || t->names) {
-        append(t->is_wanted ? &s->wanted : &s->portions, t);
+        append(!t->names ? &s->wanted : t->is_wanted ? &s->wanted_portions : &s->portions, t);
     } else {
         t->next = s->todo;
         s->todo = t;
@@ -349,10 +353,10 @@ static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
 }
 
 static void visit(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
-                  uint32_t place, uint64_t ino) {
+                  uint32_t place, uint64_t ino, int is_settled) {
     struct monarch_entry e;
     char target[MONARCH_PATH_MAX];
-    if (is_known(s, path, ino, &e)) {
+    if (is_settled && is_known(s, path, ino, &e)) {
         e.place = place;
         report(s, batch, &e, path, "");
         return;
@@ -411,7 +415,7 @@ static void look_at_names(struct monarch_scan *s, struct monarch_batch **batch, 
         size_t n = strlen(at) + 1;
         if (len + n <= sizeof child) {
             memcpy(child + len, at, n);
-            visit(s, batch, child, t->place + i, ino);
+            visit(s, batch, child, t->place + i, ino, t->is_settled);
             hand_over_in_time(s, batch);
         }
         at += n;
@@ -420,21 +424,31 @@ static void look_at_names(struct monarch_scan *s, struct monarch_batch **batch, 
 
 static int others_have_enough(struct monarch_scan *s, const struct task *t) {
     pthread_mutex_lock(&s->lock);
-    int enough =
-        (t->is_wanted ? &s->wanted : &s->portions)->portions >= (s->threads - 1) * PORTIONS_AHEAD;
+    int enough = (t->is_wanted ? &s->wanted_portions : &s->portions)->portions >=
+                 (s->threads - 1) * PORTIONS_AHEAD;
     pthread_mutex_unlock(&s->lock);
     return enough;
 }
 
-/* What this thread has listed itself and no other looks at. */
+static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
+
+/* What this thread has listed itself and no other looks at. While it may not, it lists what is
+ * wanted: all threads may be here. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
+    static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
     while (!may_look(s, t) && !s->stopping) {
+        struct task *wanted = s->wanted.first && depth < DEEPEST ? take_first(&s->wanted) : NULL;
         pthread_mutex_unlock(&s->lock);
         hand_over(s, batch);
+        depth++;
+        if (wanted)
+            walk_directory(s, batch, wanted);
+        depth--;
+        free(wanted);
         pthread_mutex_lock(&s->lock);
-        if (!may_look(s, t) && !s->stopping)
-            pthread_cond_wait(&s->more_work, &s->lock);
+        if (!wanted && !may_look(s, t) && !s->stopping)
+            pthread_cond_wait(&s->may_go_on, &s->lock);
     }
     count_looks(s, t);
     pthread_mutex_unlock(&s->lock);
@@ -456,8 +470,10 @@ static int is_dot(const char *name) {
 
 static struct task *new_portion(struct monarch_scan *s, const struct task *directory, size_t room) {
     struct task *t = new_task(s, directory->path, room);
-    if (t)
+    if (t) {
         t->is_wanted = directory->is_wanted;
+        t->is_settled = directory->is_settled;
+    }
     return t;
 }
 
@@ -540,8 +556,18 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,
-                           const struct task *t) {
+/* Times that servers keep may be as coarse as this, and their clocks as far off [ns]. */
+#define YOUNG_NS 2000000000LL
+
+static int is_settled(const struct monarch_scan *s, int fd) {
+    struct stat st;
+    int64_t limit = s->since_ns - YOUNG_NS;
+    return s->writer && fstat(fd, &st) == 0 &&
+           monarch_time_ns(st.st_mtim.tv_sec, st.st_mtim.tv_nsec) < limit &&
+           monarch_time_ns(st.st_ctim.tv_sec, st.st_ctim.tv_nsec) < limit;
+}
+
+static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     const char *path = t->path;
     struct task *rest = NULL;
     pace(s);
@@ -554,6 +580,7 @@ static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,
             close(fd);
         return;
     }
+    t->is_settled = is_settled(s, fd);
     if (!t->is_first || report_first(s, batch, path, fd)) {
         int64_t names = list_names(s, batch, t, d, &rest);
         if (names < 0 && errno != ECANCELED)
@@ -568,23 +595,22 @@ static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch,
 }
 
 static int has_work(const struct monarch_scan *s) {
-    return s->wanted.first || s->portions.first || s->todo;
+    return s->wanted.first || s->wanted_portions.first || s->portions.first || s->todo;
 }
 
 /* A directory that is wanted is listed at once. */
-static int may_begin_wanted(struct monarch_scan *s) {
-    return s->wanted.first && (!s->wanted.first->names || s->may_look[1] > 0);
-}
-
 static int may_begin(struct monarch_scan *s) {
-    return may_begin_wanted(s) || (*looks_left(s, 0) > 0 && (s->portions.first || s->todo));
+    return s->wanted.first || (s->may_look[1] > 0 && s->wanted_portions.first) ||
+           (*looks_left(s, 0) > 0 && (s->portions.first || s->todo));
 }
 
 /* The first that may begin. */
 static struct task *take_task(struct monarch_scan *s) {
     struct task *t = s->todo;
-    if (may_begin_wanted(s))
+    if (s->wanted.first)
         t = take_first(&s->wanted);
+    else if (s->may_look[1] > 0 && s->wanted_portions.first)
+        t = take_first(&s->wanted_portions);
     else if (s->portions.first)
         t = take_first(&s->portions);
     else
@@ -685,6 +711,7 @@ static struct monarch_scan *new_scan(int root, unsigned source, int threads, uin
     }
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->more_work, NULL);
+    pthread_cond_init(&s->may_go_on, NULL);
     pthread_cond_init(&s->room, NULL);
     s->root = root;
     s->source = source;
@@ -726,6 +753,11 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
     return begin(s);
 }
 
+static void wake_all(struct monarch_scan *s) {
+    pthread_cond_broadcast(&s->more_work);
+    pthread_cond_broadcast(&s->may_go_on);
+}
+
 /* Those of a list that a want names become wanted. */
 static void move_wanted(struct monarch_scan *s, const struct want *w, struct task **at) {
     for (struct task *t; (t = *at);) {
@@ -745,13 +777,14 @@ static void move_wanted_portions(struct monarch_scan *s, const struct want *w) {
     while (left.first) {
         struct task *t = take_first(&left);
         t->is_wanted = is_named(w, t->path);
-        append(t->is_wanted ? &s->wanted : &s->portions, t);
+        append(t->is_wanted ? &s->wanted_portions : &s->portions, t);
     }
 }
 
-void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w) {
+void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w, int64_t since_ns) {
     pthread_mutex_lock(&s->lock); /* a thread takes it before it looks at a name */
     s->writer = w;
+    s->since_ns = since_ns;
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -761,7 +794,7 @@ void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_oth
     s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;
     if (wanted || more_others)
-        pthread_cond_broadcast(&s->more_work);
+        wake_all(s);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -777,7 +810,7 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
     } else {
         s->is_all_wanted = 1; /* nothing comes before the rest */
     }
-    pthread_cond_broadcast(&s->more_work);
+    wake_all(s);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -809,7 +842,7 @@ int monarch_scan_stop(struct monarch_scan *s, int limit_ms) {
     struct timespec until = monarch_join_limit(limit_ms);
     pthread_mutex_lock(&s->lock);
     __atomic_store_n(&s->stopping, 1, __ATOMIC_RELAXED);
-    pthread_cond_broadcast(&s->more_work);
+    wake_all(s);
     pthread_cond_broadcast(&s->room);
     pthread_mutex_unlock(&s->lock);
     for (int i = 0; s->thread[i]; i++) /* calloc left a zero behind the last one started */

@@ -201,7 +201,7 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     return 0;
 }
 
-static int has_order(const struct pool *p, uint64_t id) {
+int monarch_has_order(const struct pool *p, uint64_t id) {
     const struct job *job = p->bucket[id % MONARCH_BUCKETS];
     while (job && job->result.id != id)
         job = job->same;
@@ -214,7 +214,7 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
     struct fill *f = monarch_fill_of(p, id);
     if (f)
         return monarch_way_of(f->job) == me->way && find_unit(p, me, f, reader, w);
-    if (!has_order(p, id) && me->unordered_count < MONARCH_UNORDERED &&
+    if (!monarch_has_order(p, id) && me->unordered_count < MONARCH_UNORDERED &&
         monarch_may_order(p, reader->place, reader->demand))
         me->unordered[me->unordered_count++] = *reader;
     return find_queued(p, me, id, w);
@@ -460,7 +460,7 @@ static int has_demand(const struct pool *p, enum monarch_way way) {
         const struct fill *f = monarch_fill_of(p, id);
         const struct job *job = f ? f->job : queued(p, way, id);
         if (job ? monarch_way_of(job) == way && can_serve(p, -1, job)
-                : !has_order(p, id) && monarch_may_order(p, i, d))
+                : !monarch_has_order(p, id) && monarch_may_order(p, i, d))
             return 1;
     }
     return 0;

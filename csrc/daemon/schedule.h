@@ -96,6 +96,8 @@ int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
 /* The order to fill this entry that no thread has begun; NULL for none. */
 struct job *monarch_queued_fill(const struct pool *p, uint64_t id);
+/* Whether there is one to fill or to check it. */
+int monarch_has_order(const struct pool *p, uint64_t id);
 /* Removes an order from its queue, and from those that are found by entry. */
 void monarch_unqueue(struct pool *p, struct job *job);
 

@@ -352,7 +352,7 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         bytes = add_unmet(fd, tracked, n, &size);
         if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
             monarch_hand_over(fd, tracked, 1);
-        else if (!(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
+        else if (s && s->clients && !(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
             monarch_claim_file(s, id); /* its reader takes longer than a claim lasts */
         return;
     }

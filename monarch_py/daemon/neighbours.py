@@ -121,7 +121,8 @@ class Neighbours:
         self._ids = np.empty(QUEUE, dtype=np.uint64)
         self._full_until = self._opened_at = float("-inf")
         self._is_waiting = self._has_given_way = False
-        # Files that were ordered so far; those that are to be filled, or are being filled.
+        # Files that were ordered so far; those that are being filled, and may be as soon as there
+        # is time.
         self.ordered = self.waiting = 0
         self._is_followed = bool(self.shared.control.follow_opens)  # by others
         self.shared.control.follow_reads = is_on
@@ -178,7 +179,7 @@ class Neighbours:
             return False
         unsettled = self.unused.settle()
         queue = QUEUE - unsettled
-        self.waiting = unsettled + len(self._next[_Home.HERE])
+        self.waiting = unsettled + (len(self._next[_Home.HERE]) if self._may_order() else 0)
         self.shared.control.follow_opens = self._is_followed or self.unused.files > 0
         if queue <= 0 or not self._may_order():
             return False

@@ -98,6 +98,7 @@ class Scanner:
     ) -> None:
         # On time.monotonic(): what is listed is at least as new as this [s].
         record, self.began = told or (None, time.monotonic())
+        self._began_ns = time.time_ns()
         self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
         is_lazy = config.scan == "lazy" and record is None
         self.sources = [
@@ -109,7 +110,7 @@ class Scanner:
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, npt.NDArray[Any]] = {}
         # Whether all was asked for, by a plan or a command; how many names a scan may look at.
-        self.is_in_a_hurry = False
+        self._is_in_a_hurry = False
         self._allowed = ALL_NAMES
         self._known = 0  # entries that were looked at
         self.has_more = False  # batches or directories are left that nobody will ring for
@@ -166,8 +167,17 @@ class Scanner:
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 
+    def hurry(self) -> None:
+        """Somebody waits for all that was asked for."""
+        self._is_in_a_hurry = True
+
+    @property
+    def is_in_a_hurry(self) -> bool:
+        self._is_in_a_hurry &= not self.scanned
+        return self._is_in_a_hurry
+
     def ask_for_all(self) -> None:
-        self.is_in_a_hurry = True
+        self.hurry()
         for source in self.sources:
             self.ask_for(source.number, "", is_deep=True, is_read=False)
 
@@ -183,10 +193,17 @@ class Scanner:
         return sum(source.found for source in self.sources)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """See Scan.allow."""
-        self._allowed = wanted, more_others
-        if self._current is not None and self._current.scan is not None:
-            self._current.scan.allow(wanted, more_others)
+        """See Scan.allow. One source is scanned at a time: one that nobody reads does not keep
+        back another that is read."""
+        current = self._current
+        is_in_the_way = (
+            current is not None
+            and not current.is_read
+            and any(source.is_read for source in self.sources if source.is_asked)
+        )
+        self._allowed = ALL_NAMES if is_in_the_way else (wanted, more_others)
+        if current is not None and current.scan is not None:
+            current.scan.allow(*self._allowed)
 
     def note_met(self) -> None:
         """Files that the engine has taken into the catalog since the last turn: programs have
@@ -227,8 +244,8 @@ class Scanner:
             if self._current is not None:
                 bell = ffi.addressof(self.shared.clients, "doorbell")
                 try:
-                    writer = self.shared.catalog.writer
-                    self._current.begin(self.config, bell, writer, self._allowed)
+                    known = self.shared.catalog.writer, self._began_ns
+                    self._current.begin(self.config, bell, known, self._allowed)
                 except OSError as error:
                     log.warning(
                         "%s: what is not known of it stays at the source: %s",

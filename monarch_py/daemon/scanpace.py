@@ -13,6 +13,9 @@ LOOK_S = 0.2
 OPENS_A_NAME = 16
 # Programs that have opened nothing at the source for so long leave it to the scan [s].
 IDLE_S = 1.0
+# After this time the scan goes on beside them: until all is known, directories are not compared
+# with the source (`revalidate`) [s].
+MOST_S = 120.0
 
 
 class ScanPace:
@@ -22,6 +25,7 @@ class ScanPace:
     """
 
     def __init__(self, now_s: float, *, awaits_job: bool) -> None:
+        self._until = now_s + MOST_S
         self._active_until = now_s + IDLE_S if awaits_job else now_s
         self._seen = now_s, 0, 0
         self._rate = 0.0  # of fills [files/s]
@@ -42,6 +46,8 @@ class ScanPace:
             self._active_until = now_s + IDLE_S
         elif now_s >= self._active_until:
             self._rate = 0.0
+            return ALL_NAMES
+        if now_s >= self._until:
             return ALL_NAMES
         took_s = max(now_s - before_s, 1e-3)
         self._rate = max((filled - filled_before) / took_s, self._rate * 0.5 ** (took_s / AHEAD_S))

@@ -550,6 +550,7 @@ class Daemon:
         """Directories, as (number of the source, path), that are listed with all below them."""
         for number, path in request["directories"]:
             self.scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)
+        self.scanner.hurry()
         return {"scanned": self.scanner.scanned}
 
     def _warm(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,11 @@ class Source:
         """Whether all is known that was asked for."""
         return self.scan is None and not self.is_asked
 
+    @property
+    def is_read(self) -> bool:
+        """Whether programs have read through a directory of it."""
+        return len(self._read) > 0
+
     def ask_for(self, directory: str, *, is_deep: bool, is_read: bool = False) -> bool:
         """Has a directory listed, relative to the root, unless it was. Returns whether nobody had
         asked for it.
@@ -106,7 +111,9 @@ class Source:
                 self.scan.want(directory, is_deep=is_deep)
         return self._parts.add(directory, is_deep=is_deep)
 
-    def begin(self, config: Config, doorbell: Any, writer: Any, allowed: tuple[int, int]) -> Scan:
+    def begin(
+        self, config: Config, doorbell: Any, known: tuple[Any, int], allowed: tuple[int, int]
+    ) -> Scan:
         """Begins to list what was asked for. OSError when the root cannot be looked at; then it is
         left to the source."""
         directories, is_deep = self._parts.take()
@@ -123,7 +130,7 @@ class Source:
                 doorbell,
                 directories=None if self._becomes_whole else directories,
                 is_deep=is_deep,
-                writer=writer,
+                known=known,
                 allowed=allowed,
             )
         for directory, below in self._read:

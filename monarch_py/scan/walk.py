@@ -21,9 +21,10 @@ class Walk:
 
     fd : of the root, the caller's;  source : its number;  ops_per_s : 0 for no limit;  doorbell : a
     C pointer, rung when there is something to take;  directories : relative to the root, only these
-    are listed, is_deep: with what lies below them;  writer : files that its catalog has already,
-    under the same name and inode's number, are not looked at;  allowed : see `allow`. OSError when
-    the root cannot be looked at.
+    are listed, is_deep: with what lies below them;  known : of a catalog its
+    struct monarch_writer *, and when it had no files [ns]: those that it has by now under the same
+    name and inode's number are not looked at, where their directories have not changed since;
+    allowed : see `allow`. OSError when the root cannot be looked at.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Walk:
         *,
         directories: Sequence[str] | None = None,
         is_deep: bool = True,
-        writer: Any = ffi.NULL,
+        known: tuple[Any, int] = (ffi.NULL, 0),
         allowed: tuple[int, int] = ALL_NAMES,
     ) -> None:
         self._started, self.seconds = time.monotonic(), 0.0
@@ -51,7 +52,7 @@ class Walk:
             )
         if self._scan == ffi.NULL:
             raise OSError(errno.EIO, "the source's root cannot be looked at")
-        lib.monarch_scan_skip_known(self._scan, writer)
+        lib.monarch_scan_skip_known(self._scan, *known)
         self.allow(*allowed)
         self._batch: Any = ffi.NULL
         self.is_finished = False

@@ -21,6 +21,7 @@ from monarch_py.daemon.scanpace import (
     IDLE_S,
     LEAST,
     LOOK_S,
+    MOST_S,
     OPENS_A_NAME,
     ScanPace,
 )
@@ -56,6 +57,12 @@ def test_programs_that_stop_opening_files_leave_the_source_to_the_scan() -> None
     assert step(pace, IDLE_S, opens=1) != ALL_NAMES
     assert step(pace, 0.1 + IDLE_S, opens=1) == ALL_NAMES
     assert step(pace, 0.2 + IDLE_S, opens=2) != ALL_NAMES
+
+
+def test_programs_that_never_stop_do_not_keep_it_for_ever() -> None:
+    pace = ScanPace(0.0, awaits_job=False)
+    assert step(pace, MOST_S - 0.1, opens=1) != ALL_NAMES
+    assert step(pace, MOST_S, opens=2) == ALL_NAMES
 
 
 def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
@@ -163,31 +170,35 @@ def test_a_walk_that_may_not_go_on_ends_all_the_same(tmp_path: Path) -> None:
 def test_known_files_are_not_looked_at(
     slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
-    """But for one that was replaced: it has another inode."""
+    """But for those of a directory that has changed meanwhile: a file may be another one, also
+    where it has the inode's number of the one before."""
     slow = slow_factory(attr_timeout_s=0.0)
     make_files(slow.backing, FILES, 10)
     (tmp_path / "shm").mkdir()
     generation = ffi.new("uint64_t *")
     catalog = Catalog(SessionDir(tmp_path / "shm"), generation)
-    with walking(slow.mountpoint, writer=catalog.writer) as walk:
+    with walking(slow.mountpoint) as walk:
         while not walk.is_finished:
             if (batch := walk.take()) is not None:
                 catalog.add(batch.entries.copy(), batch.pool)
-    (slow.backing / "new").write_bytes(b"another")
-    (slow.backing / "new").replace(slow.backing / "7")
     known = catalog.entries.copy()
-    slow.reset()
-    with walking(slow.mountpoint, writer=catalog.writer) as walk:
-        seen = 0
-        while not walk.is_finished:
-            if (batch := walk.take()) is not None:
-                files = batch.entries[batch.entries["kind"] == Kind.FILE]
-                seen += len(files)
-                assert (files["place"] != lib.MONARCH_NO_PLACE).all()
-                catalog.add(batch.entries.copy(), batch.pool)
-    assert seen == FILES
-    assert slow.counts()["getattr"] <= 20  # of the root
-    assert np.array_equal(catalog.entries["ino"][: len(known)], known["ino"])
+    for age_s, is_looked_at in ((60.0, False), (0.0, True)):
+        changed_ns = time.time_ns() - int(age_s * 1e9)
+        os.utime(slow.backing, ns=(changed_ns, changed_ns))
+        since_ns = slow.backing.stat().st_ctime_ns + (10**10 if age_s else 0)
+        slow.reset()
+        with walking(slow.mountpoint, known=(catalog.writer, since_ns)) as walk:
+            seen = 0
+            while not walk.is_finished:
+                if (batch := walk.take()) is not None:
+                    files = batch.entries[batch.entries["kind"] == Kind.FILE]
+                    seen += len(files)
+                    assert (files["place"] != lib.MONARCH_NO_PLACE).all()
+                    catalog.add(batch.entries.copy(), batch.pool)
+        assert seen == FILES
+        looks = slow.counts()["getattr"]
+        assert looks >= FILES if is_looked_at else looks <= 20  # of the root
+        assert np.array_equal(catalog.entries["ino"][: len(known)], known["ino"])
 
 
 # --- a first epoch --------------------------------------------------------------------------
