@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -108,6 +109,10 @@ CASES = (
 )
 
 
+# A dataset is older than this when a job begins [s].
+OLD_S = 3.0
+
+
 class Cold:
     """Runs of one case; `place` has room for the dataset, `tier` for its copies."""
 
@@ -134,6 +139,8 @@ class Cold:
         for name in names:
             (self.backing / name).parent.mkdir(exist_ok=True)
             (self.backing / name).write_bytes(content)
+        # In a directory that has just changed, the scan looks at all files.
+        time.sleep(OLD_S)
         # A share of all files lies anywhere; with `scan: lazy` it is the first directories.
         listed = names[: int(self.case.files * self.case.share)] if self.case.is_lazy else names
         paths = [f"{self.mountpoint}/{name}" for name in listed]
