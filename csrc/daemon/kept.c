@@ -17,7 +17,7 @@
 #include "waking.h"
 #include "writer.h"
 
-/* Descriptors, at most, and of those that the process may have, one in so many. */
+/* The table holds at most KEPT descriptors, and one in SHARE of those that the process may have. */
 #define KEPT 768
 #define SHARE 4
 /* One waits no longer for its order, once policy knows of it and has had its turns [ns]. */
@@ -59,7 +59,7 @@ static void drop(struct kept_table *t, unsigned i) {
     t->dropped = h;
 }
 
-/* Without the descriptor: its file is still to be told of. */
+/* The descriptor alone is dropped: policy has still to learn of its file. */
 static void drop_descriptor(struct kept_table *t, struct handed *h) {
     struct handed *dropped = h->fd >= 0 ? calloc(1, sizeof *dropped + 1) : NULL;
     if (!dropped)

@@ -432,8 +432,8 @@ static int others_have_enough(struct monarch_scan *s, const struct task *t) {
 
 static void walk_directory(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
 
-/* What this thread has listed itself and no other looks at. While it may not, it lists what is
- * wanted: all threads may be here. */
+/* Looks at names that this thread has listed itself and that no other thread has. While no looks
+ * are left, it lists wanted directories: all threads may wait here. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
@@ -758,7 +758,7 @@ static void wake_all(struct monarch_scan *s) {
     pthread_cond_broadcast(&s->may_go_on);
 }
 
-/* Those of a list that a want names become wanted. */
+/* Directories of a list that a want names become wanted. */
 static void move_wanted(struct monarch_scan *s, const struct want *w, struct task **at) {
     for (struct task *t; (t = *at);) {
         if (!is_named(w, t->path)) {

@@ -7,7 +7,7 @@ __all__ = ["ScanPace"]
 # Fills ahead have so many names before them as they fill in this time [s], and always some. What a
 # look has brought the kernel keeps for about a second: a fill that comes later has it ask again.
 AHEAD_S, LEAST = 0.4, 16
-# What may be looked at is looked at within this time, or the source is slow [s].
+# The scan looks at names that it was allowed within this time, or the source is slow [s].
 LOOK_S = 0.2
 # Of other names one for so many opens of programs at the source.
 OPENS_A_NAME = 16
@@ -35,7 +35,7 @@ class ScanPace:
     def step(
         self, now_s: float, *, opens: int, filled: int, waiting: int, found: int
     ) -> tuple[int, int]:
-        """What the scan may look at until the next call, as `Scan.allow` takes it.
+        """How many names the scan may look at until the next call, as `Scan.allow` takes it.
 
         opens : of programs at the source so far;  filled, waiting : files that were filled ahead so
         far, and those that are to be;  found : what the scan has found so far

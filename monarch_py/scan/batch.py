@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 __all__ = ["ALL_NAMES", "END_LIMIT_S", "Batch", "Root", "Scan"]
 
-# What a scan may look at (`Scan.allow`): all.
+# No limit to the names that a scan looks at (`Scan.allow`).
 ALL_NAMES = (-1, -1)
 # A thread that has not ended within this time is in a call of a source that does not answer [s].
 END_LIMIT_S = 5.0
