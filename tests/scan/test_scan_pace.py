@@ -108,7 +108,7 @@ def walking(root: Path, **more: Any) -> Iterator[Walk]:
 
 
 def names(walk: Walk, most: float = float("inf"), for_s: float = 60.0) -> list[str]:
-    """The files that a walk finds, until there are `most`, the walk has ended, or `for_s` has passed."""
+    """The files that a walk finds until there are `most`, it has ended, or `for_s` has passed."""
     found: list[str] = []
     until = time.monotonic() + for_s
     while len(found) < most and not walk.is_finished and time.monotonic() < until:
