@@ -80,12 +80,19 @@ class Keeps(Protocol):
         """ids : (n,) entries of the catalog. Returns (n,) bool."""
         ...
 
+    def adopt(self, ids: npt.NDArray[np.uint64]) -> None:
+        """(n,) files have a place here from now on: there is no room for them where they had it."""
+        ...
+
 
 class KeepsAll:
     """One node alone, without a plan."""
 
     def keeps_here(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         return np.ones(len(ids), dtype=bool)
+
+    def adopt(self, ids: npt.NDArray[np.uint64]) -> None:
+        pass
 
 
 def place_preferred(

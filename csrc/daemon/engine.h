@@ -9,6 +9,9 @@
 #include "block_sum.h"
 #include "holdings.h"
 
+/* So often a fill follows a file from a node without room for it to the next. */
+#define MONARCH_MOVES 6
+
 /* One read and one write move this much at most: long enough that a system call costs nothing,
  * short enough that the bytes are still in the second-level cache when they are hashed and
  * written. */
@@ -19,12 +22,14 @@ struct job {
     struct job *same;          /* the next one of its bucket, see schedule.c */
     struct queue *queue;
     struct monarch_result result;
-    int slot;                /* of the fills segment, -1 for none */
-    int handed;              /* atomic: a descriptor of its file, from a reader; -1: for none */
-    int is_read;             /* its reader has read all of the file */
-    int is_kept;             /* a descriptor waits for it, see monarch_take_kept */
-    uint64_t claim;          /* the number that its claim has */
-    int peer[MONARCH_ASKED]; /* whose copy it is made from, in this order; -1 for nobody */
+    int slot;       /* of the fills segment, -1 for none */
+    int handed;     /* atomic: a descriptor of its file, from a reader; -1: for none */
+    int is_read;    /* its reader has read all of the file */
+    int is_kept;    /* a descriptor waits for it, see monarch_take_kept */
+    uint64_t claim; /* the number that its claim has */
+    /* Whose copy it is made from, in this order; behind the last one -1. Atomic behind the first
+     * MONARCH_ASKED: a node that has no room for the file names the next one. */
+    int peer[MONARCH_ASKED + MONARCH_MOVES];
     int has_it;              /* a bit for each of them that has the file whole */
     int source_root, copies; /* descriptors of the directories */
     int is_stamped;          /* its copy is, with this (monarch_stamp) */
@@ -140,8 +145,7 @@ struct fill {
     struct job *job;
     struct monarch_fill *map;
     int from;         /* atomic: the source's file, -1 as long as nothing is read from it */
-    int peers;        /* that it asks, one after the other has failed it; */
-    int peers_left;   /* atomic: so many have not */
+    int asks;         /* atomic: which of the job's peers; those before it have failed it */
     int gave;         /* atomic: a bit for each of them of which the copy has bytes */
     int is_last_late; /* atomic: the last block did not come from a peer in time */
     int lacks_pages;  /* atomic: a read by its reader's descriptor had to wait for the source */

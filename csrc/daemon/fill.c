@@ -214,7 +214,6 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
         return NULL;
     }
     f->from = -1;
-    f->peers = f->peers_left = !is_by_peer ? 0 : job->peer[1] < 0 ? 1 : MONARCH_ASKED;
     f->to = to;
     show(e, f);
     if (is_by_peer || begin_reading(e, f) == 0)
@@ -454,7 +453,7 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         if (r == 0 && job->is_read && e->control)
             monarch_note_pages(e, job->entry.source, f->lacks_pages);
         __atomic_fetch_add(&e->files, r == 0, __ATOMIC_RELAXED);
-        if (r == 0 && f->units == 1 && !f->peers && !was_handed && e->control)
+        if (r == 0 && f->units == 1 && job->peer[0] < 0 && !was_handed && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);
     } else {
         __atomic_fetch_add(&e->peer_files, r == 0, __ATOMIC_RELAXED);

@@ -22,11 +22,6 @@
 
 typedef struct monarch_holdings holdings;
 
-static int is_kept(const holdings *h, uint64_t id) {
-    return id < MONARCH_MAX_FILES &&
-           (__atomic_load_n(&h->kept[id / 64], __ATOMIC_RELAXED) >> (id % 64) & 1);
-}
-
 static void want(holdings *h, uint64_t id) {
     if (monarch_set_bit(&h->clients->wanted, id))
         monarch_doorbell_ring(&h->clients->doorbell);
@@ -120,6 +115,24 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
+/* The daemon learns of it before it orders the fill. Returns 0 when it has too many to learn of. */
+static int begin_to_keep(holdings *h, uint64_t id) {
+    pthread_mutex_lock(&h->checking);
+    int has_place = h->moved_count < MONARCH_MOVED && id < MONARCH_MAX_FILES;
+    if (has_place) {
+        h->moved_here[h->moved_count++] = id;
+        __atomic_store_n(&h->home[id], MONARCH_KEPT_HERE, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&h->checking);
+    return has_place;
+}
+
+/* Whether this node fills the file when a peer asks for it. */
+static int keeps(holdings *h, uint64_t id, const struct monarch_peer_request *wanted) {
+    return monarch_home_here(h, id) == MONARCH_KEPT_HERE ||
+           (wanted->is_owner && !waits(h, wanted) && begin_to_keep(h, id));
+}
+
 /* Whether the entry is of the very file that is meant, and its word then. It gets other attributes
  * only when it has no copy: what word and attributes say at one time is of one file. */
 static int is_meant(const holdings *h, const struct monarch_entry *e,
@@ -144,6 +157,7 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     const struct monarch_entry *e = &monarch_entries(h->catalog)[id];
     if (e->kind != MONARCH_FILE)
         return MONARCH_PEER_UNKNOWN_FILE;
+    unsigned home = monarch_home_here(h, id);
     uint64_t word;
     if (!is_meant(h, e, wanted, &word))
         return MONARCH_PEER_CHANGED;
@@ -152,16 +166,18 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     /* What the hash says is wrong where a plan is still to come. */
     if (!wanted->is_awaited && waits(h, wanted))
         return MONARCH_PEER_LATER;
+    if (home >= MONARCH_MOVED_TO)
+        return MONARCH_PEER_MOVED + (home - MONARCH_MOVED_TO);
     switch (MONARCH_WORD_STATE(word)) {
     case MONARCH_ABSENT:
     case MONARCH_WANTED:
-        if (!is_kept(h, id))
+        if (!keeps(h, id, wanted))
             return not_kept(h, wanted);
         want(h, id);
         demand_first(h, id, wanted);
         return MONARCH_PEER_LATER;
     case MONARCH_FILLING: {
-        if (!is_kept(h, id))
+        if (!keeps(h, id, wanted))
             return not_kept(h, wanted);
         int slot = slot_of(h, word);
         if (slot >= 0)

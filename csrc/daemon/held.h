@@ -26,15 +26,17 @@ struct monarch_holdings {
     int copies[MONARCH_MAX_TIERS];
     pthread_rwlock_t lock; /* of the catalog, which is replaced by a larger one */
     const struct monarch_catalog *catalog;
-    uint64_t *kept;    /* atomic: a bit for every entry */
+    uint16_t *home;    /* atomic: of every entry, see monarch_holdings_keep */
     int patience;      /* atomic: enum monarch_patience */
     uint32_t next_tag; /* atomic: of a demand */
     struct monarch_sums *sums;
     unsigned char content_key[MONARCH_KEY_BYTES]; /* of digests */
-    pthread_mutex_t checking;                     /* of the next three */
+    pthread_mutex_t checking;                     /* of the next five */
     struct checked checked[CHECKS];
     struct rotten rotten[MONARCH_ROTTEN];
     uint64_t rotten_count;
+    uint64_t moved_here[MONARCH_MOVED]; /* entries that the daemon has not heard of */
+    uint64_t moved_count;
     pthread_mutex_t waking; /* so that the server is not stopped meanwhile */
     struct monarch_peer_server *server;
 };
@@ -48,6 +50,11 @@ struct held {
     int is_whole;   /* by now: an answer that has begun is finished, whatever becomes of the copy */
     struct monarch_sums_held *sums; /* of its blocks, once it is; NULL: not known */
 };
+
+static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint64_t id) {
+    return id < MONARCH_MAX_FILES ? __atomic_load_n(&h->home[id], __ATOMIC_RELAXED)
+                                  : MONARCH_KEPT_ELSEWHERE;
+}
 
 /* For the server, whose interface says what they do (peers/files.h): which copy a request means,
  * and how much of it can be sent. `arg` is the holdings, `file` a struct held. */

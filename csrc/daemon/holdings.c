@@ -95,18 +95,18 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
 holdings *monarch_holdings_new(struct monarch_clients *clients, const struct monarch_fills *fills,
                                uint64_t block_bytes, const unsigned char *content_key) {
     holdings *h = calloc(1, sizeof *h);
-    uint64_t *kept = calloc(MONARCH_MAX_FILES / 64, sizeof *kept);
+    uint16_t *home = calloc(MONARCH_MAX_FILES, sizeof *home);
     struct monarch_sums *sums = monarch_sums_new();
-    if (!h || !kept || !sums) {
+    if (!h || !home || !sums) {
         free(h);
-        free(kept);
+        free(home);
         monarch_sums_free(sums);
         return NULL;
     }
     h->clients = clients;
     h->fills = fills;
     h->block_bytes = block_bytes;
-    h->kept = kept;
+    h->home = home;
     h->sums = sums;
     memcpy(h->content_key, content_key, sizeof h->content_key);
     for (int i = 0; i < MONARCH_MAX_TIERS; i++)
@@ -129,16 +129,19 @@ void monarch_holdings_catalog(holdings *h, const struct monarch_catalog *c) {
     pthread_rwlock_unlock(&h->lock);
 }
 
-void monarch_holdings_keep(holdings *h, uint64_t n, const uint64_t *ids, const uint8_t *is_kept) {
-    for (uint64_t i = 0; i < n; i++) {
-        uint64_t bit = 1ULL << (ids[i] % 64);
-        if (ids[i] >= MONARCH_MAX_FILES)
-            continue;
-        if (is_kept[i])
-            __atomic_fetch_or(&h->kept[ids[i] / 64], bit, __ATOMIC_RELAXED);
-        else
-            __atomic_fetch_and(&h->kept[ids[i] / 64], ~bit, __ATOMIC_RELAXED);
-    }
+void monarch_holdings_keep(holdings *h, uint64_t n, const uint64_t *ids, const uint16_t *home) {
+    for (uint64_t i = 0; i < n; i++)
+        if (ids[i] < MONARCH_MAX_FILES)
+            __atomic_store_n(&h->home[ids[i]], home[i], __ATOMIC_RELAXED);
+}
+
+uint64_t monarch_holdings_moved(holdings *h, uint64_t *ids) {
+    pthread_mutex_lock(&h->checking);
+    uint64_t n = h->moved_count;
+    memcpy(ids, h->moved_here, n * sizeof *ids);
+    h->moved_count = 0;
+    pthread_mutex_unlock(&h->checking);
+    return n;
 }
 
 struct monarch_peer_server *monarch_holdings_serve(holdings *h,
@@ -172,13 +175,13 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
         monarch_sums_drop(h->sums, copy);
 }
 
-/* Of what is wanted or in the making something will still be told. */
+/* Of what is wanted or in the making here something will still be told. */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;
     pthread_rwlock_rdlock(&h->lock);
     int64_t id = h->catalog ? monarch_find_hash(h->catalog, wanted->source, wanted->path_hash) : -1;
-    if (id >= 0)
+    if (id >= 0 && monarch_home_here(h, (uint64_t)id) < MONARCH_MOVED_TO)
         state = MONARCH_WORD_STATE(
             __atomic_load_n(&monarch_entries(h->catalog)[id].word, __ATOMIC_ACQUIRE));
     pthread_rwlock_unlock(&h->lock);
@@ -229,6 +232,6 @@ void monarch_holdings_free(holdings *h) {
     pthread_mutex_destroy(&h->waking);
     pthread_mutex_destroy(&h->checking);
     monarch_sums_free(h->sums);
-    free(h->kept);
+    free(h->home);
     free(h);
 }

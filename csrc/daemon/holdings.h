@@ -12,7 +12,14 @@
 struct monarch_holdings;
 
 /* So many are remembered until they are taken; what comes to more is found again. */
-enum { MONARCH_ROTTEN = 64 };
+enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
+
+/* What this node says of a file that it has no copy of. */
+enum monarch_home_here {
+    MONARCH_KEPT_ELSEWHERE,
+    MONARCH_KEPT_HERE,
+    MONARCH_MOVED_TO, /* and a node's number: there was no room here */
+};
 
 #ifndef MONARCH_CDEF
 /* What stands for a file's version between nodes. With the time of its inode: a file whose time of
@@ -33,10 +40,13 @@ void monarch_holdings_source(struct monarch_holdings *h, uint32_t source, uint64
 void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies);
 /* The catalog from now on. When this returns nobody reads the one before. NULL: nothing is held. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Whether this node keeps these files. What it does not keep it may have all the same, but never
- * gets for somebody else: a request is not passed on. */
+/* Which of these files this node keeps (enum monarch_home_here). What it does not keep it may have
+ * all the same, but never gets for somebody else: a request is not passed on. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
-                           const uint8_t *is_kept);
+                           const uint16_t *home);
+/* Takes files that this node keeps because peers take it for their owner: those before it in a
+ * file's order may have no room for it. (MONARCH_MOVED,) entries; returns how many. */
+uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* As long as it is not known which files this node keeps: who waits for what is not there, instead
  * of being told that it never will be. At first everybody. */
 enum monarch_patience {

@@ -20,13 +20,15 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
     job->result.kind = (uint32_t)kind;
     job->result.tier = tier;
     job->result.copy = copy;
+    job->result.home = -1;
     job->result.mtime_ns = entry->mtime_ns;
     job->result.ctime_ns = entry->ctime_ns;
     job->entry = *entry;
     job->expected_sum = sum;
     /* Of an empty file no peer could say that it is still as it was. */
-    for (int i = 0; i < MONARCH_ASKED; i++) {
-        int peer = peers && p->peer_threads && entry->size ? peers[i] : -1;
+    for (int i = 0; i < MONARCH_ASKED + MONARCH_MOVES; i++) {
+        int is_asked = i < MONARCH_ASKED && peers && p->peer_threads && entry->size;
+        int peer = is_asked ? peers[i] : -1;
         job->has_it |= (peer >= MONARCH_HAS_IT) << i;
         job->peer[i] = peer >= MONARCH_HAS_IT ? peer - MONARCH_HAS_IT : peer;
     }

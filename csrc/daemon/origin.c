@@ -116,6 +116,32 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
     }
 }
 
+/* The node that keeps the file for want of room at the one that was asked. Several threads may be
+ * told of it. */
+static void follow(struct fill *f, int which, unsigned node) {
+    for (int i = which + 1; i < MONARCH_ASKED + MONARCH_MOVES && node < MONARCH_MAX_PEERS; i++) {
+        int known = -1;
+        if (__atomic_compare_exchange_n(&f->job->peer[i], &known, (int)node, 0, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE))
+            __atomic_store_n(&f->job->result.home, (int32_t)node, __ATOMIC_RELEASE);
+        if (known < 0 || known == (int)node)
+            return;
+    }
+}
+
+/* The peer that is asked now, -1 for nobody any more. */
+static int asked_peer(const struct fill *f, int which) {
+    return which < MONARCH_ASKED + MONARCH_MOVES
+               ? __atomic_load_n(&f->job->peer[which], __ATOMIC_ACQUIRE)
+               : -1;
+}
+
+/* Of two holders that a plan names either may be first. */
+static uint32_t is_owner(const struct fill *f, int which) {
+    int32_t home = __atomic_load_n(&f->job->result.home, __ATOMIC_ACQUIRE);
+    return asked_peer(f, 1) < 0 || asked_peer(f, which) == home;
+}
+
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
                   struct block_sum *sum) {
     const struct monarch_entry *entry = &f->job->entry;
@@ -129,8 +155,8 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .length = n,
                                    .to = f->to,
                                    .at = at};
-    for (int left; (left = __atomic_load_n(&f->peers_left, __ATOMIC_ACQUIRE)) > 0;) {
-        int which = f->peers - left;
+    for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
+        get.is_owner = is_owner(f, which);
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {
             __atomic_fetch_or(&f->gave, 1 << which, __ATOMIC_ACQ_REL);
@@ -143,7 +169,9 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
         if (get.status == MONARCH_PEER_LATER || get.status == MONARCH_PEER_COMING ||
             (is_last && is_late))
             return 0;
-        __atomic_compare_exchange_n(&f->peers_left, &left, left - 1, 0, __ATOMIC_ACQ_REL,
+        if (get.status >= MONARCH_PEER_MOVED)
+            follow(f, which, get.status - MONARCH_PEER_MOVED);
+        __atomic_compare_exchange_n(&f->asks, &which, which + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED);
         /* One silence is what a reader can wait for. */
         if (monarch_now_ns() - began > SILENCE_NS && is_awaited(e, f, at, n))
@@ -153,7 +181,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
 }
 
 int monarch_giver_of(const struct fill *f) {
-    for (int which = 0; f->from < 0 && which < f->peers; which++)
+    for (int which = 0; f->from < 0 && asked_peer(f, which) >= 0; which++)
         if (f->gave == 1 << which)
             return f->job->peer[which];
     return -1;

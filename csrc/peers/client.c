@@ -127,8 +127,9 @@ static struct monarch_peer_request request_of(const link_t *l, const get *g, uin
                                      .mtime_ns = g->mtime_ns,
                                      .first = g->first,
                                      .length = g->length,
-                                     .is_awaited = g->is_awaited,
-                                     .is_doubted = g->is_doubted};
+                                     .is_awaited = g->is_awaited != 0,
+                                     .is_doubted = g->is_doubted != 0,
+                                     .is_owner = g->is_owner != 0};
     monarch_seal(l->says, tag, &q, MONARCH_SEALED_OF_REQUEST, NULL, q.seal);
     return q;
 }
@@ -261,7 +262,7 @@ static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame 
 static int is_an_end(const struct answer *a, uint64_t status) {
     if (status == MONARCH_PEER_OK)
         return a->g->received == a->g->length;
-    return status <= MONARCH_PEER_TIMEOUT;
+    return status <= MONARCH_PEER_TIMEOUT || status / MONARCH_PEER_MOVED == 1;
 }
 
 /* One answer; *g has its status. 0, or -1 when what follows cannot be understood. */

@@ -16,8 +16,8 @@ struct monarch_peer_opened {
  * them may wait. */
 struct monarch_peer_files {
     void *arg;
-    /* MONARCH_PEER_OK and the file; UNKNOWN_FILE, CHANGED; LATER: asked again when the server is
-     * woken, as long as it may wait. */
+    /* MONARCH_PEER_OK and the file; UNKNOWN_FILE, CHANGED, MOVED; LATER: asked again when the
+     * server is woken, as long as it may wait. */
     enum monarch_peer_status (*open)(void *arg, const struct monarch_peer_request *wanted,
                                      struct monarch_peer_opened *out);
     /* How far what is there reaches from byte `at` on, to the end of its block or further; `at` for

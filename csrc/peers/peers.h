@@ -97,7 +97,7 @@ struct monarch_peer_get {
     uint32_t status;     /* enum monarch_peer_status */
     uint64_t received;   /* bytes whose sum was right, from the range's beginning */
     int32_t error;       /* errno, where the status is NO_ROOM */
-    uint32_t unused;
+    uint32_t is_owner;   /* this node takes the peer for the file's owner */
 };
 
 struct monarch_peer_link;

@@ -26,7 +26,7 @@
 #endif
 
 enum {
-    MONARCH_PEER_REQUEST = 0x3551504d, /* "MPQ5" */
+    MONARCH_PEER_REQUEST = 0x3651504d, /* "MPQ6" */
     MONARCH_PEER_FRAME = 0x3346504d,   /* "MPF3" */
 };
 
@@ -39,8 +39,10 @@ struct monarch_peer_request {
     uint64_t size;
     int64_t mtime_ns;       /* of modification, or what stands for it in both catalogs */
     uint64_t first, length; /* the bytes asked for; none is a question whether it is there */
-    uint32_t is_awaited;    /* somebody waits for these very bytes */
-    uint32_t is_doubted;    /* their block came wrong: the holder is to look at it */
+    uint16_t is_awaited;    /* somebody waits for these very bytes */
+    uint16_t is_doubted;    /* their block came wrong: the holder is to look at it */
+    uint16_t is_owner;      /* who asks takes this node for the file's owner */
+    uint16_t unused;
     unsigned char seal[MONARCH_MAC_BYTES];
 };
 
@@ -67,6 +69,8 @@ enum monarch_peer_status {
     MONARCH_PEER_FORGED,       /* a seal is wrong: somebody in between has changed something */
     MONARCH_PEER_OTHER_NODE,   /* who answers has proved to be another node of the session */
     MONARCH_PEER_LATER,        /* never sent: the file is not there yet, ask again */
+    MONARCH_PEER_MOVED =
+        65536, /* and a node's number: that one keeps the file, for want of room here */
 };
 
 #ifndef MONARCH_CDEF

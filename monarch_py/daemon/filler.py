@@ -173,6 +173,7 @@ class Filler:
                 return False
             self._take_from_source()
             self._drop_rotten(self.nodes)
+            self.keeps.adopt(self.nodes.holdings.moved_here())
         while len(ids := self.wanted.next_awaited()):
             self._order_fills(ids, in_use=True)
         self.wanted.part_ways(self._is_fetched)
@@ -352,11 +353,15 @@ class Filler:
             return ids
         leaves = any(map(self.copies.leaving, range(self.staging.number)))
         coming = ids if self.copies.drop_foreign() or leaves else ids[:0]
+        if not len(coming):
+            coming = self._drop_spare(ids)
         if in_use and not len(coming):
             coming = self.give_way(ids)
         if len(coming):
             self.wanted.put_off(coming, in_use=in_use)
             ids = ids[~np.isin(ids, coming)]
+        if self.nodes is not None:
+            self.nodes.pass_on(ids)
         if self.staging.tier is not None:
             return ids
         if not in_use:
@@ -367,6 +372,26 @@ class Filler:
         self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self._refused.append(ids)
         return ids[:0]
+
+    def _drop_spare(self, ids: Ids) -> Ids:
+        """Of (n,) files without room those for which copies of other nodes' files were dropped:
+        what this node keeps for all nodes comes before what it keeps besides. A plan says itself
+        what is kept where."""
+        if self.nodes is None or self.prefers is not None:
+            return ids[:0]
+        own, spare = ids[self.nodes.owns(ids)], self.nodes.spare()
+        words, sizes = self.shared.catalog.words[spare], self.shared.catalog.entries["size"]
+        is_here = tier_of(words) < self.staging.number
+        is_coming = is_here & (state_of(words) == State.FILLING)
+        spare = spare[is_here & (state_of(words) == State.PRESENT)]
+        if not len(own) or not (len(spare) or is_coming.any()):
+            return ids[:0]
+        freed = np.cumsum(sizes[spare], dtype=np.float64)
+        needed = float(sizes[own].sum(dtype=np.float64))
+        spare = spare[: int(np.searchsorted(freed, needed)) + 1]
+        self.nodes.give_up(spare)
+        self.copies.forget(spare, State.ABSENT)
+        return own
 
     def try_again(self, ids: Ids) -> None:
         """(n,) files that programs use and that had no room when they were used before."""
@@ -423,6 +448,11 @@ class Filler:
         self.readahead.filled(filled["id"])
         if self.places is not None:
             self.places.know(filled["id"], filled["giver"])
+        if self.nodes is not None:
+            moved = filled[filled["home"] >= 0]
+            here = moved["home"] == self.nodes.cluster.rank
+            self.keeps.adopt(np.ascontiguousarray(moved["id"][here]))
+            self.nodes.move(moved["id"][~here], moved["home"][~here])
 
     def _try_refused(self) -> None:
         """What was refused room while fills were running: they hold theirs twice, as a promise and

@@ -74,11 +74,25 @@ class Holdings(PeerServer):
 
     def keep(self, ids: Ids, is_kept: npt.NDArray[np.bool_]) -> None:
         """Which of (n,) entries this node keeps: those it fills when a peer asks for them."""
+        self._say(ids, np.where(is_kept, lib.MONARCH_KEPT_HERE, lib.MONARCH_KEPT_ELSEWHERE))
+
+    def move(self, ids: Ids, nodes: npt.NDArray[np.int32]) -> None:
+        """(n,) entries that this node has no room for, and (n,) the nodes that keep them instead:
+        peers are told so."""
+        self._say(ids, lib.MONARCH_MOVED_TO + nodes)
+
+    def _say(self, ids: Ids, homes: npt.NDArray[Any]) -> None:
         entries = np.ascontiguousarray(ids, dtype=np.uint64)
-        flags = np.ascontiguousarray(is_kept, dtype=np.uint8)
+        said = np.ascontiguousarray(homes, dtype=np.uint16)
         lib.monarch_holdings_keep(
-            self._c, len(entries), pointer(entries, "uint64_t *"), pointer(flags, "uint8_t *")
+            self._c, len(entries), pointer(entries, "uint64_t *"), pointer(said, "uint16_t *")
         )
+
+    def moved_here(self) -> Ids:
+        """(n,) entries that this node keeps since the last call: peers take it for their owner."""
+        ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
+        count = lib.monarch_holdings_moved(self._c, pointer(ids, "uint64_t *"))
+        return ids[:count]
 
     def be_patient(self, patience: int) -> None:
         """MONARCH_NOBODY_WAITS: it is known by now what this node keeps, or nobody waits for that

@@ -24,7 +24,7 @@ from monarch_py.errors import SessionError
 from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
 from monarch_py.peers import Party, Peer, TcpTransport
 from monarch_py.placement import TierRoom, take
-from monarch_py.policies.rendezvous import first_nodes, owners
+from monarch_py.policies.rendezvous import first_nodes, next_nodes, owners
 from monarch_py.tiers import Tier, slack_of
 
 __all__ = ["ASKED", "NOBODY", "UNIT", "Holders", "Membership", "Nodes", "rooms_of"]
@@ -82,6 +82,9 @@ class Nodes:
         # they are known; and whether this one does too.
         self._holders: Holders = np.zeros((0, ASKED), dtype=np.int16)
         self._keeps = np.zeros(0, dtype=bool)
+        # Files that had no room where they belonged: those that this node has passed on, and those
+        # that it has got so.
+        self.passed_on = self.taken_over = 0
         self._tell(np.zeros(0, dtype=np.uint64))
         self.is_decided = False  # by the catalog alone
         # Somebody else decides on files of a plan first, see `assign`.
@@ -126,6 +129,56 @@ class Nodes:
         first, and whether this one keeps a copy. It holds from now on, also when the plan is no
         longer followed: the copies are where it has put them."""
         self._holders[ids], self._keeps[ids] = holders, keeps
+        self._tell(ids)
+
+    def spare(self) -> Ids:
+        """(n,) files of other nodes that this one keeps as well, in room that was left over."""
+        owners = self._holders[:, 0]
+        is_foreign = (owners != NOBODY) & (owners != self.cluster.rank)
+        return np.flatnonzero(self._keeps & is_foreign).astype(np.uint64)
+
+    def give_up(self, ids: Ids) -> None:
+        """This node keeps (n,) files of others no longer."""
+        self._keeps[ids] = False
+        self._tell(ids)
+
+    def owns(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether this node is the owner of these files."""
+        owned: npt.NDArray[np.bool_] = self._holders[ids, 0] == self.cluster.rank
+        return owned
+
+    def pass_on(self, ids: Ids) -> None:
+        """(n,) files that have no room here: those of which this node is the owner belong to the
+        next node of their order from now on, as far as there is one. Peers that ask for them are
+        told so, and ask that node."""
+        own = ids[self.owns(ids)]
+        keys = self.shared.catalog.entries["hash"][own]
+        weights = rooms_of(self.cluster).astype(np.float64)
+        if not len(own) or not weights[self.cluster.rank]:
+            return
+        heirs = next_nodes(keys, weights, self.cluster.rank)
+        own, heirs = own[heirs != NOBODY], heirs[heirs != NOBODY]
+        self._keeps[own] = False
+        self.move(own, heirs)
+        self.holdings.move(own, heirs)
+        if not self.passed_on and len(own):
+            log.warning(
+                "this node has no room for files that it is to keep for all nodes: other nodes keep"
+                " them. Free space on its tiers, or lower their quotas"
+            )
+        self.passed_on += len(own)
+
+    def adopt(self, ids: Ids) -> None:
+        """(n,) files that this node keeps from now on, because those before it have no room."""
+        ids = ids[~self.owns(ids)]
+        self._keeps[ids] = True
+        self.move(ids, np.full(len(ids), self.cluster.rank, dtype=np.int32))
+        self.taken_over += len(ids)
+
+    def move(self, ids: Ids, nodes: npt.NDArray[np.int32]) -> None:
+        """(n,) files, and (n,) the nodes that keep them by now."""
+        self._holders[ids] = NOBODY
+        self._holders[ids, 0] = nodes
         self._tell(ids)
 
     def answer(self) -> None:
@@ -233,6 +286,8 @@ class Nodes:
             "rank": self.cluster.rank,
             "own_files": int((self._holders[:, 0] == self.cluster.rank).sum()),
             "kept_files": int(self._keeps.sum()),
+            "passed_on_files": self.passed_on,
+            "taken_over_files": self.taken_over,
             "served_requests": counts["requests"],
             "served_bytes": counts["bytes"],
             "members": members,

@@ -77,6 +77,11 @@ class Homes:
         answer[~known] = self._before.keeps_here(ids[~known])
         return answer
 
+    def adopt(self, ids: Ids) -> None:
+        """As `Keeps` has it. No tier is meant for these files."""
+        self._known[ids[ids < len(self._known)]] = False
+        self._before.adopt(ids)
+
     def tiers(self, ids: Ids) -> npt.NDArray[np.int32]:
         """(n,) the tiers in which these files have their place, NOWHERE for those of no plan."""
         answer = np.full(len(ids), NOWHERE, dtype=np.int32)

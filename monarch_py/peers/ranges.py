@@ -18,7 +18,8 @@ GET = struct_dtype("struct monarch_peer_get")
 
 
 class PeerStatus(IntEnum):
-    """What came of a request; csrc/peers/wire.h says what each means."""
+    """What came of a request; csrc/peers/wire.h says what each means. MOVED comes with a node's
+    number added to it."""
 
     OK = lib.MONARCH_PEER_OK
     REFUSED = lib.MONARCH_PEER_REFUSED
@@ -31,6 +32,7 @@ class PeerStatus(IntEnum):
     NO_ROOM = lib.MONARCH_PEER_NO_ROOM
     FORGED = lib.MONARCH_PEER_FORGED
     OTHER_NODE = lib.MONARCH_PEER_OTHER_NODE
+    MOVED = lib.MONARCH_PEER_MOVED
 
 
 @dataclass(frozen=True, slots=True)

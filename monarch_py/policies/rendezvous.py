@@ -13,7 +13,7 @@ import numpy.typing as npt
 from monarch_py.placement import take
 from monarch_py.policies.view import PFS, STAGING, Cluster, Floats, Ints
 
-__all__ = ["Keys", "file_keys", "first_nodes", "homes", "owners", "scores"]
+__all__ = ["Keys", "file_keys", "first_nodes", "homes", "next_nodes", "owners", "scores"]
 
 Keys = npt.NDArray[np.uint64]
 
@@ -64,6 +64,12 @@ def first_nodes(keys: Keys, weights: Floats) -> npt.NDArray[np.int32]:
     """(files,) int32: the node that is first in the order of each file's scores, whether it has
     room or not; PFS where no node has a weight.  keys : (files,);  weights : (nodes,) >= 0."""
     return _next_choice(keys, weights, np.zeros(len(keys)))[0]
+
+
+def next_nodes(keys: Keys, weights: Floats, node: int) -> npt.NDArray[np.int32]:
+    """(files,) int32: the node behind `node` in the order of each file's scores, PFS where that is
+    the last one.  keys : (files,);  weights : (nodes,) >= 0, that of `node` > 0."""
+    return _next_choice(keys, weights, scores(keys, weights)[:, node])[0]
 
 
 def owners(keys: Keys, sizes: Ints, quotas: Ints) -> npt.NDArray[np.int32]:

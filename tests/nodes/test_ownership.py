@@ -42,6 +42,9 @@ class Holdings:
         self.kept |= set(ids[is_kept].tolist())
         self.kept -= set(ids[~is_kept].tolist())
 
+    def move(self, ids: npt.NDArray[Any], nodes: npt.NDArray[Any]) -> None:
+        self.moved = dict(zip(ids.tolist(), nodes.tolist(), strict=True))
+
     def be_patient(self, patience: int) -> None:
         self.patience = patience
 
@@ -240,6 +243,37 @@ def test_of_two_holders_the_one_with_the_shorter_queue_is_asked_first() -> None:
     assert made.asked(ids).tolist() == [[1, NOBODY]] * 8
     made.assign(ids, np.tile(np.array([0, 1], dtype=np.int16), (8, 1)), np.ones(8, dtype=bool))
     assert (made.asked(ids)[:, 0] == NOBODY).all()
+
+
+def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> None:
+    files = [(7919 * (i + 1), KIB) for i in range(40)]
+    catalogs = [Catalog(files, list(range(40))) for _ in range(3)]
+    made = [node(rank, [MIB, 2 * MIB, MIB], catalog) for rank, catalog in enumerate(catalogs)]
+    ids = catalogs[0].ids()
+    for each in made:
+        each.step(scanned=True)
+    owner = made[0].holders_of(ids)[:, 0].copy()
+    visited = [{int(rank)} for rank in owner]
+    for _ in range(len(made)):
+        for rank, each in enumerate(made):
+            holdings: Any = each.holdings
+            holdings.moved = {}
+            each.pass_on(ids)
+            assert not each.keeps_here(ids[list(holdings.moved)]).any()
+            for entry, heir in holdings.moved.items():
+                assert heir != rank and heir not in visited[entry]
+                visited[entry].add(heir)
+                # The others hear of it when they ask; the heir keeps the file from then on.
+                for other in made:
+                    if other.cluster.rank not in (rank, heir):
+                        other.move(ids[[entry]], np.array([heir], dtype=np.int32))
+                made[heir].adopt(ids[[entry]])
+                assert made[heir].keeps_here(ids[[entry]]).all()
+    assert all(len(nodes) == len(made) for nodes in visited)
+    # Nobody comes behind the last one: it keeps what it has no room for, and stages it for all.
+    holders = [each.holders_of(ids)[:, 0].tolist() for each in made]
+    assert holders[0] == holders[1] == holders[2]
+    assert all(each.owns(ids).sum() == holders[0].count(each.cluster.rank) for each in made)
 
 
 def test_more_nodes_than_there_are_numbers_for() -> None:

@@ -349,8 +349,10 @@ FIELDS = st.fixed_dictionaries(
         "mtime_ns": st.integers(-(2**63), 2**63 - 1),
         "first": st.integers(0, 2**64 - 1) | st.integers(0, 4 * BLOCK),
         "length": st.integers(0, 2**64 - 1) | st.integers(0, 4 * BLOCK),
-        "is_awaited": st.integers(0, 2**32 - 1),
-        "is_doubted": st.integers(0, 2**32 - 1),
+        "is_awaited": st.integers(0, 2**16 - 1),
+        "is_doubted": st.integers(0, 2**16 - 1),
+        "is_owner": st.integers(0, 2**16 - 1),
+        "unused": st.integers(0, 2**16 - 1),
     },
 )
 

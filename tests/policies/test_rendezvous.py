@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_py.policies import rendezvous
-from monarch_py.policies.rendezvous import file_keys, owners, scores
+from monarch_py.policies.rendezvous import file_keys, first_nodes, next_nodes, owners, scores
 from monarch_py.policies.view import PFS
 
 FILES = 20_000
@@ -123,3 +123,18 @@ def test_files_that_fit_nowhere_cost_no_rounds() -> None:
 def test_no_files_and_no_room() -> None:
     assert owners(file_keys(0), np.zeros(0, np.int64), np.array([5])).tolist() == []
     assert owners(file_keys(2), np.ones(2, np.int64), np.array([0, 0])).tolist() == [PFS, PFS]
+
+
+def test_the_next_node_is_that_of_the_next_higher_score() -> None:
+    keys, weights = file_keys(500), np.array([3.0, 1.0, 0.0, 2.0, 1.0])
+    expected = np.argsort(scores(keys, weights), axis=1)
+    nodes = first_nodes(keys, weights)
+    for place in range(4):
+        assert (nodes == expected[:, place]).all()
+        following = np.full(len(keys), PFS, dtype=np.int32)
+        for node in np.unique(nodes).tolist():
+            mine = nodes == node
+            following[mine] = next_nodes(keys[mine], weights, node)
+        nodes = following
+    # Node 2 has no weight: it is in nobody's order.
+    assert (nodes == PFS).all()

@@ -120,7 +120,7 @@ class Nodes:
         ends = zip(listeners, sources, quotas, strict=True)
         for rank, (listener, source, quota) in enumerate(ends):
             place = directory / f"node{rank}"
-            (place / "tier").mkdir(parents=True)
+            (place / "tier").mkdir(parents=True, exist_ok=True)
             own = {"mount_point": str(place / "tier"), "max_storage_quota": quota}
             tiers = [{**own, **(tier or {})}]
             node = Node(place, source, tiers=tiers, **settings)

@@ -1,0 +1,84 @@
+"""A node whose disk is full gives the files that it is to keep for all nodes to the next one in
+their order: the source serves each of them once all the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.epoch import make_files
+from support.epochs import Cluster
+from support.mounts import Mounts
+from support.nodes import Nodes
+
+from monarch_py.demo.slowsource import SlowSource
+
+NODES, FULL = 4, 1
+FILES, SIZE = 240, 48 << 10
+ROOM = FILES * (SIZE + 8192)
+# Of the full node's own files so many still fit.
+LEFT = 10
+
+
+@pytest.fixture
+def full_tier(tmp_path: Path) -> Iterator[Path]:
+    """Where the second node's tier will be: a file system of its own."""
+    directory = tmp_path / "nodes" / f"node{FULL}"
+    directory.mkdir(parents=True)
+    with Mounts(directory) as mounts:
+        yield mounts.tmpfs("tier", ROOM)
+
+
+@pytest.fixture
+def cluster(
+    full_tier: Path,
+    nodes_factory: Callable[..., Nodes],
+    mounts: Callable[[int], list[SlowSource]],
+    epoch_reader: Path,
+) -> Cluster:
+    """Every node has room for half of the dataset: a quarter is its own, and what it has left over
+    takes copies of what others own."""
+    sources = mounts(NODES)
+    files = make_files(sources[0].backing, FILES, SIZE)
+    for source in sources:
+        source.latency(open=0.001, read=0.001)
+    nodes = nodes_factory(sources, [ROOM // 2] * NODES, peers={"fetch": "holders"}).start()
+    return Cluster(epoch_reader, nodes.all, sources, files)
+
+
+def fill_up(tier: Path) -> None:
+    """Leaves room for LEFT files."""
+    found = os.statvfs(tier)
+    room_bytes = found.f_bavail * found.f_frsize - LEFT * (SIZE + 4096)
+    (tier / "ballast").write_bytes(bytes(room_bytes))
+
+
+def counts(cluster: Cluster, key: str) -> list[int]:
+    return [int(node.nodes()[key]) for node in cluster.nodes]
+
+
+def read_once(cluster: Cluster, *ranks: int) -> float:
+    """An epoch of these nodes, or of all; opens of the source for each file."""
+    cluster.reset()
+    cluster.epoch(*ranks)
+    for node in cluster.nodes:
+        node.wait_idle()
+    return cluster.opened() / FILES
+
+
+def test_the_next_node_keeps_what_the_owner_has_no_room_for(
+    cluster: Cluster, full_tier: Path
+) -> None:
+    own = counts(cluster, "own_files")
+    fill_up(full_tier)
+    assert read_once(cluster, 0) <= 1.05
+    passed_on = counts(cluster, "passed_on_files")
+    assert passed_on[FULL] >= own[FULL] - 2 * LEFT
+    assert sum(passed_on) == passed_on[FULL]
+    # Another node is told where they are, and so is the full one's own program.
+    assert read_once(cluster) <= 0.02
+    assert sum(counts(cluster, "taken_over_files")) == passed_on[FULL]
+    assert sum(counts(cluster, "own_files")) == FILES
+    assert read_once(cluster) == 0
