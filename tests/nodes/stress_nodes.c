@@ -1,11 +1,12 @@
-/* Two nodes in one program: engines that fill from each other, the servers of what they hold, and
+/* Three nodes in one program: engines that fill from each other, the servers of what they hold, and
  * readers that compare every byte; links are cut, servers end, files change, copies go, catalogs
  * grow.
  *
- *   stress_nodes SOURCE TIER0 TIER1 SECONDS SEED
+ *   stress_nodes SOURCE TIER0 TIER1 TIER2 SECONDS SEED
  *
  * A thread for each node is its daemon, and alone writes its catalog. Says: fills that went well,
- * bytes that came from peers, reads of whole copies, reads of copies in the making, links. */
+ * bytes that came from peers, reads of whole copies, reads of copies in the making, links, fills
+ * from the node that a file has moved to. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -18,8 +19,8 @@
 #include "doorbell.h"
 #include "engine.h"
 
-#define NODES 2
-#define READERS 3           /* of each node */
+#define NODES 3
+#define READERS 2           /* of each node */
 #define RANKS 5             /* of readers; 0 is of none */
 #define BLOCK (1024 * 1024) /* so large that answers share a link */
 #define RANGES 6            /* of files, each with a large one among them */
@@ -39,7 +40,7 @@ static struct node {
     struct monarch_fills *fills;
     struct monarch_engine *engine;
     struct monarch_holdings *holdings;
-    struct monarch_peer *peer;
+    struct monarch_peer *peer[NODES];
     pthread_mutex_t lock; /* of the server, which ends and begins */
     struct monarch_peer_server *server;
     uint64_t next_copy, rng;
@@ -48,7 +49,7 @@ static struct node {
 
 static const char *root_path;
 static int root, over;
-static uint64_t filled, whole_reads, part_reads, links;
+static uint64_t filled, whole_reads, part_reads, links, moved;
 /* Duplicates of links' ends: what is shut down here is cut. */
 static int link_fd[LINKS];
 static pthread_mutex_t links_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -209,15 +210,22 @@ static void scan(struct node *n) {
     monarch_scan_stop(s, 60000);
 }
 
-/* The other node keeps every other file. */
-static int is_own(const struct node *n, uint64_t id) {
-    return number_in(monarch_pool(n->catalog, entry(n, id)->path)) % NODES == n->number;
+static unsigned number_of(const struct node *n, uint64_t id) {
+    return number_in(monarch_pool(n->catalog, entry(n, id)->path));
 }
+static unsigned owner_of(const struct node *n, uint64_t id) { return number_of(n, id) % NODES; }
+
+/* The owner has no room for every fifth file: the next node keeps it. */
+static int is_moved(const struct node *n, uint64_t id) { return number_of(n, id) % 5 == 0; }
+static unsigned heir_of(const struct node *n, uint64_t id) { return (owner_of(n, id) + 1) % NODES; }
 
 static void keep(struct node *n) {
     for (uint64_t id = 0; id < n->catalog->count; id++) {
-        uint8_t own = entry(n, id)->kind == MONARCH_FILE && is_own(n, id);
-        monarch_holdings_keep(n->holdings, 1, &id, &own);
+        uint16_t home = MONARCH_KEPT_ELSEWHERE;
+        if (entry(n, id)->kind == MONARCH_FILE && owner_of(n, id) == n->number)
+            home =
+                is_moved(n, id) ? (uint16_t)(MONARCH_MOVED_TO + heir_of(n, id)) : MONARCH_KEPT_HERE;
+        monarch_holdings_keep(n->holdings, 1, &id, &home);
     }
     monarch_holdings_patience(n->holdings, MONARCH_NOBODY_WAITS);
 }
@@ -227,7 +235,7 @@ static void order(struct node *n, uint64_t id) {
     uint32_t tier = 0;
     int32_t from[MONARCH_ASKED];
     for (int i = 0; i < MONARCH_ASKED; i++)
-        from[i] = i || is_own(n, id) ? -1 : (int32_t)(1 - n->number);
+        from[i] = i || owner_of(n, id) == n->number ? -1 : (int32_t)owner_of(n, id);
     /* Whether it has it whole is true or not: only times are taken by that. */
     if (from[0] >= 0 && below(&n->rng, 2))
         from[0] += MONARCH_HAS_IT;
@@ -251,7 +259,12 @@ static void take_fill(struct node *n, const struct monarch_result *r) {
     if (r->status == MONARCH_DONE) {
         count(&filled);
         CHECK(r->bytes == entry(n, r->id)->size);
-        CHECK(r->giver == -1 || (r->giver == 1 - (int)n->number && !is_own(n, r->id)));
+        CHECK(r->giver == -1 ||
+              (r->giver != (int)n->number &&
+               (r->giver == (int)owner_of(n, r->id) || r->giver == (int)heir_of(n, r->id))));
+        CHECK(r->home == -1 || (is_moved(n, r->id) && r->home == (int)heir_of(n, r->id)));
+        if (r->home >= 0 && r->giver == r->home)
+            count(&moved);
         if (!r->is_published &&
             monarch_publish(n->writer, 1, &r->id, &word, &r->copy_ino, &r->sum, NULL) != 0) {
             grow(n, 1);
@@ -299,6 +312,13 @@ static void change_minds(struct node *n) {
         grow(n, 1);
 }
 
+/* Peers take this node for the owner of what the owner has no room for. */
+static void take_moved(const struct node *n) {
+    uint64_t ids[MONARCH_MOVED], got = monarch_holdings_moved(n->holdings, ids);
+    for (uint64_t i = 0; i < got; i++)
+        CHECK(is_moved(n, ids[i]) && heir_of(n, ids[i]) == n->number);
+}
+
 /* Those of some ranks, and none of others. */
 static void share_out(struct node *n) {
     uint32_t shares[MONARCH_RANKS] = {0};
@@ -312,6 +332,7 @@ static void *be_daemon(void *arg) {
     uint32_t seen = 0;
     while (!is_over()) {
         __atomic_fetch_add(&n->fills->units, 0, __ATOMIC_RELAXED);
+        take_moved(n);
         take_wants(n);
         take_results(n);
         change_minds(n);
@@ -461,7 +482,9 @@ static void end(struct node *n) {
     end_server(n);
     monarch_holdings_catalog(n->holdings, NULL);
     monarch_engine_stop(n->engine, 60000);
-    monarch_peer_free(n->peer);
+    for (unsigned i = 0; i < NODES; i++)
+        if (n->peer[i])
+            monarch_peer_free(n->peer[i]);
     monarch_holdings_free(n->holdings);
     for (int i = 0; i < CATALOGS; i++)
         free(n->all[i]);
@@ -473,27 +496,31 @@ static void end(struct node *n) {
 
 int main(int argc, char **argv) {
     pthread_t breaking;
-    CHECK(argc == 6);
+    CHECK(argc == 4 + NODES);
     root_path = argv[1];
     for (unsigned i = 0; i < RANGES; i++)
         make_files(root_path, i * 500, FILES);
     root = open(root_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(root >= 0);
-    uint64_t seed = strtoull(argv[5], NULL, 10), came = 0;
+    uint64_t seed = strtoull(argv[3 + NODES], NULL, 10), came = 0;
     for (unsigned i = 0; i < NODES; i++) {
         nodes[i].number = i;
         begin(&nodes[i], argv[2 + i], seed);
     }
     for (unsigned i = 0; i < NODES; i++) {
-        nodes[i].peer = monarch_peer_new(connect_to, hear, &nodes[1 - i]);
-        CHECK(nodes[i].peer);
-        monarch_engine_peer(nodes[i].engine, 1 - i, nodes[i].peer);
+        for (unsigned to = 0; to < NODES; to++) {
+            if (to == i)
+                continue;
+            nodes[i].peer[to] = monarch_peer_new(connect_to, hear, &nodes[to]);
+            CHECK(nodes[i].peer[to]);
+            monarch_engine_peer(nodes[i].engine, to, nodes[i].peer[to]);
+        }
         CHECK(pthread_create(&nodes[i].daemon, NULL, be_daemon, &nodes[i]) == 0);
         for (int r = 0; r < READERS; r++)
             CHECK(pthread_create(&nodes[i].reader[r], NULL, be_reader, &nodes[i]) == 0);
     }
     CHECK(pthread_create(&breaking, NULL, break_things, (void *)(uintptr_t)seed) == 0);
-    for (uint64_t ms = 0, all = (uint64_t)(atof(argv[4]) * 1000); ms < all; ms += 10)
+    for (uint64_t ms = 0, all = (uint64_t)(atof(argv[2 + NODES]) * 1000); ms < all; ms += 10)
         pause_us(10000);
     __atomic_store_n(&over, 1, __ATOMIC_RELEASE);
     pthread_join(breaking, NULL);
@@ -509,8 +536,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < LINKS; i++)
         if (link_fd[i])
             close(link_fd[i]);
-    printf("%llu %llu %llu %llu %llu\n", (unsigned long long)filled, (unsigned long long)came,
+    printf("%llu %llu %llu %llu %llu %llu\n", (unsigned long long)filled, (unsigned long long)came,
            (unsigned long long)whole_reads, (unsigned long long)part_reads,
-           (unsigned long long)links);
+           (unsigned long long)links, (unsigned long long)moved);
     return 0;
 }

@@ -25,13 +25,14 @@ def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_nodes_that_fill_from_each_other(stress: Built, tmp_path: Path) -> None:
-    places = [tmp_path / name for name in ("source", "tier0", "tier1")]
+    places = [tmp_path / name for name in ("source", "tier0", "tier1", "tier2")]
     for place in places:
         place.mkdir()
     said = stress.check("nodes", *places, SECONDS, SEED)
-    filled, from_peers, whole_reads, part_reads, links = map(int, said.split())
+    filled, from_peers, whole_reads, part_reads, links, moved = map(int, said.split())
     assert filled > 200, "hardly any copy was made"
     assert from_peers > 1 << 20, "hardly anything came from the other node"
     assert whole_reads > 100
     assert part_reads > 20
     assert links > 20
+    assert moved > 20
