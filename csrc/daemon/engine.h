@@ -161,9 +161,6 @@ struct fill {
     uint32_t *left;                   /* atomic, of every block: units that are not written yet */
 };
 
-/* Whether a program reads the file at the source just now, to hand its descriptor over. */
-int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t ino,
-                          uint64_t now_ns);
 /* The claim of a file whose descriptor was handed over, and is closed now. */
 void monarch_end_claim(struct monarch_clients *m, uint64_t id);
 /* Whether the descriptor is to be closed now: its program waits for that, or the claim has ended.

@@ -99,6 +99,9 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
 /* --- what lies beside a file: beside.c ----------------------------------------------------------
  */
 
+/* Whether a program reads the file at the source just now, to hand its descriptor over. */
+int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t ino,
+                          uint64_t now_ns);
 /* Files of a directory that have no copy, that nobody wants and that no program reads at the source
  * just now, in the order of the catalog; those for which there was no room are left out.
  * `directory` is relative to the source, of `length` bytes, 0 for the root; is_deep: also what lies
@@ -135,9 +138,11 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
 int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
                         struct monarch_entry *e, char *target, uint64_t target_bytes);
 /* Files that the catalog has already, under the same name and inode's number, are not looked at
- * where their directories have not changed since `since_ns` [CLOCK_REALTIME], when it had none.
- * Before the first monarch_scan_allow. */
-void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w, int64_t since_ns);
+ * where their directories have not changed since `since_ns` [CLOCK_REALTIME], when it had none. Of
+ * a file that a client reads just now, what its open has brought is enough: the server is not
+ * asked. Before the first monarch_scan_allow. */
+void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
+                             const struct monarch_clients *clients, int64_t since_ns);
 /* Until the next call so many names are looked at in wanted directories, and in others so many more
  * than it may now; below 0: all. Directories that are wanted are listed all the same; before the
  * first call nothing else is. */

@@ -25,7 +25,7 @@
 #define BATCHES_AHEAD 8 /* batches that wait for Python before the threads wait for it */
 /* Names that one thread looks at before it takes more. A directory is listed by one thread, and its
  * names are shared out in portions: a flat directory of a million files keeps all threads busy. */
-#define PORTION 16
+#define PORTION 8
 /* Portions that may wait for a thread, for each thread; past it the lister looks at names too. */
 #define PORTIONS_AHEAD 16
 /* A thread hands over what it has found after this time, and rings for Python as often: fills wait
@@ -77,8 +77,9 @@ struct monarch_scan {
     struct monarch_pace pace;
     int is_all_wanted;
     int64_t may_look[2]; /* at so many names, by whether they are wanted (monarch_scan_allow) */
-    struct monarch_writer *writer; /* of the catalog that is filled, or NULL */
-    int64_t since_ns;              /* what it has is as old as this, of CLOCK_REALTIME */
+    struct monarch_writer *writer;         /* of the catalog that is filled, or NULL */
+    int64_t since_ns;                      /* what it has is as old as this, of CLOCK_REALTIME */
+    const struct monarch_clients *clients; /* who read the source meanwhile, or NULL */
     uint32_t *doorbell;
     uint64_t rung_ns; /* when the bell was last rung for a batch */
     pthread_t thread[];
@@ -363,7 +364,10 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
     }
     pace(s);
     looks++;
-    int r = monarch_stat_entry(s->root, s->source, path, &e, target, sizeof target);
+    int is_read =
+        s->clients && monarch_is_being_read(s->clients, monarch_unmet(ino), ino, sys_now_ns());
+    int r = monarch_statx_entry(s->root, s->source, path, is_read ? AT_STATX_DONT_SYNC : 0, &e,
+                                target, sizeof target);
     if (r != 0) {
         if (r != -ENOENT)
             count_error(s, -r);
@@ -781,9 +785,11 @@ static void move_wanted_portions(struct monarch_scan *s, const struct want *w) {
     }
 }
 
-void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w, int64_t since_ns) {
+void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
+                             const struct monarch_clients *clients, int64_t since_ns) {
     pthread_mutex_lock(&s->lock); /* a thread takes it before it looks at a name */
     s->writer = w;
+    s->clients = clients;
     s->since_ns = since_ns;
     pthread_mutex_unlock(&s->lock);
 }

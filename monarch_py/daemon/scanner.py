@@ -244,7 +244,7 @@ class Scanner:
             if self._current is not None:
                 bell = ffi.addressof(self.shared.clients, "doorbell")
                 try:
-                    known = self.shared.catalog.writer, self._began_ns
+                    known = self.shared.catalog.writer, self.shared.clients, self._began_ns
                     self._current.begin(self.config, bell, known, self._allowed)
                 except OSError as error:
                     log.warning(

@@ -6,7 +6,7 @@ __all__ = ["ScanPace"]
 
 # Fills ahead have so many names before them as they fill in this time [s], and always some. What a
 # look has brought the kernel keeps for about a second: a fill that comes later has it ask again.
-AHEAD_S, LEAST = 0.4, 16
+AHEAD_S, LEAST = 0.4, 8
 # The scan looks at names that it was allowed within this time, or the source is slow [s].
 LOOK_S = 0.2
 # Of other names one for so many opens of programs at the source.

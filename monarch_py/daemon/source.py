@@ -112,7 +112,7 @@ class Source:
         return self._parts.add(directory, is_deep=is_deep)
 
     def begin(
-        self, config: Config, doorbell: Any, known: tuple[Any, int], allowed: tuple[int, int]
+        self, config: Config, doorbell: Any, known: tuple[Any, Any, int], allowed: tuple[int, int]
     ) -> Scan:
         """Begins to list what was asked for. OSError when the root cannot be looked at; then it is
         left to the source."""

@@ -22,9 +22,10 @@ class Walk:
     fd : of the root, the caller's;  source : its number;  ops_per_s : 0 for no limit;  doorbell : a
     C pointer, rung when there is something to take;  directories : relative to the root, only these
     are listed, is_deep: with what lies below them;  known : of a catalog its
-    struct monarch_writer *, and when it had no files [ns]: those that it has by now under the same
-    name and inode's number are not looked at, where their directories have not changed since;
-    allowed : see `allow`. OSError when the root cannot be looked at.
+    struct monarch_writer *, the struct monarch_clients * that read beside the scan, and when it had
+    no files [ns]: those that it has by now under the same name and inode's number are not looked
+    at, where their directories have not changed since;  allowed : see `allow`. OSError when the
+    root cannot be looked at.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Walk:
         *,
         directories: Sequence[str] | None = None,
         is_deep: bool = True,
-        known: tuple[Any, int] = (ffi.NULL, 0),
+        known: tuple[Any, Any, int] = (ffi.NULL, ffi.NULL, 0),
         allowed: tuple[int, int] = ALL_NAMES,
     ) -> None:
         self._started, self.seconds = time.monotonic(), 0.0

@@ -87,7 +87,7 @@ static void scan(int threads, uint64_t ops_per_s, int batches) {
     struct monarch_scan *s = monarch_scan_start(root, 0, threads, ops_per_s, &clients->doorbell);
     int finished = 0, error = 0;
     CHECK(s);
-    monarch_scan_skip_known(s, writer, INT64_MAX);
+    monarch_scan_skip_known(s, writer, clients, INT64_MAX);
     monarch_scan_allow(s, 40, 20);
     while (!finished && batches) {
         monarch_scan_allow(s, 40, 20);
