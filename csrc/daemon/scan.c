@@ -287,21 +287,6 @@ static struct task *take_first(struct queue *q) {
     return t;
 }
 
-static void add_task(struct monarch_scan *s, struct task *t) {
-    if (!t)
-        return;
-    pthread_mutex_lock(&s->lock);
-    t->is_wanted |= is_wanted(s, t->path);
-    if (t->is_wanted || t->names) {
-        append(!t->names ? &s->wanted : t->is_wanted ? &s->wanted_portions : &s->portions, t);
-    } else {
-        t->next = s->todo;
-        s->todo = t;
-    }
-    pthread_cond_signal(&s->more_work);
-    pthread_mutex_unlock(&s->lock);
-}
-
 /* Under the lock. */
 static int64_t *looks_left(struct monarch_scan *s, int is_wanted) {
     return &s->may_look[is_wanted || s->is_all_wanted];
@@ -316,6 +301,28 @@ static void count_looks(struct monarch_scan *s, const struct task *t) {
 static int may_look(struct monarch_scan *s, struct task *t) {
     t->is_wanted |= is_wanted(s, t->path);
     return *looks_left(s, t->is_wanted) > 0;
+}
+
+/* A directory that is wanted is listed at once. */
+static int may_begin(struct monarch_scan *s) {
+    return s->wanted.first || (s->may_look[1] > 0 && s->wanted_portions.first) ||
+           (*looks_left(s, 0) > 0 && (s->portions.first || s->todo));
+}
+
+static void add_task(struct monarch_scan *s, struct task *t) {
+    if (!t)
+        return;
+    pthread_mutex_lock(&s->lock);
+    t->is_wanted |= is_wanted(s, t->path);
+    if (t->is_wanted || t->names) {
+        append(!t->names ? &s->wanted : t->is_wanted ? &s->wanted_portions : &s->portions, t);
+    } else {
+        t->next = s->todo;
+        s->todo = t;
+    }
+    if (may_begin(s))
+        pthread_cond_signal(&s->more_work);
+    pthread_mutex_unlock(&s->lock);
 }
 
 static int is_on_source(struct monarch_scan *s, const char *path) {
@@ -602,12 +609,6 @@ static int has_work(const struct monarch_scan *s) {
     return s->wanted.first || s->wanted_portions.first || s->portions.first || s->todo;
 }
 
-/* A directory that is wanted is listed at once. */
-static int may_begin(struct monarch_scan *s) {
-    return s->wanted.first || (s->may_look[1] > 0 && s->wanted_portions.first) ||
-           (*looks_left(s, 0) > 0 && (s->portions.first || s->todo));
-}
-
 /* The first that may begin. */
 static struct task *take_task(struct monarch_scan *s) {
     struct task *t = s->todo;
@@ -794,13 +795,26 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
     pthread_mutex_unlock(&s->lock);
 }
 
+/* As many threads as that many names are portions; the others would find nothing to do. */
+static void wake_for(struct monarch_scan *s, int64_t names) {
+    int64_t portions = (names + PORTION - 1) / PORTION;
+    if (portions >= s->threads)
+        pthread_cond_broadcast(&s->more_work);
+    else
+        for (int64_t i = 0; i < portions; i++)
+            pthread_cond_signal(&s->more_work);
+    pthread_cond_broadcast(&s->may_go_on);
+}
+
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
     pthread_mutex_lock(&s->lock);
     int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
     s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;
-    if (wanted || more_others)
+    if (wanted < 0 || more_others < 0)
         wake_all(s);
+    else if (wanted || more_others)
+        wake_for(s, wanted + s->may_look[0]);
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -13,10 +13,13 @@
 #define MOST_NS 1000000000ULL
 /* Opens that do not wait after waits in vain, at most. */
 #define MOST_SKIPPED 64
-/* A file system that asks a server takes longer for an open and a read [ns]; of the files that come
- * sooner than that, one in so many is timed. */
+/* A file system that asks a server takes longer for an open, and for a read of a small file [ns].
+ * Where most of the last ones were sooner, one file in so many is timed. */
 #define AT_HAND_NS 20000
-#define TIMED 16
+#define TIMED 64
+/* Of SHARE_ALL, what is added for one that was sooner, and taken away for one that was not. */
+#define SHARE_ALL 1024U
+#define SHARE_STEP 16U
 /* Of the means, the last value counts for so much (1 / WEIGHT). */
 #define WEIGHT 8
 
@@ -26,16 +29,26 @@
 /* Of this process's own opens and reads at the sources. Threads that write at the same time lose
  * one of their values, and children of a fork inherit them. */
 static uint64_t open_ns SELDOM, read_ns SELDOM;
+/* Shares of those that were sooner than AT_HAND_NS: one that took long because another thread had
+ * the processor says little. */
+static uint32_t open_at_hand SELDOM, read_at_hand SELDOM;
 
-static void note(uint64_t *mean, uint64_t since_ns) {
+static void note(uint64_t *mean, uint32_t *at_hand, uint64_t since_ns) {
     uint64_t took = sys_now_ns() - since_ns, old = __atomic_load_n(mean, __ATOMIC_RELAXED);
     took = took < MOST_NS ? took : MOST_NS; /* one that hung says nothing of the next */
     uint64_t now = old ? old - old / WEIGHT + took / WEIGHT : took;
     __atomic_store_n(mean, now ? now : 1, __ATOMIC_RELAXED);
+    uint32_t share = __atomic_load_n(at_hand, __ATOMIC_RELAXED);
+    share += (took < AT_HAND_NS ? SHARE_ALL / SHARE_STEP : 0) - share / SHARE_STEP;
+    __atomic_store_n(at_hand, share, __ATOMIC_RELAXED);
 }
 
-void monarch_note_source_open(uint64_t since_ns) { note(&open_ns, since_ns); }
-void monarch_note_source_read(uint64_t since_ns) { note(&read_ns, since_ns); }
+void monarch_note_source_open(uint64_t since_ns) { note(&open_ns, &open_at_hand, since_ns); }
+void monarch_note_source_read(uint64_t since_ns) { note(&read_ns, &read_at_hand, since_ns); }
+
+static int is_most(const uint32_t *share) {
+    return __atomic_load_n(share, __ATOMIC_RELAXED) > SHARE_ALL / 2;
+}
 
 /* Of an open and a read together [ns]; 0: nothing is known yet. */
 static uint64_t latency_ns(void) {
@@ -45,8 +58,7 @@ static uint64_t latency_ns(void) {
 
 int monarch_source_is_at_hand(void) {
     static uint32_t passed SELDOM;
-    uint64_t read = __atomic_load_n(&read_ns, __ATOMIC_RELAXED);
-    return read && latency_ns() < AT_HAND_NS &&
+    return is_most(&open_at_hand) && is_most(&read_at_hand) &&
            __atomic_fetch_add(&passed, 1, __ATOMIC_RELAXED) % TIMED != 0;
 }
 

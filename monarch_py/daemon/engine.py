@@ -70,6 +70,7 @@ class Engine:
         # Where sources are fast: what was seen of the processors.
         self._idle: IdleCores | None = None
         self._spare = 1
+        self._opened = 0, 0.0  # by programs, when that was last looked at
         self._engine: Any = lib.monarch_engine_start(
             config.copy_threads,
             self._width,
@@ -281,7 +282,7 @@ class Engine:
         now_s = time.monotonic()
         wanted = self._reads.step(now_s, so_far, is_full=pending > before)
         if pending:
-            spare = self._spare_width(now_s, is_fast=self._are_fast(so_far))
+            spare = self._spare = self._spare_width(now_s, so_far)
             self._width = min(wanted, spare, self._affordable_width(now_s))
         else:
             self._idle = None
@@ -315,17 +316,20 @@ class Engine:
         control = self._shared.control
         return bool(control.fast_sources == (1 << control.sources) - 1)
 
-    def _spare_width(self, now_s: float, *, is_fast: bool) -> int:
+    def _spare_width(self, now_s: float, so_far: Counted) -> int:
         """Programs that hardly wait for any source need the processors: what nobody waits for is
-        filled where one is idle, and else by one thread, which sees when a source is fast no
-        more."""
-        if not is_fast:
+        filled where one is idle. Somebody has to see when a source is fast no more: programs, as
+        long as they open files there, else one thread."""
+        if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most
         if self._idle is None:
             self._idle = IdleCores()
-        self._spare = self._reads.most if self._idle.has_one(now_s) else 1
-        return self._spare
+        if self._idle.has_one(now_s):
+            return self._reads.most
+        opens, open_s = so_far.opens - self._opened[0], so_far.open_s - self._opened[1]
+        self._opened = so_far.opens, so_far.open_s
+        return 0 if opens >= SOME_OPENS and open_s < AT_HAND_S * opens else 1
 
     def settle(self) -> None:
         """The catalog says by now what the results so far have told."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 import re
@@ -127,6 +128,8 @@ def serve(config_file: Path, told: Told | None = None, *, is_shared: bool = Fals
         if watch is not None:
             watch.begin(daemon.stop_now)
         log.info("serves %s (process %d, version %s)", config.file, os.getpid(), __version__)
+        # All that was loaded stays: while programs run, the collector looks at nothing of it.
+        gc.freeze()
         daemon.run()
         log.info("has ended")
         if daemon.lost is not None:
