@@ -13,10 +13,12 @@
 #define MOST_NS 1000000000ULL
 /* Opens that do not wait after waits in vain, at most. */
 #define MOST_SKIPPED 64
-/* A file system that asks a server takes longer for an open, and for a read of a small file [ns].
- * Where most of the last ones were sooner, one file in so many is timed. */
+/* A file system that asks a server takes longer for an open, and for a read of a small file, than
+ * the page cache, and than a local disk [ns]. Where most of the last ones were sooner, one file in
+ * so many is followed all the same. */
 #define AT_HAND_NS 20000
-#define TIMED 64
+#define NEAR_NS 300000
+#define FOLLOWED 64
 /* Of SHARE_ALL, what is added for one that was sooner, and taken away for one that was not. */
 #define SHARE_ALL 1024U
 #define SHARE_STEP 16U
@@ -26,41 +28,48 @@
 /* --- the source's latency -----------------------------------------------------------------------
  */
 
-/* Of this process's own opens and reads at the sources. Threads that write at the same time lose
- * one of their values, and children of a fork inherit them. */
-static uint64_t open_ns SELDOM, read_ns SELDOM;
-/* Shares of those that were sooner than AT_HAND_NS: one that took long because another thread had
- * the processor says little. */
-static uint32_t open_at_hand SELDOM, read_at_hand SELDOM;
+/* Of this process's own opens and reads at the sources: their mean, and the shares of those that
+ * were sooner than the page cache's and a local disk's limit. A thread that waited for a processor
+ * makes a mean long, and says little. Threads that write at the same time lose one of their values,
+ * and children of a fork inherit them. */
+static struct taken {
+    uint64_t mean_ns;
+    uint32_t at_hand, near;
+} opens SELDOM, reads SELDOM;
 
-static void note(uint64_t *mean, uint32_t *at_hand, uint64_t since_ns) {
-    uint64_t took = sys_now_ns() - since_ns, old = __atomic_load_n(mean, __ATOMIC_RELAXED);
+static void note_share(uint32_t *share, int is_sooner) {
+    uint32_t now = __atomic_load_n(share, __ATOMIC_RELAXED);
+    now += (is_sooner ? SHARE_ALL / SHARE_STEP : 0) - now / SHARE_STEP;
+    __atomic_store_n(share, now, __ATOMIC_RELAXED);
+}
+
+static void note(struct taken *t, uint64_t since_ns) {
+    uint64_t took = sys_now_ns() - since_ns, old = __atomic_load_n(&t->mean_ns, __ATOMIC_RELAXED);
     took = took < MOST_NS ? took : MOST_NS; /* one that hung says nothing of the next */
     uint64_t now = old ? old - old / WEIGHT + took / WEIGHT : took;
-    __atomic_store_n(mean, now ? now : 1, __ATOMIC_RELAXED);
-    uint32_t share = __atomic_load_n(at_hand, __ATOMIC_RELAXED);
-    share += (took < AT_HAND_NS ? SHARE_ALL / SHARE_STEP : 0) - share / SHARE_STEP;
-    __atomic_store_n(at_hand, share, __ATOMIC_RELAXED);
+    __atomic_store_n(&t->mean_ns, now ? now : 1, __ATOMIC_RELAXED);
+    note_share(&t->at_hand, took < AT_HAND_NS);
+    note_share(&t->near, took < NEAR_NS);
 }
 
-void monarch_note_source_open(uint64_t since_ns) { note(&open_ns, &open_at_hand, since_ns); }
-void monarch_note_source_read(uint64_t since_ns) { note(&read_ns, &read_at_hand, since_ns); }
-
-static int is_most(const uint32_t *share) {
-    return __atomic_load_n(share, __ATOMIC_RELAXED) > SHARE_ALL / 2;
-}
+void monarch_note_source_open(uint64_t since_ns) { note(&opens, since_ns); }
+void monarch_note_source_read(uint64_t since_ns) { note(&reads, since_ns); }
 
 /* Of an open and a read together [ns]; 0: nothing is known yet. */
 static uint64_t latency_ns(void) {
-    uint64_t open = __atomic_load_n(&open_ns, __ATOMIC_RELAXED);
-    return open ? open + __atomic_load_n(&read_ns, __ATOMIC_RELAXED) : 0;
+    uint64_t open = __atomic_load_n(&opens.mean_ns, __ATOMIC_RELAXED);
+    return open ? open + __atomic_load_n(&reads.mean_ns, __ATOMIC_RELAXED) : 0;
 }
 
-int monarch_source_is_at_hand(void) {
+static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
     static uint32_t passed SELDOM;
-    return is_most(&open_at_hand) && is_most(&read_at_hand) &&
-           __atomic_fetch_add(&passed, 1, __ATOMIC_RELAXED) % TIMED != 0;
+    return __atomic_load_n(of_opens, __ATOMIC_RELAXED) > SHARE_ALL / 2 &&
+           __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2 &&
+           __atomic_fetch_add(&passed, 1, __ATOMIC_RELAXED) % FOLLOWED != 0;
 }
+
+int monarch_source_is_at_hand(void) { return are_most(&opens.at_hand, &reads.at_hand); }
+int monarch_source_is_near(void) { return are_most(&opens.near, &reads.near); }
 
 /* --- waits in vain ------------------------------------------------------------------------------
  */

@@ -154,7 +154,7 @@ def engine() -> engine_module.Engine:
 
     made = engine_module.Engine.__new__(engine_module.Engine)
     made._shared, made._reads = Shared(), Reads()  # type: ignore[assignment]
-    made._idle, made._spare = None, 1
+    made._idle, made._spare, made._opened = None, 1, (0, 0.0)
     return made
 
 
@@ -178,13 +178,26 @@ def test_fills_wait_for_an_idle_core_where_the_source_is_fast(
 ) -> None:
     monkeypatch.setattr(engine_module, "IdleCores", Cores)
     monkeypatch.setattr(idle, "LOOK_S", 0.0)
-    assert engine._spare_width(0.0, is_fast=False) == 64
+    programs = Counted()  # they open nothing at the source
+
+    def width(now_s: float, *, is_fast: bool) -> int:
+        engine._shared.control.fast_sources = 3 if is_fast else 0
+        so_far = Counted(0, 1000, programs.opens, programs.open_s)
+        engine._spare = engine._spare_width(now_s, so_far)
+        return engine._spare
+
+    assert width(0.0, is_fast=False) == 64
     assert not engine.stands_back
-    assert engine._spare_width(1.0, is_fast=True) == 1, "nothing is known of the cores yet"
-    assert engine._spare_width(2.0, is_fast=True) == 1, "all cores are busy"
+    assert width(1.0, is_fast=True) == 1, "nothing is known of the cores yet"
+    assert width(2.0, is_fast=True) == 1, "all cores are busy"
     assert engine.stands_back
+    programs = Counted(opens=1000, open_s=1000 * 2e-6)
+    assert width(3.0, is_fast=True) == 0, "programs see themselves how fast it is"
+    assert width(4.0, is_fast=True) == 1, "they have opened nothing since"
+    programs = Counted(opens=1016, open_s=0.002 + 16 * 100e-6)
+    assert width(5.0, is_fast=True) == 1, "some of it is not at hand any more"
     monkeypatch.setattr(Cores, "idle", idle.IDLE_CORES)
-    assert engine._spare_width(3.0, is_fast=True) == 64
+    assert width(6.0, is_fast=True) == 64
     assert not engine.stands_back
 
 
@@ -220,8 +233,7 @@ def test_descriptors_of_a_source_at_hand_are_left_alone(
     session_factory: Factory, tmp_path: Path
 ) -> None:
     """Following a descriptor costs more than reading the file, so most reads come from the source
-    although the copies are there by then. One descriptor in 16 is followed, and some more behind an
-    open that a busy machine has interrupted."""
+    although the copies are there by then. One descriptor in 64 is followed."""
     root = tmp_path / "source"
     make_files(root, EARLY + LATE, SIZE)
     session = session_factory(root, prefetch="on_demand", handover_size=0).start()

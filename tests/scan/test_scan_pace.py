@@ -187,7 +187,7 @@ def test_known_files_are_not_looked_at(
         os.utime(slow.backing, ns=(changed_ns, changed_ns))
         since_ns = slow.backing.stat().st_ctime_ns + (10**10 if age_s else 0)
         slow.reset()
-        with walking(slow.mountpoint, known=(catalog.writer, since_ns)) as walk:
+        with walking(slow.mountpoint, known=(catalog.writer, ffi.NULL, since_ns)) as walk:
             seen = 0
             while not walk.is_finished:
                 if (batch := walk.take()) is not None:
@@ -199,6 +199,35 @@ def test_known_files_are_not_looked_at(
         looks = slow.counts()["getattr"]
         assert looks >= FILES if is_looked_at else looks <= 20  # of the root
         assert np.array_equal(catalog.entries["ino"][: len(known)], known["ino"])
+
+
+def test_of_a_file_that_is_being_read_the_server_is_not_asked(
+    slow_factory: Callable[..., SlowSource],
+) -> None:
+    """The kernel has its attributes since it was opened; here they are too old at once, and a look
+    at a name asks for both."""
+    slow = slow_factory(attr_timeout_s=0.0)
+    make_files(slow.backing, FILES, 10)
+    clients = ffi.new("struct monarch_clients *")
+    inodes = [path.stat().st_ino for path in slow.mountpoint.glob("*")]
+
+    def looks() -> int:
+        slow.reset()
+        sizes: dict[int, int] = {}
+        with walking(slow.mountpoint, known=(ffi.NULL, clients, 0)) as walk:
+            while not walk.is_finished:
+                if (batch := walk.take()) is not None:
+                    entries = batch.entries
+                    sizes |= dict(zip(entries["ino"], entries["size"], strict=True))
+        assert {sizes[ino] for ino in inodes} == {10}
+        return slow.counts()["getattr"]
+
+    without_readers = looks()
+    ticks = time.monotonic_ns() >> lib.MONARCH_CLAIM_TICK & (lib.MONARCH_CLAIM_RECALLED - 1)
+    for ino in inodes:
+        number = lib.MONARCH_MAX_ENTRIES + 1 + ino % (lib.MONARCH_MAX_ENTRIES - 1)
+        clients.claim[number % lib.MONARCH_CLAIMS] = (number + 1) << 32 | ticks
+    assert looks() <= without_readers - FILES
 
 
 # --- a first epoch --------------------------------------------------------------------------
