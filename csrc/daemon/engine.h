@@ -66,6 +66,7 @@ struct monarch_engine {
     struct place *place; /* the sources, then each peer by its number: see flow.c */
     /* Atomic: see monarch_note_speed and monarch_note_pages. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];
+    uint32_t judged[MONARCH_MAX_SOURCES]; /* by so many fills */
 };
 
 /* --- flow.c ---------------------------------------------------------------------------------- */
@@ -145,6 +146,7 @@ struct fill {
     struct job *job;
     struct monarch_fill *map;
     int from;         /* atomic: the source's file, -1 as long as nothing is read from it */
+    int peers;        /* that the order names */
     int asks;         /* atomic: which of the job's peers; those before it have failed it */
     int gave;         /* atomic: a bit for each of them of which the copy has bytes */
     int is_last_late; /* atomic: the last block did not come from a peer in time */

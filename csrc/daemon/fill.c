@@ -214,6 +214,7 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
         return NULL;
     }
     f->from = -1;
+    f->peers = !is_by_peer ? 0 : job->peer[1] < 0 ? 1 : MONARCH_ASKED;
     f->to = to;
     show(e, f);
     if (is_by_peer || begin_reading(e, f) == 0)

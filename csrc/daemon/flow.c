@@ -8,6 +8,7 @@
 /* Of SHARE_ALL, what is added for a file of which something is true, and taken away for one of
  * which it is not: a mean over some 32 files. */
 #define SHARE_ALL 1024U
+#define JUDGED 32U /* fills that show it */
 #define SHARE_STEP 32U
 
 static unsigned level_of(uint32_t threads) {
@@ -59,6 +60,8 @@ static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
 
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns) {
     note(&e->fast[source], &e->control->fast_sources, source, ns < FAST_NS);
+    if (__atomic_add_fetch(&e->judged[source], 1, __ATOMIC_RELAXED) == JUDGED)
+        __atomic_fetch_or(&e->control->judged_sources, 1U << source, __ATOMIC_RELAXED);
 }
 
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone) {

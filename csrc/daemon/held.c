@@ -115,22 +115,34 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* The daemon learns of it before it orders the fill. Returns 0 when it has too many to learn of. */
+/* This node keeps a file that a peer takes it for the owner of, and the daemon is told. 0: it has
+ * given the file to another node, or there are too many that the daemon has not heard of. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
-    int has_place = h->moved_count < MONARCH_MOVED && id < MONARCH_MAX_FILES;
-    if (has_place) {
+    unsigned home = monarch_home_here(h, id);
+    if (home == MONARCH_KEPT_ELSEWHERE && h->moved_count < MONARCH_MOVED &&
+        id < MONARCH_MAX_FILES) {
         h->moved_here[h->moved_count++] = id;
-        __atomic_store_n(&h->home[id], MONARCH_KEPT_HERE, __ATOMIC_RELAXED);
+        __atomic_store_n(&h->home[id], home = MONARCH_KEPT_HERE, __ATOMIC_RELAXED);
     }
     pthread_mutex_unlock(&h->checking);
-    return has_place;
+    return home == MONARCH_KEPT_HERE;
 }
 
 /* Whether this node fills the file when a peer asks for it. */
 static int keeps(holdings *h, uint64_t id, const struct monarch_peer_request *wanted) {
     return monarch_home_here(h, id) == MONARCH_KEPT_HERE ||
            (wanted->is_owner && !waits(h, wanted) && begin_to_keep(h, id));
+}
+
+/* A file that has no copy and no fill; one without room here may have some for its owner. */
+static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
+                                              const struct monarch_peer_request *wanted) {
+    if (!keeps(h, id, wanted))
+        return not_kept(h, wanted);
+    want(h, id);
+    demand_first(h, id, wanted);
+    return MONARCH_PEER_LATER;
 }
 
 /* Whether the entry is of the very file that is meant, and its word then. It gets other attributes
@@ -171,13 +183,10 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     switch (MONARCH_WORD_STATE(word)) {
     case MONARCH_ABSENT:
     case MONARCH_WANTED:
-        if (!keeps(h, id, wanted))
-            return not_kept(h, wanted);
-        want(h, id);
-        demand_first(h, id, wanted);
-        return MONARCH_PEER_LATER;
+        return begin_filling(h, id, wanted);
     case MONARCH_FILLING: {
-        if (!keeps(h, id, wanted))
+        /* Not one that begins to be kept: its fill may wait for the very node that asks. */
+        if (home != MONARCH_KEPT_HERE)
             return not_kept(h, wanted);
         int slot = slot_of(h, word);
         if (slot >= 0)
@@ -186,7 +195,9 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         return MONARCH_PEER_LATER;
     }
     default:
-        return MONARCH_PEER_UNKNOWN_FILE;
+        return MONARCH_WORD_REASON(word) == MONARCH_NO_ROOM && home == MONARCH_KEPT_ELSEWHERE
+                   ? begin_filling(h, id, wanted)
+                   : MONARCH_PEER_UNKNOWN_FILE;
     }
 }
 

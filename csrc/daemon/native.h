@@ -143,9 +143,9 @@ int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
  * asked. Before the first monarch_scan_allow. */
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
-/* Until the next call so many names are looked at in wanted directories, and in others so many more
- * than it may now; below 0: all. Directories that are wanted are listed all the same; before the
- * first call nothing else is. */
+/* Until the next call so many names are looked at in wanted directories (0: what is left of those
+ * that it may), and in others so many more than it may now; below 0: all. Directories that are
+ * wanted are listed all the same; before the first call nothing else is. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* The next batch, or NULL: then *finished says whether there will be none. */
 struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished);

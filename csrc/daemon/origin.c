@@ -136,12 +136,6 @@ static int asked_peer(const struct fill *f, int which) {
                : -1;
 }
 
-/* Of two holders that a plan names either may be first. */
-static uint32_t is_owner(const struct fill *f, int which) {
-    int32_t home = __atomic_load_n(&f->job->result.home, __ATOMIC_ACQUIRE);
-    return asked_peer(f, 1) < 0 || asked_peer(f, which) == home;
-}
-
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
                   struct block_sum *sum) {
     const struct monarch_entry *entry = &f->job->entry;
@@ -156,7 +150,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .to = f->to,
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
-        get.is_owner = is_owner(f, which);
+        get.is_owner = f->peers == 1 || which >= f->peers; /* of two either may be the owner */
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {
             __atomic_fetch_or(&f->gave, 1 << which, __ATOMIC_ACQ_REL);

@@ -640,6 +640,8 @@ static struct task *next_task(struct monarch_scan *s, struct monarch_batch **bat
     if (may_begin(s) && !s->stopping) {
         t = take_task(s);
         s->busy++;
+        if (may_begin(s)) /* each wakes the next one, as long as there is something to do */
+            pthread_cond_signal(&s->more_work);
     } else {
         pthread_cond_broadcast(&s->more_work);
     }
@@ -795,9 +797,10 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
     pthread_mutex_unlock(&s->lock);
 }
 
-/* As many threads as that many names are portions; the others would find nothing to do. */
+/* As many threads as that many names are portions, or one, which wakes others: more would find
+ * nothing to do. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
-    int64_t portions = (names + PORTION - 1) / PORTION;
+    int64_t portions = names / PORTION + 1;
     if (portions >= s->threads)
         pthread_cond_broadcast(&s->more_work);
     else
@@ -809,12 +812,13 @@ static void wake_for(struct monarch_scan *s, int64_t names) {
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
     pthread_mutex_lock(&s->lock);
     int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
-    s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
+    if (wanted || s->may_look[1] == ALL_NAMES) /* what was allowed may not have been begun yet */
+        s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;
     if (wanted < 0 || more_others < 0)
         wake_all(s);
     else if (wanted || more_others)
-        wake_for(s, wanted + s->may_look[0]);
+        wake_for(s, wanted + (s->may_look[0] > 0 ? s->may_look[0] : 0));
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -13,12 +13,13 @@
 #define MOST_NS 1000000000ULL
 /* Opens that do not wait after waits in vain, at most. */
 #define MOST_SKIPPED 64
-/* A file system that asks a server takes longer for an open, and for a read of a small file, than
- * the page cache, and than a local disk [ns]. Where most of the last ones were sooner, one file in
- * so many is followed all the same. */
+/* The page cache gives an open, and a read of a small file, sooner than this [ns]. */
 #define AT_HAND_NS 20000
-#define NEAR_NS 300000
-#define FOLLOWED 64
+/* A local disk gives an open, and a read of a small file, sooner than this, and a file system that
+ * asks a server later: half of FAST_NS in csrc/daemon/flow.c [ns]. */
+#define NEAR_NS 150000
+/* Where most of the last ones were sooner, one file in so many is followed all the same. */
+#define FOLLOWED 256
 /* Of SHARE_ALL, what is added for one that was sooner, and taken away for one that was not. */
 #define SHARE_ALL 1024U
 #define SHARE_STEP 16U
@@ -62,14 +63,21 @@ static uint64_t latency_ns(void) {
 }
 
 static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
-    static uint32_t passed SELDOM;
     return __atomic_load_n(of_opens, __ATOMIC_RELAXED) > SHARE_ALL / 2 &&
-           __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2 &&
+           __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2;
+}
+
+int monarch_source_is_at_hand(void) {
+    static uint32_t passed SELDOM;
+    return are_most(&opens.at_hand, &reads.at_hand) &&
            __atomic_fetch_add(&passed, 1, __ATOMIC_RELAXED) % FOLLOWED != 0;
 }
 
-int monarch_source_is_at_hand(void) { return are_most(&opens.at_hand, &reads.at_hand); }
-int monarch_source_is_near(void) { return are_most(&opens.near, &reads.near); }
+int monarch_source_is_near(void) {
+    static uint32_t passed SELDOM;
+    return are_most(&opens.near, &reads.near) && !are_most(&opens.at_hand, &reads.at_hand) &&
+           __atomic_fetch_add(&passed, 1, __ATOMIC_RELAXED) % FOLLOWED != 0;
+}
 
 /* --- waits in vain ------------------------------------------------------------------------------
  */

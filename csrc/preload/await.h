@@ -16,9 +16,9 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o);
 
-/* Whether the sources have given this process most of its last files as soon as a local file system
- * gives what it has in memory, or on its disk. Now and then they are 0 nevertheless, so that
- * somebody times the reads. */
+/* Whether the sources have given this process most of its last files as soon as the page cache
+ * does; and as soon as a local disk does, but later than that. Now and then they are 0
+ * nevertheless, so that somebody times the reads. */
 int monarch_source_is_at_hand(void);
 int monarch_source_is_near(void);
 

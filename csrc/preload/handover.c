@@ -204,12 +204,16 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
 }
 
 /* Whether a small file of any source on this device is read as fast as its copy: as fills have
- * found it, or, before there are any, this process, where there is no other source. */
+ * found it; before there are enough of them, as this process has, where there is no other source.
+ */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
+    uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
+    if (s->control->sources == 1 && !judged)
+        return monarch_source_is_near();
     for (uint32_t i = 0; fast && i < s->control->sources; i++)
         here |= (uint32_t)(s->control->source[i].dev == dev) << i;
-    return (fast & here) != 0 || (s->control->sources == 1 && monarch_source_is_near());
+    return (fast & here) != 0;
 }
 
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {

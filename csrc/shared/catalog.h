@@ -18,7 +18,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 24
+#define MONARCH_VERSION 25
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX and the effective one */
@@ -143,6 +143,8 @@ struct monarch_control {
     /* Atomic: a bit for each source whose small files come sooner than a wait for a copy ends: they
      * lie on a local disk, or in the page cache. */
     uint32_t fast_sources;
+    uint32_t
+        judged_sources; /* atomic: a bit for each of which fills have shown whether it is one */
     /* Atomic: a bit for each source of whose files the kernel keeps no pages: what a program has
      * read, the daemon would have to read again. */
     uint32_t pageless_sources;
@@ -347,6 +349,7 @@ static_assert(MONARCH_MAX_ENTRIES == (1 << 25) - 1 && MONARCH_RANKS == 1 << 7,
               "both are in the upper half of a demand");
 
 #define MONARCH_WORD_STATE(w) (15 & (w))
+#define MONARCH_WORD_REASON(w) ((unsigned)((w) >> 4 & 15))
 #define MONARCH_WORD_TIER(w) (((w) >> 8) & 15)
 #define MONARCH_WORD_COPY(w) ((w) >> 12)
 

@@ -45,6 +45,9 @@ LEAST_FETCHES = 2
 # Until so many fills say how fast the sources are, programs' own opens do: so many, if their mean
 # is less than a source takes that asks a server [s].
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
+# Where programs have all processors and find the source at hand, somebody fills for so long, so
+# often [s].
+WORKED_S, WORKED_EACH_S = 0.1, 1.0
 
 
 class Engine:
@@ -71,6 +74,7 @@ class Engine:
         self._idle: IdleCores | None = None
         self._spare = 1
         self._opened = 0, 0.0  # by programs, when that was last looked at
+        self._shares = peer_threads > 0  # with nodes that wait for what this one fills
         self._engine: Any = lib.monarch_engine_start(
             config.copy_threads,
             self._width,
@@ -318,8 +322,8 @@ class Engine:
 
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
         """Programs that hardly wait for any source need the processors: what nobody waits for is
-        filled where one is idle. Somebody has to see when a source is fast no more: programs, as
-        long as they open files there, else one thread."""
+        filled where one is idle, and else by one thread, which sees when a source is fast no more.
+        As long as programs see that themselves, it works for a part of the time."""
         if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most
@@ -329,7 +333,8 @@ class Engine:
             return self._reads.most
         opens, open_s = so_far.opens - self._opened[0], so_far.open_s - self._opened[1]
         self._opened = so_far.opens, so_far.open_s
-        return 0 if opens >= SOME_OPENS and open_s < AT_HAND_S * opens else 1
+        is_seen = opens >= SOME_OPENS and open_s < AT_HAND_S * opens
+        return 0 if is_seen and not self._shares and now_s % WORKED_EACH_S >= WORKED_S else 1
 
     def settle(self) -> None:
         """The catalog says by now what the results so far have told."""

@@ -62,6 +62,8 @@ AHEAD_FILES = 4
 # A file that changes under its fill is tried again this often before the source keeps it.
 TRIES = 3
 NO_TIER_ROOM = TierRoom(0, 0, 512)
+# A node whose tiers have had no room for so long gives its files to others [s].
+LACKS_S = 1.0
 # After its last order for a fill the engine is granted room for so long [s].
 GRANTED_S = 2.0
 
@@ -109,6 +111,8 @@ class Filler:
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # a fill, last [s]
+        # Files that are to be kept here had no room, last, and since when again and again [s].
+        self._refused_s = self._lacks_since_s = -math.inf
         self._tries: dict[int, int] = {}
         self._next_copy = max([Tier.first_number(), *self._numbers_in_use()])
         self.failures = 0
@@ -173,7 +177,9 @@ class Filler:
                 return False
             self._take_from_source()
             self._drop_rotten(self.nodes)
-            self.keeps.adopt(self.nodes.holdings.moved_here())
+            if len(moved := self.nodes.holdings.moved_here()):
+                self.keeps.adopt(moved)
+                self.wanted.want(self._let_in_again(moved, Reason.NO_ROOM))
         while len(ids := self.wanted.next_awaited()):
             self._order_fills(ids, in_use=True)
         self.wanted.part_ways(self._is_fetched)
@@ -360,7 +366,7 @@ class Filler:
         if len(coming):
             self.wanted.put_off(coming, in_use=in_use)
             ids = ids[~np.isin(ids, coming)]
-        if self.nodes is not None:
+        if in_use and self.nodes is not None and self._lacks_room():
             self.nodes.pass_on(ids)
         if self.staging.tier is not None:
             return ids
@@ -379,19 +385,35 @@ class Filler:
         what is kept where."""
         if self.nodes is None or self.prefers is not None:
             return ids[:0]
-        own, spare = ids[self.nodes.owns(ids)], self.nodes.spare()
-        words, sizes = self.shared.catalog.words[spare], self.shared.catalog.entries["size"]
+        sizes = self.shared.catalog.entries["size"]
+        largest = max((t.quota_for_copies() for t in self.tiers if t is not None), default=0)
+        own = ids[self.nodes.owns(ids)]
+        own = own[sizes[own] <= largest]
+        if not len(own):
+            return own
+        spare = self.nodes.spare()
+        words = self.shared.catalog.words[spare]
         is_here = tier_of(words) < self.staging.number
         is_coming = is_here & (state_of(words) == State.FILLING)
-        spare = spare[is_here & (state_of(words) == State.PRESENT)]
-        if not len(own) or not (len(spare) or is_coming.any()):
-            return ids[:0]
+        is_whole = is_here & (state_of(words) == State.PRESENT)
+        # What has no copy yet would take the room again.
+        self.nodes.give_up(spare[~(is_whole | is_coming)])
+        spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)
         needed = float(sizes[own].sum(dtype=np.float64))
         spare = spare[: int(np.searchsorted(freed, needed)) + 1]
         self.nodes.give_up(spare)
         self.copies.forget(spare, State.ABSENT)
-        return own
+        return own if len(spare) or is_coming.any() else own[:0]
+
+    def _lacks_room(self) -> bool:
+        """Whether files have had no room for some time: fills under way hold theirs twice, as a
+        promise and on the disk, and memory is short for a moment."""
+        now_s = time.monotonic()
+        if now_s - self._refused_s > LACKS_S:
+            self._lacks_since_s = now_s
+        self._refused_s = now_s
+        return now_s - self._lacks_since_s >= LACKS_S
 
     def try_again(self, ids: Ids) -> None:
         """(n,) files that programs use and that had no room when they were used before."""
@@ -449,7 +471,8 @@ class Filler:
         if self.places is not None:
             self.places.know(filled["id"], filled["giver"])
         if self.nodes is not None:
-            moved = filled[filled["home"] >= 0]
+            homes = filled["home"]
+            moved = filled[(homes >= 0) & (homes < len(self.nodes.cluster.members))]
             here = moved["home"] == self.nodes.cluster.rank
             self.keeps.adopt(np.ascontiguousarray(moved["id"][here]))
             self.nodes.move(moved["id"][~here], moved["home"][~here])

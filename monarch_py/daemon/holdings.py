@@ -72,18 +72,21 @@ class Holdings(PeerServer):
             lib.monarch_holdings_catalog(self._c, new.c)
             self._catalog = new
 
-    def keep(self, ids: Ids, is_kept: npt.NDArray[np.bool_]) -> None:
-        """Which of (n,) entries this node keeps: those it fills when a peer asks for them."""
-        self._say(ids, np.where(is_kept, lib.MONARCH_KEPT_HERE, lib.MONARCH_KEPT_ELSEWHERE))
+    def keep(
+        self, ids: Ids, is_kept: npt.NDArray[np.bool_], moved_to: npt.NDArray[np.int16]
+    ) -> None:
+        """Of (n,) entries, which this node keeps: those it fills when a peer asks for them. Of the
+        others peers are told who keeps those that this one has no room for.
 
-    def move(self, ids: Ids, nodes: npt.NDArray[np.int32]) -> None:
-        """(n,) entries that this node has no room for, and (n,) the nodes that keep them instead:
-        peers are told so."""
-        self._say(ids, lib.MONARCH_MOVED_TO + nodes)
-
-    def _say(self, ids: Ids, homes: npt.NDArray[Any]) -> None:
+        moved_to : (n,) the numbers of these nodes, NOBODY where there is none to tell of
+        """
         entries = np.ascontiguousarray(ids, dtype=np.uint64)
-        said = np.ascontiguousarray(homes, dtype=np.uint16)
+        elsewhere = np.where(
+            moved_to >= 0,
+            lib.MONARCH_MOVED_TO + moved_to.astype(np.int32),
+            lib.MONARCH_KEPT_ELSEWHERE,
+        )
+        said = np.where(is_kept, lib.MONARCH_KEPT_HERE, elsewhere).astype(np.uint16)
         lib.monarch_holdings_keep(
             self._c, len(entries), pointer(entries, "uint64_t *"), pointer(said, "uint16_t *")
         )

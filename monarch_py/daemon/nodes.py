@@ -82,8 +82,9 @@ class Nodes:
         # they are known; and whether this one does too.
         self._holders: Holders = np.zeros((0, ASKED), dtype=np.int16)
         self._keeps = np.zeros(0, dtype=bool)
-        # Files that had no room where they belonged: those that this node has passed on, and those
-        # that it has got so.
+        # Whether this node has passed each on, for want of room; how many, and how many it has got
+        # so itself.
+        self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
         self._tell(np.zeros(0, dtype=np.uint64))
         self.is_decided = False  # by the catalog alone
@@ -158,9 +159,8 @@ class Nodes:
             return
         heirs = next_nodes(keys, weights, self.cluster.rank)
         own, heirs = own[heirs != NOBODY], heirs[heirs != NOBODY]
-        self._keeps[own] = False
+        self._keeps[own], self._has_passed_on[own] = False, True
         self.move(own, heirs)
-        self.holdings.move(own, heirs)
         if not self.passed_on and len(own):
             log.warning(
                 "this node has no room for files that it is to keep for all nodes: other nodes keep"
@@ -171,12 +171,14 @@ class Nodes:
     def adopt(self, ids: Ids) -> None:
         """(n,) files that this node keeps from now on, because those before it have no room."""
         ids = ids[~self.owns(ids)]
-        self._keeps[ids] = True
+        self._keeps[ids], self._has_passed_on[ids] = True, False
         self.move(ids, np.full(len(ids), self.cluster.rank, dtype=np.int32))
         self.taken_over += len(ids)
 
     def move(self, ids: Ids, nodes: npt.NDArray[np.int32]) -> None:
         """(n,) files, and (n,) the nodes that keep them by now."""
+        if not len(ids):
+            return
         self._holders[ids] = NOBODY
         self._holders[ids, 0] = nodes
         self._tell(ids)
@@ -262,13 +264,17 @@ class Nodes:
         holders[:, 0] = owner
         self._holders = np.concatenate([self._holders[:first], holders])
         self._keeps = np.concatenate([self._keeps[:first], keeps])
+        passed_on = np.zeros(len(owner), dtype=bool)
+        self._has_passed_on = np.concatenate([self._has_passed_on[:first], passed_on])
         ids = np.arange(first, first + len(owner), dtype=np.uint64)
         self._tell(ids)
 
     def _tell(self, ids: Ids) -> None:
         """Passes on who keeps (n,) entries: to the server of peers, and to the engine for its own
         orders."""
-        self.holdings.keep(ids, self._holders[ids, 0] == self.cluster.rank)
+        owner = self._holders[ids, 0]
+        moved_to = np.where(self._has_passed_on[ids], owner, np.int16(NOBODY))
+        self.holdings.keep(ids, owner == self.cluster.rank, moved_to)
         self._engine.set_homes(ids, self._others(ids), self._keeps[ids])
 
     def status(self) -> dict[str, Any]:

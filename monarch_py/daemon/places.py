@@ -123,7 +123,7 @@ class _Turn:
 
     def __init__(self, engine: Engine, flows: Flows, nodes: int, tried: dict[int, float]) -> None:
         flows.look()
-        self._flows, self._tried, self._width = flows, tried, engine.width
+        self._flows, self._tried, self._width = flows, tried, max(1, engine.width)
         self._block_bytes = engine.block_bytes
         self._queues = engine.queues(nodes).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)

@@ -43,7 +43,7 @@ def cluster(
     sources = mounts(NODES)
     files = make_files(sources[0].backing, FILES, SIZE)
     for source in sources:
-        source.latency(open=0.001, read=0.001)
+        source.latency(open=0.02, read=0.001)
     nodes = nodes_factory(sources, [ROOM // 2] * NODES, peers={"fetch": "holders"}).start()
     return Cluster(epoch_reader, nodes.all, sources, files)
 
@@ -73,12 +73,13 @@ def test_the_next_node_keeps_what_the_owner_has_no_room_for(
 ) -> None:
     own = counts(cluster, "own_files")
     fill_up(full_tier)
+    # The owner stages them, for all, until it has lacked room for a while.
     assert read_once(cluster, 0) <= 1.05
     passed_on = counts(cluster, "passed_on_files")
-    assert passed_on[FULL] >= own[FULL] - 2 * LEFT
+    assert 0 < passed_on[FULL] < own[FULL]
     assert sum(passed_on) == passed_on[FULL]
-    # Another node is told where they are, and so is the full one's own program.
-    assert read_once(cluster) <= 0.02
-    assert sum(counts(cluster, "taken_over_files")) == passed_on[FULL]
+    # Other nodes are told where they are, and so is the full one's own program.
+    assert read_once(cluster) <= 0.05
+    assert sum(counts(cluster, "taken_over_files")) == sum(counts(cluster, "passed_on_files"))
     assert sum(counts(cluster, "own_files")) == FILES
-    assert read_once(cluster) == 0
+    assert read_once(cluster) <= 0.02

@@ -34,16 +34,18 @@ class Holdings:
 
     def __init__(self, *_: Any) -> None:
         self.kept: set[int] = set()
+        # Where peers are told to ask, NOBODY for most.
+        self.moved: dict[int, int] = {}
         self.patience = -1
 
     def follow_catalog(self) -> None: ...
 
-    def keep(self, ids: npt.NDArray[Any], is_kept: npt.NDArray[Any]) -> None:
+    def keep(
+        self, ids: npt.NDArray[Any], is_kept: npt.NDArray[Any], moved_to: npt.NDArray[Any]
+    ) -> None:
         self.kept |= set(ids[is_kept].tolist())
         self.kept -= set(ids[~is_kept].tolist())
-
-    def move(self, ids: npt.NDArray[Any], nodes: npt.NDArray[Any]) -> None:
-        self.moved = dict(zip(ids.tolist(), nodes.tolist(), strict=True))
+        self.moved |= dict(zip(ids.tolist(), moved_to.tolist(), strict=True))
 
     def be_patient(self, patience: int) -> None:
         self.patience = patience
@@ -257,10 +259,11 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
     for _ in range(len(made)):
         for rank, each in enumerate(made):
             holdings: Any = each.holdings
-            holdings.moved = {}
+            before = dict(holdings.moved)
             each.pass_on(ids)
-            assert not each.keeps_here(ids[list(holdings.moved)]).any()
-            for entry, heir in holdings.moved.items():
+            passed_on = {e: n for e, n in holdings.moved.items() if n != before[e]}
+            assert not each.keeps_here(ids[list(passed_on)]).any()
+            for entry, heir in passed_on.items():
                 assert heir != rank and heir not in visited[entry]
                 visited[entry].add(heir)
                 # The others hear of it when they ask; the heir keeps the file from then on.
@@ -268,8 +271,16 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
                     if other.cluster.rank not in (rank, heir):
                         other.move(ids[[entry]], np.array([heir], dtype=np.int32))
                 made[heir].adopt(ids[[entry]])
+                assert made[heir].holdings.moved[entry] == NOBODY
                 assert made[heir].keeps_here(ids[[entry]]).all()
     assert all(len(nodes) == len(made) for nodes in visited)
+    # Whoever has passed a file on says where it is by now, also after the next node did the same.
+    for each in made:
+        others = ~each.owns(ids)
+        holdings = each.holdings
+        assert [holdings.moved[int(e)] for e in ids[others]] == each.holders_of(ids[others])[
+            :, 0
+        ].tolist()
     # Nobody comes behind the last one: it keeps what it has no room for, and stages it for all.
     holders = [each.holders_of(ids)[:, 0].tolist() for each in made]
     assert holders[0] == holders[1] == holders[2]
