@@ -99,6 +99,23 @@ def _begin_log(session: SessionDir) -> None:
     os.truncate(session.log, 0)
 
 
+@contextlib.contextmanager
+def _told_in_a_sentence() -> Iterator[None]:
+    """What keeps a daemon from starting: SessionError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC and (full := full_shm()):
+            raise SessionError(full) from error
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        raise SessionError(f"the daemon cannot start: {what}") from error
+    except MemoryError as error:
+        raise SessionError(
+            f"the daemon cannot start: {error or 'there is no memory'}; raise the limits on memory"
+            " and on threads (ulimit -v, -u), or the job's"
+        ) from error
+
+
 def serve(config_file: Path, told: Told | None = None, *, is_shared: bool = False) -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT or `monarch stop`.
 
@@ -109,18 +126,14 @@ def serve(config_file: Path, told: Told | None = None, *, is_shared: bool = Fals
     os.umask(0o077)  # the shell's may close our own files to us
     lib.monarch_limit_malloc()
     _allow_descriptors()
-    config = load_config(config_file)
-    session = SessionDir.of(config.file)
-    with _session_lock(session, config.file):
-        try:
+    with contextlib.ExitStack() as stack:
+        with _told_in_a_sentence():
+            config = load_config(config_file)
+            session = SessionDir.of(config.file)
+            stack.enter_context(_session_lock(session, config.file))
             stopping = _Stopping()
             watch = OrphanWatch(session) if is_shared else None
             daemon = _daemon(config, session, told, awaits_job=is_shared)
-        except OSError as error:
-            if error.errno == errno.ENOSPC and (full := full_shm()):
-                raise SessionError(full) from error
-            what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-            raise SessionError(f"the daemon cannot start: {what}") from error
         stopping.stops(daemon)
         if told is not None and told.lifeline is not None:
             hear = threading.Thread(target=_hear, args=(told.lifeline, daemon), daemon=True)

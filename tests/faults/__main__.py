@@ -1,0 +1,73 @@
+"""Puts every fault into every distinct system call, one run each, and says which promises broke.
+
+    PYTHONPATH=tests python -m faults [--role ROLE] [--shard I/N] [--results FILE] [--most N]
+
+FILE gets a line of JSON for each run; what it has already is not run again, so that a run that was
+ended goes on where it was. Ends with status 1 when a promise broke.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from trials.reading import build_reader
+
+from faults.calls import Fault, faults_of
+from faults.classes import CallClass
+from faults.scenario import ROLES, Site, build_faulter, is_ours
+from monarch_py import _native
+from monarch_py.native import LIBRARY
+
+MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
+
+
+def plan(role: str, classes: list[CallClass]) -> Iterator[tuple[str, CallClass, Fault]]:
+    """What is run, each with the name that it has among the results. Offsets in modules are left
+    out of the names: they are others in every build."""
+    for turn, call in enumerate(classes):
+        if is_ours(role, call):
+            for fault in faults_of(call.call, turn):
+                yield f"{role}: {fault.name} in {call.describe(MODULES)}", call, fault
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--role", choices=ROLES, action="append")
+    parser.add_argument("--shard", default="0/1")
+    parser.add_argument("--results", type=Path, default=Path("faults.jsonl"))
+    parser.add_argument("--most", type=int, default=1 << 30)
+    options = parser.parse_args()
+    part, parts = map(int, options.shard.split("/"))
+    said = options.results.read_text().splitlines() if options.results.exists() else []
+    known = {json.loads(line)["name"] for line in said}
+    directory = Path(tempfile.mkdtemp(prefix="monarch-faults-programs-"))
+    faulter, reader = build_faulter(directory), build_reader(directory)
+    broken = runs = 0
+    for role in options.role or ROLES:
+        with Site(faulter, reader) as site:
+            for name, call, fault in plan(role, site.classes(role)):
+                if zlib.crc32(name.encode()) % parts != part or name in known:
+                    continue
+                if runs == options.most:
+                    return int(broken > 0)
+                known.add(name)
+                runs += 1
+                outcome = site.fault(role, call, fault.action)
+                broken += bool(outcome.broken)
+                with options.results.open("a") as file:
+                    print(json.dumps({"name": name, **asdict(outcome)}), file=file)
+                if outcome.broken:
+                    print(name, *outcome.broken, sep="\n    ", flush=True)
+    print(f"{runs} runs, {broken} with a promise broken")
+    return int(broken > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

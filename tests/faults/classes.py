@@ -1,0 +1,82 @@
+"""Distinct system calls of a scenario: what faulter.c wrote down when it traced a process."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from faults.calls import CALLS
+
+__all__ = ["CallClass", "read_trace"]
+
+NAMES = {call.number: name for name, call in CALLS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class CallClass:
+    """Calls of threads of one name, about the same kind of thing, from one place of Monarch's code.
+
+    key : as faulter.c writes it;  count : how often it came in the trace
+    """
+
+    key: str
+    count: int
+
+    @property
+    def thread(self) -> str:
+        return self.key.split("|")[0]
+
+    @property
+    def call(self) -> str:
+        return NAMES[int(self.key.split("|")[1])]
+
+    @property
+    def target(self) -> str:
+        return self.key.split("|")[2]
+
+    @property
+    def frames(self) -> list[str]:
+        """MODULE+OFFSET, innermost first; none for a call that Python or the program has made."""
+        return [frame for frame in self.key.split("|")[3].split(",") if frame]
+
+    @property
+    def middle(self) -> int:
+        """Of its calls the one in the middle, from 1: neither the start alone is looked at nor the
+        end."""
+        return (self.count + 1) // 2
+
+    def describe(self, modules: dict[str, Path]) -> str:
+        """For a reader of reports: the functions it came through."""
+        names = [_function(modules, frame) for frame in self.frames]
+        by = " < ".join(dict.fromkeys(names)) or "Python"
+        return f"{self.thread}: {self.call}({self.target}) by {by}"
+
+
+def read_trace(log: Path) -> list[CallClass]:
+    """Classes, in the order in which they first came."""
+    found = Counter(log.read_text(errors="replace").splitlines())
+    return [CallClass(key, count) for key, count in found.items() if key.count("|") == 3]
+
+
+def _function(modules: dict[str, Path], frame: str) -> str:
+    module, _, offset = frame.partition("+")
+    if module not in modules:
+        return frame
+    at, best = int(offset, 16), frame
+    for address, name in _symbols(modules[module]):
+        if address > at:
+            break
+        best = name
+    return best
+
+
+@cache
+def _symbols(module: Path) -> list[tuple[int, str]]:
+    said = subprocess.run(["nm", "-n", str(module)], capture_output=True, text=True, check=False)
+    lines = (line.split() for line in said.stdout.splitlines())
+    return [
+        (int(words[0], 16), words[2]) for words in lines if len(words) == 3 and words[1] in "tT"
+    ]

@@ -1,0 +1,467 @@
+/* Runs a program and puts one fault into one of its system calls.
+ *
+ *   faulter CALLS PREFIX LOG trace                 -- COMMAND...
+ *   faulter CALLS PREFIX LOG ACTION NUMBER CLASS   -- COMMAND...
+ *
+ * CALLS lists the system calls that are looked at, joined by commas: NUMBER:TARGET, where TARGET is
+ * f and the number of an argument that is a descriptor, p and the number of one that is a path, or
+ * n. A call's class is the thread's name, the call's number, what it is about (the directories of
+ * PREFIX, DIRECTORY:DIRECTORY, are left out of paths, and numbers in them become #) and, of the
+ * stack, the return addresses in Monarch's own
+ * modules as MODULE+OFFSET.
+ *
+ * trace writes one line of LOG for every call, its class. Otherwise the call of CLASS that comes as
+ * the NUMBERth (from 1) gets ACTION: error=ERRNO; short (half of the bytes that it asks for);
+ * delay=MS, before it is made; kill (SIGKILL to its process). LOG says "hit" then. Ends as COMMAND
+ * does; all that it has started is killed with the tracer. */
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <libunwind-ptrace.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST_CALLS 128
+#define MOST_THREADS 1024
+#define MOST_RANGES 8
+/* Of the stack: a call of libc's may lie so deep below the first function of Monarch's. */
+#define MOST_FRAMES 32
+#define DEEPEST 5
+#define KEY_BYTES 2048
+
+struct looked {
+    long number;
+    char kind;
+    int argument;
+};
+
+static struct looked looked[MOST_CALLS];
+static int looked_count;
+static const char *prefix, *action, *wanted;
+static FILE *log_file;
+static long countdown;
+static pid_t program;
+static unw_addr_space_t unwound;
+
+/* What a thread is in the middle of. */
+static struct thread {
+    pid_t tid;
+    int is_failing; /* its call is not made, and answers with -error */
+    int error;
+    uint64_t until_ns; /* it is delayed so long; 0: it is not */
+    void *remote;      /* libunwind's */
+} threads[MOST_THREADS];
+
+static void die(const char *what) {
+    fprintf(stderr, "faulter: %s: %s\n", what, strerror(errno));
+    exit(125);
+}
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static struct thread *thread_of(pid_t tid) {
+    struct thread *unused = NULL;
+    for (int i = 0; i < MOST_THREADS; i++) {
+        if (threads[i].tid == tid)
+            return &threads[i];
+        if (!threads[i].tid && !unused)
+            unused = &threads[i];
+    }
+    if (!unused)
+        die("too many threads");
+    *unused = (struct thread){.tid = tid};
+    return unused;
+}
+
+/* --- what a call is ------------------------------------------------------------------------------
+ */
+
+static uint64_t argument(const struct user_regs_struct *r, int i) {
+    const unsigned long long all[] = {r->rdi, r->rsi, r->rdx, r->r10, r->r8, r->r9};
+    return all[i];
+}
+
+static const struct looked *looked_at(long number) {
+    for (int i = 0; i < looked_count; i++)
+        if (looked[i].number == number)
+            return &looked[i];
+    return NULL;
+}
+
+/* Returns how many bytes could be read. */
+static size_t peek(pid_t tid, uint64_t at, void *to, size_t n) {
+    struct iovec here = {to, n}, there = {(void *)(uintptr_t)at, n};
+    ssize_t got = process_vm_readv(tid, &here, 1, &there, 1, 0);
+    return got < 0 ? 0 : (size_t)got;
+}
+
+/* A string of another process, to the end of its page at most. */
+static void peek_string(pid_t tid, uint64_t at, char *to, size_t n) {
+    size_t page = 4096 - at % 4096, got = at ? peek(tid, at, to, n - 1 < page ? n - 1 : page) : 0;
+    to[got] = 0;
+}
+
+static size_t read_link(pid_t tid, int fd, char *to, size_t n) {
+    char name[64];
+    snprintf(name, sizeof name, "/proc/%d/fd/%d", tid, fd);
+    ssize_t got = readlink(name, to, n - 1);
+    to[got < 0 ? 0 : got] = 0;
+    return got < 0 ? 0 : (size_t)got;
+}
+
+/* Names of files are numbers, or words with numbers in them; of what is not below the prefix only
+ * the top is told. */
+static void put_plain(char *to, size_t n, const char *path) {
+    size_t at = 0, length = strlen(path), top = *path == '/' ? strcspn(path + 1, "/") + 1 : length;
+    for (const char *p = prefix; *p; p += strcspn(p, ":"), p += *p == ':') {
+        size_t below = strcspn(p, ":");
+        if (strncmp(path, p, below) == 0 && (path[below] == '/' || !path[below])) {
+            path += below;
+            length = top = strlen(path);
+            break;
+        }
+    }
+    length = top < length ? top : length;
+    for (size_t i = 0; path[i] && i < length && at + 1 < n; i++) {
+        int is_number = isdigit((unsigned char)path[i]);
+        for (size_t run = i; !is_number && isxdigit((unsigned char)path[run]); run++)
+            is_number = run - i >= 7;
+        if (!is_number) {
+            to[at++] = path[i] == ' ' || path[i] == '|' ? '_' : path[i];
+            continue;
+        }
+        to[at++] = '#';
+        while (isxdigit((unsigned char)path[i + 1]))
+            i++;
+    }
+    to[at] = 0;
+}
+
+static void put_target(pid_t tid, const struct looked *l, const struct user_regs_struct *r,
+                       char *to, size_t n) {
+    char path[512] = "";
+    if (l->kind == 'p')
+        peek_string(tid, argument(r, l->argument), path, sizeof path);
+    if (l->kind == 'f')
+        read_link(tid, (int)argument(r, l->argument), path, sizeof path);
+    put_plain(to, n, path);
+}
+
+static void put_name(pid_t tid, char *to, size_t n) {
+    char name[64];
+    snprintf(name, sizeof name, "/proc/%d/comm", tid);
+    FILE *f = fopen(name, "re");
+    size_t got = f ? fread(to, 1, n - 1, f) : 0, at = 0;
+    if (f)
+        fclose(f);
+    for (size_t i = 0; i < got; i++)
+        if (to[i] != '\n' && !isdigit((unsigned char)to[i]))
+            to[at++] = to[i] == ' ' || to[i] == '|' ? '_' : to[i];
+    to[at] = 0;
+}
+
+/* Where Monarch's modules lie in a process. */
+struct range {
+    uint64_t from, to, base;
+    char name[32];
+};
+
+static int find_ranges(pid_t tid, struct range ranges[MOST_RANGES]) {
+    char name[64], line[1024], rights[8], path[512];
+    int n = 0;
+    snprintf(name, sizeof name, "/proc/%d/maps", tid);
+    FILE *f = fopen(name, "re");
+    while (f && n < MOST_RANGES && fgets(line, sizeof line, f)) {
+        unsigned long from, to, offset;
+        *path = 0;
+        if (sscanf(line, "%lx-%lx %7s %lx %*s %*s %511s", &from, &to, rights, &offset, path) < 4 ||
+            rights[2] != 'x')
+            continue;
+        const char *file = strrchr(path, '/');
+        if (!file || (strncmp(file, "/libmonarch", 11) != 0 && strncmp(file, "/_native", 8) != 0))
+            continue;
+        ranges[n].from = from;
+        ranges[n].to = to;
+        ranges[n].base = from - offset;
+        snprintf(ranges[n].name, sizeof ranges[n].name, "%.*s", (int)strcspn(file + 1, "."),
+                 file + 1);
+        n++;
+    }
+    if (f)
+        fclose(f);
+    return n;
+}
+
+static size_t put_frame(char *to, size_t n, const struct range *ranges, int count, uint64_t at) {
+    for (int i = 0; i < count; i++)
+        if (at >= ranges[i].from && at < ranges[i].to)
+            return (size_t)snprintf(to, n, "%s+%lx,", ranges[i].name,
+                                    (unsigned long)(at - ranges[i].base));
+    return 0;
+}
+
+static void forget_stack(struct thread *t) {
+    if (t->remote)
+        _UPT_destroy(t->remote);
+    t->remote = NULL;
+}
+
+static void put_stack(struct thread *t, char *to, size_t n) {
+    struct range ranges[MOST_RANGES];
+    int count = find_ranges(t->tid, ranges);
+    unw_cursor_t cursor;
+    *to = 0;
+    if (!count || !(t->remote = t->remote ? t->remote : _UPT_create(t->tid)))
+        return;
+    int more = unw_init_remote(&cursor, unwound, t->remote) == 0;
+    for (size_t at = 0, i = 0; more && i < MOST_FRAMES && at + 64 < n; i++) {
+        unw_word_t ip;
+        if (unw_get_reg(&cursor, UNW_REG_IP, &ip) != 0)
+            break;
+        size_t put = put_frame(to + at, n - at, ranges, count, ip);
+        if (!put && (at || i >= DEEPEST))
+            break;
+        at += put;
+        more = unw_step(&cursor) > 0;
+    }
+}
+
+/* What lies outside of the scenario's directories and of what Monarch looks into is the
+ * interpreter's. */
+static int is_the_interpreters(const char *target) {
+    return *target == '/' && access(target, F_OK) == 0 && strcmp(target, "/dev") != 0 &&
+           strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;
+}
+
+/* In *to the class; 0: it is not the one that is wanted, by what is cheap to know of it. */
+static int put_class(struct thread *t, const struct looked *l, const struct user_regs_struct *r,
+                     char *to) {
+    char name[32], target[256], stack[1024] = "";
+    put_name(t->tid, name, sizeof name);
+    put_target(t->tid, l, r, target, sizeof target);
+    int at = snprintf(to, KEY_BYTES, "%s|%ld|%s|", name, l->number, target);
+    if (wanted && strncmp(wanted, to, (size_t)at) != 0)
+        return 0;
+    if (!is_the_interpreters(target))
+        put_stack(t, stack, sizeof stack);
+    snprintf(to + at, KEY_BYTES - (size_t)at, "%s", stack);
+    return 1;
+}
+
+/* --- faults --------------------------------------------------------------------------------------
+ */
+
+static void set_registers(pid_t tid, struct user_regs_struct *r) {
+    if (ptrace(PTRACE_SETREGS, tid, NULL, r) != 0 && errno != ESRCH)
+        die("PTRACE_SETREGS");
+}
+
+/* The bytes that it asks for lie in the third argument of all calls that can be short. */
+static void shorten(pid_t tid, struct user_regs_struct *r) {
+    r->rdx = r->rdx > 1 ? r->rdx / 2 : r->rdx;
+    set_registers(tid, r);
+}
+
+static pid_t process_of(pid_t tid) {
+    char name[64], line[256];
+    int process = tid;
+    snprintf(name, sizeof name, "/proc/%d/status", tid);
+    FILE *f = fopen(name, "re");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "Tgid: %d", &process) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return process;
+}
+
+static void put_fault(struct thread *t, struct user_regs_struct *r) {
+    fprintf(log_file, "hit\n");
+    fflush(log_file);
+    if (strncmp(action, "error=", 6) == 0) {
+        t->is_failing = 1;
+        t->error = atoi(action + 6);
+        r->orig_rax = (unsigned long long)-1;
+        set_registers(t->tid, r);
+    } else if (strncmp(action, "delay=", 6) == 0) {
+        t->until_ns = now_ns() + strtoull(action + 6, NULL, 10) * 1000000;
+    } else if (strcmp(action, "short") == 0) {
+        shorten(t->tid, r);
+    } else {
+        kill(process_of(t->tid), SIGKILL);
+    }
+}
+
+static void meet_call(struct thread *t) {
+    struct user_regs_struct r;
+    char key[KEY_BYTES];
+    if (ptrace(PTRACE_GETREGS, t->tid, NULL, &r) != 0)
+        return;
+    const struct looked *l = looked_at((long)r.orig_rax);
+    if (!l || (wanted && countdown <= 0))
+        return;
+    if (!put_class(t, l, &r, key))
+        return;
+    if (!wanted)
+        fprintf(log_file, "%s\n", key);
+    else if (strcmp(key, wanted) == 0 && --countdown == 0)
+        put_fault(t, &r);
+}
+
+/* A call that is not made has come to its end. */
+static void end_failing(struct thread *t) {
+    struct user_regs_struct r;
+    t->is_failing = 0;
+    if (ptrace(PTRACE_GETREGS, t->tid, NULL, &r) != 0)
+        return;
+    r.rax = (unsigned long long)-t->error;
+    set_registers(t->tid, &r);
+}
+
+/* --- the program ---------------------------------------------------------------------------------
+ */
+
+static void go_on(struct thread *t, int signal) {
+    if (!t->until_ns)
+        ptrace(t->is_failing ? PTRACE_SYSCALL : PTRACE_CONT, t->tid, NULL, (long)signal);
+}
+
+/* Whether somebody is still delayed. */
+static int end_delays(void) {
+    int is_any = 0;
+    uint64_t now = now_ns();
+    for (int i = 0; i < MOST_THREADS; i++) {
+        if (!threads[i].until_ns)
+            continue;
+        is_any |= threads[i].until_ns > now;
+        if (threads[i].until_ns <= now) {
+            threads[i].until_ns = 0;
+            go_on(&threads[i], 0);
+        }
+    }
+    return is_any;
+}
+
+static void meet_stop(struct thread *t, int status) {
+    int signal = WSTOPSIG(status), event = status >> 16;
+    if (event == PTRACE_EVENT_SECCOMP)
+        meet_call(t);
+    else if (event == PTRACE_EVENT_EXEC)
+        forget_stack(t);
+    else if (signal == (SIGTRAP | 0x80) && t->is_failing)
+        end_failing(t);
+    int is_own = event || signal == (SIGTRAP | 0x80) || signal == SIGSTOP;
+    go_on(t, is_own ? 0 : signal);
+}
+
+static int follow(void) {
+    for (int status;;) {
+        int are_delayed = end_delays();
+        pid_t tid = waitpid(-1, &status, __WALL | (are_delayed ? WNOHANG : 0));
+        if (tid < 0 && errno != EINTR)
+            return 0;
+        if (tid <= 0) {
+            usleep(1000);
+            continue;
+        }
+        if (WIFSTOPPED(status)) {
+            meet_stop(thread_of(tid), status);
+            continue;
+        }
+        forget_stack(thread_of(tid));
+        *thread_of(tid) = (struct thread){0};
+        if (tid == program) {
+            if (WIFEXITED(status))
+                return WEXITSTATUS(status);
+            signal(WTERMSIG(status), SIG_DFL);
+            raise(WTERMSIG(status));
+            return 128 + WTERMSIG(status);
+        }
+    }
+}
+
+/* Whoever ends us means the program. */
+static void end_program(int number) { kill(program, number); }
+
+static void become(char **command) {
+    struct sock_filter code[2 * MOST_CALLS + 2];
+    unsigned short n = 0;
+    code[n++] =
+        (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    for (int i = 0; i < looked_count; i++) {
+        code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K,
+                                                 (unsigned)looked[i].number, 0, 1);
+        code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE);
+    }
+    code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog filter = {n, code};
+    if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0)
+        die("PTRACE_TRACEME");
+    raise(SIGSTOP); /* until the options are set */
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) != 0)
+        die("seccomp");
+    execvp(command[0], command);
+    die(command[0]);
+}
+
+static void take_calls(char *text) {
+    for (char *word = strtok(text, ","); word && looked_count < MOST_CALLS;
+         word = strtok(NULL, ",")) {
+        struct looked *l = &looked[looked_count++];
+        l->argument = 0;
+        if (sscanf(word, "%ld:%c%d", &l->number, &l->kind, &l->argument) < 2)
+            die(word);
+    }
+}
+
+int main(int argc, char **argv) {
+    int is_trace = argc > 4 && strcmp(argv[4], "trace") == 0, first = is_trace ? 6 : 8;
+    if (argc <= first || strcmp(argv[first - 1], "--") != 0) {
+        fprintf(stderr, "usage: faulter CALLS PREFIX LOG trace | ACTION NUMBER CLASS -- COMMAND\n");
+        return 125;
+    }
+    take_calls(argv[1]);
+    prefix = argv[2];
+    log_file = fopen(argv[3], "we");
+    if (!log_file)
+        die(argv[3]);
+    action = is_trace ? NULL : argv[4];
+    countdown = is_trace ? 0 : atol(argv[5]);
+    wanted = is_trace ? NULL : argv[6];
+    unwound = unw_create_addr_space(&_UPT_accessors, 0);
+    unw_set_caching_policy(unwound, UNW_CACHE_GLOBAL);
+    program = fork();
+    if (program == 0)
+        become(argv + first);
+    int status;
+    if (program < 0 || waitpid(program, &status, 0) != program)
+        die("fork");
+    long options = PTRACE_O_EXITKILL | PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACESECCOMP |
+                   PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK |
+                   PTRACE_O_TRACEEXEC;
+    if (ptrace(PTRACE_SETOPTIONS, program, NULL, options) != 0)
+        die("PTRACE_SETOPTIONS");
+    struct sigaction pass_on = {.sa_handler = end_program};
+    sigaction(SIGTERM, &pass_on, NULL);
+    signal(SIGINT, SIG_IGN);
+    go_on(thread_of(program), 0);
+    return follow();
+}

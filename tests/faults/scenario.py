@@ -1,0 +1,265 @@
+"""What runs while a fault is put into one of its processes, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from csrc.building import build_program
+from support.manifests import copies_in
+from support.session import MIB, Session, wait_until
+from trials.reading import CALL_LIMIT_S, Reading, make_known
+
+from faults.calls import CALLS
+from faults.classes import CallClass, read_trace
+
+__all__ = ["ROLES", "Outcome", "Site", "build_faulter", "is_ours"]
+
+FAULTER = Path(__file__).with_name("faulter.c")
+# What is traced: the daemon, or a program that reads.
+ROLES = ("daemon", "reader")
+SIZES = {
+    seed: size
+    for seed, size in enumerate([0, 1, 4095, 4096, 70_001, *[9000 + 37 * i for i in range(8)]], 1)
+} | {101: 600_017, 102: 600_017, 103: 3 * MIB + 5}
+# Room of the tier in memory: the larger files go to the disk.
+RAM_BYTES, DISK_BYTES = MIB, 64 * MIB
+LAPS_LIMIT_S, END_LIMIT_S = 40.0, 20.0
+OLD_S = 2.5
+# What the library asks for by itself.
+MONARCHS = ("/shm", "/tier", "/dev", "/proc", "/sys", "socket")
+# Calls that the library passes on as they are, also on a copy's descriptor.
+PASSED_ON = ("mmap", "fcntl")
+# Where the interpreter's modules lie, and what lies beside them.
+ELSEWHERE = {f"/{top}" for top in ("bin", "etc", "lib", "opt", "root", "tmp", "usr", "work")}
+
+
+def build_faulter(directory: Path) -> Path:
+    if platform.machine() != "x86_64":
+        pytest.skip("the numbers of system calls in calls.py are those of x86-64")
+    found = subprocess.run(
+        ["pkg-config", "--libs", "libunwind-ptrace", "libunwind-generic"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode != 0:
+        pytest.skip("libunwind-ptrace is missing: install libunwind-dev")
+    libraries = found.stdout.split()
+    return build_program(
+        directory / "faulter", FAULTER, flags=["-O2", "-Wl,--no-as-needed", *libraries]
+    )
+
+
+def is_ours(role: str, call: CallClass) -> bool:
+    """Whether a fault there is Monarch's to bear. What a program asks itself, or the library in its
+    place, of other files than Monarch's, it is to be answered; and an interpreter that cannot load
+    its modules is nobody's."""
+    if role == "reader":
+        is_passed_on = len(call.frames) == 1 and call.call in PASSED_ON
+        return bool(call.frames) and call.target.startswith(MONARCHS) and not is_passed_on
+    is_elsewhere = call.target in ELSEWHERE or (not call.frames and not call.target)
+    return not is_elsewhere
+
+
+@dataclass(slots=True)
+class Outcome:
+    """hit : the fault was put in;  ended : how the traced process did;  broken : promises that did
+    not hold, none when all is well"""
+
+    hit: bool = False
+    ended: str = ""
+    broken: list[str] = field(default_factory=list)
+
+
+class Site:
+    """A dataset, tiers in memory and on the disk, and what is run on them, in directories that are
+    this site's alone and go with the context."""
+
+    def __init__(self, faulter: Path, reader: Path) -> None:
+        self._faulter, self._reader = faulter, reader
+        self.directory = Path(tempfile.mkdtemp(prefix="monarch-faults-"))
+        self.memory = Path(tempfile.mkdtemp(prefix="monarch-faults-", dir="/dev/shm"))
+        self.source = self.directory / "source"
+        self.source.mkdir()
+        make_known(self.source, SIZES)
+        self.log = self.directory / "faults.log"
+        # Copies of files that have just changed are not kept beyond the session.
+        time.sleep(OLD_S)
+
+    def __enter__(self) -> Site:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.memory, ignore_errors=True)
+
+    # --- tracing --------------------------------------------------------------------------------
+
+    def classes(self, role: str) -> list[CallClass]:
+        """Of a process of this role, when nothing is wrong."""
+        outcome = self._run(role, ["trace"])
+        assert not outcome.broken, outcome
+        return read_trace(self.log)
+
+    def fault(self, role: str, call: CallClass, action: str) -> Outcome:
+        """One call of a class gets a fault, after whatever was here before."""
+        self._clear()
+        outcome = self._run(role, [action, str(call.middle), call.key])
+        outcome.hit = self.log.exists() and "hit" in self.log.read_text()
+        return outcome
+
+    def _clear(self) -> None:
+        for place in (self.memory / "tier", self.directory / "tier", self.directory / "shm"):
+            shutil.rmtree(place, ignore_errors=True)
+        for file in (self.log, self.directory / "daemon.log"):
+            file.unlink(missing_ok=True)
+
+    def _prefix(self, words: Sequence[str]) -> list[str]:
+        looked_at = ",".join(f"{call.number}:{call.target}" for call in CALLS.values())
+        places = f"{self.directory}:{self.memory}"
+        return [str(self._faulter), looked_at, places, str(self.log), *words, "--"]
+
+    # --- what runs ------------------------------------------------------------------------------
+
+    def _session(self) -> Session:
+        (self.memory / "tier").mkdir(exist_ok=True)
+        (self.directory / "tier").mkdir(exist_ok=True)
+        tiers = [
+            {"mount_point": self.memory / "tier", "max_storage_quota": RAM_BYTES},
+            {
+                "mount_point": self.directory / "tier",
+                "max_storage_quota": DISK_BYTES,
+                "persistent": True,
+            },
+        ]
+        return Session(self.directory, self.source, tiers=tiers, prefetch="auto")
+
+    @contextmanager
+    def _reading(self, session: Session, prefix: Sequence[str] = ()) -> Iterator[Reading]:
+        state = self.directory / "state"
+        with Reading(
+            self._reader, session, self.source, SIZES, state, seed=7, threads=2, prefix=prefix
+        ) as reading:
+            yield reading
+
+    def _run(self, role: str, words: Sequence[str]) -> Outcome:
+        outcome = Outcome()
+        prefix = self._prefix(words)
+        session = self._session()
+        with ExitStack() as stack:
+            stack.callback(end, session, outcome)
+            self._start(session, prefix if role == "daemon" else [], outcome)
+            with (
+                suppress_assertion(outcome, "the reader"),
+                self._reading(session, prefix if role == "reader" else []) as reading,
+            ):
+                self._read(reading, role, outcome)
+        self._look_at_what_is_left(outcome)
+        return outcome
+
+    def _start(self, session: Session, prefix: Sequence[str], outcome: Outcome) -> None:
+        """A daemon that cannot start says why and ends; programs then read the source."""
+        session.start(wait=False, prefix=prefix)
+        daemon = session.daemon
+        assert daemon is not None
+
+        def is_settled() -> bool:
+            if daemon.poll() is not None:
+                return True
+            with suppress(Exception):
+                return bool(session.client.serves() and session.client.runs())
+            return False
+
+        with suppress_assertion(outcome, "the daemon's start"):
+            wait_until(is_settled, timeout=END_LIMIT_S, what="the daemon's start, or its end")
+
+    def _read(self, reading: Reading, role: str, outcome: Outcome) -> None:
+        """Two laps, a change of two files, which keep their bytes, and one more lap."""
+        traced = role == "reader"
+        if not self._lap(reading, 2, traced, outcome):
+            return
+        os.utime(self.source / "5")
+        fresh = self.directory / "fresh"
+        shutil.copyfile(self.source / "7", fresh)
+        fresh.rename(self.source / "7")
+        if self._lap(reading, 1, traced, outcome):
+            reading.end(END_LIMIT_S)
+
+    def _lap(self, reading: Reading, count: int, traced: bool, outcome: Outcome) -> bool:
+        """False when the reader has ended, as one does that is killed."""
+        try:
+            reading.wait_laps(count, LAPS_LIMIT_S)
+        except AssertionError as error:
+            if traced and reading.process.poll() is not None:
+                outcome.ended = f"status {reading.process.returncode}"
+                if reading.process.returncode not in (-9, 137):
+                    outcome.broken.append(f"the reader ended: {error}")
+                return False
+            raise
+        return True
+
+    # --- what must hold -------------------------------------------------------------------------
+
+    def _look_at_what_is_left(self, outcome: Outcome) -> None:
+        """The next daemon starts, what it has taken over is right, and it leaves nothing behind."""
+        session = self._session()
+        session.log.unlink(missing_ok=True)
+        with suppress_assertion(outcome, "the next session"), session:
+            session.start()
+            with self._reading(session) as reading:
+                reading.wait_laps(1, LAPS_LIMIT_S)
+                reading.end(END_LIMIT_S)
+            session.wait_idle(END_LIMIT_S)
+            verified = session.monarch("verify")
+            assert verified.returncode == 0, verified.stdout + verified.stderr
+        for tier, is_kept in ((0, False), (1, True)):
+            known = set(copies_in(session, tier).values()) if is_kept else set()
+            lying = {p for p in session.tiers[tier].rglob("c/*") if p.is_file()}
+            if lying - known:
+                outcome.broken.append(f"tier {tier} has {len(lying - known)} copies of nobody")
+        left = [p for p in session.shm.rglob("*") if p.is_file() and not p.name.startswith("log")]
+        left = [p for p in left if p.name not in ("stopped",)]
+        if left:
+            outcome.broken.append(f"shared memory has {sorted(p.name for p in left)}")
+
+
+@contextmanager
+def suppress_assertion(outcome: Outcome, what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        outcome.broken.append(f"{what}: {type(error).__name__}: {str(error)[:400]}")
+
+
+def end(session: Session, outcome: Outcome) -> None:
+    """The daemon ends when it is asked, unless it has: then it has said why."""
+    daemon = session.daemon
+    assert daemon is not None
+    if daemon.poll() is None:
+        daemon.terminate()
+    began_s = time.monotonic()
+    try:
+        daemon.wait(END_LIMIT_S)
+    except Exception:
+        outcome.broken.append(f"the daemon did not end within {END_LIMIT_S:.0f} s")
+        daemon.kill()
+        daemon.wait()
+    outcome.ended = outcome.ended or f"status {daemon.returncode}"
+    log = "".join(p.read_text(errors="replace") for p in session.shm.rglob("log*"))
+    log += session.log.read_text(errors="replace")
+    if "Traceback" in log:
+        outcome.broken.append("Traceback: " + log[log.rindex("Traceback") :][-600:])
+    if daemon.returncode not in (0, -9, 137) and "monarch" not in log:
+        outcome.broken.append(f"the daemon ended with {daemon.returncode} and said nothing")
+    if time.monotonic() - began_s > CALL_LIMIT_S:
+        outcome.broken.append("the daemon's end took too long")
