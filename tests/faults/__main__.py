@@ -21,10 +21,13 @@ from trials.reading import build_reader
 
 from faults.calls import Fault, faults_of
 from faults.classes import CallClass
-from faults.scenario import ROLES, Site, build_faulter, is_ours
+from faults.pair import PairSite
+from faults.scenario import Site, build_faulter, is_ours
 from monarch_py import _native
 from monarch_py.native import LIBRARY
 
+# What gets the faults: the daemon, a program that reads, or the daemon of one of two nodes.
+SITES: dict[str, type[Site]] = {"daemon": Site, "reader": Site, "node": PairSite}
 MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 
 
@@ -39,7 +42,7 @@ def plan(role: str, classes: list[CallClass]) -> Iterator[tuple[str, CallClass, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--role", choices=ROLES, action="append")
+    parser.add_argument("--role", choices=SITES, action="append")
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--results", type=Path, default=Path("faults.jsonl"))
     parser.add_argument("--most", type=int, default=1 << 30)
@@ -50,8 +53,8 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="monarch-faults-programs-"))
     faulter, reader = build_faulter(directory), build_reader(directory)
     broken = runs = 0
-    for role in options.role or ROLES:
-        with Site(faulter, reader) as site:
+    for role in options.role or SITES:
+        with SITES[role](faulter, reader) as site:
             for name, call, fault in plan(role, site.classes(role)):
                 if zlib.crc32(name.encode()) % parts != part or name in known:
                     continue

@@ -10,10 +10,11 @@
  * stack, the return addresses in Monarch's own
  * modules as MODULE+OFFSET.
  *
- * trace writes one line of LOG for every call, its class. Otherwise the call of CLASS that comes as
- * the NUMBERth (from 1) gets ACTION: error=ERRNO; short (half of the bytes that it asks for);
- * delay=MS, before it is made; kill (SIGKILL to its process). LOG says "hit" then. Ends as COMMAND
- * does; all that it has started is killed with the tracer. */
+ * trace writes one line of LOG for every call, its class; of calls that differ in their stacks
+ * alone no more than it takes until no new class has come for a while. Otherwise the call of CLASS
+ * that comes as the NUMBERth (from 1) gets ACTION: error=ERRNO; short (half of the bytes that it
+ * asks for); delay=MS, before it is made; kill (SIGKILL to its process). LOG says "hit" then. Ends
+ * as COMMAND does; all that it has started is killed with the tracer. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -251,18 +252,50 @@ static int is_the_interpreters(const char *target) {
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;
 }
 
-/* In *to the class; 0: it is not the one that is wanted, by what is cheap to know of it. */
+/* Calls that differ in their stacks alone, which take long to look at, and how many have come since
+ * the last new class. */
+#define MOST_KINDS 4096
+#define ENOUGH 200
+static struct kind {
+    uint64_t hash;
+    unsigned quiet;
+    int is_known; /* of a class: it has come before */
+} kinds[MOST_KINDS];
+
+static uint64_t hash_of(const char *text) {
+    uint64_t hash = 14695981039346656037ULL;
+    for (; *text; text++)
+        hash = (hash ^ (unsigned char)*text) * 1099511628211ULL;
+    return hash ? hash : 1;
+}
+
+static struct kind *kind_of(const char *text) {
+    uint64_t hash = hash_of(text), i = hash % MOST_KINDS;
+    while (kinds[i].hash && kinds[i].hash != hash)
+        i = (i + 1) % MOST_KINDS;
+    kinds[i].hash = hash;
+    return &kinds[i];
+}
+
+/* In *to the class; 0: it is not the one that is wanted, by what is cheap to know of it, or there
+ * were enough like it. */
 static int put_class(struct thread *t, const struct looked *l, const struct user_regs_struct *r,
                      char *to) {
     char name[32], target[256], stack[1024] = "";
     put_name(t->tid, name, sizeof name);
     put_target(t->tid, l, r, target, sizeof target);
     int at = snprintf(to, KEY_BYTES, "%s|%ld|%s|", name, l->number, target);
-    if (wanted && strncmp(wanted, to, (size_t)at) != 0)
+    struct kind *kind = wanted ? NULL : kind_of(to);
+    if (kind ? kind->quiet >= ENOUGH : strncmp(wanted, to, (size_t)at) != 0)
         return 0;
     if (!is_the_interpreters(target))
         put_stack(t, stack, sizeof stack);
     snprintf(to + at, KEY_BYTES - (size_t)at, "%s", stack);
+    if (kind) {
+        struct kind *class = kind_of(to);
+        kind->quiet = class->is_known ? kind->quiet + 1 : 0;
+        class->is_known = 1;
+    }
     return 1;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -22,11 +23,18 @@ from trials.reading import CALL_LIMIT_S, Reading, make_known
 from faults.calls import CALLS
 from faults.classes import CallClass, read_trace
 
-__all__ = ["ROLES", "Outcome", "Site", "build_faulter", "is_ours"]
+__all__ = [
+    "END_LIMIT_S",
+    "LAPS_LIMIT_S",
+    "SIZES",
+    "Outcome",
+    "Site",
+    "build_faulter",
+    "end",
+    "is_ours",
+]
 
 FAULTER = Path(__file__).with_name("faulter.c")
-# What is traced: the daemon, or a program that reads.
-ROLES = ("daemon", "reader")
 SIZES = {
     seed: size
     for seed, size in enumerate([0, 1, 4095, 4096, 70_001, *[9000 + 37 * i for i in range(8)]], 1)
@@ -202,7 +210,7 @@ class Site:
         except AssertionError as error:
             if traced and reading.process.poll() is not None:
                 outcome.ended = f"status {reading.process.returncode}"
-                if reading.process.returncode not in (-9, 137):
+                if reading.process.returncode != -signal.SIGKILL:
                     outcome.broken.append(f"the reader ended: {error}")
                 return False
             raise
@@ -259,7 +267,9 @@ def end(session: Session, outcome: Outcome) -> None:
     log += session.log.read_text(errors="replace")
     if "Traceback" in log:
         outcome.broken.append("Traceback: " + log[log.rindex("Traceback") :][-600:])
-    if daemon.returncode not in (0, -9, 137) and "monarch" not in log:
+    if daemon.returncode < 0 and daemon.returncode != -signal.SIGKILL:
+        outcome.broken.append(f"the daemon died of signal {-daemon.returncode}")
+    if daemon.returncode > 0 and "monarch" not in log:
         outcome.broken.append(f"the daemon ended with {daemon.returncode} and said nothing")
     if time.monotonic() - began_s > CALL_LIMIT_S:
         outcome.broken.append("the daemon's end took too long")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.epoch import make_files
-from support.session import Session
+from support.session import Session, wait_until
 
 from monarch_py.catalog import Catalog
 from monarch_py.daemon.scanpace import (
@@ -253,3 +255,47 @@ def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
     assert counts["bytes_read"] <= 1.02 * FILES * 20_000
     # Names: by opens; attributes: by looks behind the last byte. Besides: the root, the session's.
     assert counts["getattr"] <= 2.2 * FILES + 20
+
+
+def test_a_source_that_nobody_reads_does_not_keep_another_back(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
+) -> None:
+    """It is listed first. If its scan stayed behind the job, one name for sixteen opens, nothing of
+    the other source would be filled ahead."""
+    quiet, source = tmp_path / "quiet", slow_factory(keep_pages=True)
+    make_files(quiet, 4 * FILES, 10)
+    make_files(source.backing, FILES, 20_000)
+    source.latency(open=0.005, read=0.005, getattr=0.005)
+    session = session_factory([quiet, source.mountpoint], prefetch="auto")
+    paths = [str(source.mountpoint / str(seed)) for seed in range(1, FILES + 1)]
+    report = tmp_path / "report.json"
+    words = ["run", "-q", "--json", str(report), "--", sys.executable, "-c", READ, *paths]
+    assert session.monarch(*words).returncode == 0
+    assert json.loads(report.read_text())["run"]["totals"]["hits"] >= FILES // 4
+
+
+def test_a_warm_beside_a_job_does_not_wait_for_its_end(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource]
+) -> None:
+    source = slow_factory(keep_pages=True)
+    make_files(source.backing, FILES, 20_000)
+    source.latency(open=0.002, read=0.002, getattr=0.002)
+    (source.backing / "never.raw").write_bytes(b"copied")
+    session = session_factory([{"path": str(source.mountpoint), "exclude": ["*.raw"]}]).start()
+    # It opens a file at the source every 20 ms, and goes on for longer than the test takes.
+    script = (
+        "import sys, time\n"
+        "for _ in range(3000):\n"
+        "    with open(sys.argv[1], 'rb', buffering=0) as file: file.read()\n"
+        "    time.sleep(0.02)\n"
+    )
+    read = str(source.mountpoint / "never.raw")
+    with subprocess.Popen([sys.executable, "-c", script, read], env=session.env()) as job:
+        try:
+            wait_until(lambda: session.totals()["misses"] > 0, what="the job's first open")
+            warmed = session.monarch("warm", timeout=60)
+            assert job.poll() is None
+        finally:
+            job.kill()
+    assert warmed.returncode == 0, warmed.stderr
+    assert session.status()["sources"][0]["present"] == FILES
