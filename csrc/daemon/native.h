@@ -111,7 +111,7 @@ uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monar
                              unsigned source, const char *directory, uint64_t length, int is_deep,
                              uint64_t *at, uint64_t looks, uint64_t *ids, uint64_t max);
 
-/* --- scanning: scan.c ------------------------------------------------------------------------ */
+/* --- scanning: csrc/scan --------------------------------------------------------------------- */
 
 struct monarch_batch {
     uint64_t count, capacity, pool_used, pool_bytes;

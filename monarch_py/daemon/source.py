@@ -16,7 +16,7 @@ __all__ = ["Parts", "Source"]
 
 log = logging.getLogger("monarch.scanner")
 
-# Directories that programs read, the latest ones: a scan keeps as many (csrc/daemon/scan.c).
+# Directories that programs read, the latest ones: a scan keeps as many (csrc/scan/scan.h).
 WANTS = 16
 
 

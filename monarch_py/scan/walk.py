@@ -1,4 +1,4 @@
-"""Listing a source, by the threads of csrc/daemon/scan.c."""
+"""Listing a source, by the threads of csrc/scan."""
 
 from __future__ import annotations
 

@@ -66,9 +66,10 @@ def test_a_twin_is_its_function_and_no_second_copy() -> None:
 
 @pytest.mark.parametrize("source", sorted(CSRC.rglob("*.c")), ids=lambda path: path.name)
 def test_it_compiles_without_a_warning(source: Path) -> None:
-    """Each with what its room may see alone: what all share, and its neighbours; and the daemon,
-    which fills from peers, with theirs."""
-    rooms = ["shared", "peers"] if source.parent.name == "daemon" else ["shared"]
+    """Each with what its room may see alone: what all share, and its neighbours; the daemon, which
+    fills from peers, with theirs; and the scan with the catalog that it fills."""
+    more = {"daemon": ["peers"], "scan": ["daemon", "peers"]}
+    rooms = ["shared", *more.get(source.parent.name, [])]
     sees = [f"-I{CSRC / room}" for room in rooms]
     subprocess.run(["gcc", *PRELOAD_FLAGS, *sees, "-fsyntax-only", str(source)], check=True)
 

@@ -1,0 +1,111 @@
+/* Between the files of a scan. */
+#ifndef MONARCH_SCAN_H
+#define MONARCH_SCAN_H
+
+#include <pthread.h>
+
+#include "native.h"
+#include "pace.h"
+
+#define BATCHES_AHEAD 8 /* batches that wait for Python before the threads wait for it */
+/* A thread hands over what it has found after this time, and rings for Python as often: fills wait
+ * for it [ns]. */
+#define BATCH_NS 20000000ULL
+/* Names that one thread looks at before it takes more. A directory is listed by one thread, and its
+ * names are shared out in portions: a flat directory of a million files keeps all threads busy. */
+#define PORTION 8
+/* Portions that may wait for a thread, for each thread; past it the lister looks at names too. */
+#define PORTIONS_AHEAD 16
+
+/* A directory to list (`names` is 0), or a portion of its names to look at. is_first: nobody has
+ * reported the directory itself yet; is_wanted: before all that is not. */
+struct task {
+    struct task *next;
+    int is_first, is_wanted;
+    int is_settled; /* names: their directory has not changed since the catalog has files */
+    uint32_t names;
+    uint32_t place; /* of the first of them among the names of the directory */
+    size_t text;    /* length of `path` with its NUL, and of the names behind it */
+    char path[];    /* of the directory, relative, "" is the root; then inode and name of each */
+};
+
+/* Oldest first. portions : how many of them are */
+struct queue {
+    struct task *first, *last;
+    int portions;
+};
+
+#define ALL_NAMES INT64_MAX
+
+/* A directory that comes before others. The latest are kept: the walk may not have met them yet. */
+#define WANTS 16
+struct want {
+    int is_set, is_deep;
+    char directory[MONARCH_PATH_MAX];
+};
+
+struct monarch_scan {
+    pthread_mutex_t lock;
+    pthread_cond_t more_work, may_go_on, room;
+    struct queue wanted, wanted_portions;
+    struct queue portions; /* in this order the catalog's is nearly the source's */
+    struct task *todo;     /* directories, newest first: the tree is walked depth first */
+    struct monarch_batch *first, *last;
+    struct want wants[WANTS];
+    unsigned next_want;
+    int batches, busy, threads, stopping, root, error;
+    int is_deep, is_whole; /* directories below are walked too; of all the source */
+    unsigned source;
+    uint64_t dev, errors;
+    struct monarch_pace pace;
+    int is_all_wanted;
+    int64_t may_look[2]; /* at so many names, by whether they are wanted (monarch_scan_allow) */
+    struct monarch_writer *writer;         /* of the catalog that is filled, or NULL */
+    int64_t since_ns;                      /* what it has is as old as this, of CLOCK_REALTIME */
+    const struct monarch_clients *clients; /* who read the source meanwhile, or NULL */
+    uint32_t *doorbell;
+    uint64_t rung_ns; /* when the bell was last rung for a batch */
+    pthread_t thread[];
+};
+
+/* --- batch.c: what is found ---------------------------------------------------------------------
+ */
+
+/* A file, or a directory, that was found. *batch is the thread's, NULL at first. */
+void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
+                    const char *path, const char *target);
+/* What the thread has found so far is the scan's: *batch is empty then, or NULL. */
+void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch);
+/* The same, where it has been found for some time. */
+void monarch_hand_over_in_time(struct monarch_scan *s, struct monarch_batch **batch);
+
+/* --- tasks.c: what is still to be done ----------------------------------------------------------
+ */
+
+/* Of a directory, with `room` more bytes for names; NULL without memory, which is counted. */
+struct task *monarch_new_task(struct monarch_scan *s, const char *path, size_t room);
+/* NULL: nothing. */
+void monarch_add_task(struct monarch_scan *s, struct task *t);
+/* Under the lock, of a queue that is not empty. */
+struct task *monarch_take_first_task(struct queue *q);
+/* Under the lock: whether its names may be looked at now, and that they are. */
+int monarch_may_look(struct monarch_scan *s, struct task *t);
+void monarch_count_looks(struct monarch_scan *s, const struct task *t);
+int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
+/* NULL: the scan has ended. */
+struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch);
+/* Under the lock. */
+int monarch_has_tasks(const struct monarch_scan *s);
+struct task *monarch_take_task(struct monarch_scan *s);
+void monarch_wake_scan(struct monarch_scan *s);
+
+/* --- walk.c -------------------------------------------------------------------------------------
+ */
+
+void monarch_count_scan_error(struct monarch_scan *s, int error);
+void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
+void monarch_walk_directory(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
+/* How many names this thread has looked at. */
+uint64_t monarch_looks(void);
+
+#endif
