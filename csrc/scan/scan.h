@@ -71,37 +71,45 @@ struct monarch_scan {
 /* --- batch.c: what is found ---------------------------------------------------------------------
  */
 
-/* A file, or a directory, that was found. *batch is the thread's, NULL at first. */
+/* Adds a file, or a directory, to what the thread has found. *batch is the thread's own, NULL at
+ * first. */
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
                     const char *path, const char *target);
-/* What the thread has found so far is the scan's: *batch is empty then, or NULL. */
+/* Makes what the thread has found the scan's: *batch is empty then, or NULL. May wait until Python
+ * has taken some. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch);
-/* The same, where it has been found for some time. */
+/* The same, if the first of it was found some time ago. */
 void monarch_hand_over_in_time(struct monarch_scan *s, struct monarch_batch **batch);
 
 /* --- tasks.c: what is still to be done ----------------------------------------------------------
  */
 
-/* Of a directory, with `room` more bytes for names; NULL without memory, which is counted. */
+/* A task for a directory, with `room` more bytes for names; NULL without memory, which is counted.
+ */
 struct task *monarch_new_task(struct monarch_scan *s, const char *path, size_t room);
-/* NULL: nothing. */
+/* Queues a task; NULL is ignored. */
 void monarch_add_task(struct monarch_scan *s, struct task *t);
-/* Under the lock, of a queue that is not empty. */
-struct task *monarch_take_first_task(struct queue *q);
-/* Under the lock: whether its names may be looked at now, and that they are. */
+/* Waits for the next task that may begin; NULL when the scan has ended. */
+struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch);
+/* Whether so many portions wait that the thread that lists looks at this one itself. Takes the
+ * lock. */
+int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
+/* Whether the names of a portion may be looked at now; and that they are. Under the lock. */
 int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
-int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
-/* NULL: the scan has ended. */
-struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch);
-/* Under the lock. */
+/* The first task of a queue that is not empty. Under the lock. */
+struct task *monarch_take_first_task(struct queue *q);
+/* Whether there are tasks; and the first of them, if there are. Under the lock, or when no thread is
+ * left. */
 int monarch_has_tasks(const struct monarch_scan *s);
 struct task *monarch_take_task(struct monarch_scan *s);
+/* All threads look again whether they may go on. Under the lock. */
 void monarch_wake_scan(struct monarch_scan *s);
 
-/* --- walk.c -------------------------------------------------------------------------------------
+/* --- walk.c: listing directories, and looking at files ------------------------------------------
  */
 
+/* Counts a directory or file that could not be looked at. Takes the lock. */
 void monarch_count_scan_error(struct monarch_scan *s, int error);
 void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
 void monarch_walk_directory(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);

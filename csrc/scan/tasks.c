@@ -145,13 +145,13 @@ struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **ba
     return t;
 }
 
-/* --- from Python --------------------------------------------------------------------------------
- */
-
 void monarch_wake_scan(struct monarch_scan *s) {
     pthread_cond_broadcast(&s->more_work);
     pthread_cond_broadcast(&s->may_go_on);
 }
+
+/* --- from Python --------------------------------------------------------------------------------
+ */
 
 /* Directories of a list that a want names become wanted. */
 static void move_wanted(struct monarch_scan *s, const struct want *w, struct task **at) {

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from trials.reading import build_reader
 
-from faults.calls import Fault, faults_of
+from faults.calls import LATE_DAEMON_MS, LATE_READER_MS, Fault, faults_of
 from faults.classes import CallClass
 from faults.pair import PairSite
-from faults.scenario import Site, build_faulter, is_ours
+from faults.scenario import Outcome, Site, build_faulter, is_ours
 from monarch_py import _native
 from monarch_py.native import LIBRARY
 
@@ -33,11 +35,18 @@ MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 
 def plan(role: str, classes: list[CallClass]) -> Iterator[tuple[str, CallClass, Fault]]:
     """What is run, each with the name that it has among the results. Offsets in modules are left
-    out of the names: they are others in every build."""
+    out of the names, because they are others in every build: the second call of one function has a
+    number instead."""
+    long_delay_ms = LATE_READER_MS if role == "reader" else LATE_DAEMON_MS
+    named: Counter[str] = Counter()
     for turn, call in enumerate(classes):
-        if is_ours(role, call):
-            for fault in faults_of(call.call, turn):
-                yield f"{role}: {fault.name} in {call.describe(MODULES)}", call, fault
+        if not is_ours(role, call):
+            continue
+        what = call.describe(MODULES)
+        named[what] += 1
+        what += f" ({named[what]})" if named[what] > 1 else ""
+        for fault in faults_of(call.call, turn, long_delay_ms):
+            yield f"{role}: {fault.name} in {what}", call, fault
 
 
 def main() -> int:
@@ -47,28 +56,28 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("faults.jsonl"))
     parser.add_argument("--most", type=int, default=1 << 30)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     part, parts = map(int, options.shard.split("/"))
     said = options.results.read_text().splitlines() if options.results.exists() else []
     known = {json.loads(line)["name"] for line in said}
-    directory = Path(tempfile.mkdtemp(prefix="monarch-faults-programs-"))
-    faulter, reader = build_faulter(directory), build_reader(directory)
-    broken = runs = 0
-    for role in options.role or SITES:
-        with SITES[role](faulter, reader) as site:
-            for name, call, fault in plan(role, site.classes(role)):
-                if zlib.crc32(name.encode()) % parts != part or name in known:
-                    continue
-                if runs == options.most:
-                    return int(broken > 0)
-                known.add(name)
-                runs += 1
-                outcome = site.fault(role, call, fault.action)
-                broken += bool(outcome.broken)
-                with options.results.open("a") as file:
-                    print(json.dumps({"name": name, **asdict(outcome)}), file=file)
-                if outcome.broken:
-                    print(name, *outcome.broken, sep="\n    ", flush=True)
-    print(f"{runs} runs, {broken} with a promise broken")
+    runs: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="monarch-faults-programs-") as directory:
+        faulter, reader = build_faulter(Path(directory)), build_reader(Path(directory))
+        for role in options.role or SITES:
+            with SITES[role](faulter, reader) as site:
+                for name, call, fault in plan(role, site.classes(role)):
+                    is_another_shards = zlib.crc32(name.encode()) % parts != part
+                    if is_another_shards or name in known or len(runs) == options.most:
+                        continue
+                    outcome = site.fault(role, call, fault.action)
+                    runs.append(outcome)
+                    with options.results.open("a") as file:
+                        print(json.dumps({"name": name, **asdict(outcome)}), file=file)
+                    if outcome.broken:
+                        print(name, *outcome.broken, sep="\n    ", flush=True)
+    broken = sum(bool(outcome.broken) for outcome in runs)
+    hit = sum(outcome.hit for outcome in runs)
+    print(f"{len(runs)} runs, {hit} with their fault, {broken} with a promise broken")
     return int(broken > 0)
 
 

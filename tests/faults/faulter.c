@@ -7,14 +7,15 @@
  * f and the number of an argument that is a descriptor, p and the number of one that is a path, or
  * n. A call's class is the thread's name, the call's number, what it is about (the directories of
  * PREFIX, DIRECTORY:DIRECTORY, are left out of paths, and numbers in them become #) and, of the
- * stack, the return addresses in Monarch's own
- * modules as MODULE+OFFSET.
+ * stack, the return addresses in Monarch's own modules as MODULE+OFFSET.
  *
  * trace writes one line of LOG for every call, its class; of calls that differ in their stacks
  * alone no more than it takes until no new class has come for a while. Otherwise the call of CLASS
  * that comes as the NUMBERth (from 1) gets ACTION: error=ERRNO; short (half of the bytes that it
- * asks for); delay=MS, before it is made; kill (SIGKILL to its process). LOG says "hit" then. Ends
- * as COMMAND does; all that it has started is killed with the tracer. */
+ * asks for); delay=MS, before it is made; kill (SIGKILL to the program). LOG says "hit" then.
+ *
+ * It ends as COMMAND does. If it dies, so does everything that COMMAND has started. SIGSTOP does
+ * not reach the program. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -29,6 +30,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/user.h>
@@ -64,6 +66,7 @@ static struct thread {
     int is_failing; /* its call is not made, and answers with -error */
     int error;
     uint64_t until_ns; /* it is delayed so long; 0: it is not */
+    uint64_t asked;    /* bytes, of a call that is made short; 0: it is none */
     void *remote;      /* libunwind's */
 } threads[MOST_THREADS];
 
@@ -271,8 +274,9 @@ static uint64_t hash_of(const char *text) {
 
 static struct kind *kind_of(const char *text) {
     uint64_t hash = hash_of(text), i = hash % MOST_KINDS;
-    while (kinds[i].hash && kinds[i].hash != hash)
-        i = (i + 1) % MOST_KINDS;
+    for (int looks = 0; kinds[i].hash && kinds[i].hash != hash; i = (i + 1) % MOST_KINDS)
+        if (++looks == MOST_KINDS)
+            die("too many kinds of calls");
     kinds[i].hash = hash;
     return &kinds[i];
 }
@@ -307,10 +311,32 @@ static void set_registers(pid_t tid, struct user_regs_struct *r) {
         die("PTRACE_SETREGS");
 }
 
+static void say_hit(void) {
+    fprintf(log_file, "hit\n");
+    fflush(log_file);
+}
+
 /* The bytes that it asks for lie in the third argument of all calls that can be short. */
-static void shorten(pid_t tid, struct user_regs_struct *r) {
+static void shorten(struct thread *t, struct user_regs_struct *r) {
+    t->asked = r->rdx;
     r->rdx = r->rdx > 1 ? r->rdx / 2 : r->rdx;
-    set_registers(tid, r);
+    set_registers(t->tid, r);
+}
+
+/* The caller finds the register as it was. One that gave less than half has not been made short:
+ * the next call of the class is. */
+static void end_short(struct thread *t) {
+    struct user_regs_struct r;
+    uint64_t asked = t->asked;
+    t->asked = 0;
+    if (ptrace(PTRACE_GETREGS, t->tid, NULL, &r) != 0)
+        return;
+    r.rdx = asked;
+    set_registers(t->tid, &r);
+    if (asked > 1 && r.rax == asked / 2)
+        say_hit();
+    else
+        countdown = 1;
 }
 
 static pid_t process_of(pid_t tid) {
@@ -327,8 +353,15 @@ static pid_t process_of(pid_t tid) {
 }
 
 static void put_fault(struct thread *t, struct user_regs_struct *r) {
-    fprintf(log_file, "hit\n");
-    fflush(log_file);
+    if (strcmp(action, "short") == 0) {
+        shorten(t, r);
+        return;
+    }
+    if (strcmp(action, "kill") == 0 && process_of(t->tid) != program) {
+        countdown = 1; /* a child of a fork: its parent would not be what is looked at */
+        return;
+    }
+    say_hit();
     if (strncmp(action, "error=", 6) == 0) {
         t->is_failing = 1;
         t->error = atoi(action + 6);
@@ -336,10 +369,8 @@ static void put_fault(struct thread *t, struct user_regs_struct *r) {
         set_registers(t->tid, r);
     } else if (strncmp(action, "delay=", 6) == 0) {
         t->until_ns = now_ns() + strtoull(action + 6, NULL, 10) * 1000000;
-    } else if (strcmp(action, "short") == 0) {
-        shorten(t->tid, r);
     } else {
-        kill(process_of(t->tid), SIGKILL);
+        kill(program, SIGKILL);
     }
 }
 
@@ -374,7 +405,8 @@ static void end_failing(struct thread *t) {
 
 static void go_on(struct thread *t, int signal) {
     if (!t->until_ns)
-        ptrace(t->is_failing ? PTRACE_SYSCALL : PTRACE_CONT, t->tid, NULL, (long)signal);
+        ptrace(t->is_failing || t->asked ? PTRACE_SYSCALL : PTRACE_CONT, t->tid, NULL,
+               (long)signal);
 }
 
 /* Whether somebody is still delayed. */
@@ -401,6 +433,8 @@ static void meet_stop(struct thread *t, int status) {
         forget_stack(t);
     else if (signal == (SIGTRAP | 0x80) && t->is_failing)
         end_failing(t);
+    else if (signal == (SIGTRAP | 0x80) && t->asked)
+        end_short(t);
     int is_own = event || signal == (SIGTRAP | 0x80) || signal == SIGSTOP;
     go_on(t, is_own ? 0 : signal);
 }
@@ -431,6 +465,27 @@ static int follow(void) {
     }
 }
 
+/* What the program is to be preloaded with, the tracer is not. */
+#define PRELOAD "FAULTER_PRELOAD"
+
+static void give_up_preload(char **argv) {
+    const char *preload = getenv("LD_PRELOAD");
+    if (!preload)
+        return;
+    setenv(PRELOAD, preload, 1);
+    unsetenv("LD_PRELOAD");
+    execv("/proc/self/exe", argv);
+    die("/proc/self/exe");
+}
+
+/* Of descriptors that the program inherits: while the tracer has them too, nobody sees that the
+ * program is dead. */
+static void give_up_descriptors(void) {
+    for (int fd = 3; fd < 1024; fd++)
+        if (fd != fileno(log_file))
+            close(fd);
+}
+
 /* Whoever ends us means the program. */
 static void end_program(int number) { kill(program, number); }
 
@@ -446,6 +501,10 @@ static void become(char **command) {
     }
     code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     struct sock_fprog filter = {n, code};
+    char *preload = getenv(PRELOAD);
+    if (preload)
+        setenv("LD_PRELOAD", preload, 1);
+    unsetenv(PRELOAD);
     if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0)
         die("PTRACE_TRACEME");
     raise(SIGSTOP); /* until the options are set */
@@ -471,6 +530,10 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: faulter CALLS PREFIX LOG trace | ACTION NUMBER CLASS -- COMMAND\n");
         return 125;
     }
+    give_up_preload(argv);
+    const struct rlimit none = {0, 0};
+    setrlimit(RLIMIT_CORE, &none);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
     take_calls(argv[1]);
     prefix = argv[2];
     log_file = fopen(argv[3], "we");
@@ -492,6 +555,7 @@ int main(int argc, char **argv) {
                    PTRACE_O_TRACEEXEC;
     if (ptrace(PTRACE_SETOPTIONS, program, NULL, options) != 0)
         die("PTRACE_SETOPTIONS");
+    give_up_descriptors();
     struct sigaction pass_on = {.sa_handler = end_program};
     sigaction(SIGTERM, &pass_on, NULL);
     signal(SIGINT, SIG_IGN);

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
 from unittest.mock import patch
 
 from support.nodes import MIB, Node, Nodes
+from support.session import wait_until
 from trials.reading import Reading
 
 from faults.scenario import (
@@ -17,10 +19,12 @@ from faults.scenario import (
     Outcome,
     Site,
     end,
-    suppress_assertion,
+    look_at_shared_memory,
+    noted_in,
 )
+from monarch_py.client import Client
 from monarch_py.daemon import lifecycle
-from monarch_py.errors import SessionError
+from monarch_py.session import SessionDir
 
 __all__ = ["PairSite"]
 
@@ -38,51 +42,69 @@ class PairSite(Site):
         shutil.rmtree(self.directory / "nodes", ignore_errors=True)
 
     def _run(self, role: str, words: Sequence[str]) -> Outcome:
-        outcome = Outcome()
-        self._epoch(self._prefix(words), 2, outcome)
-        after = Outcome()
-        self._epoch([], 1, after)
-        if after.ended != "status 0" or after.broken:
-            outcome.broken += [f"the next session: {what}" for what in (after.ended, *after.broken)]
+        outcome, after = Outcome(), Outcome()
+        self._epoch(words, 2, outcome)
+        self._epoch((), 1, after)
+        outcome.broken += [f"the next session: {what}" for what in after.broken]
         for tier in self.directory.glob("nodes/*/tier"):
             if left := [path for path in tier.rglob("c/*") if path.is_file()]:
                 outcome.broken.append(f"{tier} has {len(left)} copies of nobody")
         return outcome
 
-    def _epoch(self, prefix: Sequence[str], laps: int, outcome: Outcome) -> None:
-        """Both nodes start, a program on each reads everything, and both end."""
+    def _epoch(self, words: Sequence[str], laps: int, outcome: Outcome) -> None:
+        """Both nodes start, a program on each reads everything, and both end. Without `words` all
+        copies are compared with their sources, and nothing is left in shared memory."""
         directory = self.directory / "nodes"
         nodes = Nodes(directory, [self.source] * 2, [QUOTA_BYTES] * 2, prefetch="auto").all
         with ExitStack() as stack:
             for rank, node in enumerate(nodes):
-                self._start_node(node, prefix if rank == FAULTY else [], stack, outcome)
-            with suppress_assertion(outcome, "the readers"):
+                self._start_node(node, words if rank == FAULTY else (), stack, outcome)
+            with noted_in(outcome, "the readers"):
                 readings = [self._begin(stack, node, number) for number, node in enumerate(nodes)]
                 for reading in readings:
                     reading.wait_laps(laps, LAPS_LIMIT_S)
                 for reading in readings:
                     reading.end(END_LIMIT_S)
+                for node in () if words else nodes:
+                    node.wait_idle(END_LIMIT_S)
+                    verified = node.monarch("verify")
+                    assert verified.returncode == 0, verified.stdout + verified.stderr
+        for node in () if words else nodes:
+            look_at_shared_memory(node, outcome)
 
     def _begin(self, stack: ExitStack, node: Node, number: int) -> Reading:
         state = self.directory / f"state{number}"
         reading = Reading(self._reader, node, self.source, SIZES, state, seed=number, threads=2)
         return stack.enter_context(reading)
 
-    @staticmethod
-    def _start_node(node: Node, prefix: Sequence[str], stack: ExitStack, outcome: Outcome) -> None:
-        """One that cannot start says why; its programs then read the source."""
+    def _start_node(
+        self, node: Node, words: Sequence[str], stack: ExitStack, outcome: Outcome
+    ) -> None:
+        """One that gets a fault may say why it cannot start; its programs then read the source."""
         command = lifecycle._command
 
         def traced(*arguments: object) -> list[str]:
+            prefix = self._prefix(words) if words else []
             return [*prefix, *command(*arguments)]  # type: ignore[arg-type]
 
-        stack.callback(node.listener.close)
-        with patch.object(lifecycle, "_command", traced):
-            try:
-                node.start()
-            except SessionError as error:
-                outcome.ended = f"did not start: {error}"
-                if "Traceback" in str(error):
-                    outcome.broken.append(str(error))
-                return
-        stack.callback(end, node, outcome)
+        with (
+            patch.object(lifecycle, "_command", traced),
+            patch.object(lifecycle, "_wait_until_up", wait_until_up),
+        ):
+            node.start()
+        node.listener.close()  # else nobody sees that the daemon is gone
+        stack.callback(end, node, outcome, words)
+        is_up = node.daemon is not None and node.daemon.poll() is None
+        if not words and not is_up:
+            outcome.broken.append("a node that got no fault did not start")
+
+
+def wait_until_up(process: subprocess.Popen[bytes], session: SessionDir) -> None:
+    """As the daemon's own, which knows no tracer in between. One that has ended is looked at when
+    all is over."""
+    client = Client(session)
+    wait_until(
+        lambda: process.poll() is not None or client.serves(),
+        timeout=END_LIMIT_S,
+        what="the start of a node, or its end",
+    )

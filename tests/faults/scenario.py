@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +34,8 @@ __all__ = [
     "build_faulter",
     "end",
     "is_ours",
+    "look_at_shared_memory",
+    "noted_in",
 ]
 
 FAULTER = Path(__file__).with_name("faulter.c")
@@ -43,12 +47,19 @@ SIZES = {
 RAM_BYTES, DISK_BYTES = MIB, 64 * MIB
 LAPS_LIMIT_S, END_LIMIT_S = 40.0, 20.0
 OLD_S = 2.5
+# Fewer are no trace of a process that did what it should.
+LEAST_CLASSES = 50
+# The status of a tracer that cannot do its work.
+TRACER = 125
 # What the library asks for by itself.
 MONARCHS = ("/shm", "/tier", "/dev", "/proc", "/sys", "socket")
 # Calls that the library passes on as they are, also on a copy's descriptor.
 PASSED_ON = ("mmap", "fcntl")
 # Where the interpreter's modules lie, and what lies beside them.
-ELSEWHERE = {f"/{top}" for top in ("bin", "etc", "lib", "opt", "root", "tmp", "usr", "work")}
+ELSEWHERE = {
+    f"/{Path(place).parts[1]}"
+    for place in ("/bin", "/etc", "/lib", "/opt", "/usr", sys.prefix, sys.base_prefix, __file__)
+}
 
 
 def build_faulter(directory: Path) -> Path:
@@ -74,9 +85,10 @@ def is_ours(role: str, call: CallClass) -> bool:
     its modules is nobody's."""
     if role == "reader":
         is_passed_on = len(call.frames) == 1 and call.call in PASSED_ON
-        return bool(call.frames) and call.target.startswith(MONARCHS) and not is_passed_on
-    is_elsewhere = call.target in ELSEWHERE or (not call.frames and not call.target)
-    return not is_elsewhere
+        is_monarchs = not call.target or call.target.startswith(MONARCHS)
+        return bool(call.frames) and is_monarchs and not is_passed_on
+    is_memory = call.call == "mmap" and not call.frames and not call.target
+    return call.target not in ELSEWHERE and not is_memory
 
 
 @dataclass(slots=True)
@@ -85,7 +97,7 @@ class Outcome:
     not hold, none when all is well"""
 
     hit: bool = False
-    ended: str = ""
+    ended: str = "not at all"
     broken: list[str] = field(default_factory=list)
 
 
@@ -116,14 +128,20 @@ class Site:
     def classes(self, role: str) -> list[CallClass]:
         """Of a process of this role, when nothing is wrong."""
         outcome = self._run(role, ["trace"])
-        assert not outcome.broken, outcome
-        return read_trace(self.log)
+        found = read_trace(self.log)
+        assert not outcome.broken and len(found) >= LEAST_CLASSES, outcome
+        return found
 
     def fault(self, role: str, call: CallClass, action: str) -> Outcome:
-        """One call of a class gets a fault, after whatever was here before."""
-        self._clear()
-        outcome = self._run(role, [action, str(call.middle), call.key])
-        outcome.hit = self.log.exists() and "hit" in self.log.read_text()
+        """One call of a class gets a fault, after whatever was here before: the one in the middle,
+        or, where threads took turns in such an order that there were fewer, the first."""
+        outcome = Outcome()
+        for number in (call.middle, 1):
+            self._clear()
+            outcome = self._run(role, [action, str(number), call.key])
+            outcome.hit = self.log.exists() and "hit" in self.log.read_text()
+            if outcome.hit or outcome.broken:
+                break
         return outcome
 
     def _clear(self) -> None:
@@ -165,13 +183,13 @@ class Site:
         prefix = self._prefix(words)
         session = self._session()
         with ExitStack() as stack:
-            stack.callback(end, session, outcome)
+            stack.callback(end, session, outcome, words if role == "daemon" else ())
             self._start(session, prefix if role == "daemon" else [], outcome)
             with (
-                suppress_assertion(outcome, "the reader"),
+                noted_in(outcome, "the reader"),
                 self._reading(session, prefix if role == "reader" else []) as reading,
             ):
-                self._read(reading, role, outcome)
+                self._read(reading, words if role == "reader" else (), outcome)
         self._look_at_what_is_left(outcome)
         return outcome
 
@@ -188,33 +206,23 @@ class Site:
                 return bool(session.client.serves() and session.client.runs())
             return False
 
-        with suppress_assertion(outcome, "the daemon's start"):
+        with noted_in(outcome, "the daemon's start"):
             wait_until(is_settled, timeout=END_LIMIT_S, what="the daemon's start, or its end")
 
-    def _read(self, reading: Reading, role: str, outcome: Outcome) -> None:
-        """Two laps, a change of two files, which keep their bytes, and one more lap."""
-        traced = role == "reader"
-        if not self._lap(reading, 2, traced, outcome):
-            return
-        os.utime(self.source / "5")
-        fresh = self.directory / "fresh"
-        shutil.copyfile(self.source / "7", fresh)
-        fresh.rename(self.source / "7")
-        if self._lap(reading, 1, traced, outcome):
-            reading.end(END_LIMIT_S)
-
-    def _lap(self, reading: Reading, count: int, traced: bool, outcome: Outcome) -> bool:
-        """False when the reader has ended, as one does that is killed."""
+    def _read(self, reading: Reading, words: Sequence[str], outcome: Outcome) -> None:
+        """Two laps, a change of two files, which keep their bytes, and one more lap. A reader that
+        is killed, and no other, ends."""
         try:
-            reading.wait_laps(count, LAPS_LIMIT_S)
-        except AssertionError as error:
-            if traced and reading.process.poll() is not None:
-                outcome.ended = f"status {reading.process.returncode}"
-                if reading.process.returncode != -signal.SIGKILL:
-                    outcome.broken.append(f"the reader ended: {error}")
-                return False
-            raise
-        return True
+            reading.wait_laps(2, LAPS_LIMIT_S)
+            os.utime(self.source / "5")
+            fresh = self.directory / "fresh"
+            shutil.copyfile(self.source / "7", fresh)
+            fresh.rename(self.source / "7")
+            reading.wait_laps(1, LAPS_LIMIT_S)
+            reading.end(END_LIMIT_S)
+        except AssertionError:
+            if words[:1] != ["kill"] or reading.process.poll() != -signal.SIGKILL:
+                raise
 
     # --- what must hold -------------------------------------------------------------------------
 
@@ -222,7 +230,7 @@ class Site:
         """The next daemon starts, what it has taken over is right, and it leaves nothing behind."""
         session = self._session()
         session.log.unlink(missing_ok=True)
-        with suppress_assertion(outcome, "the next session"), session:
+        with noted_in(outcome, "the next session"), session:
             session.start()
             with self._reading(session) as reading:
                 reading.wait_laps(1, LAPS_LIMIT_S)
@@ -235,41 +243,54 @@ class Site:
             lying = {p for p in session.tiers[tier].rglob("c/*") if p.is_file()}
             if lying - known:
                 outcome.broken.append(f"tier {tier} has {len(lying - known)} copies of nobody")
-        left = [p for p in session.shm.rglob("*") if p.is_file() and not p.name.startswith("log")]
-        left = [p for p in left if p.name not in ("stopped",)]
-        if left:
-            outcome.broken.append(f"shared memory has {sorted(p.name for p in left)}")
+        look_at_shared_memory(session, outcome)
 
 
 @contextmanager
-def suppress_assertion(outcome: Outcome, what: str) -> Iterator[None]:
+def noted_in(outcome: Outcome, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         outcome.broken.append(f"{what}: {type(error).__name__}: {str(error)[:400]}")
 
 
-def end(session: Session, outcome: Outcome) -> None:
-    """The daemon ends when it is asked, unless it has: then it has said why."""
+def end(session: Session, outcome: Outcome, words: Sequence[str] = ()) -> None:
+    """A daemon ends when it is asked, with status 0. One that gets a fault may have been killed by
+    it, or have ended before with a sentence that says why.
+
+    words : what the daemon's tracer was told, none for one that gets no fault
+    """
     daemon = session.daemon
     assert daemon is not None
-    if daemon.poll() is None:
+    had_ended = daemon.poll() is not None
+    if not had_ended:
         daemon.terminate()
     began_s = time.monotonic()
     try:
         daemon.wait(END_LIMIT_S)
-    except Exception:
+    except subprocess.TimeoutExpired:
         outcome.broken.append(f"the daemon did not end within {END_LIMIT_S:.0f} s")
         daemon.kill()
         daemon.wait()
-    outcome.ended = outcome.ended or f"status {daemon.returncode}"
-    log = "".join(p.read_text(errors="replace") for p in session.shm.rglob("log*"))
-    log += session.log.read_text(errors="replace")
-    if "Traceback" in log:
-        outcome.broken.append("Traceback: " + log[log.rindex("Traceback") :][-600:])
-    if daemon.returncode < 0 and daemon.returncode != -signal.SIGKILL:
-        outcome.broken.append(f"the daemon died of signal {-daemon.returncode}")
-    if daemon.returncode > 0 and "monarch" not in log:
-        outcome.broken.append(f"the daemon ended with {daemon.returncode} and said nothing")
+    status = daemon.returncode
     if time.monotonic() - began_s > CALL_LIMIT_S:
         outcome.broken.append("the daemon's end took too long")
+    log = "".join(p.read_text(errors="replace") for p in session.shm.rglob("log*"))
+    if session.log.exists():
+        log += session.log.read_text(errors="replace")
+    if "Traceback" in log:
+        outcome.broken.append("Traceback: " + log[log.rindex("Traceback") :][-600:])
+    is_killed = words[:1] == ["kill"] and status == -signal.SIGKILL
+    has_said_why = words and 0 < status < TRACER and re.search(r"^monarch: ", log, re.M)
+    if not is_killed and not has_said_why and (status or had_ended):
+        when = "by itself " if had_ended else ""
+        outcome.broken.append(f"the daemon ended {when}with status {status}: {log[-300:]}")
+    if words:
+        outcome.ended = f"status {status}"
+
+
+def look_at_shared_memory(session: Session, outcome: Outcome) -> None:
+    """Of a session that has ended nothing is left but what it has said."""
+    left = {path.name for path in session.shm.rglob("*") if path.is_file()}
+    if left := {name for name in left if not name.startswith("log") and name != "stopped"}:
+        outcome.broken.append(f"shared memory has {sorted(left)}")

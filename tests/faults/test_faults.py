@@ -11,9 +11,9 @@ import pytest
 from trials.reading import build_reader
 
 from faults.__main__ import SITES, plan
-from faults.calls import CALLS, LONG_DELAY_MS
+from faults.calls import CALLS, LATE_DAEMON_MS, LATE_READER_MS
 from faults.classes import CallClass
-from faults.scenario import Outcome, Site, build_faulter
+from faults.scenario import Site, build_faulter
 
 # Runs of each role.
 RUNS, SEED = 12, 20261126
@@ -47,17 +47,13 @@ def test_every_role_makes_calls_of_many_kinds(
 def test_a_sample_of_faults_breaks_no_promise(
     sites: dict[str, Site], classes: dict[str, list[CallClass]], role: str
 ) -> None:
-    planned = [
-        each for each in plan(role, classes[role]) if each[2].action != f"delay={LONG_DELAY_MS}"
-    ]
+    late_ms = {f"delay={LATE_DAEMON_MS}", f"delay={LATE_READER_MS}"}
+    planned = [each for each in plan(role, classes[role]) if each[2].action not in late_ms]
     drawn = random.Random(SEED).sample(planned, RUNS)
-    outcomes: dict[str, Outcome] = {
-        name: sites[role].fault(role, call, fault.action) for name, call, fault in drawn
-    }
-    broken = {name: outcome.broken for name, outcome in outcomes.items() if outcome.broken}
-    assert not broken
+    outcomes = [(name, sites[role].fault(role, call, fault.action)) for name, call, fault in drawn]
+    assert not [(name, outcome) for name, outcome in outcomes if outcome.broken]
     # Threads take turns in another order each time: some calls do not come.
-    assert sum(outcome.hit for outcome in outcomes.values()) >= RUNS // 2
+    assert sum(outcome.hit for _, outcome in outcomes) >= RUNS * 3 // 4
 
 
 def test_a_fault_in_the_programs_own_call_is_found(
