@@ -99,8 +99,8 @@ int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
 /* The first task of a queue that is not empty. Under the lock. */
 struct task *monarch_take_first_task(struct queue *q);
-/* Whether there are tasks; and the first of them, if there are. Under the lock, or when no thread is
- * left. */
+/* Whether there are tasks; and the first of them, if there are. Under the lock, or when no thread
+ * is left. */
 int monarch_has_tasks(const struct monarch_scan *s);
 struct task *monarch_take_task(struct monarch_scan *s);
 /* All threads look again whether they may go on. Under the lock. */
