@@ -331,14 +331,20 @@ def _check_quota(section: Section) -> None:
     quota, spot = section["max_storage_quota"], section.spot_of("max_storage_quota")
     if quota == 0:
         raise spot.error("0 leaves no room for copies", "give it a size or remove the level")
-    capacity = disk.capacity_bytes(section["mount_point"])
+    try:
+        capacity = disk.capacity_bytes(section["mount_point"])
+        block = disk.block_bytes(section["mount_point"])
+    except OSError as error:
+        what = f"the file system of {str(section['mount_point'])!r} says nothing of its size"
+        raise section.spot_of("mount_point").error(
+            f"{what}: {error.strerror}", "see whether it is mounted and answers"
+        ) from error
     if capacity is not None and quota > capacity:
         raise spot.error(
             f"{format_size(quota)} is more than the {format_size(capacity)} of the file system"
             f" of {str(section['mount_point'])!r}",
             f"write at most {_at_most(capacity)}",
         )
-    block = disk.block_bytes(section["mount_point"])
     if quota < block:
         spot.warn(
             f"{format_size(quota)} has no room for any copy, which takes {format_size(block)} or"

@@ -350,7 +350,9 @@ def main() -> None:
     try:
         words = sys.argv[2:]
         is_shared = words == [SHARED]
-        serve(Path(sys.argv[1]), _told([] if is_shared else words), is_shared=is_shared)
+        with _told_in_a_sentence():
+            told = _told([] if is_shared else words)
+        serve(Path(sys.argv[1]), told, is_shared=is_shared)
     except MonarchError as error:
         _say_last(f"monarch: {error}\n")
         end_process(error.exit_status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -210,6 +211,18 @@ def test_refused_with_file_line_key_and_mend(
     site: Site, text: str, line: int, key: str, problem: str, mend: str
 ) -> None:
     site.check_refused(text, line, key, problem, mend)
+
+
+def test_a_file_system_that_does_not_answer_is_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> os.statvfs_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "statvfs", fails)
+    message = site.refusal(SMALLEST)
+    assert "mount_point: the file system of" in message
+    assert "Input/output error; see whether it is mounted" in message
 
 
 def test_a_quota_may_be_the_whole_disk_but_no_more(site: Site) -> None:
