@@ -63,9 +63,16 @@ def read_each(session: Session, paths: list[Path]) -> None:
 
 
 def test_what_has_no_place_in_the_tiers_is_staged_and_goes_for_others(
-    session_factory: Factory, tmp_path: Path, area: Path
+    session_factory: Factory,
+    slow_factory: Callable[..., SlowSource],
+    tmp_path: Path,
+    area: Path,
 ) -> None:
-    files = Files(tmp_path / "source").add_many(60, 40_000)
+    slow = slow_factory(keep_pages=True)
+    files = Files(slow.backing).add_many(60, 40_000)
+    files.root = slow.mountpoint
+    # What comes faster than it can go again is left to the source.
+    slow.latency(open=0.005, read=0.005)
     staging = {"mount_point": str(area), "max_storage_quota": 512 * KIB}
     session = session_factory(files.root, tiers=small_tier(tmp_path), staging=staging).start()
     with QuotaWatch(area) as watch, QuotaWatch(tmp_path / "small") as kept:
