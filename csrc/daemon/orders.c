@@ -119,13 +119,11 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < n; i++) {
         struct job *job = monarch_queued_fill(p, ids[i]);
-        if (!job || job->result.in_use)
+        /* One for which a descriptor waits is of a file that a program has read. */
+        if (!job || job->result.in_use || job->is_kept || job->handed >= 0)
             continue;
         monarch_unqueue(p, job);
         job->result.status = MONARCH_ABANDONED;
-        if (job->is_kept)
-            monarch_take_kept(p, job);
-        monarch_close_handed(e, job);
         monarch_push(&p->done, job);
         taken++;
     }

@@ -15,9 +15,10 @@
 #define MOST_SKIPPED 64
 /* The page cache gives an open, and a read of a small file, sooner than this [ns]. */
 #define AT_HAND_NS 20000
-/* A local disk gives an open, and a read of a small file, sooner than this, and a file system that
- * asks a server later: half of FAST_NS in csrc/daemon/flow.c [ns]. */
-#define NEAR_NS 150000
+/* A local disk gives an open, and a read of a small file, sooner than this. A file system that asks
+ * a server for the open takes longer for that [ns]. */
+#define OPEN_NEAR_NS 100000
+#define READ_NEAR_NS 300000
 /* Where most of the last ones were sooner, one file in so many is followed all the same. */
 #define FOLLOWED 256
 /* Of SHARE_ALL, what is added for one that was sooner, and taken away for one that was not. */
@@ -44,17 +45,17 @@ static void note_share(uint32_t *share, int is_sooner) {
     __atomic_store_n(share, now, __ATOMIC_RELAXED);
 }
 
-static void note(struct taken *t, uint64_t since_ns) {
+static void note(struct taken *t, uint64_t near_ns, uint64_t since_ns) {
     uint64_t took = sys_now_ns() - since_ns, old = __atomic_load_n(&t->mean_ns, __ATOMIC_RELAXED);
     took = took < MOST_NS ? took : MOST_NS; /* one that hung says nothing of the next */
     uint64_t now = old ? old - old / WEIGHT + took / WEIGHT : took;
     __atomic_store_n(&t->mean_ns, now ? now : 1, __ATOMIC_RELAXED);
     note_share(&t->at_hand, took < AT_HAND_NS);
-    note_share(&t->near, took < NEAR_NS);
+    note_share(&t->near, took < near_ns);
 }
 
-void monarch_note_source_open(uint64_t since_ns) { note(&opens, since_ns); }
-void monarch_note_source_read(uint64_t since_ns) { note(&reads, since_ns); }
+void monarch_note_source_open(uint64_t since_ns) { note(&opens, OPEN_NEAR_NS, since_ns); }
+void monarch_note_source_read(uint64_t since_ns) { note(&reads, READ_NEAR_NS, since_ns); }
 
 /* Of an open and a read together [ns]; 0: nothing is known yet. */
 static uint64_t latency_ns(void) {
