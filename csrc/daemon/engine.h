@@ -9,7 +9,7 @@
 #include "block_sum.h"
 #include "holdings.h"
 
-/* So often a fill follows a file from a node without room for it to the next. */
+/* A fill follows its file through at most so many nodes that have no room for it. */
 #define MONARCH_MOVES 6
 
 /* One read and one write move this much at most: long enough that a system call costs nothing,

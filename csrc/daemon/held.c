@@ -115,8 +115,9 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* This node keeps a file that a peer takes it for the owner of, and the daemon is told. 0: it has
- * given the file to another node, or there are too many that the daemon has not heard of. */
+/* Makes this node the keeper of a file whose owner a peer takes it for, and has the daemon told.
+ * Returns 0 if the node has given the file to another one, or if too many files wait until the
+ * daemon hears of them. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -135,7 +136,7 @@ static int keeps(holdings *h, uint64_t id, const struct monarch_peer_request *wa
            (wanted->is_owner && !waits(h, wanted) && begin_to_keep(h, id));
 }
 
-/* A file that has no copy and no fill; one without room here may have some for its owner. */
+/* Asks the daemon for the copy of a file that has neither a copy nor a fill. */
 static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
                                               const struct monarch_peer_request *wanted) {
     if (!keeps(h, id, wanted))

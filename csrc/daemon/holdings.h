@@ -14,7 +14,7 @@ struct monarch_holdings;
 /* So many are remembered until they are taken; what comes to more is found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
-/* What this node says of a file that it has no copy of. */
+/* The answer of this node for a file that it has no copy of. */
 enum monarch_home_here {
     MONARCH_KEPT_ELSEWHERE,
     MONARCH_KEPT_HERE,

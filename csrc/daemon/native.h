@@ -202,8 +202,8 @@ struct monarch_result {
     uint32_t kind, status, tier, in_use;
     int32_t error;
     int32_t giver; /* of a FILL: the peer that gave all of it, and so has it whole; -1 for none */
-    int32_t home;  /* of a FILL: the node that keeps the file, for want of room where that was asked
-                      for; -1 where nobody has said so */
+    int32_t home;  /* of a FILL: the node that keeps the file because the peer that was asked has no
+                      room for it; -1 where no peer has said so */
     /* Of a FILL or CHECK that is DONE: the catalog has said PRESENT of it. Else it is the caller's
      * to see why not. */
     uint32_t is_published;

@@ -116,8 +116,8 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
     }
 }
 
-/* The node that keeps the file for want of room at the one that was asked. Several threads may be
- * told of it. */
+/* Adds a node to those that the fill asks: it keeps the file, because the peer that was asked has
+ * no room for it. Several threads may be told of the same node. */
 static void follow(struct fill *f, int which, unsigned node) {
     for (int i = which + 1; i < MONARCH_ASKED + MONARCH_MOVES && node < MONARCH_MAX_PEERS; i++) {
         int known = -1;

@@ -69,8 +69,8 @@ enum monarch_peer_status {
     MONARCH_PEER_FORGED,       /* a seal is wrong: somebody in between has changed something */
     MONARCH_PEER_OTHER_NODE,   /* who answers has proved to be another node of the session */
     MONARCH_PEER_LATER,        /* never sent: the file is not there yet, ask again */
-    MONARCH_PEER_MOVED =
-        65536, /* and a node's number: that one keeps the file, for want of room here */
+    /* Plus the number of the node that keeps the file, because there is no room for it here. */
+    MONARCH_PEER_MOVED = 65536,
 };
 
 #ifndef MONARCH_CDEF

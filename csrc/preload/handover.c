@@ -203,9 +203,8 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
                : 0;
 }
 
-/* Whether a small file of any source on this device is read as fast as its copy: as fills have
- * found it; before there are enough of them, as this process has, where there is no other source.
- */
+/* Whether a small file of any source on this device is read as fast as its copy. Fills say so.
+ * Before there are enough of them this process's own reads do, if there is only one source. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
     uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);

@@ -1,4 +1,4 @@
-/* What the threads of a scan find, on its way to Python. */
+/* Batches of the entries that a scan's threads have found, on their way to Python. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -45,8 +45,8 @@ LEAST_FETCHES = 2
 # Until so many fills say how fast the sources are, programs' own opens do: so many, if their mean
 # is less than a source takes that asks a server [s].
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
-# Where programs have all processors and find the source at hand, somebody fills for so long, so
-# often [s].
+# While programs have all processors and find the source at hand, fills go on for WORKED_S of every
+# WORKED_EACH_S [s].
 WORKED_S, WORKED_EACH_S = 0.1, 1.0
 
 

@@ -111,7 +111,7 @@ class Filler:
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # a fill, last [s]
-        # Files that are to be kept here had no room, last, and since when again and again [s].
+        # When a file that is to be kept here last had no room, and since when that has gone on [s].
         self._refused_s = self._lacks_since_s = -math.inf
         self._tries: dict[int, int] = {}
         self._next_copy = max([Tier.first_number(), *self._numbers_in_use()])
@@ -380,9 +380,8 @@ class Filler:
         return ids[:0]
 
     def _drop_spare(self, ids: Ids) -> Ids:
-        """Of (n,) files without room those for which copies of other nodes' files were dropped:
-        what this node keeps for all nodes comes before what it keeps besides. A plan says itself
-        what is kept where."""
+        """Drops copies of other nodes' files for those of (n,) files without room that this node
+        owns, and returns these. Does nothing under a plan, which says itself what is kept where."""
         if self.nodes is None or self.prefers is not None:
             return ids[:0]
         sizes = self.shared.catalog.entries["size"]
@@ -396,7 +395,7 @@ class Filler:
         is_here = tier_of(words) < self.staging.number
         is_coming = is_here & (state_of(words) == State.FILLING)
         is_whole = is_here & (state_of(words) == State.PRESENT)
-        # What has no copy yet would take the room again.
+        # Files without a copy would take the room again.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)

@@ -101,7 +101,7 @@ def _begin_log(session: SessionDir) -> None:
 
 @contextlib.contextmanager
 def _told_in_a_sentence() -> Iterator[None]:
-    """What keeps a daemon from starting: SessionError."""
+    """Raises SessionError for an error of the system that keeps a daemon from starting."""
     try:
         yield
     except OSError as error:

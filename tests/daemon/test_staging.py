@@ -71,7 +71,7 @@ def test_what_has_no_place_in_the_tiers_is_staged_and_goes_for_others(
     slow = slow_factory(keep_pages=True)
     files = Files(slow.backing).add_many(60, 40_000)
     files.root = slow.mountpoint
-    # What comes faster than it can go again is left to the source.
+    # Files that come faster than others can go are left to the source.
     slow.latency(open=0.005, read=0.005)
     staging = {"mount_point": str(area), "max_storage_quota": 512 * KIB}
     session = session_factory(files.root, tiers=small_tier(tmp_path), staging=staging).start()

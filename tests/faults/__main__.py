@@ -28,13 +28,14 @@ from faults.scenario import Outcome, Site, build_faulter, is_ours
 from monarch_py import _native
 from monarch_py.native import LIBRARY
 
-# What gets the faults: the daemon, a program that reads, or the daemon of one of two nodes.
+# The process that gets the faults, by role: a daemon, a program that reads, the daemon of one of two
+# nodes.
 SITES: dict[str, type[Site]] = {"daemon": Site, "reader": Site, "node": PairSite}
 MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 
 
 def plan(role: str, classes: list[CallClass]) -> Iterator[tuple[str, CallClass, Fault]]:
-    """What is run, each with the name that it has among the results. Offsets in modules are left
+    """The runs, each with the name that it has among the results. Offsets in modules are left
     out of the names, because they are others in every build: the second call of one function has a
     number instead."""
     long_delay_ms = LATE_READER_MS if role == "reader" else LATE_DAEMON_MS

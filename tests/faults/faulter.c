@@ -60,7 +60,7 @@ static long countdown;
 static pid_t program;
 static unw_addr_space_t unwound;
 
-/* What a thread is in the middle of. */
+/* A thread, and the fault that its call is in the middle of. */
 static struct thread {
     pid_t tid;
     int is_failing; /* its call is not made, and answers with -error */
