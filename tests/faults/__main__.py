@@ -28,8 +28,8 @@ from faults.scenario import Outcome, Site, build_faulter, is_ours
 from monarch_py import _native
 from monarch_py.native import LIBRARY
 
-# The process that gets the faults, by role: a daemon, a program that reads, the daemon of one of two
-# nodes.
+# The process that gets the faults, by role: a daemon, a program that reads, or the daemon of one of
+# two nodes.
 SITES: dict[str, type[Site]] = {"daemon": Site, "reader": Site, "node": PairSite}
 MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 
