@@ -124,14 +124,13 @@ class PeerServer(ABC):
             if self._is_closing:
                 return
             self._is_closing = True
-        os.write(self._stop_write, b"x")
+        os.close(self._stop_write)
         self._thread.join()
         self._selector.close()
         self._listener.close()
         for stranger in self._strangers.values():
             stranger.connection.close()
         os.close(self._stop_read)
-        os.close(self._stop_write)
         with self._calls:
             self._end(self._server)
             self._server = ffi.NULL

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -34,19 +34,25 @@ SITES: dict[str, type[Site]] = {"daemon": Site, "reader": Site, "node": PairSite
 MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 
 
-def plan(role: str, classes: list[CallClass]) -> Iterator[tuple[str, CallClass, Fault]]:
+def plan(
+    role: str, classes: list[CallClass], elsewhere: Collection[CallClass] = ()
+) -> Iterator[tuple[str, CallClass, Fault]]:
     """The runs, each with the name that it has among the results. Offsets in modules are left
     out of the names, because they are others in every build: the second call of one function has a
-    number instead."""
+    number instead.
+
+    elsewhere : what processes of other roles get already
+    """
+    known = {call.key for call in elsewhere}
     long_delay_ms = LATE_READER_MS if role == "reader" else LATE_DAEMON_MS
     named: Counter[str] = Counter()
     for turn, call in enumerate(classes):
-        if not is_ours(role, call):
+        if call.key in known or not is_ours(role, call):
             continue
         what = call.describe(MODULES)
         named[what] += 1
         what += f" ({named[what]})" if named[what] > 1 else ""
-        for fault in faults_of(call.call, turn, long_delay_ms):
+        for fault in faults_of(call.call, call.target, turn, long_delay_ms):
             yield f"{role}: {fault.name} in {what}", call, fault
 
 
@@ -64,9 +70,11 @@ def main() -> int:
     runs: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="monarch-faults-programs-") as directory:
         faulter, reader = build_faulter(Path(directory)), build_reader(Path(directory))
+        elsewhere: list[CallClass] = []
         for role in options.role or SITES:
             with SITES[role](faulter, reader) as site:
-                for name, call, fault in plan(role, site.classes(role)):
+                classes = site.classes(role)
+                for name, call, fault in plan(role, classes, elsewhere):
                     is_another_shards = zlib.crc32(name.encode()) % parts != part
                     if is_another_shards or name in known or len(runs) == options.most:
                         continue
@@ -76,6 +84,7 @@ def main() -> int:
                         print(json.dumps({"name": name, **asdict(outcome)}), file=file)
                     if outcome.broken:
                         print(name, *outcome.broken, sep="\n    ", flush=True)
+                elsewhere += classes
     broken = sum(bool(outcome.broken) for outcome in runs)
     hit = sum(outcome.hit for outcome in runs)
     print(f"{len(runs)} runs, {hit} with their fault, {broken} with a promise broken")

@@ -11,8 +11,9 @@
  *
  * trace writes one line of LOG for every call, its class; of calls that differ in their stacks
  * alone no more than it takes until no new class has come for a while. Otherwise the call of CLASS
- * that comes as the NUMBERth (from 1) gets ACTION: error=ERRNO; short (half of the bytes that it
- * asks for); delay=MS, before it is made; kill (SIGKILL to the program). LOG says "hit" then.
+ * that comes as the NUMBERth (from 1) gets ACTION: error=ERRNO, in its place; answer=ERRNO, when it
+ * has been made; short (half of the bytes that it asks for); delay=MS, before it is made; kill
+ * (SIGKILL to the program). LOG says "hit" then.
  *
  * It ends as COMMAND does. If it dies, so does everything that COMMAND has started. SIGSTOP does
  * not reach the program. */
@@ -63,8 +64,7 @@ static unw_addr_space_t unwound;
 /* A thread, and the fault that its call is in the middle of. */
 static struct thread {
     pid_t tid;
-    int is_failing; /* its call is not made, and answers with -error */
-    int error;
+    int error;         /* its call answers with -error; 0: with its own */
     uint64_t until_ns; /* it is delayed so long; 0: it is not */
     uint64_t asked;    /* bytes, of a call that is made short; 0: it is none */
     void *remote;      /* libunwind's */
@@ -363,10 +363,11 @@ static void put_fault(struct thread *t, struct user_regs_struct *r) {
     }
     say_hit();
     if (strncmp(action, "error=", 6) == 0) {
-        t->is_failing = 1;
         t->error = atoi(action + 6);
         r->orig_rax = (unsigned long long)-1;
         set_registers(t->tid, r);
+    } else if (strncmp(action, "answer=", 7) == 0) {
+        t->error = atoi(action + 7);
     } else if (strncmp(action, "delay=", 6) == 0) {
         t->until_ns = now_ns() + strtoull(action + 6, NULL, 10) * 1000000;
     } else {
@@ -390,13 +391,14 @@ static void meet_call(struct thread *t) {
         put_fault(t, &r);
 }
 
-/* A call that is not made has come to its end. */
+/* A call has come to its end, made or not. */
 static void end_failing(struct thread *t) {
     struct user_regs_struct r;
-    t->is_failing = 0;
+    int error = t->error;
+    t->error = 0;
     if (ptrace(PTRACE_GETREGS, t->tid, NULL, &r) != 0)
         return;
-    r.rax = (unsigned long long)-t->error;
+    r.rax = (unsigned long long)-error;
     set_registers(t->tid, &r);
 }
 
@@ -405,8 +407,7 @@ static void end_failing(struct thread *t) {
 
 static void go_on(struct thread *t, int signal) {
     if (!t->until_ns)
-        ptrace(t->is_failing || t->asked ? PTRACE_SYSCALL : PTRACE_CONT, t->tid, NULL,
-               (long)signal);
+        ptrace(t->error || t->asked ? PTRACE_SYSCALL : PTRACE_CONT, t->tid, NULL, (long)signal);
 }
 
 /* Whether somebody is still delayed. */
@@ -431,7 +432,7 @@ static void meet_stop(struct thread *t, int status) {
         meet_call(t);
     else if (event == PTRACE_EVENT_EXEC)
         forget_stack(t);
-    else if (signal == (SIGTRAP | 0x80) && t->is_failing)
+    else if (signal == (SIGTRAP | 0x80) && t->error)
         end_failing(t);
     else if (signal == (SIGTRAP | 0x80) && t->asked)
         end_short(t);

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from unittest.mock import patch
 
 from support.nodes import MIB, Node, Nodes
@@ -40,6 +41,9 @@ class PairSite(Site):
     def _clear(self) -> None:
         super()._clear()
         shutil.rmtree(self.directory / "nodes", ignore_errors=True)
+
+    def _places(self) -> list[Path]:
+        return [self.directory / "nodes" / f"node{FAULTY}", *super()._places()]
 
     def _run(self, role: str, words: Sequence[str]) -> Outcome:
         outcome, after = Outcome(), Outcome()

@@ -55,6 +55,8 @@ TRACER = 125
 MONARCHS = ("/shm", "/tier", "/dev", "/proc", "/sys", "socket")
 # Calls that the library passes on as they are, also on a copy's descriptor.
 PASSED_ON = ("mmap", "fcntl")
+# Calls that the interpreter and libc make to have memory.
+MEMORY = ("mmap", "mprotect", "mremap", "munmap", "madvise")
 # Where the interpreter's modules lie, and what lies beside them.
 ELSEWHERE = {
     f"/{Path(place).parts[1]}"
@@ -87,7 +89,7 @@ def is_ours(role: str, call: CallClass) -> bool:
         is_passed_on = len(call.frames) == 1 and call.call in PASSED_ON
         is_monarchs = not call.target or call.target.startswith(MONARCHS)
         return bool(call.frames) and is_monarchs and not is_passed_on
-    is_memory = call.call == "mmap" and not call.frames and not call.target
+    is_memory = call.call in MEMORY and not call.frames and not call.target
     return call.target not in ELSEWHERE and not is_memory
 
 
@@ -152,8 +154,12 @@ class Site:
 
     def _prefix(self, words: Sequence[str]) -> list[str]:
         looked_at = ",".join(f"{call.number}:{call.target}" for call in CALLS.values())
-        places = f"{self.directory}:{self.memory}"
+        places = ":".join(map(str, self._places()))
         return [str(self._faulter), looked_at, places, str(self.log), *words, "--"]
+
+    def _places(self) -> list[Path]:
+        """What a class's target leaves out of a path: of nested ones the inner first."""
+        return [self.directory, self.memory]
 
     # --- what runs ------------------------------------------------------------------------------
 
