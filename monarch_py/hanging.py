@@ -23,9 +23,9 @@ LIMIT_S = 5.0
 
 def hanging(paths: Sequence[Path], limit_s: float | None = None) -> list[Path]:
     """Those of `paths` whose file systems do not answer within limit_s (LIMIT_S) [s]. An error is
-    an answer."""
+    an answer; and a path is left out for which there is no process or descriptor to ask with."""
     deadline = time.monotonic() + (LIMIT_S if limit_s is None else limit_s)
-    asked = {path: _ask(path) for path in dict.fromkeys(paths)}
+    asked = {path: child for path in dict.fromkeys(paths) if (child := _ask(path)) is not None}
     answered = []
     try:
         for path, (_, answer) in asked.items():
@@ -39,13 +39,22 @@ def hanging(paths: Sequence[Path], limit_s: float | None = None) -> list[Path]:
     return [path for path in asked if path not in answered]
 
 
-def _ask(path: Path) -> tuple[int, int]:
-    """A child that looks at `path`, and what becomes readable when it has: its end of a pipe."""
-    answer, end = os.pipe2(os.O_CLOEXEC)
-    with warnings.catch_warnings():
-        # Of threads beside us, whose locks the child would find held: it takes none.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
+def _ask(path: Path) -> tuple[int, int] | None:
+    """A child that looks at `path`, and what becomes readable when it has: its end of a pipe. None
+    where neither can be had."""
+    try:
+        answer, end = os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        with warnings.catch_warnings():
+            # Of threads beside us, whose locks the child would find held: it takes none.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+    except OSError:
+        os.close(answer)
+        os.close(end)
+        return None
     if child:
         os.close(end)
         return child, answer

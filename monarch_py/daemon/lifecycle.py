@@ -190,11 +190,13 @@ def end_process(status: int = 0) -> NoReturn:
 
 
 def _allow_descriptors() -> None:
-    """The soft limit is for programs that use select(); a daemon has a connection for each peer."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY:
-        most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    """The soft limit is for programs that use select(); a daemon has a connection for each peer.
+    One that may not raise it has fewer."""
+    with contextlib.suppress(OSError):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY:
+            most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _daemon(config: Config, session: SessionDir, told: Told | None, *, awaits_job: bool) -> Daemon:

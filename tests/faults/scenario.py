@@ -279,7 +279,7 @@ def end(session: Session, outcome: Outcome, words: Sequence[str] = ()) -> None:
         daemon.kill()
         daemon.wait()
     status = daemon.returncode
-    if time.monotonic() - began_s > CALL_LIMIT_S:
+    if time.monotonic() - began_s > CALL_LIMIT_S + _delay_s(words):
         outcome.broken.append("the daemon's end took too long")
     log = "".join(p.read_text(errors="replace") for p in session.shm.rglob("log*"))
     if session.log.exists():
@@ -293,6 +293,12 @@ def end(session: Session, outcome: Outcome, words: Sequence[str] = ()) -> None:
         outcome.broken.append(f"the daemon ended {when}with status {status}: {log[-300:]}")
     if words:
         outcome.ended = f"status {status}"
+
+
+def _delay_s(words: Sequence[str]) -> float:
+    """By how much the fault makes one call late."""
+    action, _, ms = words[0].partition("=") if words else ("", "", "")
+    return int(ms) / 1000 if action == "delay" else 0.0
 
 
 def look_at_shared_memory(session: Session, outcome: Outcome) -> None:

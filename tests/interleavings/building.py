@@ -1,0 +1,84 @@
+"""The C code of csrc, built so that every step of it is the scheduler's (scheduler.h)."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from csrc.building import CSRC, NATIVE, PRELOAD, PRELOAD_FLAGS, cc
+
+__all__ = ["Change", "Trials"]
+
+HERE = Path(__file__).resolve().parent
+FOLDERS = ("shared", "preload", "daemon", "peers", "scan")
+SOURCES = sorted({*PRELOAD, *NATIVE})
+WRAPPED = ("clock_gettime", "pthread_mutex_lock", "pthread_mutex_unlock")
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
+END_OF_OWN_CALLS = '#error "Monarch runs on x86-64 and aarch64"\n#endif\n'
+
+
+@dataclass(frozen=True)
+class Change:
+    """file : of csrc;  old : what it has once;  new : what it has instead"""
+
+    file: str
+    old: str
+    new: str
+
+
+# All calls of the library's to the kernel are the scheduler's.
+SCHEDULED = (
+    Change("shared/sys.h", "#if defined(__x86_64__)\nstatic inline long sys6(",
+           "#if defined(__x86_64__)\nstatic inline long sys6_itself("),
+    Change("shared/sys.h", END_OF_OWN_CALLS, END_OF_OWN_CALLS +
+           "long scheduled_sys6(long n, long a, long b, long c, long d, long e, long f);\n"
+           "#define sys6 scheduled_sys6\n"),
+)  # fmt: skip
+
+
+class Trials:
+    """Programs of trials.c, made in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._sources = self._changed("csrc", CSRC, SCHEDULED)
+        with ThreadPoolExecutor() as pool:
+            self._objects = dict(zip(SOURCES, pool.map(self._compile, SOURCES), strict=True))
+
+    def _changed(self, name: str, source: Path, changes: tuple[Change, ...]) -> Path:
+        copy = self._directory / name
+        shutil.copytree(source, copy)
+        for change in changes:
+            file = copy / change.file
+            text = file.read_text()
+            assert text.count(change.old) == 1, f"{change.file} has not once: {change.old}"
+            file.write_text(text.replace(change.old, change.new))
+        return copy
+
+    def _compile(self, name: str, sources: Path | None = None) -> Path:
+        """Without the functions of ThreadSanitizer, which scheduler.c has."""
+        sources = sources or self._sources
+        flags = [flag for flag in PRELOAD_FLAGS if not flag.startswith(("-Wl,", "-nostart"))]
+        stepped = ["-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"]
+        out = sources / f"{name}.o"
+        cc("-O1", "-g", "-c", *self._includes(sources), *flags, *stepped, "-o", out, sources / name)
+        return out
+
+    @staticmethod
+    def _includes(sources: Path) -> list[str]:
+        return [f"-I{sources / folder}" for folder in FOLDERS]
+
+    def program(self, name: str, *changes: Change) -> Path:
+        """Of the sources as they are, or with changes to C files: bugs that a trial is to find."""
+        objects = dict(self._objects)
+        if changes:
+            sources = self._changed(f"csrc-{name}", self._sources, changes)
+            objects |= {change.file: self._compile(change.file, sources) for change in changes}
+        out = self._directory / name
+        own = [HERE / "trials.c", HERE / "scheduler.c"]
+        wraps = [f"-Wl,--wrap={function}" for function in WRAPPED]
+        cc("-O1", "-g", "-D_GNU_SOURCE", "-no-pie", "-pthread", *WARNINGS, *wraps,
+           *self._includes(self._sources), "-o", out, *own, *objects.values())  # fmt: skip
+        return out
