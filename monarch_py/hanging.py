@@ -25,7 +25,8 @@ def hanging(paths: Sequence[Path], limit_s: float | None = None) -> list[Path]:
     """Those of `paths` whose file systems do not answer within limit_s (LIMIT_S) [s]. An error is
     an answer; and a path is left out for which there is no process or descriptor to ask with."""
     deadline = time.monotonic() + (LIMIT_S if limit_s is None else limit_s)
-    asked = {path: child for path in dict.fromkeys(paths) if (child := _ask(path)) is not None}
+    asks = {path: _ask(path) for path in dict.fromkeys(paths)}
+    asked = {path: ask for path, ask in asks.items() if ask is not None}
     answered = []
     try:
         for path, (_, answer) in asked.items():

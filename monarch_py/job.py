@@ -160,8 +160,8 @@ class _Share:
         self._shares.note_command(command)
 
     def end(self) -> None:
-        self._shares.leave()
         try:
+            self._shares.leave()
             if not self._had_turn:
                 return
             self._shares.take_turn()
@@ -170,8 +170,8 @@ class _Share:
                 if daemon is not None:
                     _end_daemon(self.client, daemon)
                 self._shares.note_daemon(None)
-        except SessionError as error:
-            sys.stderr.write(f"monarch: {error}; the daemon is left running\n")
+        except (SessionError, OSError) as error:
+            sys.stderr.write(f"monarch: {_words(error)}; the daemon is left running\n")
         finally:
             self._shares.close()
         if self._child is not None:
@@ -206,7 +206,7 @@ def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
 def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
     try:
         share = _Share(config_file)
-    except MonarchError as error:  # there is no place for a session
+    except (MonarchError, OSError) as error:  # there is no place for a session
         problem = _tell_problem(error)
         return Outcome(_run(command, os.environ, lambda _: None), None, problem)
     problem, report, lost = "", None, ""
@@ -216,7 +216,7 @@ def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
             share.begin()
             with contextlib.suppress(SessionError):
                 before = share.client.ask("status")
-        except MonarchError as error:
+        except (MonarchError, OSError) as error:
             problem = _tell_problem(error)
         environment = dict(os.environ) if problem else job_environment(config_file, os.environ)
         status = _run(command, environment, share.starts)
@@ -232,6 +232,13 @@ def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
     return Outcome(status, report, problem, before, lost)
 
 
-def _tell_problem(error: MonarchError) -> str:
-    sys.stderr.write(f"monarch: {error}; the command reads from the source\n")
-    return str(error)
+def _tell_problem(error: MonarchError | OSError) -> str:
+    problem = _words(error)
+    sys.stderr.write(f"monarch: {problem}; the command reads from the source\n")
+    return problem
+
+
+def _words(error: MonarchError | OSError) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)

@@ -24,13 +24,21 @@ from trials.reading import build_reader
 from faults.calls import LATE_DAEMON_MS, LATE_READER_MS, Fault, faults_of
 from faults.classes import CallClass
 from faults.pair import PairSite
+from faults.planned import PlannedSite
+from faults.run import RunSite
 from faults.scenario import Outcome, Site, build_faulter, is_ours
 from monarch_py import _native
 from monarch_py.native import LIBRARY
 
-# The process that gets the faults, by role: a daemon, a program that reads, or the daemon of one of
-# two nodes.
-SITES: dict[str, type[Site]] = {"daemon": Site, "reader": Site, "node": PairSite}
+# Who gets the faults, by role: a daemon, a program that reads, the daemon of one of two nodes, one
+# that follows a plan, or `monarch run` with all that it starts.
+SITES: dict[str, type[Site]] = {
+    "daemon": Site,
+    "reader": Site,
+    "node": PairSite,
+    "planned": PlannedSite,
+    "run": RunSite,
+}
 MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 
 

@@ -15,8 +15,8 @@
  * has been made; short (half of the bytes that it asks for); delay=MS, before it is made; kill
  * (SIGKILL to the program). LOG says "hit" then.
  *
- * It ends as COMMAND does. If it dies, so does everything that COMMAND has started. SIGSTOP does
- * not reach the program. */
+ * It ends as COMMAND does, once what that has started has ended, or after LINGER_S. If COMMAND
+ * dies, so does everything that it has started. SIGSTOP does not reach the program. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -46,6 +46,8 @@
 #define MOST_FRAMES 32
 #define DEEPEST 5
 #define KEY_BYTES 2048
+/* A daemon that nobody ends does so by itself sooner. */
+#define LINGER_S 15
 
 struct looked {
     long number;
@@ -440,6 +442,28 @@ static void meet_stop(struct thread *t, int status) {
     go_on(t, is_own ? 0 : signal);
 }
 
+static void forget_thread(struct thread *t) {
+    forget_stack(t);
+    *t = (struct thread){0};
+}
+
+/* Until all have ended, or, once the program has ended by itself, for LINGER_S. */
+static void linger(void) {
+    uint64_t until_ns = now_ns() + LINGER_S * 1000000000ULL;
+    for (int status; now_ns() < until_ns;) {
+        end_delays();
+        pid_t tid = waitpid(-1, &status, __WALL | WNOHANG);
+        if (tid < 0 && errno != EINTR)
+            return;
+        if (tid <= 0)
+            usleep(1000);
+        else if (WIFSTOPPED(status))
+            meet_stop(thread_of(tid), status);
+        else
+            forget_thread(thread_of(tid));
+    }
+}
+
 static int follow(void) {
     for (int status;;) {
         int are_delayed = end_delays();
@@ -454,11 +478,12 @@ static int follow(void) {
             meet_stop(thread_of(tid), status);
             continue;
         }
-        forget_stack(thread_of(tid));
-        *thread_of(tid) = (struct thread){0};
+        forget_thread(thread_of(tid));
+        if (tid == program && WIFEXITED(status)) {
+            linger();
+            return WEXITSTATUS(status);
+        }
         if (tid == program) {
-            if (WIFEXITED(status))
-                return WEXITSTATUS(status);
             signal(WTERMSIG(status), SIG_DFL);
             raise(WTERMSIG(status));
             return 128 + WTERMSIG(status);

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from csrc.building import build_program
@@ -53,8 +54,11 @@ LEAST_CLASSES = 50
 TRACER = 125
 # What the library asks for by itself.
 MONARCHS = ("/shm", "/tier", "/dev", "/proc", "/sys", "socket")
-# Calls that the library passes on as they are, also on a copy's descriptor.
-PASSED_ON = ("mmap", "fcntl")
+# Calls that the library passes on as they are, also about a copy's descriptor.
+PASSED_ON = ("clone", "fcntl", "mmap", "newfstatat")
+# What may be left of a session in shared memory, besides logs: by what it was ended, and the locks
+# of runs that share a daemon.
+LEFT = {"stopped", "turn", "users"}
 # Calls that the interpreter and libc make to have memory.
 MEMORY = ("mmap", "mprotect", "mremap", "munmap", "madvise")
 # Where the interpreter's modules lie, and what lies beside them.
@@ -87,6 +91,7 @@ def is_ours(role: str, call: CallClass) -> bool:
     its modules is nobody's."""
     if role == "reader":
         is_passed_on = len(call.frames) == 1 and call.call in PASSED_ON
+        is_passed_on &= call.call != "newfstatat" or not call.target
         is_monarchs = not call.target or call.target.startswith(MONARCHS)
         return bool(call.frames) and is_monarchs and not is_passed_on
     is_memory = call.call in MEMORY and not call.frames and not call.target
@@ -106,6 +111,8 @@ class Outcome:
 class Site:
     """A dataset, tiers in memory and on the disk, and what is run on them, in directories that are
     this site's alone and go with the context."""
+
+    disk_bytes = DISK_BYTES
 
     def __init__(self, faulter: Path, reader: Path) -> None:
         self._faulter, self._reader = faulter, reader
@@ -147,7 +154,8 @@ class Site:
         return outcome
 
     def _clear(self) -> None:
-        for place in (self.memory / "tier", self.directory / "tier", self.directory / "shm"):
+        places = (self.directory / name for name in ("tier", "shm", "area"))
+        for place in (self.memory / "tier", *places):
             shutil.rmtree(place, ignore_errors=True)
         for file in (self.log, self.directory / "daemon.log"):
             file.unlink(missing_ok=True)
@@ -170,11 +178,14 @@ class Site:
             {"mount_point": self.memory / "tier", "max_storage_quota": RAM_BYTES},
             {
                 "mount_point": self.directory / "tier",
-                "max_storage_quota": DISK_BYTES,
+                "max_storage_quota": self.disk_bytes,
                 "persistent": True,
             },
         ]
-        return Session(self.directory, self.source, tiers=tiers, prefetch="auto")
+        return Session(self.directory, self.source, tiers=tiers, **self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        return {"prefetch": "auto"}
 
     @contextmanager
     def _reading(self, session: Session, prefix: Sequence[str] = ()) -> Iterator[Reading]:
@@ -189,13 +200,11 @@ class Site:
         prefix = self._prefix(words)
         session = self._session()
         with ExitStack() as stack:
-            stack.callback(end, session, outcome, words if role == "daemon" else ())
-            self._start(session, prefix if role == "daemon" else [], outcome)
-            with (
-                noted_in(outcome, "the reader"),
-                self._reading(session, prefix if role == "reader" else []) as reading,
-            ):
-                self._read(reading, words if role == "reader" else (), outcome)
+            stack.callback(end, session, outcome, () if role == "reader" else words)
+            self._start(session, prefix if role != "reader" else [], outcome)
+            with noted_in(outcome, "the reader"):
+                faulty = (prefix, words) if role == "reader" else ((), ())
+                self._use(session, *faulty)
         self._look_at_what_is_left(outcome)
         return outcome
 
@@ -215,20 +224,24 @@ class Site:
         with noted_in(outcome, "the daemon's start"):
             wait_until(is_settled, timeout=END_LIMIT_S, what="the daemon's start, or its end")
 
-    def _read(self, reading: Reading, words: Sequence[str], outcome: Outcome) -> None:
+    def _use(self, session: Session, prefix: Sequence[str], words: Sequence[str]) -> None:
         """Two laps, a change of two files, which keep their bytes, and one more lap. A reader that
         is killed, and no other, ends."""
-        try:
-            reading.wait_laps(2, LAPS_LIMIT_S)
-            os.utime(self.source / "5")
-            fresh = self.directory / "fresh"
-            shutil.copyfile(self.source / "7", fresh)
-            fresh.rename(self.source / "7")
-            reading.wait_laps(1, LAPS_LIMIT_S)
-            reading.end(END_LIMIT_S)
-        except AssertionError:
-            if words[:1] != ["kill"] or reading.process.poll() != -signal.SIGKILL:
-                raise
+        with self._reading(session, prefix) as reading:
+            try:
+                reading.wait_laps(2, LAPS_LIMIT_S)
+                self._change()
+                reading.wait_laps(1, LAPS_LIMIT_S)
+                reading.end(END_LIMIT_S)
+            except AssertionError:
+                if words[:1] != ["kill"] or reading.process.poll() != -signal.SIGKILL:
+                    raise
+
+    def _change(self) -> None:
+        os.utime(self.source / "5")
+        fresh = self.directory / "fresh"
+        shutil.copyfile(self.source / "7", fresh)
+        fresh.rename(self.source / "7")
 
     # --- what must hold -------------------------------------------------------------------------
 
@@ -304,5 +317,5 @@ def _delay_s(words: Sequence[str]) -> float:
 def look_at_shared_memory(session: Session, outcome: Outcome) -> None:
     """Of a session that has ended nothing is left but what it has said."""
     left = {path.name for path in session.shm.rglob("*") if path.is_file()}
-    if left := {name for name in left if not name.startswith("log") and name != "stopped"}:
+    if left := {name for name in left if not name.startswith("log") and name not in LEFT}:
         outcome.broken.append(f"shared memory has {sorted(left)}")

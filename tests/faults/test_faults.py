@@ -11,12 +11,14 @@ import pytest
 from trials.reading import build_reader
 
 from faults.__main__ import SITES, plan
-from faults.calls import CALLS, LATE_DAEMON_MS, LATE_READER_MS
+from faults.calls import CALLS, LATE_DAEMON_MS, LATE_READER_MS, Fault
 from faults.classes import CallClass
 from faults.scenario import Site, build_faulter
 
-# Runs of each role.
-RUNS, SEED = 12, 20261126
+Run = tuple[str, CallClass, Fault]
+
+# Of each role.
+RUNS, SEED = 5, 20261126
 
 
 @pytest.fixture(scope="module")
@@ -34,26 +36,38 @@ def classes(sites: dict[str, Site]) -> dict[str, list[CallClass]]:
     return {role: site.classes(role) for role, site in sites.items()}
 
 
-@pytest.mark.parametrize(("role", "least"), [("daemon", 60), ("reader", 30), ("node", 60)])
+@pytest.fixture(scope="module")
+def planned(classes: dict[str, list[CallClass]]) -> dict[str, list[Run]]:
+    """What each role gets that no role before it gets."""
+    met: list[CallClass] = []
+    found = {}
+    for role, calls in classes.items():
+        found[role] = list(plan(role, calls, met))
+        met += calls
+    return found
+
+
+@pytest.mark.parametrize(
+    ("role", "least"), [("daemon", 200), ("reader", 50), ("node", 90), ("planned", 20), ("run", 50)]
+)
 def test_every_role_makes_calls_of_many_kinds(
-    classes: dict[str, list[CallClass]], role: str, least: int
+    planned: dict[str, list[Run]], role: str, least: int
 ) -> None:
     """Else the scenario has shrunk."""
-    ours = {call.key for _, call, _ in plan(role, classes[role])}
-    assert len(ours) >= least
+    assert len({call.key for _, call, _ in planned[role]}) >= least
 
 
 @pytest.mark.parametrize("role", SITES)
 def test_a_sample_of_faults_breaks_no_promise(
-    sites: dict[str, Site], classes: dict[str, list[CallClass]], role: str
+    sites: dict[str, Site], planned: dict[str, list[Run]], role: str
 ) -> None:
     late_ms = {f"delay={LATE_DAEMON_MS}", f"delay={LATE_READER_MS}"}
-    planned = [each for each in plan(role, classes[role]) if each[2].action not in late_ms]
-    drawn = random.Random(SEED).sample(planned, RUNS)
+    quick = [each for each in planned[role] if each[2].action not in late_ms]
+    drawn = random.Random(SEED).sample(quick, RUNS)
     outcomes = [(name, sites[role].fault(role, call, fault.action)) for name, call, fault in drawn]
     assert not [(name, outcome) for name, outcome in outcomes if outcome.broken]
     # Threads take turns in another order each time: some calls do not come.
-    assert sum(outcome.hit for _, outcome in outcomes) >= RUNS * 3 // 4
+    assert sum(outcome.hit for _, outcome in outcomes) >= RUNS // 2
 
 
 def test_a_fault_in_the_programs_own_call_is_found(

@@ -37,6 +37,7 @@ class Reading:
 
     sizes : of the files of `root`, as for make_known
     prefix : goes before the program, as for Session.start
+    preload : False where what goes before it is to preload the library
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Reading:
         threads: int = 3,
         pause_us: int = 2000,
         prefix: Sequence[str] = (),
+        preload: bool = True,
     ) -> None:
         state.write_bytes(bytes(8 * (len(WORDS) + MOST_THREADS)))
         with state.open("r+b") as file:
@@ -60,7 +62,7 @@ class Reading:
         self.process = subprocess.Popen(
             [*prefix, str(program), str(state), str(seed), str(threads), str(pause_us), *names],
             # The line that a process without a daemon writes is not what these tests are about.
-            env=session.env(MONARCH_WARNED="1"),
+            env=session.env(preload, MONARCH_WARNED="1"),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -103,7 +105,12 @@ class Reading:
     def end(self, timeout: float = 60) -> None:
         """It ends by itself; nothing was wrong, and no descriptor is left open."""
         self.check()
-        _, said = self.process.communicate(timeout=timeout)
+        said = self.finish(timeout)
         assert (self.process.returncode, said) == (0, "")
+
+    def finish(self, timeout: float = 60) -> str:
+        """As `end`, of a process that may have ended before, with any status; what it has said."""
+        _, said = self.process.communicate(timeout=timeout)
         found = self._words()
         assert not any(found[name] for name in ("wrong", "errors", "leaked")), found
+        return said

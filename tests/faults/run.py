@@ -1,0 +1,59 @@
+"""`monarch run`: it starts a daemon, runs the program under the library, and ends the daemon."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from trials.reading import Reading
+
+from faults.scenario import (
+    END_LIMIT_S,
+    LAPS_LIMIT_S,
+    SIZES,
+    TRACER,
+    Outcome,
+    Site,
+    noted_in,
+)
+
+__all__ = ["RunSite"]
+
+
+class RunSite(Site):
+    """Its one role is `run`."""
+
+    def _run(self, role: str, words: Sequence[str]) -> Outcome:
+        outcome = Outcome()
+        session = self._session()
+        prefix = [*self._prefix(words), *session.command("run"), "--"]
+        state = self.directory / "state"
+        with (
+            noted_in(outcome, "the run"),
+            Reading(
+                self._reader, session, self.source, SIZES, state,
+                seed=7, threads=2, prefix=prefix, preload=False,
+            ) as reading,
+        ):  # fmt: skip
+            self._read(reading, words, outcome)
+        self._look_at_what_is_left(outcome)
+        return outcome
+
+    def _read(self, reading: Reading, words: Sequence[str], outcome: Outcome) -> None:
+        """One that cannot begin says why; the program has read nothing wrong in any case."""
+        try:
+            reading.wait_laps(2, LAPS_LIMIT_S)
+            self._change()
+            reading.wait_laps(1, LAPS_LIMIT_S)
+            said = reading.finish(2 * END_LIMIT_S)
+        except AssertionError:
+            if reading.process.poll() is None:
+                raise
+            said = reading.finish(2 * END_LIMIT_S)
+        status = reading.process.returncode
+        outcome.ended = f"status {status}"
+        is_killed = words[:1] == ["kill"] and status == -signal.SIGKILL
+        has_said_why = 0 < status < TRACER and re.search(r"^monarch: ", said, re.M)
+        assert "Traceback" not in said, said[-600:]
+        assert status == 0 or is_killed or has_said_why, f"status {status}: {said[-300:]}"
