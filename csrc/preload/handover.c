@@ -50,7 +50,8 @@ static int keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
 int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id) {
     return e->size && e->size <= s->control->handed_bytes && id < MONARCH_MAX_FILES &&
            (!s->control->shares || e->flags & MONARCH_OWN) && !monarch_is_fast(s, e) &&
-           keeps_pages(s, 1U << e->source, id);
+           keeps_pages(s, 1U << e->source, id) &&
+           !monarch_has_locks(s->control->source[e->source].dev, e->ino);
 }
 
 /* --- claims -------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ static void fill_in_parts(struct session *s, const struct monarch_entry *e, int 
         monarch_fill_instead(s, e, monarch_track_entry(tracked));
 }
 
-void monarch_await_handover(int fd) {
+static void await_end(int fd) {
     uint64_t w = monarch_tracked(fd), start = 0;
     struct session *s = w ? monarch_track_session(w) : NULL;
     if (!s || !s->clients)
@@ -124,6 +125,16 @@ void monarch_await_handover(int fd) {
                                         __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
             monarch_ring(s);
     }
+}
+
+void monarch_keep_descriptor(int fd) {
+    uint64_t w = monarch_tracked(fd), id = monarch_track_entry(w);
+    struct session *s = w & TRACK_DIRECT && !(w & TRACK_HANDED) ? monarch_track_session(w) : NULL;
+    const struct monarch_entry *e = s && s->clients ? entry_of(s, id) : NULL;
+    if (e && monarch_progress_of(id) < e->size / WORTH)
+        fill_in_parts(s, e, fd, w);
+    else
+        await_end(fd);
 }
 
 /* --- sending ------------------------------------------------------------------------------------

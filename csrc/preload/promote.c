@@ -74,7 +74,7 @@ int monarch_keep_locks(int fd) {
         uint64_t bit = bit_of(st.st_dev, st.st_ino, i);
         __atomic_fetch_or(&locked[bit / 64], 1ULL << (bit % 64), __ATOMIC_SEQ_CST);
     }
-    monarch_await_handover(fd);
+    monarch_keep_descriptor(fd);
     return wait_for_closings(st.st_dev, st.st_ino);
 }
 

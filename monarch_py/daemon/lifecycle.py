@@ -124,6 +124,7 @@ def serve(config_file: Path, told: Told | None = None, *, is_shared: bool = Fals
     ConfigError, SessionError, TierError as the name says.
     """
     os.umask(0o077)  # the shell's may close our own files to us
+    logging.raiseExceptions = False  # a log that is full is nobody's to hear of
     lib.monarch_limit_malloc()
     _allow_descriptors()
     with contextlib.ExitStack() as stack:

@@ -450,6 +450,40 @@ fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     read(session, source, "read", 2)
 
 
+@pytest.mark.parametrize("is_again", [False, True], ids=["first", "again"])
+def test_a_large_file_that_is_locked_is_read_once(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource], is_again: bool
+) -> None:
+    """HDF5 locks what it opens, and looks at its first bytes before. The mount drops its pages at
+    each open."""
+    source = slow_factory()
+    source.latency(open=0.002, read=0.002)
+    make_files(source.backing, 1, SIZE)
+    add_large(source, "101")
+    session = session_factory(source.mountpoint, prefetch="on_demand").start()
+    session.wait_scanned()
+    session.python(READ, WAYS["read"], source.mountpoint / "1")
+    wait_until(lambda: present(session) == 1, what="the first copy")
+    lock = """
+import fcntl, hashlib, os, sys
+other = os.open(sys.argv[1], 0)
+os.read(other, 8)
+fcntl.flock(other, fcntl.LOCK_SH)
+os.close(other)
+"""
+    read_all = """
+fd = os.open(sys.argv[1], 0)
+fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+print(hashlib.sha256(b"".join(iter(lambda: os.read(fd, 100_000), b""))).hexdigest())
+"""
+    lock = lock if is_again else lock.replace("fcntl.flock(other, fcntl.LOCK_SH)", "")
+    source.reset()
+    said = session.python(lock + read_all, source.mountpoint / "101")
+    assert said.strip() == digest(content(101, LARGE))
+    wait_until(lambda: present(session) == 2, what="the copy")
+    assert source.counts()["bytes_read"] <= 1.05 * LARGE
+
+
 def test_a_program_without_descriptors_left_reads_on(session: Session, source: SlowSource) -> None:
     script = """
 import hashlib, os, resource, sys

@@ -39,6 +39,8 @@ SITES: dict[str, type[Site]] = {
     "planned": PlannedSite,
     "run": RunSite,
 }
+# Threads of programs under the library, whoever has started them.
+READERS = ("reader", "monarch-maps")
 MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 
 
@@ -52,15 +54,16 @@ def plan(
     elsewhere : what processes of other roles get already
     """
     known = {call.key for call in elsewhere}
-    long_delay_ms = LATE_READER_MS if role == "reader" else LATE_DAEMON_MS
     named: Counter[str] = Counter()
     for turn, call in enumerate(classes):
-        if call.key in known or not is_ours(role, call):
+        bearer = "reader" if call.thread in READERS else role
+        if call.key in known or not is_ours(bearer, call):
             continue
         what = call.describe(MODULES)
         named[what] += 1
         what += f" ({named[what]})" if named[what] > 1 else ""
-        for fault in faults_of(call.call, call.target, turn, long_delay_ms):
+        late_ms = LATE_READER_MS if bearer == "reader" else LATE_DAEMON_MS
+        for fault in faults_of(call.call, call.target, turn, late_ms):
             yield f"{role}: {fault.name} in {what}", call, fault
 
 
