@@ -33,8 +33,8 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read);
 void monarch_close_direct(int fd, uint64_t tracked);
 
 /* Locks, leases and flags of an open file last as long as the daemon has it as well. Before one is
- * changed: a descriptor of which little was read is not handed over, and its reads ask for what they
- * need of the copy; of one that was, waits until the daemon has closed it, 50 ms at most. */
+ * changed: a descriptor of which little was read is not handed over, and its reads ask for what
+ * they need of the copy; of one that was, waits until the daemon has closed it, 50 ms at most. */
 void monarch_keep_descriptor(int fd);
 
 #endif
