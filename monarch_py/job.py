@@ -171,9 +171,11 @@ class _Share:
                     _end_daemon(self.client, daemon)
                 self._shares.note_daemon(None)
         except (SessionError, OSError) as error:
-            sys.stderr.write(f"monarch: {_words(error)}; the daemon is left running\n")
+            left = "; the daemon is left running" if self._had_turn else ""
+            sys.stderr.write(f"monarch: {_words(error)}{left}\n")
         finally:
-            self._shares.close()
+            with contextlib.suppress(OSError):
+                self._shares.close()
         if self._child is not None:
             self._child.returncode = 0  # waited for above, or somebody else's by now
 
@@ -241,4 +243,5 @@ def _tell_problem(error: MonarchError | OSError) -> str:
 def _words(error: MonarchError | OSError) -> str:
     if not isinstance(error, OSError):
         return str(error)
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    why = error.strerror or str(error)
+    return f"{error.filename}: {why}" if error.filename else why

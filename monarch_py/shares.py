@@ -38,8 +38,10 @@ class Shares:
 
     def close(self) -> None:
         """Releases the locks."""
-        os.close(self._users)
-        os.close(self._turn)
+        try:
+            os.close(self._users)
+        finally:
+            os.close(self._turn)
 
     # --- locks ------------------------------------------------------------------------------------
 

@@ -127,14 +127,21 @@ static void await_end(int fd) {
     }
 }
 
+/* Its next read asks for what it needs of the copy; nothing is ordered before the lock is there. */
+static void read_in_parts(int fd, uint64_t tracked) {
+    uint64_t id = monarch_track_entry(tracked);
+    struct session *s = monarch_track_session(tracked);
+    const struct monarch_entry *e = s->clients ? entry_of(s, id) : NULL;
+    if (e && monarch_progress_of(id) < e->size / WORTH &&
+        monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
+        give_up_claim(s, id);
+}
+
 void monarch_keep_descriptor(int fd) {
-    uint64_t w = monarch_tracked(fd), id = monarch_track_entry(w);
-    struct session *s = w & TRACK_DIRECT && !(w & TRACK_HANDED) ? monarch_track_session(w) : NULL;
-    const struct monarch_entry *e = s && s->clients ? entry_of(s, id) : NULL;
-    if (e && monarch_progress_of(id) < e->size / WORTH)
-        fill_in_parts(s, e, fd, w);
-    else
-        await_end(fd);
+    uint64_t w = monarch_tracked(fd);
+    if (w & TRACK_DIRECT && !(w & TRACK_HANDED))
+        read_in_parts(fd, w);
+    await_end(fd);
 }
 
 /* --- sending ------------------------------------------------------------------------------------

@@ -32,9 +32,10 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read);
 /* Before the descriptor is closed: what was read in part, or by calls that nobody has seen. */
 void monarch_close_direct(int fd, uint64_t tracked);
 
-/* Locks, leases and flags of an open file last as long as the daemon has it as well. Before one is
- * changed: a descriptor of which little was read is not handed over, and its reads ask for what
- * they need of the copy; of one that was, waits until the daemon has closed it, 50 ms at most. */
+/* Before a lock, a lease or a flag of an open file is set. Each of them lasts as long as any
+ * descriptor of the open file, so that the daemon must have none: a descriptor of which less than a
+ * half was read will not be handed over, and for one that was handed over this waits until the
+ * daemon has closed it, 50 ms at most. */
 void monarch_keep_descriptor(int fd);
 
 #endif

@@ -32,12 +32,14 @@ static int find_descriptor(int fd, int *on) {
     return 0;
 }
 
+/* What is read under a lock is what the last writer has left. */
 static int granted(int r, int fd, int on) {
-    if (r == 0 && on != fd) {
-        int old_errno = errno;
+    int old_errno = errno;
+    if (r == 0 && on != fd)
         monarch_companion_compare(fd);
-        errno = old_errno;
-    }
+    else if (r == 0)
+        monarch_compare_source(fd);
+    errno = old_errno;
     return r;
 }
 

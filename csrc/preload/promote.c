@@ -4,6 +4,7 @@
 #include <sys/sysmacros.h>
 
 #include "attributes.h"
+#include "copies.h"
 #include "handover.h"
 #include "log.h"
 #include "momentary.h"
@@ -76,6 +77,19 @@ int monarch_keep_locks(int fd) {
     }
     monarch_keep_descriptor(fd);
     return wait_for_closings(st.st_dev, st.st_ino);
+}
+
+void monarch_compare_source(int fd) {
+    uint64_t w = monarch_tracked(fd), id = monarch_track_entry(w);
+    struct session *s = w ? monarch_track_session(w) : NULL;
+    const struct monarch_catalog *c = s && s->clients ? monarch_catalog_of(s) : NULL;
+    struct stat now;
+    if (!c || id >= c->capacity || sys_fstat(fd, &now) != 0)
+        return;
+    const struct monarch_entry *e = &monarch_entries(c)[id];
+    if (now.st_ino == e->ino && now.st_dev == s->control->source[e->source].dev &&
+        !monarch_is_as_scanned(s, e, &now))
+        monarch_mark_changed(s->clients, now.st_dev, now.st_ino);
 }
 
 static int is_inode(int fd, uint64_t dev, uint64_t ino) {

@@ -61,7 +61,9 @@ static int change(int fd, uint64_t *seen, uint64_t to) {
                                        __ATOMIC_SEQ_CST);
 }
 
-int monarch_track_change(int fd, uint64_t seen, uint64_t to) { return change(fd, &seen, to); }
+int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
+    return !(seen & TRACK_HELD) && change(fd, &seen, to);
+}
 
 /* The parent shares the offsets of what was open. What its threads were about to do with a number
  * they do with the parent's. */

@@ -124,7 +124,6 @@ def serve(config_file: Path, told: Told | None = None, *, is_shared: bool = Fals
     ConfigError, SessionError, TierError as the name says.
     """
     os.umask(0o077)  # the shell's may close our own files to us
-    logging.raiseExceptions = False  # a log that is full is nobody's to hear of
     lib.monarch_limit_malloc()
     _allow_descriptors()
     with contextlib.ExitStack() as stack:
@@ -193,7 +192,7 @@ def end_process(status: int = 0) -> NoReturn:
 def _allow_descriptors() -> None:
     """The soft limit is for programs that use select(); a daemon has a connection for each peer.
     One that may not raise it has fewer."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
             most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
@@ -345,10 +344,18 @@ def _last_words(session: SessionDir, status: int) -> str:
     return said[-1].removeprefix("monarch: ")
 
 
+class _Log(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 takes none
+    """Standard error. Where that is full, a line is lost and nothing is said of it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def main() -> None:
     """The daemon's process, as `spawn` starts it."""
     logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
+        handlers=[_Log()], level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
     try:
         words = sys.argv[2:]

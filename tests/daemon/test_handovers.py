@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -10,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from support.epoch import content, make_files
@@ -482,6 +485,56 @@ print(hashlib.sha256(b"".join(iter(lambda: os.read(fd, 100_000), b""))).hexdiges
     assert said.strip() == digest(content(101, LARGE))
     wait_until(lambda: present(session) == 2, what="the copy")
     assert source.counts()["bytes_read"] <= 1.05 * LARGE
+
+
+LOCK_AND_READ = """
+import fcntl, hashlib, os, sys
+fd = os.open(sys.argv[1], 0)
+fcntl.flock(fd, fcntl.LOCK_SH)
+print(hashlib.sha256(b"".join(iter(lambda: os.read(fd, 100_000), b""))).hexdigest())
+"""
+
+
+def waits_for_a_lock(process: subprocess.Popen[str]) -> bool:
+    called = Path(f"/proc/{process.pid}/syscall").read_text().split()[0]
+    return called == "73"  # flock, on x86-64
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of flock is x86-64's")
+def test_what_a_writer_leaves_is_read_under_the_lock(session: Session, source: SlowSource) -> None:
+    add_large(source, "101")
+    entry = entry_of(session, "101")
+    path = source.mountpoint / "101"
+    with path.open("r+b") as written:
+        fcntl.flock(written, fcntl.LOCK_EX)
+        command = [sys.executable, "-c", LOCK_AND_READ, str(path)]
+        with subprocess.Popen(command, env=session.env(), stdout=PIPE, text=True) as reader:
+            wait_until(lambda: waits_for_a_lock(reader), what="a wait for the lock")
+            session.client.ask("warm", entries=[entry], ticket="test")
+            wait_until(lambda: present(session) == 2, what="a copy of what was there")
+            new = content(102, LARGE)
+            written.write(new)
+            written.flush()
+            fcntl.flock(written, fcntl.LOCK_UN)
+            said, _ = reader.communicate(timeout=60)
+    assert said.strip() == digest(new)
+
+
+def test_a_lock_on_a_duplicate_recalls_the_descriptor(session: Session, source: SlowSource) -> None:
+    """The file was handed over through the one descriptor, and is locked through the other."""
+    script = """
+import fcntl, os, sys
+for path in sys.argv[1:]:
+    fd, other = os.open(path, 0), os.open(path, 0)
+    again = os.dup(fd)
+    assert len(os.read(fd, 1 << 20)) == 100_000
+    fcntl.flock(again, fcntl.LOCK_EX)
+    os.close(fd)
+    os.close(again)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
+"""
+    session.python(script, *(source.mountpoint / str(seed) for seed in range(2, MANY + 1)))
 
 
 def test_a_program_without_descriptors_left_reads_on(session: Session, source: SlowSource) -> None:

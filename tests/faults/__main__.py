@@ -64,6 +64,8 @@ def plan(
         what += f" ({named[what]})" if named[what] > 1 else ""
         late_ms = LATE_READER_MS if bearer == "reader" else LATE_DAEMON_MS
         for fault in faults_of(call.call, call.target, turn, late_ms):
+            if fault.action == "kill" and bearer != role:
+                continue  # whoever has started it is what is killed
             yield f"{role}: {fault.name} in {what}", call, fault
 
 

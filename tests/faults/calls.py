@@ -113,12 +113,10 @@ CALLS = {
 }
 
 
-# What no disk stands behind answers no more than this, whatever the call.
-ELSEWHERE = {
-    "anon_inode": ("EINTR",),
-    "pipe": ("EAGAIN", "EINTR", "EPIPE"),
-    "socket": ("EAGAIN", "ECONNREFUSED", "ECONNRESET", "EINTR", "ENOBUFS", "ENOMEM", "EPIPE"),
-}
+# What these answer of a disk, they do not answer where none is behind the descriptor.
+OF_DISKS = ("close", "fcntl", "fstat", "ioctl", "read", "statx", "write")
+DISK_ERRORS = ("EDQUOT", "EFBIG", "EIO", "ENOSPC", "ESTALE")
+DISKLESS = ("anon_inode", "pipe", "socket")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +130,9 @@ class Fault:
 def faults_of(name: str, target: str, turn: int, long_delay_ms: int) -> list[Fault]:
     """All that one call may get. turn : of its class among all; one delay in twenty is long."""
     call = CALLS[name]
-    possible = ELSEWHERE.get(target.partition(":")[0], call.errors)
+    is_diskless = name in OF_DISKS and target.partition(":")[0] in DISKLESS
     action = "answer" if call.is_made else "error"
-    errors = [error for error in call.errors if error in possible]
+    errors = [error for error in call.errors if not (is_diskless and error in DISK_ERRORS)]
     faults = [Fault(f"{action}={getattr(errno, error)}", error) for error in errors]
     if call.can_be_short:
         faults.append(Fault("short", "short"))

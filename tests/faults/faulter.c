@@ -15,8 +15,9 @@
  * has been made; short (half of the bytes that it asks for); delay=MS, before it is made; kill
  * (SIGKILL to the program). LOG says "hit" then.
  *
- * It ends as COMMAND does, once what that has started has ended, or after LINGER_S. If COMMAND
- * dies, so does everything that it has started. SIGSTOP does not reach the program. */
+ * It ends as COMMAND does, but not before everything that COMMAND has started, or, with "lingered"
+ * in LOG, after LINGER_S. If COMMAND dies, so does everything that it has started. SIGSTOP does not
+ * reach the program. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -449,6 +450,7 @@ static void forget_thread(struct thread *t) {
 
 /* Until all have ended, or, once the program has ended by itself, for LINGER_S. */
 static void linger(void) {
+    signal(SIGTERM, SIG_DFL);
     uint64_t until_ns = now_ns() + LINGER_S * 1000000000ULL;
     for (int status; now_ns() < until_ns;) {
         end_delays();
@@ -462,6 +464,8 @@ static void linger(void) {
         else
             forget_thread(thread_of(tid));
     }
+    fprintf(log_file, "lingered\n");
+    fflush(log_file);
 }
 
 static int follow(void) {

@@ -26,6 +26,7 @@ class RunSite(Site):
 
     def _run(self, role: str, words: Sequence[str]) -> Outcome:
         outcome = Outcome()
+        self.log.unlink(missing_ok=True)
         session = self._session()
         prefix = [*self._prefix(words), *session.command("run"), "--"]
         state = self.directory / "state"
@@ -37,6 +38,8 @@ class RunSite(Site):
             ) as reading,
         ):  # fmt: skip
             self._read(reading, words, outcome)
+        if self.log.exists() and "lingered" in self.log.read_text(errors="replace"):
+            outcome.broken.append("something that it has started did not end")
         self._look_at_what_is_left(outcome)
         return outcome
 
@@ -48,7 +51,7 @@ class RunSite(Site):
             reading.wait_laps(1, LAPS_LIMIT_S)
             said = reading.finish(2 * END_LIMIT_S)
         except AssertionError:
-            if reading.process.poll() is None:
+            if not reading.process.poll():  # it goes on, or has ended well without having read
                 raise
             said = reading.finish(2 * END_LIMIT_S)
         status = reading.process.returncode

@@ -262,6 +262,8 @@ class Site:
             lying = {p for p in session.tiers[tier].rglob("c/*") if p.is_file()}
             if lying - known:
                 outcome.broken.append(f"tier {tier} has {len(lying - known)} copies of nobody")
+        if left := list(self.directory.glob("area/**/c/*")):
+            outcome.broken.append(f"the staging area has {len(left)} copies")
         look_at_shared_memory(session, outcome)
 
 

@@ -67,7 +67,7 @@ def test_a_sample_of_faults_breaks_no_promise(
     outcomes = [(name, sites[role].fault(role, call, fault.action)) for name, call, fault in drawn]
     assert not [(name, outcome) for name, outcome in outcomes if outcome.broken]
     # Threads take turns in another order each time: some calls do not come.
-    assert sum(outcome.hit for _, outcome in outcomes) >= RUNS // 2
+    assert sum(outcome.hit for _, outcome in outcomes) >= RUNS - 2
 
 
 def test_a_fault_in_the_programs_own_call_is_found(

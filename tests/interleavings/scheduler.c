@@ -4,11 +4,13 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -113,25 +115,34 @@ static int next_order(void) {
     return d->known != 0;
 }
 
-/* Who goes on after a step of thread `from`: the thread itself, or after a wait the next one, so
- * that each has its turn. Another choice is an interrupt. */
-static int successor(int from) {
-    int options[MOST_THREADS];
-    unsigned n = 0, may_interrupt = from < 0 || interrupts < most_interrupts;
+/* In *options, from the nth on, the threads of this state, in turn behind thread `from`; how many
+ * there are then. */
+static unsigned add_threads(int from, enum state state, int *options, unsigned n) {
     for (int i = 0; i < (int)count; i++) {
-        int other = (from < 0 ? i : (from + i) % (int)count);
-        if (threads[other].state == READY && (!n || may_interrupt))
+        int other = (from + 1 + i) % (int)count;
+        if (other != from && threads[other].state == state)
             options[n++] = other;
     }
-    if (n) {
-        unsigned chosen = choose(n);
-        interrupts += from >= 0 && chosen;
-        return options[chosen];
-    }
-    for (int i = 1; i <= (int)count; i++) /* all wait */
-        if (threads[(from + i) % (int)count].state == WAITING)
-            return (from + i) % (int)count;
-    return -1;
+    return n;
+}
+
+/* Who goes on after a step of thread `from`, -1 at the start: the thread itself; if it waits, the
+ * next one that does not; if all wait, the next one, for which time has passed. Another choice is
+ * an interrupt. */
+static int successor(int from) {
+    int options[MOST_THREADS];
+    unsigned n = 0, can_go_on = from >= 0 && threads[from].state == READY;
+    if (can_go_on)
+        options[n++] = from;
+    n = add_threads(from, READY, options, n);
+    n = add_threads(from, WAITING, options, n);
+    if (from >= 0 && threads[from].state == WAITING)
+        options[n++] = from;
+    if (!n)
+        return -1;
+    unsigned chosen = choose(from < 0 || interrupts < most_interrupts ? n : 1);
+    interrupts += from >= 0 && chosen;
+    return options[chosen];
 }
 
 static void wake_all(int but) {
@@ -215,11 +226,14 @@ static void run_once(void) {
     decisions->made = 0;
     pid_t child = fork();
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         run_here();
         _exit(0);
     }
     if (child < 0 || waitpid(child, &status, 0) != child)
         wrong("no process");
+    if (status == 0 && decisions->made < decisions->known)
+        wrong("the same order has ended earlier: what the trial begins with was not the same");
     if (status != 0)
         _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
 }
@@ -378,7 +392,7 @@ PLAIN_OF(8)
 PLAIN_OF(16)
 PLAIN(func_entry)
 
-    void __tsan_init(void);
+void __tsan_init(void);
 void __tsan_init(void) {}
 void __tsan_func_exit(void);
 void __tsan_func_exit(void) {}

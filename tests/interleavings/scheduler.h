@@ -18,16 +18,18 @@ struct trial {
     void (*check)(void);
 };
 
-/* Explores the orders with no more than `bound` interrupts: of a thread that could have gone on, or
- * of the turn in which threads follow one that waits; those with fewer first. Returns how many
- * there were; ends the program at the first that is wrong, and prints it. */
+/* Explores the orders with no more than `bound` interrupts, those with fewer first. Without an
+ * interrupt a thread goes on until it waits or ends, and then the next one that does not wait; an
+ * interrupt is any other choice, also that of a thread whose wait then ends for want of time.
+ * Returns how many orders there were; ends the program at the first that is wrong, and prints it.
+ */
 uint64_t explore(const struct trial *trial, unsigned bound, uint64_t most);
 
 /* Something has happened that other threads may see. */
 void step(void);
 /* The calling thread can do nothing until others have made a step, or time has passed. */
 void step_waiting(void);
-/* What others do to these bytes, no decision depends on: no step. */
+/* Accesses to these bytes are no steps. */
 void ignore_memory(const void *at, size_t n);
 
 __attribute__((noreturn, format(printf, 1, 2))) void wrong(const char *format, ...);
