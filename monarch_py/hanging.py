@@ -23,7 +23,8 @@ LIMIT_S = 5.0
 
 def hanging(paths: Sequence[Path], limit_s: float | None = None) -> list[Path]:
     """Those of `paths` whose file systems do not answer within limit_s (LIMIT_S) [s]. An error is
-    an answer; and a path is left out for which there is no process or descriptor to ask with."""
+    an answer. Where no process or descriptor can be had to ask with, the path is taken to answer.
+    """
     deadline = time.monotonic() + (LIMIT_S if limit_s is None else limit_s)
     asks = {path: _ask(path) for path in dict.fromkeys(paths)}
     asked = {path: ask for path, ask in asks.items() if ask is not None}

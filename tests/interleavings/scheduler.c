@@ -77,7 +77,7 @@ static int is_ignored(const volatile void *at) {
 void wrong(const char *format, ...) {
     va_list args;
     va_start(args, format);
-    fprintf(stderr, "%s, run %llu: ", running->name, (unsigned long long)runs);
+    fprintf(stderr, "%s, run %llu: ", running ? running->name : "none", (unsigned long long)runs);
     vfprintf(stderr, format, args);
     va_end(args);
     fprintf(stderr, "\n");

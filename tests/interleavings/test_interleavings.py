@@ -29,6 +29,8 @@ TRIALS = {
     "replacing": (["promotions"], 2),
     "offset": (["waits"], 1),
     "lock": (["promotions"], 1),
+    "handover": (["handed"], 1),
+    "flags": (["handed"], 1),
     "filling": (["waits", "bytes_while_filling"], 1),
     "failing": (["waits", "bytes_while_filling"], 1),
 }
@@ -65,6 +67,14 @@ BUGS = {
         ),
     ),
     "lock": (Change("preload/promote.c", " && !monarch_has_locks(dev, w->ino))", ")"),),
+    "handover": (
+        Change(
+            "preload/handover.c",
+            "        read_in_parts(fd, w);\n    await_end(fd);",
+            "        read_in_parts(fd, w);",
+        ),
+    ),
+    "flags": (Change("preload/track.c", "!(seen & TRACK_HELD) && change(", "change("),),
     "failing": (
         Change(
             "preload/demand.c",
@@ -140,4 +150,6 @@ def test_no_order_with_one_more_interrupt_is_wrong(program: Path, place: Path, n
 def test_a_bug_is_found(trials: Trials, place: Path, name: str) -> None:
     program = trials.program(f"trials_{name}", *BUGS[name])
     done = run(program, place, name, 2, 1 << 14)
-    assert done.returncode == 1 and re.search(r"run \d+: .*(not so|: word)", done.stderr), done
+    assert done.returncode == 1 and re.search(
+        r"run \d+: .*(not so|: word|does not end)", done.stderr
+    ), done

@@ -12,12 +12,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "calls.h"
+#include "engine.h"
 #include "scheduler.h"
 #include "segments.h"
 #include "session.h"
@@ -96,6 +102,13 @@ static void put_bytes(const char *path, unsigned file, unsigned version, uint64_
 static unsigned make_copy(unsigned file, unsigned version, uint64_t n) {
     put_bytes(path_of("tier", name_of_copy(++last_copy)), file, version, 0, n);
     return last_copy;
+}
+
+/* Copies have the same inodes in every run: where an index has them decides how it is searched. */
+static const char *kept_copy(unsigned number) {
+    char name[32];
+    snprintf(name, sizeof name, "copy.%u", number);
+    return path_of("kept", name);
 }
 
 static void drop_copy(unsigned number) {
@@ -201,8 +214,12 @@ static void forget_change(uint64_t ino) {
 
 static void reset(void) {
     restore_source();
-    for (unsigned number = 1; number <= MOST_COPIES; number++)
+    for (unsigned number = 1; number <= MOST_COPIES; number++) {
+        const char *path = path_of("tier", name_of_copy(number));
         drop_copy(number);
+        EXPECT(syscall(SYS_linkat, AT_FDCWD, kept_copy(number), AT_FDCWD, path, 0) == 0);
+        EXPECT(syscall(SYS_truncate, path, 0) == 0);
+    }
     memcpy(catalog, snapshot, snapshot->bytes);
     memset(clients->demand, 0, sizeof clients->demand);
     clients->silent_at = 0;
@@ -434,6 +451,106 @@ static void fail_and_fill_another(void) {
     drop_copy(first_copy);
 }
 
+/* --- a descriptor that is handed over, and locked
+ * -------------------------------------------------
+ */
+
+#define RECALL_NS 50000000ULL /* a lock waits no longer */
+
+static int again_fd, socket_fd;
+static unsigned programs_done;
+
+/* The program's reads of it are the source's, and the daemon listens. */
+static void reset_direct(void) {
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    reset();
+    programs_done = 0;
+    control->handed_bytes = MOST_BYTES;
+    snprintf(at.sun_path, sizeof at.sun_path, "%s/handovers.%u", monarch_session_dir(),
+             (unsigned)(ids[SMALL] % MONARCH_HANDOVER_SOCKETS));
+    syscall(SYS_unlinkat, AT_FDCWD, at.sun_path, 0);
+    socket_fd = (int)syscall(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    EXPECT(syscall(SYS_bind, socket_fd, &at, sizeof at) == 0);
+    held_fd = again_fd = open(path_of("source", names[SMALL]), O_RDONLY);
+    EXPECT(held_fd >= 0);
+}
+
+/* It is locked through a duplicate. */
+static void reset_duplicate(void) {
+    reset_direct();
+    again_fd = dup(held_fd);
+    EXPECT(again_fd >= 0);
+}
+
+static void read_and_hand_over(void) {
+    uint64_t got[SMALL_BYTES / 8];
+    ssize_t n = read(held_fd, got, sizeof got);
+    if (n >= 0)
+        version_of(SMALL, got, 0, (uint64_t)n);
+    EXPECT(n == sizeof got || (n < 0 && errno == EBADF));
+    programs_done++;
+    step();
+}
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* A lock ends with the program's last descriptor of the open file, unless the daemon was too slow
+ * to close its own. */
+static void lock_and_close(void) {
+    uint64_t began_ns = now_ns();
+    EXPECT(flock(again_fd, LOCK_EX) == 0);
+    int was_slow = now_ns() - began_ns >= RECALL_NS;
+    EXPECT(close(held_fd) == 0);
+    EXPECT(again_fd == held_fd || close(again_fd) == 0);
+    int fd = raw_open(path_of("source", names[SMALL]), O_RDONLY);
+    EXPECT(syscall(SYS_flock, fd, LOCK_EX | LOCK_NB) == 0 || was_slow);
+    syscall(SYS_close, fd);
+    programs_done++;
+    step();
+}
+
+/* The next descriptor that has come, -1 for none. */
+static int receive(void) {
+    char what[sizeof(struct monarch_handover)];
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } room;
+    struct iovec part = {what, sizeof what};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof room};
+    int fd = -1;
+    if (syscall(SYS_recvmsg, socket_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) > 0)
+        memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+    clients->stats[0].unused[0] += fd >= 0;
+    return fd;
+}
+
+/* As the daemon: it has the descriptor for some time, but not once that is recalled. */
+static void take_descriptors(void) {
+    for (int fd; (fd = receive()) >= 0 || programs_done < 2;) {
+        for (int n = 0; fd >= 0 && n < 3; n++)
+            if (!monarch_is_recalled(clients, ids[SMALL], now_ns()))
+                step_waiting();
+        if (fd >= 0) {
+            syscall(SYS_close, fd);
+            step();
+            monarch_end_claim(clients, ids[SMALL]);
+        }
+        step_waiting();
+    }
+    syscall(SYS_close, socket_fd);
+}
+
+static void set_flag(void) {
+    EXPECT(fcntl(held_fd, F_SETFD, FD_CLOEXEC) == 0 || errno == EBADF);
+    read_and_hand_over();
+}
+
 /* --- calls behind the library: each is a step
  * -----------------------------------------------------
  */
@@ -471,6 +588,11 @@ static int real_fcntl(int fd, int command, ...) {
     step();
     return r;
 }
+static int real_flock(int fd, int operation) {
+    int r = (int)syscall(SYS_flock, fd, operation);
+    step();
+    return r;
+}
 static int real_rename(const char *from, const char *to) {
     int r = (int)syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to);
     step();
@@ -484,6 +606,7 @@ static void stand_behind_the_library(void) {
     monarch_real.pread = (void *)real_pread;
     monarch_real.dup2 = (void *)real_dup2;
     monarch_real.fcntl = (void *)real_fcntl;
+    monarch_real.flock = (void *)real_flock;
     monarch_real.rename = (void *)real_rename;
 }
 
@@ -498,6 +621,11 @@ static const struct trial trials[] = {
     {"replacing", reset_two_open, {read_twice, put_another_on}, check_descriptors},
     {"offset", reset_offset, {read_half, read_half, publish_first}, check_offset},
     {"lock", reset_published, {read_twice, take_lock}, check_lock},
+    {"handover",
+     reset_duplicate,
+     {read_and_hand_over, lock_and_close, take_descriptors},
+     check_descriptors},
+    {"flags", reset_direct, {set_flag, lock_and_close, take_descriptors}, check_descriptors},
     {"filling", reset_filling, {read_large, fill_all}, check_descriptors},
     {"failing", reset_filling, {read_large, fail_and_fill_another}, check_descriptors},
 };
@@ -546,6 +674,8 @@ static void set_up(void) {
     writer->catalog = catalog;
     for (unsigned k = 0; k < FILES; k++)
         add_file(k);
+    for (unsigned number = 1; number <= MOST_COPIES; number++)
+        put_bytes(kept_copy(number), OTHER, 0, 0, 0);
     snapshot = malloc(catalog->bytes);
     memcpy(snapshot, catalog, catalog->bytes);
     /* What the library has mapped; counters, and the functions that it stands in front of. */
@@ -566,8 +696,9 @@ static void print_counts(uint64_t runs) {
         sum.bytes_while_filling += clients->stats[i].bytes_while_filling;
     }
     printf("{\"runs\": %lu, \"hits\": %lu, \"misses\": %lu, \"promotions\": %lu, "
-           "\"waits\": %lu, \"bytes_while_filling\": %lu}\n",
-           runs, sum.hits, sum.misses, sum.promotions, sum.waits, sum.bytes_while_filling);
+           "\"waits\": %lu, \"bytes_while_filling\": %lu, \"handed\": %lu}\n",
+           runs, sum.hits, sum.misses, sum.promotions, sum.waits, sum.bytes_while_filling,
+           clients->stats[0].unused[0]);
 }
 
 int main(int argc, char **argv) {
