@@ -415,9 +415,9 @@ class Tier:
     def close(self, *, is_used: bool = False) -> None:
         """The next daemon may have it.  is_used : threads that cannot be ended may still use the
         directory's descriptor, which is left to the end of the process"""
-        if not is_used:
-            os.close(self.fd)
-        os.close(self._lock)
+        for fd in (self._lock,) if is_used else (self.fd, self._lock):
+            with suppress(OSError):  # a broken file system: it is closed all the same
+                os.close(fd)
 
     def discard(self, *, is_used: bool = False) -> None:
         """Removes everything of ours, the lock's file too; the tier is closed afterwards. Where its

@@ -85,7 +85,8 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
             if id_of(session.lock) == id_of(fd):  # else another daemon's
                 session.socket.unlink(missing_ok=True)
                 session.lock.unlink(missing_ok=True)
-        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def _begin_log(session: SessionDir) -> None:

@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -414,7 +414,8 @@ class Daemon:
             log.warning("%d threads are left: they wait for a source that does not answer", left)
         else:
             for source in self.scanner.sources:
-                os.close(source.fd)
+                with suppress(OSError):
+                    os.close(source.fd)
         return left
 
     # --- commands ----------------------------------------------------------------------------

@@ -172,7 +172,8 @@ class Shared:
             segment.unlink()
         for socket in self.session.handovers:
             socket.unlink(missing_ok=True)
-        os.close(self._changes_fd)
+        with contextlib.suppress(OSError):
+            os.close(self._changes_fd)
         with contextlib.suppress(OSError):  # full, or removed: clients say that no daemon serves
             os.close(open_private(self.session.stopped, os.O_WRONLY))
 
