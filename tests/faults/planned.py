@@ -12,6 +12,7 @@ from support.epoch import Reader, build_reader
 from support.session import MIB, Session, wait_until
 from trials.reading import CALL_LIMIT_S
 
+from faults.classes import CallClass
 from faults.scenario import END_LIMIT_S, SIZES, Site
 from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index
@@ -24,7 +25,7 @@ EPOCHS, CHUNK = 2, 64 << 10
 # A training reads no empty file.
 SEEDS = [seed for seed, size in SIZES.items() if size]
 DISK_BYTES, AREA_BYTES = 2 * MIB, 4 * MIB
-SETTLED = ("following", "dropped")
+SETTLED = {"following", "dropped"}
 
 
 class PlannedSite(Site):
@@ -39,8 +40,14 @@ class PlannedSite(Site):
             "files", self.source, list(map(str, SEEDS)), [SIZES[seed] for seed in SEEDS]
         )
         self._loader = Loader(DistributedSampler(len(SEEDS), 1, 11), 1, 2)
+        self._has_followed = False
         self._plan = self.directory / "plan.npz"
         Plan((index,), (PlanPart("training", 0, self._loader),), EPOCHS, 1).save(self._plan)
+
+    def classes(self, role: str) -> list[CallClass]:
+        found = super().classes(role)
+        assert self._has_followed
+        return found
 
     def _settings(self) -> dict[str, Any]:
         area = self.directory / "area"
@@ -51,6 +58,7 @@ class PlannedSite(Site):
     def _use(self, session: Session, prefix: Sequence[str], words: Sequence[str]) -> None:
         """The epochs, as the plan has them, once the daemon follows it or has ended."""
         wait_until(lambda: is_settled(session), timeout=END_LIMIT_S, what="the plan")
+        self._has_followed = states(session) == {"following"}
         for epoch in range(EPOCHS):
             seeds = [SEEDS[at] for at in self._loader.ranks(epoch)[0]]
             with Reader(
@@ -67,10 +75,14 @@ class PlannedSite(Site):
             assert found["longest_s"] < CALL_LIMIT_S, found
 
 
+def states(session: Session) -> set[str]:
+    """Of its plans; none where the daemon does not answer."""
+    with suppress(Exception):
+        return {plan["state"] for plan in session.status()["plans"]}
+    return set()
+
+
 def is_settled(session: Session) -> bool:
     assert session.daemon is not None
-    if session.daemon.poll() is not None:
-        return True
-    with suppress(Exception):
-        return all(plan["state"] in SETTLED for plan in session.status()["plans"])
-    return False
+    found = states(session)
+    return session.daemon.poll() is not None or (bool(found) and found <= SETTLED)
