@@ -12,9 +12,9 @@
 #include "sys.h"
 #include "track.h"
 
-/* Files with locks, by two bits each: no list that grows, and few others are taken for one. The bits
- * stay for the life of the process: one that locks thousands of files has most others read as if
- * they were locked, which costs time alone. */
+/* Files with locks, by two bits each: no list that grows, and few others are taken for one. The
+ * bits stay for the life of the process: one that locks thousands of files has most others read as
+ * if they were locked, which costs time alone. */
 #define LOCKED_BITS 8192
 static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 
