@@ -18,7 +18,7 @@ from faults.scenario import Site, build_faulter
 Run = tuple[str, CallClass, Fault]
 
 # Of each role.
-RUNS, SEED = 5, 20261126
+RUNS, MOST_DRAWN, SEED = 5, 20, 20261126
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,16 @@ def test_a_sample_of_faults_breaks_no_promise(
 ) -> None:
     late_ms = {f"delay={LATE_DAEMON_MS}", f"delay={LATE_READER_MS}"}
     quick = [each for each in planned[role] if each[2].action not in late_ms]
-    drawn = random.Random(SEED).sample(quick, RUNS)
-    outcomes = [(name, sites[role].fault(role, call, fault.action)) for name, call, fault in drawn]
-    assert not [(name, outcome) for name, outcome in outcomes if outcome.broken]
-    # Threads take turns in another order each time: some calls do not come.
-    assert sum(outcome.hit for _, outcome in outcomes) >= RUNS - 2
+    drawn = random.Random(SEED).sample(quick, MOST_DRAWN)
+    # Threads take turns in another order each time: some calls do not come, and others are drawn.
+    hits = 0
+    for name, call, fault in drawn:
+        outcome = sites[role].fault(role, call, fault.action)
+        assert not outcome.broken, (name, outcome)
+        hits += outcome.hit
+        if hits == RUNS:
+            return
+    raise AssertionError(f"of {MOST_DRAWN} faults {hits} were put in")
 
 
 def test_a_fault_in_the_programs_own_call_is_found(
