@@ -127,7 +127,8 @@ static void await_end(int fd) {
     }
 }
 
-/* Its next read asks for what it needs of the copy; nothing is ordered before the lock is there. */
+/* Ends the direct reads of a descriptor: its next read asks for a copy. The fill is not ordered
+ * here, before the lock is granted: it would copy what a writer is about to change. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);

@@ -32,7 +32,7 @@ static int find_descriptor(int fd, int *on) {
     return 0;
 }
 
-/* What is read under a lock is what the last writer has left. */
+/* Sees to it that reads under a granted lock give what the last writer has left. */
 static int granted(int r, int fd, int on) {
     int old_errno = errno;
     if (r == 0 && on != fd)

@@ -18,8 +18,8 @@ int monarch_is_callers(int fd, const struct monarch_wanted *w);
  * any descriptor of it would drop them, so that none of its descriptors is replaced from here on.
  * 0: one that is being replaced was not closed within 5 s, as the source does not answer. */
 int monarch_keep_locks(int fd);
-/* After a lock was granted on a source's file: another file than its copy was made of is recorded
- * as changed, and read from the source. */
+/* After a lock was granted on a source's file: compares the file with what the catalog knows of it,
+ * and records one that differs as changed, so that the source answers its reads. */
 void monarch_compare_source(int fd);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 /* Before the question whether a descriptor is a copy's: from here on the answer stays. 0 as for

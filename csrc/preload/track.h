@@ -54,7 +54,8 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags);
 void monarch_track_again(int fd, int fresh); /* `fresh` is a duplicate of `fd` */
 /* Before what the flag stands for is done: waits for a promotion that is under way. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
-/* Another word in the place of `seen`, if that is what is still there and nobody holds it. */
+/* Replaces the word `seen` if it is still there. Never replaces a held word: its holder would not
+ * find it again, and nobody else ends a hold. */
 int monarch_track_change(int fd, uint64_t seen, uint64_t to);
 static inline void monarch_track_flag(int fd, uint64_t flag) {
     uint64_t w = monarch_tracked(fd);

@@ -346,7 +346,7 @@ def _last_words(session: SessionDir, status: int) -> str:
 
 
 class _Log(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 takes none
-    """Standard error. Where that is full, a line is lost and nothing is said of it."""
+    """Writes to standard error, and drops a line that cannot be written, without a traceback."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if not isinstance(sys.exc_info()[1], OSError):

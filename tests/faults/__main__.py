@@ -30,8 +30,8 @@ from faults.scenario import Outcome, Site, build_faulter, is_ours
 from monarch_py import _native
 from monarch_py.native import LIBRARY
 
-# Who gets the faults, by role: a daemon, a program that reads, the daemon of one of two nodes, one
-# that follows a plan, or `monarch run` with all that it starts.
+# The processes that get the faults, by role: a daemon, a program that reads, the daemon of one of
+# two nodes, a daemon that follows a plan, or `monarch run` with all that it starts.
 SITES: dict[str, type[Site]] = {
     "daemon": Site,
     "reader": Site,

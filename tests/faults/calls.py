@@ -113,7 +113,7 @@ CALLS = {
 }
 
 
-# What these answer of a disk, they do not answer where none is behind the descriptor.
+# These calls give DISK_ERRORS only on descriptors with a disk behind them.
 OF_DISKS = ("close", "fcntl", "fstat", "ioctl", "read", "statx", "write")
 DISK_ERRORS = ("EDQUOT", "EFBIG", "EIO", "ENOSPC", "ESTALE")
 DISKLESS = ("anon_inode", "pipe", "socket")

@@ -56,8 +56,8 @@ TRACER = 125
 MONARCHS = ("/shm", "/tier", "/dev", "/proc", "/sys", "socket")
 # Calls that the library passes on as they are, also about a copy's descriptor.
 PASSED_ON = ("clone", "fcntl", "mmap", "newfstatat")
-# What may be left of a session in shared memory, besides logs: by what it was ended, and the locks
-# of runs that share a daemon.
+# Files that a session may leave in shared memory, besides logs: the mark of an orderly end, and the
+# locks of runs that share a daemon.
 LEFT = {"stopped", "turn", "users"}
 # Calls that the interpreter and libc make to have memory.
 MEMORY = ("mmap", "mprotect", "mremap", "munmap", "madvise")
@@ -166,7 +166,7 @@ class Site:
         return [str(self._faulter), looked_at, places, str(self.log), *words, "--"]
 
     def _places(self) -> list[Path]:
-        """What a class's target leaves out of a path: of nested ones the inner first."""
+        """Directories that targets' paths leave out; an inner one before its outer one."""
         return [self.directory, self.memory]
 
     # --- what runs ------------------------------------------------------------------------------

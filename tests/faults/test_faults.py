@@ -38,7 +38,7 @@ def classes(sites: dict[str, Site]) -> dict[str, list[CallClass]]:
 
 @pytest.fixture(scope="module")
 def planned(classes: dict[str, list[CallClass]]) -> dict[str, list[Run]]:
-    """What each role gets that no role before it gets."""
+    """The faults of each role, without those that a role before it gets."""
     met: list[CallClass] = []
     found = {}
     for role, calls in classes.items():

@@ -126,9 +126,9 @@ static unsigned add_threads(int from, enum state state, int *options, unsigned n
     return n;
 }
 
-/* Who goes on after a step of thread `from`, -1 at the start: the thread itself; if it waits, the
- * next one that does not; if all wait, the next one, for which time has passed. Another choice is
- * an interrupt. */
+/* The thread that makes the next step after one of thread `from`, -1 at the start: the same thread;
+ * if it waits, the next one that does not; if all wait, the next one, for which time has passed.
+ * Another choice is an interrupt. */
 static int successor(int from) {
     int options[MOST_THREADS];
     unsigned n = 0, can_go_on = from >= 0 && threads[from].state == READY;

@@ -21,7 +21,7 @@ from support.session import MIB, Session
 from interleavings.building import Change, Trials
 
 LIMIT_S, MOST_RUNS = 300, 1 << 20
-# What a trial must have met in its runs, and its interrupts; with --long it has one more.
+# The counts of each trial that must not be 0, and its interrupts; with --long it has one more.
 TRIALS = {
     "entry": (["hits", "misses"], 1),
     "coming": (["promotions", "waits"], 1),

@@ -249,8 +249,8 @@ static void reset_entry(void) {
     put_bytes(path_of("kept", "new"), SMALL, 2, 0, SMALL_BYTES);
 }
 
-/* What an open gives is the file before it was replaced or the file after that, and after that if
- * the open began when it had been replaced. */
+/* An open gives the old file or the new one; only the new one if the rename had returned before the
+ * open began. */
 static void open_and_read(void) {
     uint64_t got[SMALL_BYTES / 8];
     int must_be_new = is_replaced, fd = open(path_of("source", names[SMALL]), O_RDONLY);
@@ -678,14 +678,15 @@ static void set_up(void) {
         put_bytes(kept_copy(number), OTHER, 0, 0, 0);
     snapshot = malloc(catalog->bytes);
     memcpy(snapshot, catalog, catalog->bytes);
-    /* What the library has mapped; counters, and the functions that it stands in front of. */
+    /* Counters, and pointers that never change, are no reason to switch threads. */
     struct session *s = monarch_current;
     stand_behind_the_library();
     ignore_memory(s->clients->stats, sizeof s->clients->stats + sizeof s->clients->rank);
     ignore_memory(&monarch_real, sizeof monarch_real);
 }
 
-/* What the library has done in all runs: else a trial might try nothing. */
+/* Counts of what the library has done in all runs, which show that the trial has tried something.
+ */
 static void print_counts(uint64_t runs) {
     struct monarch_stats sum = {0};
     for (unsigned i = 0; i < MONARCH_STAT_SLOTS; i++) {
