@@ -20,11 +20,11 @@ import numpy as np
 import psutil
 import yaml
 
-from monarch_py.catalog import CatalogReader
-from monarch_py.client import Client
+from monarch_py.ipc.catalog import CatalogReader
+from monarch_py.ipc.client import Client
+from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY, Kind, State, copy_of, state_of, tier_of
-from monarch_py.session import SessionDir
-from monarch_py.tiers import copy_name
+from monarch_py.storage.tiers import copy_name
 
 __all__ = [
     "SEED",

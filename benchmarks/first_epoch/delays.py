@@ -29,8 +29,8 @@ from typing import Any
 from benchmarks.common import Daemon, build, plain_environment, scratch, write_list
 from benchmarks.numbers import Result, describe_machine, report
 from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
+from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import lib
-from monarch_py.session import Segment, SessionDir
 
 KIB, MIB = 1 << 10, 1 << 20
 # Readers beside fills: files that are filled, so many that fills go on for as long as programs read

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.nodes.testbed import Dataset, Layout
-from monarch_py.daemon.fetching import WINDOW_LEAVES
-from monarch_py.daemon.nodes import UNIT
-from monarch_py.daemon.places import PEER_THREADS
+from monarch_py.daemon.nodes.placement import UNIT
+from monarch_py.daemon.nodes.routes import PEER_THREADS
+from monarch_py.daemon.plans.prefetch import WINDOW_LEAVES
 from monarch_py.policies.caches import Hash
 from monarch_py.policies.nopfs import Planned
 from monarch_py.policies.rendezvous import Keys
@@ -27,7 +27,7 @@ from monarch_py.simulator import Rates as SimulatedRates
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import cluster_of
 from monarch_py.simulator.result import PLACES
-from monarch_py.tiers import slack_of
+from monarch_py.storage.tiers import slack_of
 
 # No limit [bytes/s].
 FAST = 1e12

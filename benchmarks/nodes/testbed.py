@@ -20,18 +20,18 @@ import yaml
 
 from benchmarks.common import SEED, Child, plain_environment, wait_until, write_list
 from benchmarks.peers.nodes import Nodes
-from monarch_py.catalog import CatalogReader
-from monarch_py.client import Client
-from monarch_py.cluster import Cluster, Member
 from monarch_py.daemon.lifecycle import Told, spawn
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.catalog import CatalogReader
+from monarch_py.ipc.client import Client
+from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY, Kind, State, state_of, tier_of
 from monarch_py.peers import listen, new_secret
+from monarch_py.peers.membership import Cluster, Member
 from monarch_py.plan import Loader, Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.policies.rendezvous import Keys
-from monarch_py.session import SessionDir
 
 MIB, GIB = 1 << 20, 1 << 30
 BLOCK = 256 << 10

@@ -25,7 +25,7 @@ from monarch_py.simulator import Curve, Scenario, StorageClass, load_scenario, s
 from monarch_py.simulator.comparison import compare
 from monarch_py.simulator.plot import draw
 from monarch_py.simulator.result import to_document
-from monarch_py.units import GIB
+from monarch_py.util.units import GIB
 
 IMAGES, PAGE = Path("docs/img"), Path("docs/simulator.md")
 # The batches of a node for which a divided staging buffer keeps room: a smaller one stops prefetch.

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.common import Daemon, scratch, wait_until
 from benchmarks.numbers import Result, describe_machine, report
-from monarch_py.calibrate import Calibration, calibrate
+from monarch_py.commands.calibrate import Calibration, calibrate
 from monarch_py.config import load_config
 from monarch_py.demo.slowsource import SlowSource, find_slowsource
 from monarch_py.policies.caches import FirstFit
@@ -29,7 +29,7 @@ from monarch_py.simulator import Dataset, Rates, Scenario, StorageClass
 from monarch_py.simulator.engine import measure
 from monarch_py.simulator.jobs import cluster_of
 from monarch_py.simulator.rates import Curve
-from monarch_py.units import MIB
+from monarch_py.util.units import MIB
 
 TRAINER = Path(__file__).with_name("trainer.py")
 BATCH, EPOCHS = 8, 3

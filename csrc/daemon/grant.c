@@ -1,4 +1,4 @@
-/* Placing files in granted room: first fit, as policy would (monarch_py/placement.py), to the byte
+/* Placing files in granted room: first fit, as policy would (monarch_py/policies/placement.py), to the byte
  * and to the inode. */
 #include "grant.h"
 
@@ -47,7 +47,7 @@ static int take_room(struct grant *g, uint64_t size) {
     return -1;
 }
 
-/* The peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes.py). Returns 0
+/* The peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/placement.py). Returns 0
  * for a file that this node does not keep, or may not. */
 static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;

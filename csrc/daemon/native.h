@@ -271,7 +271,7 @@ int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *id
  * places anything in these tiers. */
 struct monarch_room {
     uint64_t bytes, inodes;
-    uint32_t block_bytes, entry_bytes; /* as in monarch_py/placement.py */
+    uint32_t block_bytes, entry_bytes; /* as in monarch_py/policies/placement.py */
     uint32_t is_part, unused;
 };
 enum { MONARCH_PLACED = 1024 };

@@ -15,7 +15,7 @@ from monarch_py import __version__
 from monarch_py.cli.screen import output_failed, prepare, tell, written
 from monarch_py.errors import MonarchError
 from monarch_py.native import LIBRARY
-from monarch_py.spelling import mend
+from monarch_py.util.spelling import mend
 
 __all__ = ["main"]
 

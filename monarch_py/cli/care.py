@@ -10,11 +10,11 @@ from rich.text import Text
 
 from monarch_py.cli.options import as_json, checked, config_option, optional_config_option
 from monarch_py.cli.screen import show, tell
-from monarch_py.client import Client
-from monarch_py.doctor import Finding, examine
+from monarch_py.commands.doctor import Finding, examine
+from monarch_py.commands.verify import clear_tiers, tiers_out_of_use, verify_copies
 from monarch_py.errors import TierError
-from monarch_py.session import SessionDir
-from monarch_py.verify import clear_tiers, tiers_out_of_use, verify_copies
+from monarch_py.ipc.client import Client
+from monarch_py.ipc.session import SessionDir
 
 __all__ = ["COMMANDS"]
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import click
 
-from monarch_py.bringup import Node, bring_up, listed
 from monarch_py.cli.command import why_unusable
 from monarch_py.cli.options import checked, config_option, served_config_option
 from monarch_py.cli.screen import tell, warn
-from monarch_py.client import HAS_CHANGED, Client, catalog_trouble, troubles
+from monarch_py.cluster import Node, bring_up, listed
+from monarch_py.commands.doctor import is_disabled, switches
+from monarch_py.commands.run import Outcome, keep_daemon, run_job
+from monarch_py.commands.summary import since, summary
 from monarch_py.config import Config
 from monarch_py.daemon.lifecycle import end_process, ignore_the_jobs, wait_for
 from monarch_py.daemon.lifecycle import serve as serve_here
-from monarch_py.doctor import is_disabled, switches
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
-from monarch_py.job import Outcome, keep_daemon, run_job
-from monarch_py.launcher import Launch, launched
-from monarch_py.processes import Identity
-from monarch_py.session import SessionDir, holder_of, served_configurations
-from monarch_py.summary import since, summary
+from monarch_py.ipc.client import HAS_CHANGED, Client, catalog_trouble, troubles
+from monarch_py.ipc.session import SessionDir, holder_of, served_configurations
+from monarch_py.util.launcher import Launch, launched
+from monarch_py.util.processes import Identity
 
 __all__ = ["COMMANDS"]
 

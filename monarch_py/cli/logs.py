@@ -11,7 +11,7 @@ import click
 
 from monarch_py.cli.options import served_config_option
 from monarch_py.errors import SessionError
-from monarch_py.session import SessionDir
+from monarch_py.ipc.session import SessionDir
 
 __all__ = ["COMMANDS"]
 

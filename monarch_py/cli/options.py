@@ -10,8 +10,8 @@ import click
 from monarch_py.cli.screen import warn
 from monarch_py.config import Config, load_config
 from monarch_py.errors import ConfigError
-from monarch_py.launcher import launched, with_rank
-from monarch_py.session import SessionDir, served_configurations
+from monarch_py.ipc.session import SessionDir, served_configurations
+from monarch_py.util.launcher import launched, with_rank
 
 __all__ = ["as_json", "checked", "config_option", "optional_config_option", "served_config_option"]
 

@@ -11,8 +11,8 @@ import click
 from monarch_py.cli.options import as_json
 from monarch_py.cli.screen import print_table
 from monarch_py.errors import MonarchError
-from monarch_py.spelling import mend
-from monarch_py.units import format_size, parse_size
+from monarch_py.util.spelling import mend
+from monarch_py.util.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from monarch_py.plan.figures import Figures

@@ -16,7 +16,7 @@ from rich.text import Text
 from monarch_py.cli.options import as_json, checked, config_option
 from monarch_py.cli.screen import print_table, show
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.spelling import mend
+from monarch_py.util.spelling import mend
 
 __all__ = ["COMMANDS"]
 
@@ -196,7 +196,7 @@ def _number(value: float) -> str:
 @click.option("--force", is_flag=True, help="Also over a file that is there.")
 def calibrate(config_file: Path, output: Path | None, *, force: bool) -> None:
     """Measure this machine's tiers and source, as a scenario for `monarch simulate`."""
-    from monarch_py import calibrate as measuring
+    from monarch_py.commands import calibrate as measuring
 
     config = checked(config_file)
     if output is not None and not output.parent.is_dir():

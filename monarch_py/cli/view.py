@@ -11,9 +11,9 @@ from rich.text import Text
 
 from monarch_py.cli.options import as_json, served_config_option
 from monarch_py.cli.screen import print_table, show
-from monarch_py.client import Client, troubles
-from monarch_py.session import SessionDir
-from monarch_py.units import format_size
+from monarch_py.ipc.client import Client, troubles
+from monarch_py.ipc.session import SessionDir
+from monarch_py.util.units import format_size
 
 __all__ = ["COMMANDS"]
 

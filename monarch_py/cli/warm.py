@@ -18,13 +18,13 @@ from rich.progress import Progress as Bar
 
 from monarch_py.cli.options import as_json, config_option
 from monarch_py.cli.screen import tell
-from monarch_py.client import Client
+from monarch_py.commands.summary import room_hint
+from monarch_py.commands.warm import Progress, Warm
 from monarch_py.errors import MonarchError
-from monarch_py.session import SessionDir
-from monarch_py.signals import handle, handling
-from monarch_py.summary import room_hint
-from monarch_py.units import format_size
-from monarch_py.warm import Progress, Warm
+from monarch_py.ipc.client import Client
+from monarch_py.ipc.session import SessionDir
+from monarch_py.util.signals import handle, handling
+from monarch_py.util.units import format_size
 
 __all__ = ["COMMANDS"]
 

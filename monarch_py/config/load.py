@@ -30,8 +30,8 @@ from monarch_py.config.schema import (
     TierConfig,
 )
 from monarch_py.document import Section, Spot, load_document, read_mapping
-from monarch_py.hanging import LIMIT_S, hanging
-from monarch_py.units import GIB, MIB, TIB, format_size
+from monarch_py.util.hanging import LIMIT_S, hanging
+from monarch_py.util.units import GIB, MIB, TIB, format_size
 
 __all__ = ["load_config"]
 

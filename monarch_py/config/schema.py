@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from monarch_py.units import GIB, KIB, MIB
+from monarch_py.util.units import GIB, KIB, MIB
 
 __all__ = [
     "DEFAULT_BLOCK_SIZE_BYTES",

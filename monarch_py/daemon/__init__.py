@@ -2,12 +2,12 @@
 
 lifecycle   starting, detaching, stopping
 server      the loop that does everything in turn, and the control socket beside it
-shared      the segments that clients see
-scanner     sources -> catalog
-filler      what is wanted -> placement -> orders to the copy engine
-engine      the copy engine, in C, as Python drives it
-copies      what becomes of copies: made visible, recorded, dropped
-keeper      copies of persistent tiers -> manifest
-report      what `status` says
+status      what `status` says
 openfiles   who has which logical file open, from the kernel
+plans       access plans: how far programs are, what is kept where, what is fetched ahead
+fill        what is to be filled, and in which order
+nodes       which node keeps which file, what this one gives, whom a fill asks
+copies      the copy engine, in C, as Python drives it, and what becomes of copies
+scan        sources -> catalog
+segments    the segments that clients see
 """

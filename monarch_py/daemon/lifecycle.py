@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from monarch_py import __version__
-from monarch_py.client import Client
-from monarch_py.cluster import Cluster
 from monarch_py.config import Config, load_config
 from monarch_py.daemon.orphan import OrphanWatch
 from monarch_py.daemon.server import Daemon
 from monarch_py.errors import MonarchError, SessionError
+from monarch_py.ipc.client import Client
+from monarch_py.ipc.session import SessionDir, full_shm, hold, id_of, open_private
 from monarch_py.native import lib
-from monarch_py.processes import Identity
+from monarch_py.peers.membership import Cluster
 from monarch_py.scan import take
-from monarch_py.session import SessionDir, full_shm, hold, id_of, open_private
-from monarch_py.signals import handle
+from monarch_py.util.processes import Identity
+from monarch_py.util.signals import handle
 
 __all__ = ["STAY", "Told", "end_process", "ignore_the_jobs", "serve", "spawn", "wait_for"]
 

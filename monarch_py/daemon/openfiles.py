@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.daemon.shared import Shared
+from monarch_py.daemon.segments import Shared
 from monarch_py.native import State, ffi, state_of, tier_of
-from monarch_py.processes import own_processes
+from monarch_py.util.processes import own_processes
 
 __all__ = ["Opened", "all_opened", "open_files", "writers"]
 

@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from monarch_py.processes import Identity, own_processes
-from monarch_py.session import SessionDir
-from monarch_py.shares import Shares
+from monarch_py.ipc.session import SessionDir
+from monarch_py.ipc.shares import Shares
+from monarch_py.util.processes import Identity, own_processes
 
 __all__ = ["OrphanWatch"]
 

@@ -15,35 +15,35 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.cluster import Cluster
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config, TierConfig
-from monarch_py.daemon.copies import Ids
-from monarch_py.daemon.course import Loaded
-from monarch_py.daemon.filler import Filler
-from monarch_py.daemon.keeper import Keeper
-from monarch_py.daemon.members import all_nodes
-from monarch_py.daemon.metadata import Metadata
-from monarch_py.daemon.neighbours import Neighbours
-from monarch_py.daemon.nodes import Membership
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.copies.ranks import Ranks
+from monarch_py.daemon.copies.staging import open_staging
+from monarch_py.daemon.fill.filler import Filler
+from monarch_py.daemon.fill.prefetch import Neighbours
+from monarch_py.daemon.fill.unused import NONE
+from monarch_py.daemon.nodes.cluster_status import all_nodes
+from monarch_py.daemon.nodes.placement import Membership
 from monarch_py.daemon.openfiles import all_opened, open_files, writers
-from monarch_py.daemon.planned import Planned, load_plan
-from monarch_py.daemon.ranks import Ranks
-from monarch_py.daemon.renewal import version_of
-from monarch_py.daemon.report import SCHEMA_VERSION, status
-from monarch_py.daemon.scanner import Scanner
-from monarch_py.daemon.scanpace import ScanPace
-from monarch_py.daemon.shared import Shared
-from monarch_py.daemon.staging import open_staging
+from monarch_py.daemon.plans.manager import Planned, load_plan
+from monarch_py.daemon.plans.retry import version_of
+from monarch_py.daemon.plans.tracker import Loaded
+from monarch_py.daemon.scan.pace import ScanPace
+from monarch_py.daemon.scan.revalidation import Metadata
+from monarch_py.daemon.scan.scanner import Scanner
+from monarch_py.daemon.segments import Shared
+from monarch_py.daemon.status import SCHEMA_VERSION, status
 from monarch_py.daemon.switches import Switches
-from monarch_py.daemon.tierwatch import TierWatch
-from monarch_py.daemon.unused import NONE
 from monarch_py.errors import MonarchError, SessionError, TierError
+from monarch_py.ipc.session import FileId, SessionDir, id_of
 from monarch_py.native import lib
 from monarch_py.peers import Purpose
-from monarch_py.processes import Identity
+from monarch_py.peers.membership import Cluster
 from monarch_py.scan import ALL_NAMES, END_LIMIT_S, Record
-from monarch_py.session import FileId, SessionDir, id_of
-from monarch_py.tiers import Tier, refuse_replaceable
+from monarch_py.storage.durability import Keeper
+from monarch_py.storage.tiers import Tier, refuse_replaceable
+from monarch_py.storage.watch import TierWatch
+from monarch_py.util.processes import Identity
 
 __all__ = ["Daemon"]
 

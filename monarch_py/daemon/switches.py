@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 
-from monarch_py.hanging import LIMIT_S
+from monarch_py.util.hanging import LIMIT_S
 
 __all__ = ["Switches"]
 

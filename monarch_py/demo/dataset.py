@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monarch_py.units import MIB, format_size
+from monarch_py.util.units import MIB, format_size
 
 __all__ = [
     "DEFAULT_SIZE_BYTES",

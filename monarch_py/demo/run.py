@@ -30,7 +30,7 @@ from monarch_py.demo.slowsource import (
     why_unavailable,
 )
 from monarch_py.errors import MonarchError
-from monarch_py.units import GIB, MIB, format_size
+from monarch_py.util.units import GIB, MIB, format_size
 
 __all__ = ["run_demo"]
 

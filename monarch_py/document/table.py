@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from monarch_py.document.nodes import Spot, is_empty
-from monarch_py.spelling import mend
+from monarch_py.util.spelling import mend
 
 __all__ = ["Key", "Parser", "Section", "Table", "list_of", "markdown_rows", "read_mapping"]
 

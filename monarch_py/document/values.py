@@ -15,7 +15,7 @@ import yaml
 
 from monarch_py.document.nodes import Spot, is_empty
 from monarch_py.document.table import Parser
-from monarch_py.units import parse_amount, parse_rate, parse_size
+from monarch_py.util.units import parse_amount, parse_rate, parse_size
 
 __all__ = [
     "amount",

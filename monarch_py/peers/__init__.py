@@ -7,10 +7,10 @@ is the one there is. Bytes are moved by C (csrc/peers), outside Python's lock.
 from monarch_py.peers.fileserver import FileServer
 from monarch_py.peers.handshake import Party, Purpose, new_secret
 from monarch_py.peers.peer import Peer
+from monarch_py.peers.queries import ask
 from monarch_py.peers.ranges import FileId, PeerStatus, new_gets
 from monarch_py.peers.server import PeerServer, listen
 from monarch_py.peers.tcp import TcpTransport
-from monarch_py.peers.telling import ask
 from monarch_py.peers.transport import Transport, Unreachable
 
 __all__ = [

@@ -1,5 +1,5 @@
 """A server of files that are shared one by one, for whoever has no catalog: tests, measurements.
-The daemon shares what its catalog holds (daemon/holdings.py)."""
+The daemon shares what its catalog holds (daemon/nodes/serving.py)."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-from monarch_py.cluster import Cluster
 from monarch_py.errors import SessionError
 from monarch_py.native import lib
+from monarch_py.peers.membership import Cluster
 from monarch_py.peers.ranges import PeerStatus
 from monarch_py.peers.transport import Unreachable
 

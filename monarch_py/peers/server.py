@@ -18,7 +18,7 @@ from typing import Any
 from monarch_py.errors import SessionError
 from monarch_py.native import ffi, lib
 from monarch_py.peers.handshake import Greeter, Keys, Party, Purpose
-from monarch_py.peers.telling import Teller
+from monarch_py.peers.queries import Teller
 
 __all__ = ["PeerServer", "listen"]
 

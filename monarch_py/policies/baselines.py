@@ -12,7 +12,7 @@ from monarch_py.errors import PolicyError
 from monarch_py.policies.caches import used_in_order
 from monarch_py.policies.filling import copies_of, shards
 from monarch_py.policies.view import STAGING, Decision, Job, When
-from monarch_py.units import format_size
+from monarch_py.util.units import format_size
 
 __all__ = [
     "MEMORY",

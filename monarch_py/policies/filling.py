@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.placement import NOWHERE, FirstFit, TierRoom
+from monarch_py.policies.placement import NOWHERE, FirstFit, TierRoom
 from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Ints
 
 __all__ = ["NOWHERE", "copies_of", "fill", "owners_of", "shards"]

@@ -6,7 +6,7 @@ import numpy as np
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import NO_FILE, STAGING, Decision, Ints, Job, same_shape
-from monarch_py.units import format_size
+from monarch_py.util.units import format_size
 
 __all__ = ["GroupShuffle"]
 

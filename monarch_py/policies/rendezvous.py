@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.placement import take
+from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, STAGING, Cluster, Floats, Ints
 
 __all__ = ["Keys", "file_keys", "first_nodes", "homes", "next_nodes", "owners", "scores"]

@@ -11,7 +11,7 @@ from monarch_py.simulator.engine import simulate
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import Result, Unsupported
 from monarch_py.simulator.scenario import Scenario
-from monarch_py.spelling import mend
+from monarch_py.util.spelling import mend
 
 __all__ = ["compare", "names"]
 

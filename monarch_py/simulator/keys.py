@@ -42,7 +42,7 @@ from monarch_py.simulator.scenario import (
     least_share,
     scanned_sizes,
 )
-from monarch_py.spelling import mend
+from monarch_py.util.spelling import mend
 
 __all__ = ["SCENARIO", "load_scenario", "shipped_scenarios"]
 

@@ -15,9 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_py.catalog import Catalog, CatalogReader
-from monarch_py.native import ENTRY, Kind, State, copy_of, ffi, lib, make_word, state_of, tier_of
-from monarch_py.session import SessionDir
+from monarch_py.ipc.catalog import Catalog, CatalogReader
+from monarch_py.ipc.session import SessionDir
+from monarch_py.native import (
+    ENTRY,
+    Kind,
+    State,
+    copy_of,
+    ffi,
+    lib,
+    make_word,
+    state_of,
+    tier_of,
+)
 
 # Names as file systems have them: any bytes but NUL and the slash.
 names = st.binary(min_size=1, max_size=40).map(
@@ -236,8 +246,8 @@ def test_the_longest_paths_fit(catalog: Catalog) -> None:
 READER = """
 import sys
 from pathlib import Path
-from monarch_py.catalog import CatalogReader
-from monarch_py.session import SessionDir
+from monarch_py.ipc.catalog import CatalogReader
+from monarch_py.ipc.session import SessionDir
 directory, done = Path(sys.argv[1]), Path(sys.argv[2])
 looks = 0
 while not done.exists() or not looks:

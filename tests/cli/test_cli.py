@@ -14,8 +14,8 @@ from cli.conftest import FILES, Factory, Monarch, is_running
 from support.session import MIB, Session, wait_until
 
 import monarch_py
-from monarch_py.processes import Identity
-from monarch_py.units import format_size
+from monarch_py.util.processes import Identity
+from monarch_py.util.units import format_size
 
 COMMANDS = [
     *(

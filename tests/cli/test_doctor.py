@@ -19,9 +19,10 @@ from cli.conftest import Factory, Monarch
 from support.mounts import Mounts
 from support.session import MIB, Session
 
-from monarch_py import doctor, memory
-from monarch_py.doctor import Finding, examine
+from monarch_py.commands import doctor
+from monarch_py.commands.doctor import Finding, examine
 from monarch_py.native import LIBRARY
+from monarch_py.storage import memory
 
 MACHINE = ["machine", "C library", "preload library", "shared memory", "many nodes"]
 
@@ -350,7 +351,7 @@ def test_a_daemon_that_is_stopped_is_a_problem_and_its_tiers_are_none(
     served: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MONARCH_SHM", str(served.shm))
-    monkeypatch.setattr("monarch_py.client.ANSWER_LIMIT_S", 0.2)
+    monkeypatch.setattr("monarch_py.ipc.client.ANSWER_LIMIT_S", 0.2)
     assert served.daemon is not None
     served.daemon.send_signal(signal.SIGSTOP)
     try:

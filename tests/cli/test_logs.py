@@ -13,7 +13,7 @@ import pytest
 from cli.conftest import Monarch
 from support.session import Session, wait_until
 
-from monarch_py.session import hold
+from monarch_py.ipc.session import hold
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
 
 from monarch_py.cli import view
-from monarch_py.daemon.report import SCHEMA_VERSION
+from monarch_py.daemon.status import SCHEMA_VERSION
 from monarch_py.native import Reason
-from monarch_py.units import format_size
+from monarch_py.util.units import format_size
 
 PAGE = Path(__file__).parents[2] / "docs" / "status.md"
 ONLY_WITH_OPEN = {"open"}

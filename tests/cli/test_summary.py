@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from support.session import IN_UNITS, MIB, Session
 
+from monarch_py.commands.summary import since, summary
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.summary import since, summary
-from monarch_py.units import counted
+from monarch_py.util.units import counted
 
 Factory = Callable[..., Session]
 

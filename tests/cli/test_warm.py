@@ -15,8 +15,8 @@ from support.files import Files
 from support.session import MIB, Session, wait_until
 
 from monarch_py.cli.warm import _Meter
-from monarch_py.tiers import tier_root
-from monarch_py.warm import Progress
+from monarch_py.commands.warm import Progress
+from monarch_py.storage.tiers import tier_root
 
 
 @pytest.fixture

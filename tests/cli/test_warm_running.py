@@ -18,8 +18,8 @@ from cli.warming import present, warm
 from support.files import Files
 from support.session import MIB, Session, wait_until
 
-from monarch_py.catalog import CatalogReader
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import State, state_of
 
 MANY = 60

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from monarch_py.calibrate import Calibration, scenario_text
+from monarch_py.commands.calibrate import Calibration, scenario_text
 from monarch_py.config import (
     Config,
     PeersConfig,

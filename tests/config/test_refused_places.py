@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from monarch_py.units import parse_size
+from monarch_py.util.units import parse_size
 
 if TYPE_CHECKING:
     from config.conftest import Site

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_py.units import format_size, parse_size
+from monarch_py.util.units import format_size, parse_size
 
 KNOWN = [
     ("1234", 1234),

@@ -18,10 +18,10 @@ from typing import Any
 from csrc.building import HERE, build_program
 from support.session import Session, wait_until
 
-from monarch_py.catalog import CatalogReader, generations
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.catalog import CatalogReader, generations
 from monarch_py.native import State, state_of
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 LOOK = [sys.executable, "-I", "-S", str(HERE / "look.py")]
 # Old enough that no time of a file is the one that an operation gives it.

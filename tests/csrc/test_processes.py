@@ -18,8 +18,8 @@ from csrc.building import CSRC, HERE, build_program, cc
 from csrc.places import NEEDS_ROOT, Done, Place, Stage, differences, finish
 from support.session import Session, wait_until
 
-from monarch_py.catalog import generations
-from monarch_py.tiers import tier_root
+from monarch_py.ipc.catalog import generations
+from monarch_py.storage.tiers import tier_root
 
 SOURCES = sorted(HERE.glob("processes*.c"))
 # Bound at the start, as far as possible: what binding at the first call takes of a stack is

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from support.session import wait_until
 
-from monarch_py.catalog import Catalog
-from monarch_py.daemon.copies import one
+from monarch_py.daemon.copies.copies import one
+from monarch_py.ipc.catalog import Catalog
+from monarch_py.ipc.session import SessionDir
 from monarch_py.native import (
     ENTRY,
     PLACED,
@@ -28,8 +29,7 @@ from monarch_py.native import (
     make_word,
     pointer,
 )
-from monarch_py.placement import TierRoom
-from monarch_py.session import SessionDir
+from monarch_py.policies.placement import TierRoom
 
 BLOCK, SIZE, FILES = 1 << 20, 5000, 4
 Results = npt.NDArray[Any]

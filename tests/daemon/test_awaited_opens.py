@@ -11,7 +11,7 @@ from pathlib import Path
 from support.files import Files
 from support.session import Session, wait_until
 
-from monarch_py.daemon.width import FIRST
+from monarch_py.daemon.copies.concurrency import FIRST
 from monarch_py.demo.slowsource import SlowSource
 
 LATENCY_S = 0.4

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.opening import Ranks, in_turns
 
-from monarch_py.daemon.course import Course, Found, observe
+from monarch_py.daemon.plans.tracker import Course, Found, observe
 from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader

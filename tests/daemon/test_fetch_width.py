@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from monarch_py.daemon import engine as module
-from monarch_py.daemon.engine import LEAST_FETCHES, Engine
-from monarch_py.daemon.width import FIRST, WINDOW_S, ReadsInFlight
+from monarch_py.daemon.copies import engine as module
+from monarch_py.daemon.copies.concurrency import FIRST, WINDOW_S, ReadsInFlight
+from monarch_py.daemon.copies.engine import LEAST_FETCHES, Engine
 
 MOST, MANY = 24, 1000
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.session import wait_until
 
-from monarch_py.daemon.copies import one
+from monarch_py.daemon.copies.copies import one
 from monarch_py.native import HOME, Kind, Reason, State, lib, make_word, pointer, state_of
-from monarch_py.placement import NOWHERE, FirstFit, TierRoom
+from monarch_py.policies.placement import NOWHERE, FirstFit, TierRoom
 
 BLOCK_BYTES, ENTRY_BYTES = 4096, 512
 NEED = 2 * BLOCK_BYTES + ENTRY_BYTES  # of a file of SIZE

@@ -15,7 +15,7 @@ from daemon.engine_site import Engine
 from support.session import wait_until
 
 from monarch_py.native import ENTRY, State, ffi, lib, pointer, state_of
-from monarch_py.placement import TierRoom
+from monarch_py.policies.placement import TierRoom
 
 PLENTY, NOTHING = TierRoom(1 << 20, 1000, 4096, 512), TierRoom(0, 0, 4096, 512)
 # Longer than a descriptor waits for a look, several times.

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from support.files import Files, check_all, read_all
 from support.session import MIB, Session, wait_until
 
-from monarch_py.catalog import CatalogReader
-from monarch_py.daemon import scanner
-from monarch_py.daemon.neighbours import NAMES
-from monarch_py.daemon.source import Parts
+from monarch_py.daemon.fill.prefetch import NAMES
+from monarch_py.daemon.scan import scanner
+from monarch_py.daemon.scan.source import Parts
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.catalog import CatalogReader
 
 DIRECTORIES, MANY, SIZE = 6, 20, 8_000
 Factory = Callable[..., Session]

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from support.session import Session, wait_until
 
-from monarch_py.client import Client
-from monarch_py.cluster import Cluster, Member
 from monarch_py.daemon.lifecycle import STAY, Told, spawn
+from monarch_py.ipc.client import Client
 from monarch_py.peers import listen, new_secret
-from monarch_py.tiers import tier_root
+from monarch_py.peers.membership import Cluster, Member
+from monarch_py.storage.tiers import tier_root
 
 Spawned = tuple[subprocess.Popen[bytes], int, Client]
 

@@ -10,8 +10,8 @@ import psutil
 from support.epoch import make_files
 from support.session import MIB, Session, wait_until
 
+from monarch_py.ipc.session import Segment
 from monarch_py.native import lib
-from monarch_py.session import Segment
 
 # More than a turn's sleep where something goes on, less than one where nothing does [s].
 LONG = 0.6

@@ -18,14 +18,14 @@ from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
-from monarch_py.catalog import CatalogReader
 from monarch_py.config import load_config
-from monarch_py.daemon import unused
-from monarch_py.daemon.copies import Ids
-from monarch_py.daemon.neighbours import NAMES, Directories
-from monarch_py.daemon.planned import Planned
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.fill import unused
+from monarch_py.daemon.fill.prefetch import NAMES, Directories
+from monarch_py.daemon.plans.manager import Planned
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import Kind, State, copy_of, state_of
 
 MANY, SIZE = 40, 20_000

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support.session import wait_until
 
 from monarch_py.config import Performance
-from monarch_py.daemon.course import Course, Found
-from monarch_py.daemon.flows import LEVELS, SOURCES, Flows
-from monarch_py.daemon.pace import Pace
-from monarch_py.daemon.places import NOBODY, TRY_AGAIN_S, Places
+from monarch_py.daemon.nodes.routes import NOBODY, TRY_AGAIN_S, Places
+from monarch_py.daemon.nodes.throughput import LEVELS, SOURCES, Flows
+from monarch_py.daemon.plans.pace import Pace
+from monarch_py.daemon.plans.tracker import Course, Found
 from monarch_py.native import lib
 from monarch_py.peers import PeerStatus
 from monarch_py.plan import Plan, PlanPart

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monarch_py.daemon.placing import _first_by_anybody
-from monarch_py.daemon.staging import NOT_KNOWN
+from monarch_py.daemon.copies.staging import NOT_KNOWN
+from monarch_py.daemon.plans.placement import _first_by_anybody
 from monarch_py.plan import NEVER, Plan, PlanPart, analyse
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader

@@ -28,8 +28,8 @@ from support.session import Session, wait_until
 from support.watch import assert_quiet
 
 from monarch_py.config import load_config
-from monarch_py.daemon.fetching import MOST_FILES
-from monarch_py.daemon.placing import Placed, Placing
+from monarch_py.daemon.plans.placement import Placed, Placing
+from monarch_py.daemon.plans.prefetch import MOST_FILES
 from monarch_py.daemon.server import Daemon
 from monarch_py.native import copy_of
 from monarch_py.plan import Plan

@@ -13,13 +13,13 @@ from support.files import Files, check_all
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
-from monarch_py.catalog import CatalogReader
 from monarch_py.config import load_config
-from monarch_py.daemon.ahead import Ahead
+from monarch_py.daemon.fill.prefetch_queue import Ahead
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import Kind, State, copy_of, state_of
-from monarch_py.tiers import copy_name
+from monarch_py.storage.tiers import copy_name
 
 MANY = 60
 Factory = Callable[..., Session]
@@ -218,7 +218,7 @@ def test_files_that_had_their_turn_are_their_commands_until_they_are_settled() -
 
 
 def test_the_scan_is_met_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch_py.daemon.ahead.MEETS", 4)
+    monkeypatch.setattr("monarch_py.daemon.fill.prefetch_queue.MEETS", 4)
     queue = Ahead(eager=True)
     met = [queue.meet(6), queue.meet(6), queue.meet(6), queue.meet(7)]
     assert [(ids.tolist(), more) for ids, more in met] == [

@@ -11,8 +11,8 @@ import pytest
 from daemon.engine_site import BLOCK, FILES, SIZE, Engine
 from support.session import wait_until
 
-from monarch_py.daemon.copies import Copies
-from monarch_py.daemon.wanted import Wanted
+from monarch_py.daemon.copies.copies import Copies
+from monarch_py.daemon.fill.requests import Wanted
 from monarch_py.native import (
     Kind,
     Reason,

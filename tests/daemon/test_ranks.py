@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_py.daemon.course import Course, Found
-from monarch_py.daemon.ranks import (
+from monarch_py.daemon.copies.ranks import (
     LEAST_LOAD,
     MEMORY_S,
     MOST_SEARCHED,
@@ -23,6 +22,7 @@ from monarch_py.daemon.ranks import (
     Ranks,
     shares_of,
 )
+from monarch_py.daemon.plans.tracker import Course, Found
 from monarch_py.native import ffi, lib
 from monarch_py.plan import Loader, Plan, PlanPart
 from monarch_py.plan.index import Index

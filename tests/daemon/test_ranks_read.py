@@ -15,13 +15,13 @@ import pytest
 from support.epoch import Reader, content, make_files
 from support.session import MIB, Session, wait_until
 
-from monarch_py.catalog import CatalogReader
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.catalog import CatalogReader
+from monarch_py.ipc.session import Segment
 from monarch_py.native import ffi, lib
 from monarch_py.plan import Loader, Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
-from monarch_py.session import Segment
 
 KIB = 1 << 10
 SIZE, FILES, THREADS = 64 * KIB, 240, 8

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from monarch_py.daemon.shared import _put
+from monarch_py.daemon.segments import _put
 from monarch_py.errors import SessionError
+from monarch_py.ipc.session import shm_root
 from monarch_py.native import ffi
-from monarch_py.session import shm_root
 
 
 def test_a_path_never_goes_beyond_its_room() -> None:

@@ -17,8 +17,8 @@ from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
 
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.session import Segment
 from monarch_py.native import ffi
-from monarch_py.session import Segment
 
 Factory = Callable[..., Session]
 KIB = 1 << 10

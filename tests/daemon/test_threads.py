@@ -11,7 +11,7 @@ import pytest
 from support.epoch import make_files
 from support.session import MIB, Session, wait_until
 
-from monarch_py.daemon.width import FIRST
+from monarch_py.daemon.copies.concurrency import FIRST
 from monarch_py.demo.slowsource import SlowSource
 
 Factory = Callable[..., Session]

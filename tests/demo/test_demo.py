@@ -27,7 +27,7 @@ from monarch_py.demo import run as run_module
 from monarch_py.demo.dataset import IMAGE_BYTES, make_dataset, masked_crc32c
 from monarch_py.demo.run import run_demo
 from monarch_py.errors import MonarchError
-from monarch_py.units import MIB, parse_size
+from monarch_py.util.units import MIB, parse_size
 
 TRAIN = Path(run_module.__file__).with_name("train.py")
 SMALL = 4 * MIB

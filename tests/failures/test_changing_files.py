@@ -21,8 +21,8 @@ from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
-from monarch_py.catalog import CatalogReader
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.catalog import CatalogReader
 
 SIZE = 6 * MIB + 11
 

@@ -20,7 +20,7 @@ from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
 
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 # Nothing that the library does for a reader waits for a daemon that is gone: what a file may take
 # here is what a busy machine makes of it [s].

@@ -17,7 +17,7 @@ from support.mounts import Mounts
 from support.session import IN_UNITS, MIB, Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 UNIT = 256 << 10
 FILES, SIZE = 8, 2 * MIB + 17

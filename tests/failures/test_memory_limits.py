@@ -12,7 +12,7 @@ from support.mounts import Mounts
 from support.session import MIB, Session
 from support.watch import assert_quiet, settle
 
-from monarch_py.memory import HEADROOM, available_bytes
+from monarch_py.storage.memory import HEADROOM, available_bytes
 
 GIB = 1 << 30
 NO_LIMIT_V1 = "9223372036854771712"

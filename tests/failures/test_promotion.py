@@ -15,7 +15,7 @@ from support.files import Files, digest, random_bytes
 from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
 
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 SIZE = 3 * MIB + 17
 

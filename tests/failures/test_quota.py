@@ -12,7 +12,7 @@ from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, settle
 
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 
 def tier(tmp_path: Path, quota_bytes: int, **more: object) -> dict[str, object]:

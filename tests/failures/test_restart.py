@@ -17,7 +17,7 @@ from support.session import MIB, Session, wait_until
 from support.watch import settle
 
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 COUNT = 24
 

@@ -19,7 +19,7 @@ import pytest
 from support.files import Files, check_all
 from support.session import Session, wait_until
 
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 
 @pytest.fixture
@@ -69,15 +69,15 @@ def test_the_commands_status_is_passed_on(session: Session, script: str, status:
 # `monarch` with a test's patience.
 IMPATIENT = """
 import sys
-import monarch_py.client, monarch_py.job
-monarch_py.client.ANSWER_LIMIT_S, monarch_py.job.SILENT_LIMIT_S = 1.0, 0.1
+import monarch_py.ipc.client, monarch_py.commands.run
+monarch_py.ipc.client.ANSWER_LIMIT_S, monarch_py.commands.run.SILENT_LIMIT_S = 1.0, 0.1
 from monarch_py.__main__ import main
 main()
 """
 SIGNAL_THE_DAEMON = """
 import os, sys
-from monarch_py.client import Client
-from monarch_py.session import SessionDir
+from monarch_py.ipc.client import Client
+from monarch_py.ipc.session import SessionDir
 os.kill(Client(SessionDir.of(sys.argv[1])).ask("where")["pid"], int(sys.argv[2]))
 """
 

@@ -16,7 +16,7 @@ import pytest
 from support.files import Files
 from support.session import Session, wait_until
 
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 # Has a file of the source open under the library, in a session of its own, until its input ends.
 READER = """

@@ -17,7 +17,7 @@ from support.session import Session, wait_until
 from support.steps import Steps
 from support.watch import settle
 
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 # A daemon at rest looks every second [s].
 NOTICED_S = 5.0

@@ -11,8 +11,8 @@ from support.files import Files, Loop, check_all, du_bytes, random_bytes
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 
+from monarch_py.ipc.session import least_shm_bytes
 from monarch_py.native import ffi
-from monarch_py.session import least_shm_bytes
 
 SMALL = 4 * MIB
 SEGMENTS = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")

@@ -13,7 +13,7 @@ from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet, cpu_seconds, settle
 
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 
 def capacity(mount_point: Path) -> int:

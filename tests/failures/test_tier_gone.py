@@ -20,7 +20,7 @@ from support.watch import assert_quiet, settle
 
 from monarch_py.config import load_config
 from monarch_py.daemon.server import Daemon
-from monarch_py.tiers import Tier, held_elsewhere, tier_root
+from monarch_py.storage.tiers import Tier, held_elsewhere, tier_root
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from monarch_py.daemon import tierwatch
-from monarch_py.ownership import Doubt
-from monarch_py.tiers import Tier
+from monarch_py.storage import watch as tierwatch
+from monarch_py.storage.tiers import Tier
+from monarch_py.util.ownership import Doubt
 
 
 class Config:

@@ -14,7 +14,7 @@ from support.files import Files, check_all
 from support.session import MIB, Session, wait_until
 from support.watch import settle
 
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from faults.scenario import (
     look_at_shared_memory,
     noted_in,
 )
-from monarch_py.client import Client
 from monarch_py.daemon import lifecycle
-from monarch_py.session import SessionDir
+from monarch_py.ipc.client import Client
+from monarch_py.ipc.session import SessionDir
 
 __all__ = ["PairSite"]
 

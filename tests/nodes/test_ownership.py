@@ -1,5 +1,7 @@
-"""Which node keeps which file (daemon/nodes.py), decided by every node for itself: the same on all
-of them, within every quota, each file by one node as long as there is room."""
+"""Which node keeps which file (daemon/nodes/placement.py), decided by every node for itself.
+
+All nodes decide alike and within every quota; one node keeps each file as long as there is room.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_py.cluster import Cluster, Member
-from monarch_py.daemon import nodes as module
-from monarch_py.daemon.nodes import NOBODY, SCAN_LIMIT_S, START_LIMIT_S, UNIT, Membership, Nodes
+from monarch_py.daemon.nodes import placement as module
+from monarch_py.daemon.nodes.placement import (
+    NOBODY,
+    SCAN_LIMIT_S,
+    START_LIMIT_S,
+    UNIT,
+    Membership,
+    Nodes,
+)
 from monarch_py.errors import SessionError
 from monarch_py.native import ENTRY, Kind, Reason, State, make_word
-from monarch_py.tiers import slack_of
+from monarch_py.peers.membership import Cluster, Member
+from monarch_py.storage.tiers import slack_of
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = st.one_of(st.integers(0, 64 * KIB), st.integers(0, 4 * MIB), st.just(1 << 60))

@@ -16,8 +16,8 @@ from support.epoch import Reader, make_files
 from support.nodes import MIB, Node, Nodes
 from support.session import wait_until
 
-from monarch_py.catalog import CatalogReader
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import lib
 from monarch_py.peers import FileId, Peer, PeerStatus, TcpTransport, new_gets
 from monarch_py.peers.handshake import Purpose

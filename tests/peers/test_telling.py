@@ -13,8 +13,8 @@ from support.session import wait_until
 
 from monarch_py.peers import FileServer, PeerStatus, Purpose, Unreachable, ask, new_secret
 from monarch_py.peers.handshake import ANSWER_BYTES, HELLO_BYTES, introduce
+from monarch_py.peers.queries import MOST_AT_A_TIME, MOST_BYTES
 from monarch_py.peers.tcp import connected
-from monarch_py.peers.telling import MOST_AT_A_TIME, MOST_BYTES
 
 LIMIT_S = 2.0
 

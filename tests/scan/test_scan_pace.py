@@ -17,8 +17,7 @@ import pytest
 from support.epoch import make_files
 from support.session import Session, wait_until
 
-from monarch_py.catalog import Catalog
-from monarch_py.daemon.scanpace import (
+from monarch_py.daemon.scan.pace import (
     AHEAD_S,
     IDLE_S,
     LEAST,
@@ -28,9 +27,10 @@ from monarch_py.daemon.scanpace import (
     ScanPace,
 )
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.catalog import Catalog
+from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Kind, ffi, lib
 from monarch_py.scan import ALL_NAMES, Walk
-from monarch_py.session import SessionDir
 
 Factory = Callable[..., Session]
 FILES = 200

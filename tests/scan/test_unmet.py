@@ -9,9 +9,9 @@ import pytest
 from support.files import Files
 from support.session import Session, wait_until
 
-from monarch_py.catalog import CatalogReader
-from monarch_py.daemon.unmet import FEW, THREADS, WAITING, Unmet
+from monarch_py.daemon.scan.unlisted import FEW, THREADS, WAITING, Unmet
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc.catalog import CatalogReader
 
 LATENCY_S = 1.0
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_py.simulator.rates import Curve
-from monarch_py.units import GIB, KIB, MIB, parse_amount, parse_rate
+from monarch_py.util.units import GIB, KIB, MIB, parse_amount, parse_rate
 
 # NoPFS, section 6.1: the PFS by clients, in MB/s.
 PFS = Curve.of({1: 330.0, 2: 730.0, 4: 1540.0, 8: 2870.0})

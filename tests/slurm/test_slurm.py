@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from bringup.conftest import why_no_mpi
+from cluster.conftest import why_no_mpi
 from support.machines import Machines, why_no_machines
 from support.session import wait_until
 from support.slurm import Slurm, why_no_slurm

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 from support.session import Session, wait_until
 
 

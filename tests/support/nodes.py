@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from monarch_py.cluster import Cluster, Member
 from monarch_py.daemon.lifecycle import Told, spawn
 from monarch_py.peers import Party, listen, new_secret
+from monarch_py.peers.membership import Cluster, Member
 from support.session import MIB, Session, wait_until
 
 

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import yaml
 
-from monarch_py.client import Client
+from monarch_py.ipc.client import Client
+from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY
-from monarch_py.session import SessionDir
 
 T = TypeVar("T")
 MIB = 1 << 20

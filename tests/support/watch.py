@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 from support.files import du_bytes
 from support.session import Session, wait_until
 

@@ -16,7 +16,7 @@ from support.files import Files
 from support.session import Session
 from support.watch import settle
 
-from monarch_py.session import Segment
+from monarch_py.ipc.session import Segment
 
 FILES = 40
 SLOT = np.dtype([("place", np.uint64), ("copy", np.uint64)])

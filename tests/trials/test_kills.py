@@ -19,7 +19,7 @@ from trials.reading import Reading, make_known
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import SessionError
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 # Some empty, some of less than a page, some of many units.
 SIZES = {

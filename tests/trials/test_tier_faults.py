@@ -18,7 +18,7 @@ from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 from trials.reading import Reading, make_known
 
-from monarch_py.tiers import tier_root
+from monarch_py.storage.tiers import tier_root
 
 WITHOUT_RIGHTS = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--")
 FILE = 300_000

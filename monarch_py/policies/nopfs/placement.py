@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.placement import take
 from monarch_py.policies.filling import fill
 from monarch_py.policies.nopfs.prices import Prices, Program, Rows, bound, find_prices
+from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, STAGING, Copies, Floats, Ints
 
 __all__ = ["Placement", "copies_of", "homeless", "into_classes", "literal", "place"]

@@ -20,7 +20,7 @@ from monarch_py.simulator.published.run import simulate
 from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import Result
 from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
-from monarch_py.units import MIB
+from monarch_py.util.units import MIB
 
 __all__ = ["NAMES", "Difference", "compare", "load_records", "scenario_of"]
 

@@ -1,0 +1,76 @@
+"""Work that all ranks do, or none: after each part every rank knows how it went on all others, so
+that they go on together or end together, with the same words."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from monarch_py.cluster.ranks import Ranks
+from monarch_py.errors import MonarchError
+
+__all__ = ["EndError", "alike", "listed", "told_once", "together"]
+
+T = TypeVar("T")
+
+# Names of nodes in one sentence; of more, their number is said.
+MOST_NAMES = 4
+
+
+class EndError(MonarchError):
+    """All ranks end, since one of them cannot go on: all raise this, with the same words."""
+
+    def __init__(self, words: list[str], exit_status: int) -> None:
+        super().__init__("\nmonarch: ".join(words))
+        self.exit_status = exit_status  # type: ignore[misc]
+
+
+@dataclass(slots=True)
+class _Outcome:
+    name: str
+    value: Any = None
+    problem: str = ""
+    exit_status: int = 0
+
+
+def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
+    """Does a part of the work on every rank; what it returned on each, on every rank. EndError."""
+    outcome = _Outcome(ranks.names[ranks.rank])
+    try:
+        outcome.value = work()
+    except MonarchError as error:
+        outcome.problem, outcome.exit_status = str(error), error.exit_status
+    except Exception as error:  # the others would wait for this rank
+        traceback.print_exc()
+        outcome.problem, outcome.exit_status = f"{type(error).__name__}: {error}", 1
+    outcomes = ranks.gather(outcome)
+    failed = [o for o in outcomes if o.problem]
+    if failed:
+        words = told_once((o.name, o.problem) for o in failed)
+        raise EndError(words, max(o.exit_status for o in failed))
+    return [o.value for o in outcomes]
+
+
+def alike(check: Callable[..., None], *known: Any) -> None:
+    """A check of what all ranks know, which fails on all of them or on none. EndError."""
+    try:
+        check(*known)
+    except MonarchError as error:
+        raise EndError([str(error)], error.exit_status) from None
+
+
+def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
+    """What several nodes say is one sentence, which begins with their names."""
+    speakers: dict[str, list[str]] = {}
+    for name, words in said:
+        speakers.setdefault(words, []).append(name)
+    return [f"{listed(names)}: {words}" for words, names in speakers.items()]
+
+
+def listed(names: Sequence[str]) -> str:
+    """A few words, and how many more there are."""
+    if len(names) <= MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"

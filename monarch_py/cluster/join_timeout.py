@@ -1,0 +1,66 @@
+"""A bound on joining the other ranks: MPI_Init returns when all have called it, or never."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from monarch_py.util.launcher import Launch
+
+__all__ = ["bounded_join", "end_with_the_others"]
+
+# Ranks reach MPI_Init within this time of each other, also where each imports Python from a slow
+# file system [s].
+JOIN_LIMIT_S = 120.0
+# The next rank waits that much longer, so that the launcher has ended it before it says the same;
+# at most so many times [s].
+APART_S, APART_RANKS = 1.0, 10
+
+
+@contextmanager
+def bounded_join(launch: Launch) -> Iterator[None]:
+    """Kills this process, which lets the launcher end all others, if the block takes too long.
+
+    MPI_Init holds Python's lock, so no thread or handler of Python would run meanwhile: a child
+    watches the time. It ends with the block, or with this process.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        _watch(reading, launch)
+    os.close(reading)
+    try:
+        yield
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+
+
+def _watch(reading: int, launch: Launch) -> NoReturn:
+    """The child. What it inherited of pipes it holds no longer than its parent does."""
+    try:
+        limit_s = JOIN_LIMIT_S + APART_S * min(launch.rank, APART_RANKS)
+        parent = os.getppid()
+        if not select.select([reading], [], [], limit_s)[0] and os.getppid() == parent:
+            words = (
+                f"monarch: rank {launch.rank} has waited {limit_s:.0f} s for the others of"
+                f" {launch.size}: one has ended before it joined them; see what it said, and"
+                " whether every node has monarch and mpi4py\n"
+            )
+            os.write(2, words.encode())
+            os.kill(parent, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def end_with_the_others() -> None:
+    """Ends this process by a signal where the launcher is MPICH's, which takes no notice of a rank
+    that ends with a status before MPI_Init: the others would wait for it."""
+    if "PMI_FD" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,190 @@
+"""What one rank does for its own node while the daemons are brought up, step by step."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from monarch_py.cluster.node_info import Card, make_card
+from monarch_py.config import Config, load_config
+from monarch_py.daemon.lifecycle import Told, spawn
+from monarch_py.errors import ConfigError, MonarchError, SessionError
+from monarch_py.ipc.client import Client, troubles
+from monarch_py.ipc.session import SessionDir, holder_of
+from monarch_py.ipc.shares import Shares
+from monarch_py.peers import listen
+from monarch_py.peers.membership import Cluster
+from monarch_py.scan import Record, give, record_sources
+
+__all__ = ["Here"]
+
+# A start may take minutes, where it lists the sources. It is looked this often [s].
+TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
+# One that is busy may answer late once.
+LOOKS = 2
+
+
+class Here:
+    """record : the list of the sources, on the rank that has made it;  began : when that was, on
+    time.monotonic() [s];  process, lifeline : of the daemon, once it is started"""
+
+    def __init__(self, config_file: Path, name: str) -> None:
+        self._config_file, self._name = config_file, name
+        self._listener: socket.socket | None = None
+        self.record = b""
+        self.began = 0.0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.lifeline: int | None = None
+        self._shares: Shares | None = None
+
+    def take_turn(self) -> None:
+        """Waits for others who start or end a daemon here; SessionError if they take too long."""
+        try:
+            config = load_config(self._config_file)
+        except MonarchError:
+            return  # `prepare` says so, as on the other nodes
+        self._shares = Shares(SessionDir.of(config.file))
+        limit = time.monotonic() + TURN_LIMIT_S
+        while not self._shares.try_turn():
+            if time.monotonic() > limit:
+                raise SessionError(
+                    f"another start, or run, of {self._config_file} has been under way for"
+                    f" {TURN_LIMIT_S:.0f} s; wait for its end, and try again"
+                )
+            time.sleep(TURN_PAUSE_S)
+
+    def leave_turn(self) -> None:
+        if self._shares is not None:
+            self._shares.close()
+            self._shares = None
+
+    def prepare(self) -> Card:
+        self._config = load_config(self._config_file)
+        if self._config.scan == "lazy":
+            raise ConfigError(
+                f"{self._config.file}: nodes share all files out, and 'scan: lazy' does not list"
+                " them all; remove 'scan'"
+            )
+        card, self._listener = make_card(self._config, self._name)
+        return card
+
+    # --- the first start --------------------------------------------------------------------------
+
+    def scan(self) -> None:
+        self.began = time.monotonic()
+        try:
+            self.record = record_sources(self._config)
+        except OSError as error:
+            raise SessionError(f"a source cannot be listed: {error}") from error
+
+    def start(self, cluster: Cluster, record: bytes, began: float) -> list[str]:
+        """Starts the daemon with rank 0's list; why tiers are not used, one sentence each."""
+        _check_record(self._config, Record(record), cluster.members[0].name)
+        fd = give(record, began)
+        try:
+            return self._start(cluster, fd)
+        finally:
+            os.close(fd)
+
+    # --- coming back ------------------------------------------------------------------------------
+
+    def cluster(self) -> Cluster:
+        """As the daemon that runs here knows it."""
+        return Cluster.of(Client(self._session()).ask("cluster"))
+
+    def _session(self) -> SessionDir:
+        return SessionDir.of(self._config.file)
+
+    def roots(self) -> list[int | None]:
+        """The inode number of each source; None where there is none to be seen."""
+        return [_inode(source.real_path) for source in self._config.sources]
+
+    def come_back(self, cluster: Cluster, roots: Sequence[int | None], name: str) -> list[str]:
+        """Starts the daemon at the address by which the others know it, to list the sources by
+        itself; why tiers are not used, one sentence each.
+
+        roots : as the node of this name has them
+        """
+        assert self._listener is not None
+        for source, ours, theirs in zip(self._config.sources, self.roots(), roots, strict=True):
+            if ours != theirs:
+                raise _other_source(source.path, name)
+        me = cluster.members[cluster.rank]
+        if self._listener.getsockname()[:2] != (me.host, me.port):
+            self._listener.close()
+            self._listener = _listen_again(me.host, me.port, self._session())
+        return self._start(cluster, None)
+
+    # --- both -------------------------------------------------------------------------------------
+
+    def _start(self, cluster: Cluster, record: int | None) -> list[str]:
+        assert self._listener is not None
+        reading, self.lifeline = os.pipe2(os.O_CLOEXEC)
+        with self._listener as listener:
+            try:
+                told = Told(cluster, listener, record, reading)
+                self.process = spawn(self._config.file, detach=False, told=told)
+            finally:
+                os.close(reading)
+        return troubles(Client(SessionDir.of(self._config.file)).ask("status"))
+
+    def unreached(self) -> list[dict[str, Any]]:
+        """Of the other nodes those whose daemons this one does not reach, as `all` tells them."""
+        client = Client(SessionDir.of(self._config.file))
+        silent: list[dict[str, Any]] = []
+        with suppress(SessionError):  # thousands that are off take too long: no reason to fail
+            for _ in range(LOOKS):
+                silent = [node for node in client.ask("all")["nodes"] if not node["answers"]]
+                if not silent:
+                    break
+        return silent
+
+    def end(self) -> None:
+        """Ends the daemon, if this call has started one."""
+        if self.lifeline is not None:
+            os.close(self.lifeline)
+        if self.process is not None:
+            self.process.wait()
+
+
+def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
+    try:
+        return listen(host, port)
+    except SessionError as error:
+        silent = holder_of(session.lock)
+        mend = "free it" if not silent else f"the daemon of {silent} there does not answer: end it"
+        raise SessionError(
+            f"the daemons that run reach this node at {host}, port {port}, where this one cannot"
+            f" be served now ({error.__cause__}): {mend}, or stop all daemons first"
+        ) from error
+
+
+def _check_record(config: Config, record: Record, name: str) -> None:
+    """Whether this node has before it what the node of this name has listed: the same file system,
+    with the same inode numbers. SessionError if not."""
+    for number, source in enumerate(config.sources):
+        samples = record.samples(number)
+        is_same = _inode(source.real_path) == record.root_ino(number)
+        # One look is enough, but where a file has been replaced since.
+        if not is_same or (samples and all(_inode(source.real_path / p) != i for p, i in samples)):
+            raise _other_source(source.path, name)
+
+
+def _other_source(path: Path, name: str) -> SessionError:
+    return SessionError(
+        f"{path} is not what {name} has under this name (other inode numbers); mount the same file"
+        " system on all nodes, or start each node's daemon by itself with --alone"
+    )
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return None

@@ -1,0 +1,1 @@
+"""What the commands do. Their arguments and what they print is cli's."""

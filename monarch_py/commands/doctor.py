@@ -1,0 +1,367 @@
+"""`monarch doctor`: what works on this machine, what does not, and the mend."""
+
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from monarch_py.cluster.address import is_loopback, serving_address
+from monarch_py.config import (
+    SYSTEM_SWITCH_FILE,
+    Config,
+    PeersConfig,
+    load_config,
+    mount_options,
+)
+from monarch_py.errors import MonarchError, TierError
+from monarch_py.ipc.client import HAS_CHANGED, Client
+from monarch_py.ipc.session import SessionDir, holder_of, least_shm_bytes, shm_root
+from monarch_py.native import LIBRARY, ffi, lib
+from monarch_py.peers.handshake import LIBCRYPTO_MEND, NO_LIBCRYPTO, has_libcrypto
+from monarch_py.storage import memory
+from monarch_py.storage.manifest import Manifest
+from monarch_py.storage.tiers import held_elsewhere, tier_root
+from monarch_py.util.hanging import hanging
+from monarch_py.util.ownership import doubts, why_not_private
+from monarch_py.util.units import format_size
+
+__all__ = ["Finding", "examine", "switches"]
+
+NONE_RUNS = "none runs: monarch run starts one for its command, monarch start one that stays"
+# Shared memory for a catalog: 192 bytes and the path a file, and the clients' segment.
+CATALOG_BYTES_PER_FILE = 288
+# The daemon has two for each block that it copies, and a job's locks may take one a file.
+MIN_DESCRIPTORS = 256
+# Loading MPI looks for fabrics, on some machines for long.
+MPI_S = 30
+# In a process of its own: what a broken MPI does to it is told.
+MPI_VERSION = """
+import mpi4py
+mpi4py.rc(initialize=False, finalize=False)
+from mpi4py import MPI
+print(MPI.Get_library_version().split("\\n")[0].strip("\\0"))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """level : 'ok', 'note' (nothing was examined), 'warning' or 'problem';  mend : what to do, ''
+    when nothing."""
+
+    level: str
+    what: str
+    found: str
+    mend: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _machine() -> Iterator[Finding]:
+    machine = platform.machine()
+    if machine in ("x86_64", "aarch64"):
+        yield Finding("ok", "machine", machine)
+    else:
+        yield Finding("problem", "machine", machine, "Monarch runs on x86-64 and aarch64")
+    libc, version = platform.libc_ver()
+    if libc == "glibc":
+        yield Finding("ok", "C library", f"{libc} {version}")
+    else:
+        yield Finding(
+            "problem", "C library", libc or "unknown", "Monarch needs glibc 2.17 or later"
+        )
+
+
+def _library() -> Iterator[Finding]:
+    if not LIBRARY.exists():
+        yield Finding(
+            "problem", "preload library", f"{LIBRARY} is missing", "install Monarch again"
+        )
+        return
+    if any(letter in str(LIBRARY) for letter in " :"):
+        mend = "LD_PRELOAD separates its names by these: install where the path has none"
+        yield Finding("problem", "preload library", f"{LIBRARY} holds a space or a colon", mend)
+        return
+    program = shutil.which("true") or "/bin/true"
+    environment = {"LD_PRELOAD": str(LIBRARY)}
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 0 and not done.stderr:
+        yield Finding("ok", "preload library", str(LIBRARY))
+    else:
+        problem = done.stderr.strip() or f"a program under it ended with {done.returncode}"
+        mend = "give other users and nodes read access to it, or install it where they have"
+        yield Finding("problem", "preload library", problem, mend)
+
+
+def _in_the_way(path: Path, what: str, mend: str) -> Finding | None:
+    """What somebody has put where the daemon makes a directory of this user alone."""
+    try:
+        why = why_not_private(path)
+    except OSError:
+        return None  # there is nothing
+    return Finding("problem", what, f"{path} {why}", mend) if why else None
+
+
+def _shared_memory() -> Iterator[Finding]:
+    root = shm_root()
+    in_the_way = _in_the_way(
+        root / f"monarch-{os.geteuid()}",
+        "shared memory",
+        "set MONARCH_SHM to a directory of yours",
+    )
+    if in_the_way is not None:
+        yield in_the_way
+        return
+    try:
+        system = os.statvfs(root)
+    except OSError as error:
+        yield Finding("problem", "shared memory", f"{root}: {error.strerror}", "set MONARCH_SHM")
+        return
+    free = system.f_bavail * system.f_frsize
+    needed = least_shm_bytes()
+    # Files beyond the most are left to the source, however much room there is.
+    files = min(max(0, free - needed) // CATALOG_BYTES_PER_FILE, lib.MONARCH_MAX_FILES)
+    text = f"{root}: {format_size(free)} free, room for the catalog of {files:,} files"
+    if free < needed:
+        least = format_size(needed)
+        mend = f"make it larger (at least {least}; docker: --shm-size), or set MONARCH_SHM"
+        yield Finding("problem", "shared memory", text, mend)
+    else:
+        yield Finding("ok", "shared memory", text)
+
+
+def is_disabled() -> bool:
+    """Whether this process's environment turns the library off."""
+    return os.environ.get("MONARCH_DISABLE", "0") not in ("", "0")
+
+
+def switches(config: Config | None) -> Iterator[Finding]:
+    """What turns everything off, now and here."""
+    files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
+    for path in files:
+        if path is None:
+            continue
+        if hanging([path]):
+            yield Finding("problem", "switch", f"{path} does not answer", "look at its file system")
+        elif path.exists():
+            yield Finding("warning", "switch", f"{path} turns everything off", "remove it")
+    if is_disabled():
+        text = "MONARCH_DISABLE is set and turns everything off for what is started here"
+        yield Finding("warning", "switch", text, "unset it")
+
+
+def _places(config: Config) -> Iterator[Finding]:
+    """What others may do to the tiers' directories, and who has them."""
+    for tier in (*config.tiers, *([config.staging] if config.staging else [])):
+        what = f"tier ({tier.kind})"
+        for doubt in doubts(tier.mount_point):
+            level = "problem" if doubt.is_certain else "warning"
+            yield Finding(level, what, doubt.text, doubt.mend)
+        root = tier_root(tier.mount_point)
+        if (found := _in_the_way(root, what, "choose another mount_point")) is not None:
+            yield found
+
+
+def _tiers(config: Config) -> Iterator[Finding]:
+    for tier in config.tiers:
+        system = os.statvfs(tier.mount_point)
+        free = system.f_bavail * system.f_frsize
+        text = (
+            f"{tier.mount_point}: quota {format_size(tier.quota_bytes)}, {format_size(free)} free"
+        )
+        room = min(free, memory.available_bytes()) if tier.kind == "ram" else free
+        if room < tier.quota_bytes:
+            limit = "memory (cgroup)" if room < free else "disk"
+            mend = f"the {limit} leaves {format_size(room)} now; the quota is kept to that"
+            yield Finding("warning", f"tier ({tier.kind})", text, mend)
+        elif "huge=always" in mount_options(tier.mount_point):
+            mend = "mount it with huge=within_size; with huge=always a small file takes 2 MiB"
+            yield Finding("warning", f"tier ({tier.kind})", text, mend)
+        else:
+            yield Finding("ok", f"tier ({tier.kind})", text)
+
+
+def _manifests(config: Config) -> Iterator[Finding]:
+    """Of persistent tiers that no daemon has. A damaged one keeps no daemon from starting."""
+    for tier in config.tiers:
+        root = tier_root(tier.mount_point)
+        path = root / "manifest.sqlite"
+        if not (tier.persistent and os.path.lexists(path)) or holder_of(root / "lock") is not None:
+            continue
+        try:
+            manifest = Manifest(path)
+            manifest.check()
+            manifest.load()  # every column, as a daemon would
+            manifest.close()
+        except TierError as error:
+            yield Finding("warning", f"tier ({tier.kind})", str(error))
+
+
+def _sources(config: Config) -> Iterator[Finding]:
+    for source in config.sources:
+        if os.access(source.path, os.R_OK | os.X_OK):
+            yield Finding("ok", "source", str(source.path))
+        else:
+            mend = "ask its owner for read and search permission"
+            yield Finding("problem", "source", f"{source.path} is not readable", mend)
+
+
+def _many_nodes() -> Iterator[Finding]:
+    """Whether `mpiexec monarch start` can bring up daemons together."""
+    if importlib.util.find_spec("mpi4py") is None:
+        text = "mpi4py is not there: this node works alone"
+        yield Finding("ok", "many nodes", f"{text} (pip install mpi4py mpich)")
+        return
+    mend = "mpi4py needs the cluster's MPI (module load), or: pip install mpi4py mpich"
+    command = [sys.executable, "-c", MPI_VERSION]
+    try:  # a module of the working directory is not meant
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=MPI_S, cwd="/"
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding("warning", "many nodes", f"MPI was not loaded in {MPI_S} s", mend)
+        return
+    if done.returncode == 0:
+        yield Finding("ok", "many nodes", f"mpi4py finds {' '.join(done.stdout.split())}")
+    else:
+        why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        yield Finding("warning", "many nodes", f"mpi4py does not load: {why}", mend)
+
+
+def _address(config: Config) -> Iterator[Finding]:
+    try:
+        address = serving_address(config)
+    except MonarchError as error:
+        yield Finding("problem", "address", str(error))
+        return
+    if is_loopback(address):
+        mend = "with several nodes, name one under peers: {interface: ...}"
+        yield Finding("ok", "address", f"{address}, which only this node reaches; {mend}")
+    else:
+        yield Finding("ok", "address", f"other nodes reach this one at {address}")
+
+
+def _libcrypto(config: Config) -> Iterator[Finding]:
+    """Without it daemons that know of each other refuse to start; a node alone needs none."""
+    names_peers = config.peers != PeersConfig()
+    may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
+    if may_join and not has_libcrypto():
+        level = "problem" if names_peers else "warning"
+        yield Finding(level, "libcrypto", NO_LIBCRYPTO, LIBCRYPTO_MEND)
+
+
+def _daemon(config: Config) -> Iterator[Finding]:
+    client = Client(SessionDir.of(config.file))
+    if not client.runs():
+        yield from _no_daemon(config, client)
+        return
+    report = client.ask("status")
+    yield Finding("ok", "daemon", f"process {report['pid']} serves")
+    if not client.ask("where")["is_current"]:
+        yield Finding("warning", "daemon", HAS_CHANGED.format(config.file))
+    for tier in report["tiers"]:
+        if not tier["usable"]:
+            yield Finding("problem", "tier", tier["why"])
+        if tier["lost"]:
+            yield Finding("warning", "tier", tier["lost"])
+    if report["catalog_full"]:
+        mend = "make /dev/shm larger, or narrow the sources with include and exclude"
+        yield Finding("warning", "catalog", "shared memory is full; some files are uncached", mend)
+
+
+def _no_daemon(config: Config, client: Client) -> Iterator[Finding]:
+    """Whether `monarch run` could start one."""
+    if (holder := holder_of(client.session.lock)) is not None:
+        found = f"{holder} does not answer: it starts or ends, or it is stopped"
+        yield Finding(
+            "problem", "daemon", found, "run doctor again; if that stays so, end the process"
+        )
+        return
+    held = [held_elsewhere(tier.mount_point, config.file) for tier in config.tiers]
+    for text in filter(None, held):
+        yield Finding("problem" if all(held) else "warning", "tier", text)
+    if all(held):
+        found = "none runs, and none can be started: no tier can be used"
+        yield Finding("problem", "daemon", found, "free a tier, or give hierarchy another one")
+    elif client.serves():
+        found = "the last one was killed or crashed (monarch logs has its words)"
+        yield Finding("problem", "daemon", found, f"monarch start -c {config.file}")
+    else:
+        yield Finding("note", "daemon", NONE_RUNS)
+
+
+def _container(config: Config) -> Iterator[Finding]:
+    """What a container must share, for a job inside and a daemon outside."""
+    places = [shm_root(), LIBRARY.parent, config.file]
+    places += [source.path for source in config.sources]
+    places += [tier.mount_point for tier in config.tiers]
+    shared = " ".join(dict.fromkeys(str(place) for place in places))
+    text = "for a job in one and a daemon outside, bind at the same paths, as the same user"
+    yield Finding("note", "containers", f"{text}: {shared}")
+
+
+def _limits() -> Iterator[Finding]:
+    """Limits under which programs would go without Monarch, or the daemon without room."""
+    segments = sum(ffi.sizeof(f"struct monarch_{name}") for name in ("clients", "control", "fills"))
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY and space < 32 * segments:
+        text = f"address space limited to {format_size(space)}"
+        mend = f"ulimit -v unlimited: the segments alone take {format_size(segments)}"
+        yield Finding("warning", "limits", text, mend)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < MIN_DESCRIPTORS:
+        text = f"{files} open files"
+        yield Finding("warning", "limits", text, f"ulimit -n {MIN_DESCRIPTORS}, or more")
+
+
+def _environment() -> Iterator[Finding]:
+    preload = os.environ.get("MONARCH_LEFT") or os.environ.get("LD_PRELOAD", "")
+    for path in filter(None, preload.replace(":", " ").split()):
+        if Path(path).name == LIBRARY.name and Path(path) != LIBRARY:
+            mend = "use the library and the monarch command of one installation"
+            yield Finding("warning", "LD_PRELOAD", f"names another libmonarch.so: {path}", mend)
+
+
+def examine(config_file: Path | None) -> Iterator[Finding]:
+    """Everything that can be looked at, each as soon as it is known; without a configuration, the
+    machine alone."""
+    for part in (_machine, _library, _shared_memory, _limits, _environment, _many_nodes):
+        yield from part()
+    if config_file is None:
+        mend = "name one with -c to have its tiers and sources examined"
+        yield Finding("warning", "configuration", "none is named", mend)
+        yield from switches(None)
+    else:
+        yield from _configured(config_file)
+
+
+def _configured(config_file: Path) -> Iterator[Finding]:
+    config, can_start = None, True
+    parts: tuple[Callable[[Config], Iterator[Finding]], ...] = (_sources, *WITHOUT_SOURCES)
+    try:
+        config = load_config(config_file)
+    except MonarchError as error:
+        yield Finding("problem", "configuration", str(error))
+        can_start = False
+        # A source that is gone or hangs is no reason not to look at the tiers.
+        with suppress(MonarchError):
+            config, parts = load_config(config_file, with_sources=False), WITHOUT_SOURCES
+    else:
+        yield Finding("ok", "configuration", str(config.file))
+    if config is not None:
+        for text in config.warnings:
+            yield Finding("warning", "configuration", text)
+        for part in parts:
+            yield from (f for f in part(config) if can_start or f.found != NONE_RUNS)
+    yield from switches(config)
+
+
+WITHOUT_SOURCES = (_tiers, _manifests, _places, _container, _address, _libcrypto, _daemon)

@@ -1,0 +1,247 @@
+"""`monarch run`: a command with the library before it, and a daemon for as long as it runs."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monarch_py.daemon.lifecycle import spawn
+from monarch_py.errors import MonarchError, NoDaemonError, SessionError
+from monarch_py.ipc.client import Client, troubles
+from monarch_py.ipc.session import SessionDir
+from monarch_py.ipc.shares import Shares
+from monarch_py.native import LIBRARY
+from monarch_py.util.processes import Identity
+from monarch_py.util.signals import handling
+
+__all__ = ["Outcome", "job_environment", "keep_daemon", "run_job"]
+
+# The shell's statuses for a command that is not there or cannot be run.
+NOT_FOUND, NOT_RUNNABLE = 127, 126
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# A daemon's end: many copies go, and a tier of a file system is written out. And that of one which
+# does not answer [s].
+END_LIMIT_S, SILENT_LIMIT_S = 600.0, 60.0
+KILL_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """exit_status : of the command, 128 + n for signal n;  report : the daemon's last status, None
+    if there is none;  problem : why the command ran without a daemon;  before : the daemon's status
+    before the command ran, None if it could not be had;  lost : why a daemon that served has given
+    no report."""
+
+    exit_status: int
+    report: dict[str, Any] | None
+    problem: str
+    before: dict[str, Any] | None = None
+    lost: str = ""
+
+
+def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """The variables that put a program under the library; other preloads stay, behind ours."""
+    base = {name: value for name, value in base.items() if name != "MONARCH_LEFT"}
+    others = [p for p in base.get("LD_PRELOAD", "").split(":") if p and p != str(LIBRARY)]
+    return {
+        **base,
+        "LD_PRELOAD": ":".join([str(LIBRARY), *others]),
+        "MONARCH_CONFIG": str(config_file.resolve()),
+    }
+
+
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], starts: Callable[[Identity], None]
+) -> int:
+    """What a batch system sends us goes on to the command. The terminal's Ctrl-C reaches it by
+    itself; we wait for what it makes of that.
+
+    starts : called in the child before it executes the command, so that the daemon knows of the
+    command even if this process is killed at once
+    """
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def forward(number: int, _frame: object) -> None:
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
+
+    with handling(FORWARDED, forward), handling([signal.SIGINT], lambda *_: None):
+        try:
+            child = subprocess.Popen(
+                command,
+                env=environment,
+                preexec_fn=lambda: starts(Identity.of(os.getpid())),  # noqa: PLW1509 - no threads
+            )
+        except FileNotFoundError:
+            sys.stderr.write(f"monarch: {command[0]}: command not found\n")
+            return NOT_FOUND
+        except OSError as error:
+            sys.stderr.write(f"monarch: {command[0]}: {error.strerror}\n")
+            return NOT_RUNNABLE
+        for number in early:
+            child.send_signal(number)
+        status = child.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _serving(client: Client) -> Identity | None:
+    """The daemon that answers, as it knows itself."""
+    try:
+        found = client.ask("where")
+    except SessionError:
+        return None
+    return Identity(int(found["pid"]), int(found["began"]))
+
+
+def _end_daemon(client: Client, daemon: Identity) -> None:
+    """Ends it: asked, or told if it does not answer; killed in the end."""
+    is_asked = False
+    if _serving(client) == daemon:
+        with contextlib.suppress(SessionError):
+            client.ask("stop")
+            is_asked = True
+    if not is_asked:
+        daemon.send(signal.SIGTERM)
+    if not daemon.wait(END_LIMIT_S if is_asked else SILENT_LIMIT_S):
+        daemon.send(signal.SIGKILL)
+        daemon.wait(KILL_LIMIT_S)
+
+
+class _Share:
+    """A run's part of a daemon that runs share (`shares`): the first of them starts it, and the
+    last ends it. While the command of a run that was killed goes on, the daemon serves it, and ends
+    by itself later (`daemon.orphan`). A daemon of `monarch start` is nobody's to end."""
+
+    def __init__(self, config_file: Path) -> None:
+        self.config_file = config_file
+        self.session = SessionDir.of(config_file)
+        self.client = Client(self.session)
+        self._shares = Shares(self.session)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._had_turn = False
+
+    def begin(self) -> None:
+        """A daemon serves, and does so until `end`; MonarchError when none can be started."""
+        self._shares.take_turn()
+        self._had_turn = True
+        try:
+            serving = _serving(self.client)
+            if serving is None:
+                self._child = spawn(self.config_file, detach=False, is_shared=True)
+                self._tell_troubles()
+            else:
+                if self._shares.daemon() != serving:  # but one that has died since
+                    self._shares.note_daemon(None)
+                with contextlib.suppress(SessionError):
+                    self.client.ask("job")
+            self._shares.join()
+        finally:
+            self._shares.leave_turn()
+
+    def _tell_troubles(self) -> None:
+        with contextlib.suppress(SessionError):
+            for trouble in troubles(self.client.ask("status")):
+                sys.stderr.write(f"monarch: {trouble}\n")
+
+    def starts(self, command: Identity) -> None:
+        """The daemon serves it also when this process is killed."""
+        self._shares.note_command(command)
+
+    def end(self) -> None:
+        try:
+            self._shares.leave()
+            if not self._had_turn:
+                return
+            self._shares.take_turn()
+            if self._shares.is_unused() and not self._shares.has_command():
+                daemon = self._shares.daemon()
+                if daemon is not None:
+                    _end_daemon(self.client, daemon)
+                self._shares.note_daemon(None)
+        except (SessionError, OSError) as error:
+            left = "; the daemon is left running" if self._had_turn else ""
+            sys.stderr.write(f"monarch: {_words(error)}{left}\n")
+        finally:
+            with contextlib.suppress(OSError):
+                self._shares.close()
+        if self._child is not None:
+            self._child.returncode = 0  # waited for above, or somebody else's by now
+
+    def keep(self) -> "subprocess.Popen[bytes] | None":
+        """As `keep_daemon`, once."""
+        self._shares.take_turn()
+        try:
+            child = None if self.client.runs() else spawn(self.config_file, detach=True)
+            self._shares.note_daemon(None)
+            return child
+        finally:
+            self._shares.close()
+
+
+def keep_daemon(config_file: Path) -> "subprocess.Popen[bytes] | None":
+    """A daemon that stays, whatever runs begin and end: a new one, or None where one serves
+    already. SessionError when it does not come up."""
+    return _Share(config_file).keep()
+
+
+def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
+    """Runs the command under the library. A daemon that serves the configuration is used and left
+    running; otherwise one is started, and ended with the last run that uses it. If none can be
+    started the command runs all the same, on the source. A signal before the command runs ends us
+    (SystemExit), and the daemon that we started."""
+    with handling([signal.SIGTERM, signal.SIGHUP], _end):
+        return _run_job(config_file, command)
+
+
+def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
+    try:
+        share = _Share(config_file)
+    except (MonarchError, OSError) as error:  # there is no place for a session
+        problem = _tell_problem(error)
+        return Outcome(_run(command, os.environ, lambda _: None), None, problem)
+    problem, report, lost = "", None, ""
+    before: dict[str, Any] | None = None
+    try:
+        try:
+            share.begin()
+            with contextlib.suppress(SessionError):
+                before = share.client.ask("status")
+        except (MonarchError, OSError) as error:
+            problem = _tell_problem(error)
+        environment = dict(os.environ) if problem else job_environment(config_file, os.environ)
+        status = _run(command, environment, share.starts)
+        try:
+            report = share.client.ask("status")
+        except NoDaemonError:
+            lost = "the daemon ended before the command; `monarch logs` says why"
+        except SessionError as error:
+            lost = str(error)
+    finally:
+        with handling([*FORWARDED, signal.SIGINT], lambda *_: None):
+            share.end()
+    return Outcome(status, report, problem, before, lost)
+
+
+def _tell_problem(error: MonarchError | OSError) -> str:
+    problem = _words(error)
+    sys.stderr.write(f"monarch: {problem}; the command reads from the source\n")
+    return problem
+
+
+def _words(error: MonarchError | OSError) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    why = error.strerror or str(error)
+    return f"{error.filename}: {why}" if error.filename else why

@@ -1,0 +1,310 @@
+"""From the paths that a user names to entries of the catalog, while it still grows."""
+
+import os
+import stat
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.ipc.catalog import CatalogReader, distinct
+from monarch_py.native import Kind, Reason, State, make_word, reason_of, state_of
+
+__all__ = ["Chosen", "Place", "Root"]
+
+Ids = npt.NDArray[np.uint64]
+
+# Entries whose paths are compared at a time: 16 MiB for paths of 100 bytes.
+PORTION = 16384
+GONE = "gone: it was removed from the source after the scan; restore it, or leave it out"
+EXCLUDED = np.uint64(make_word(State.BYPASS, Reason.EXCLUDED))
+
+
+class Root(NamedTuple):
+    """A source. spellings : its directory as it is and as the configuration has it."""
+
+    number: int
+    spellings: tuple[str, ...]
+
+
+class Place(NamedTuple):
+    """Something below a source. text : as the user named it;  path : relative, "" for all of it."""
+
+    text: str
+    source: int
+    path: str
+
+
+def _is_excluded(words: Any) -> Any:
+    return (state_of(words) == State.BYPASS) & (reason_of(words) == Reason.EXCLUDED)
+
+
+class Chosen:
+    """The files that are meant: named ones, and all below named directories.
+
+    texts : paths as the user wrote them, None for everything
+    problems : (path, what is wrong and the mend), one for each path that means nothing
+    ids : (n,) entries in the order in which they were named or met
+    unknown : files that are there and that the catalog does not know yet
+    """
+
+    def __init__(
+        self, roots: Sequence[Root], texts: Sequence[str] | None, catalog: CatalogReader
+    ) -> None:
+        self.roots = roots
+        self.problems: list[tuple[str, str]] = []
+        self.ids: Ids = np.zeros(0, dtype=np.uint64)
+        self.unknown: dict[tuple[int, str], Place] = {}
+        self._named: list[int] = []
+        self._texts: dict[int, str] = {}  # of named files, by their entries
+        self._directories: dict[tuple[int, str], Place] = {}
+        # Of each directory: files met below it, and those of them that are left out.
+        self._below: dict[tuple[int, str], npt.NDArray[np.int64]] = {}
+        self._is_chosen = np.zeros(0, dtype=bool)
+        self._examined = 0
+        if texts is None:
+            self._directories = {(root.number, ""): Place("", root.number, "") for root in roots}
+        for text in texts or ():
+            self._name(text, catalog)
+        self._below = {key: np.zeros(2, dtype=np.int64) for key in self._directories}
+
+    @property
+    def needs_scanned(self) -> list[tuple[int, str]]:
+        """Directories, as (source, path): they are complete when the scan of them is."""
+        return list(self._directories)
+
+    # --- what a path means ----------------------------------------------------------------------
+
+    def _name(self, text: str, catalog: CatalogReader) -> None:
+        plain = os.path.abspath(os.path.expanduser(text))
+        # '..' behind a link leads elsewhere than the text says.
+        place = self._place(text, plain) if ".." not in text.split("/") else None
+        # The catalog is asked before the source, which may be slow.
+        if place is None or not self._take(place, catalog):
+            self._look(text, catalog)
+
+    def _place(self, text: str, path: str) -> Place | None:
+        for root in self.roots:
+            for spelling in root.spellings:
+                if path == spelling:
+                    return Place(text, root.number, "")
+                if path.startswith(spelling + "/"):
+                    return Place(text, root.number, path[len(spelling) + 1 :])
+        return None
+
+    def _take(self, place: Place, catalog: CatalogReader) -> bool:
+        """Whether the catalog knows it as a file or a directory."""
+        if not place.path:
+            self._directories[place.source, ""] = place
+            return True
+        entry = catalog.find(place.source, place.path)
+        if entry < 0:
+            return False
+        row = catalog.entries[entry]
+        if row["kind"] == Kind.DIR:
+            self._directories[place.source, place.path] = place
+        elif row["kind"] != Kind.FILE:
+            return False
+        elif _is_excluded(row["word"]):
+            self._leave_out(place.text)
+        else:
+            self._named.append(entry)
+            self._texts[entry] = place.text
+        return True
+
+    def _look(self, text: str, catalog: CatalogReader) -> None:
+        """Asks the file system what a path is that the catalog does not tell of."""
+        path = os.path.expanduser(text)
+        try:
+            real = os.path.realpath(path, strict=True)
+            mode = os.stat(real).st_mode
+        except (OSError, ValueError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+            mend = "check the spelling" if missing else "make it readable, or leave it out"
+            self.problems.append((text, f"{why}; {mend}"))
+            return
+        place = self._place(text, real)
+        if place is None:
+            places = ", ".join(root.spellings[-1] for root in self.roots)
+            mend = f"name what is below {places}, or add its directory to `sources`"
+            self.problems.append((text, f"outside every source; {mend}"))
+        elif self._take(place, catalog):
+            pass
+        elif stat.S_ISDIR(mode):
+            self._directories[place.source, place.path] = place
+        elif stat.S_ISREG(mode):
+            self.unknown[place.source, place.path] = place
+        else:
+            self.problems.append((text, "neither a file nor a directory; name one of these"))
+
+    def _leave_out(self, text: str) -> None:
+        why = "left out by the configuration; change `include`, `exclude`, `min_size` or `max_size`"
+        self.problems.append((text, f"{why} of its source and start the daemon again"))
+
+    # --- what the catalog has of it -------------------------------------------------------------
+
+    def meet(self, catalog: CatalogReader) -> Ids:
+        """The (n,) entries that are meant and were not returned before."""
+        for place in [p for p in self.unknown.values() if catalog.find(p.source, p.path) >= 0]:
+            del self.unknown[place.source, place.path]
+            self._take(place, catalog)
+        # The catalog grows meanwhile: one look at its length, after the last look into it.
+        last = len(catalog)
+        self._is_chosen = np.pad(self._is_chosen, (0, last - len(self._is_chosen)))
+        found = [self._new(np.array(self._named, dtype=np.uint64))]
+        self._named = []
+        while self._directories and self._examined < last:
+            end = min(self._examined + PORTION, last)
+            found.append(self._new(self._examine(catalog, self._examined, end)))
+            self._examined = end
+        new = np.concatenate(found)
+        if len(new):
+            self.ids = np.concatenate([self.ids, new])
+        return new
+
+    def _new(self, ids: Ids) -> Ids:
+        """Without those that were chosen before, each once."""
+        ids = distinct(ids)
+        ids = ids[~self._is_chosen[ids]]
+        self._is_chosen[ids] = True
+        return ids
+
+    def _examine(self, catalog: CatalogReader, first: int, end: int) -> Ids:
+        """Files below the directories, among the entries [first, end)."""
+        rows = catalog.entries[first:end]
+        files = np.flatnonzero(rows["kind"] == Kind.FILE)
+        sources, lengths = rows["source"][files], rows["path_len"][files]
+        excluded = _is_excluded(rows["word"][files])
+        meant = np.zeros(len(files), dtype=bool)
+        # Directories of one source whose paths are equally long are looked for together.
+        groups: dict[tuple[int, int], list[bytes]] = {}
+        for source, path in self._directories:
+            text = os.fsencode(path + "/") if path else b""
+            groups.setdefault((source, len(text)), []).append(text)
+        for (source, length), texts in groups.items():
+            those = np.flatnonzero((sources == source) & (lengths > length))
+            if not length:
+                meant[those] = True
+                self._count(source, b"", len(those), int(excluded[those].sum()))
+                continue
+            prefixes = np.array(sorted(texts))
+            texts_there = catalog.beginnings((files[those] + first).astype(np.uint64), length)
+            at = np.minimum(np.searchsorted(prefixes, texts_there), len(prefixes) - 1)
+            hits = prefixes[at] == texts_there
+            meant[those[hits]] = True
+            counts = np.bincount(at[hits])
+            out = np.bincount(at[hits], weights=excluded[those[hits]])
+            for i in np.flatnonzero(counts).tolist():
+                self._count(source, prefixes[i], int(counts[i]), int(out[i]))
+        found: Ids = (files[meant] + first).astype(np.uint64)
+        return found
+
+    def _count(self, source: int, prefix: bytes, files: int, excluded: int) -> None:
+        self._below[source, os.fsdecode(prefix).removesuffix("/")] += (files, excluded)
+
+    # --- at the end of the scan -----------------------------------------------------------------
+
+    def finish(self, catalog: CatalogReader) -> None:
+        """The scan is complete: says which directories hold nothing that is copied, and adds to
+        `unknown` the files of those that are newer than the scan."""
+        for (source, path), place in self._directories.items():
+            files, excluded = self._below[source, path]
+            if files and files == excluded and place.text:
+                self._leave_out(place.text)
+            elif path and catalog.find(source, path) < 0:
+                self._walk(place)
+
+    def directories(self, catalog: CatalogReader) -> Ids:
+        """The (n,) known directories whose files are all meant."""
+        known = np.flatnonzero(catalog.entries["kind"] == Kind.DIR)
+        sources = catalog.entries["source"][known].tolist()
+        of = zip(known.tolist(), sources, strict=True)
+        meant = [entry for entry, source in of if self._holds(source, catalog.path(entry))]
+        return np.array(meant, dtype=np.uint64)
+
+    def _holds(self, source: int, path: str) -> bool:
+        while (source, path) not in self._directories:
+            if not path:
+                return False
+            path = os.path.dirname(path)
+        return True
+
+    def walk_anew(self, directories: Sequence[int], catalog: CatalogReader) -> None:
+        """Adds to `unknown` what known directories hold besides what the catalog knows."""
+        for entry in directories:
+            source, path = int(catalog.entries["source"][entry]), catalog.path(entry)
+            top = self.roots[source].spellings[0]
+            try:
+                names = os.listdir(os.path.join(top, path))
+            except OSError as error:
+                place = self._directories.get((source, path))
+                if isinstance(error, FileNotFoundError) and place is not None:
+                    self.problems.append((place.text, GONE))
+                continue
+            for name in names:
+                below = os.path.join(path, name)
+                if catalog.find(source, below) >= 0:
+                    continue
+                place = Place(os.path.join(top, below), source, below)
+                mode = self._mode(place.text)
+                if stat.S_ISREG(mode):
+                    self.unknown[source, below] = place
+                elif stat.S_ISDIR(mode):
+                    self._walk(place)
+
+    def _walk(self, place: Place) -> None:
+        top = self.roots[place.source].spellings[0]
+        device, start = self._device(top), os.path.join(top, place.path)
+        if self._device(start) != device:
+            mend = "make it a source of its own"
+            self.problems.append((place.text, f"on another file system than its source; {mend}"))
+            return
+        for directory, names, files in os.walk(start):
+            names[:] = [n for n in names if self._device(os.path.join(directory, n)) == device]
+            for name in files:
+                full = os.path.join(directory, name)
+                if stat.S_ISREG(self._mode(full)):
+                    path = full[len(top) + 1 :]
+                    self.unknown[place.source, path] = Place(full, place.source, path)
+
+    @staticmethod
+    def _device(path: str) -> int:
+        try:
+            return os.lstat(path).st_dev
+        except OSError:
+            return -1
+
+    @staticmethod
+    def _mode(path: str) -> int:
+        try:
+            return os.lstat(path).st_mode
+        except OSError:
+            return 0
+
+    def gone(self, ids: Ids, catalog: CatalogReader) -> Ids:
+        """Those of (n,) entries that were named and are gone from the source; `problems` tells."""
+        found = [entry for entry in ids.tolist() if entry in self._texts]
+        found = [entry for entry in found if self._is_gone(entry, catalog)]
+        for entry in found:
+            root = self.roots[int(catalog.entries["source"][entry])].spellings[-1]
+            self.problems.append((self._texts[entry] or root, GONE))
+        return np.array(found, dtype=np.uint64)
+
+    def _is_gone(self, entry: int, catalog: CatalogReader) -> bool:
+        top = self.roots[int(catalog.entries["source"][entry])].spellings[0]
+        try:
+            os.lstat(os.path.join(top, catalog.path(entry)))
+        except OSError as error:
+            return isinstance(error, FileNotFoundError | NotADirectoryError)
+        return False
+
+    def give_up(self, places: Sequence[Place]) -> None:
+        """Files that the daemon does not take into its catalog."""
+        for place in places:
+            del self.unknown[place.source, place.path]
+            why = (
+                "the daemon cannot tell this file; see whether it can be read, and `monarch status`"
+            )
+            self.problems.append((place.text, why))

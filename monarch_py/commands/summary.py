@@ -1,0 +1,200 @@
+"""What `monarch run` says at its end: what the run gained, what it cost the source, and what to
+change, in lines of at most 80 columns."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from typing import Any
+
+from monarch_py.util.units import GIB, MIB, counted, format_size
+
+__all__ = ["room_hint", "since", "summary"]
+
+WIDTH = 80
+# Of a line's second half; "monarch: " is as wide as the labels.
+INDENT = 11
+# A number and its unit, which stand on one line.
+NUMBER = re.compile(r"(\d) ([KMGTPE]?i?B\b|%)")
+
+
+def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
+    """What has been counted between two reports of one daemon; in all, if there is no earlier one
+    or it is another daemon's.
+
+    totals : as in a report;  staged : copies;  served_bytes : given to other nodes
+    """
+    first = before if before is not None and before["pid"] == after["pid"] else None
+
+    def gained(*names: str) -> float:
+        counts = []
+        for report in (after, first):
+            found: Any = report
+            for name in names:
+                found = found[name] if found else None
+            counts.append(found or 0)
+        return counts[0] - counts[1]
+
+    return {
+        "totals": {name: gained("totals", name) for name in after["totals"]},
+        "staged": gained("staging", "staged"),
+        "served_bytes": gained("nodes", "served_bytes"),
+    }
+
+
+def summary(report: dict[str, Any], run: dict[str, Any]) -> list[str]:
+    """The lines. report : the daemon's, after the run;  run : what `since` counts."""
+    told = [("monarch:", _opens(report, run["totals"]))]
+    if run["totals"]["opens"]:
+        told += [("  source:", _source(run["totals"]))]
+    told += [("  filled:", text) for text in _not_filled(report, run["totals"])]
+    told += [("  tier:", _tier(tier)) for tier in report["tiers"]]
+    told += [("  staging:", text) for text in _staging(report, run)]
+    told += [("  nodes:", text) for text in _nodes(run)]
+    told += [("  ahead:", text) for text in _ahead(report)]
+    told += [("  no room:", text) for text in _no_room(report)]
+    told += [("  skipped:", text) for text in _left_out(report)]
+    told += [("  plan:", _plan(plan)) for plan in report["plans"]]
+    return [line for label, text in told for line in _wrapped(label, text)]
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    first = label.ljust(INDENT) if label.startswith(" ") else label + " "
+    whole = NUMBER.sub("\\1\u00a0\\2", text)
+    lines = textwrap.wrap(
+        whole,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * INDENT,
+        # Paths and numbers with their units are to be copied.
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\u00a0", " ") for line in lines]
+
+
+def _opens(report: dict[str, Any], totals: dict[str, Any]) -> str:
+    if report["switched_off"]:
+        return "switched off by an administrator or by your `switch_file`: nothing was served"
+    if not totals["opens"]:
+        roots = " or ".join(source["path"] for source in report["sources"])
+        return (
+            f"no file below {roots} was opened; does the program use another path or mount of the"
+            " dataset, or does it not load the library (a static program, `env -i`)?"
+        )
+    share = f"{100 * totals['hits'] / totals['opens']:.1f} %"
+    opens = counted(totals["opens"], "open")
+    text = f"{opens} of dataset files, {totals['hits']:,} ({share}) from copies"
+    if totals["bytes_while_filling"]:
+        text += f"; {format_size(totals['bytes_while_filling'])} were read while copies were made"
+    return text
+
+
+def _source(totals: dict[str, Any]) -> str:
+    fills, own = totals["source_bytes_read_by_fills"], totals["source_bytes_read_by_programs"]
+    without = totals["bytes_from_tier"] + totals["bytes_from_source"]
+    return (
+        f"{format_size(fills + own)} read ({format_size(fills)} to fill copies, {format_size(own)}"
+        f" by the program itself); {format_size(without)} without Monarch"
+    )
+
+
+def _not_filled(report: dict[str, Any], totals: dict[str, Any]) -> list[str]:
+    is_meant = report["prefetch"] == "none" and totals["hits"] < totals["opens"]
+    if totals["fills"] or not is_meant:
+        return []
+    return ["nothing; with `prefetch: none` only `monarch warm` makes copies"]
+
+
+def _tier(tier: dict[str, Any]) -> str:
+    if not tier["usable"]:
+        return str(tier["why"])
+    room = f"{format_size(tier['used_bytes'])} of {format_size(tier['quota_bytes'])}"
+    foreign = f" ({tier['foreign']:,} of other sources)" if tier.get("foreign") else ""
+    return f"{tier['mount_point']}: {counted(tier['files'], 'copy')}{foreign}, {room}"
+
+
+def _staging(report: dict[str, Any], run: dict[str, Any]) -> list[str]:
+    staging = report["staging"]
+    if staging is None or not (run["staged"] or staging["files"]):
+        return []
+    room = f"{format_size(staging['used_bytes'])} of {format_size(staging['quota_bytes'])}"
+    where = f"{staging['mount_point']}: {counted(staging['files'], 'copy')}, {room}"
+    return [f"{where}; {run['staged']:,} were made here in this run"]
+
+
+def _nodes(run: dict[str, Any]) -> list[str]:
+    came, went = run["totals"]["bytes_from_peers"], run["served_bytes"]
+    if not came and not went:
+        return []
+    return [f"{format_size(came)} came from other nodes, {format_size(went)} went to them"]
+
+
+def _ahead(report: dict[str, Any]) -> list[str]:
+    ahead = report["ahead"]
+    if not ahead or not ahead["unused_files"]:
+        return []
+    size = format_size(ahead["unused_bytes"])
+    return [f"{counted(ahead['unused_files'], 'copy')} ({size}) that no program has opened yet"]
+
+
+def _left_out(report: dict[str, Any]) -> list[str]:
+    """Files that the configuration leaves to the source, or that could not be copied."""
+    words = {
+        "excluded": "excluded by the configuration",
+        "changed": "changed since the daemon looked at them",
+        "failed": "could not be copied: see `monarch logs`",
+        "unsupported": "have attributes that the catalog cannot hold",
+    }
+    found = {
+        reason: sum(source["bypass"].get(reason, 0) for source in report["sources"])
+        for reason in words
+    }
+    return [f"{counted(n, 'file')} {words[reason]}" for reason, n in found.items() if n]
+
+
+def _no_room(report: dict[str, Any]) -> list[str]:
+    files = sum(source["bypass"].get("no_room", 0) for source in report["sources"])
+    size = sum(source["bypass_bytes"].get("no_room", 0) for source in report["sources"])
+    if not files:
+        return []
+    text = f"{counted(files, 'file')} ({format_size(size)}) left to the source"
+    hint = room_hint(report, files, size)
+    return [f"{text}; {hint}" if hint else f"{text}: no tier can be used, as said above"]
+
+
+def room_hint(report: dict[str, Any], files: int, size: int) -> str:
+    """What makes room for so many files [bytes] more; "" where no tier can be used."""
+    usable = [tier for tier in report["tiers"] if tier["usable"]]
+    if not usable:
+        return ""
+    # The slowest tier is the one that has room to offer, if any has. Copies end with their blocks.
+    tier, needed = usable[-1], size + files * 4096
+    quota = _rounded_up(tier["used_bytes"] + needed)
+    free = _free_bytes(tier["mount_point"])
+    if free < needed:
+        return f"{tier['mount_point']} has {format_size(free)} left: add a larger tier"
+    return f"`max_storage_quota: {quota}` for {tier['mount_point']} holds them all"
+
+
+def _rounded_up(n_bytes: int) -> str:
+    unit, name = (GIB, "GiB") if n_bytes >= 10 * GIB else (MIB, "MiB")
+    return f"{-(-n_bytes // unit)}{name}"
+
+
+def _free_bytes(directory: str) -> int:
+    try:
+        system = os.statvfs(directory)
+    except OSError:
+        return 0
+    return system.f_bavail * system.f_frsize
+
+
+def _plan(plan: dict[str, Any]) -> str:
+    if plan["state"] == "dropped":
+        return f"{plan['file']} was dropped: {plan['why']}"
+    if plan["position"] is None:
+        return f"{plan['file']} was not followed: {plan['state']}"
+    place = f"epoch {plan['epoch']}, {plan['position']:,} accesses"
+    return f"{plan['file']} was followed up to {place}, {plan['fitting']:,} opens as planned"

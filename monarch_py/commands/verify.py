@@ -1,0 +1,162 @@
+"""`verify` and `clear`: looking after the copies, with and without a daemon."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from monarch_py.config import Config, TierConfig
+from monarch_py.errors import SessionError
+from monarch_py.ipc.catalog import CatalogReader
+from monarch_py.ipc.client import Client
+from monarch_py.ipc.session import SessionDir
+from monarch_py.native import State, copy_of, ffi, lib, state_of, tier_of
+from monarch_py.storage.manifest import Manifest
+from monarch_py.storage.tiers import Tier, copy_name, tier_root, why_gone
+
+__all__ = ["Verdict", "clear_tiers", "tiers_out_of_use", "verify_copies"]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """damaged : source paths of copies whose bytes are not what their checksum says;  outdated : of
+    copies that are not what the source has now, None if the source was not asked;  out_of_use : a
+    sentence on each tier that could not be looked at."""
+
+    checked: int = 0
+    damaged: list[str] = field(default_factory=list)
+    outdated: list[str] | None = None
+    out_of_use: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        told = asdict(self)
+        del told["out_of_use"]
+        return told
+
+
+def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
+    """(XXH3-64 of the block sums, size) of a file; None when it cannot be read."""
+    total, size = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+    if lib.monarch_sum_file(os.fsencode(path), block_bytes, total, size) != 0:
+        return None
+    return int(total[0]), int(size[0])
+
+
+def verify_copies(config: Config, *, against_source: bool) -> Verdict:
+    """Reads every copy through its checksum, and the source files too if asked.
+
+    With a daemon: all its copies; it drops the bad ones. Without: those of the persistent tiers.
+    TierError when such a tier is held by another daemon.
+    """
+    session = SessionDir.of(config.file)
+    client = Client(session)
+    checker = _Checker(config.block_size_bytes, against_source)
+    try:
+        generation = int(client.ask("where")["generation"])
+    except SessionError:
+        _verify_manifests(config, checker)
+    else:
+        _verify_catalog(config, client, CatalogReader.open(session, generation), checker)
+    return checker.verdict
+
+
+def _is_gone(tier: TierConfig) -> bool:
+    return not os.path.lexists(tier_root(tier.mount_point) / "c")
+
+
+def tiers_out_of_use(config: Config, client: Client) -> Iterator[tuple[int, str]]:
+    """(number, a sentence) of each tier that the daemon does not use, or is about to give up."""
+    told = client.ask("status")["tiers"]
+    for number, (tier, said) in enumerate(zip(config.tiers, told, strict=False)):
+        if said["why"]:
+            yield number, said["why"]
+        elif _is_gone(tier):
+            yield number, why_gone(tier.mount_point)
+
+
+class _Checker:
+    """Checks one copy after the other and keeps the verdict."""
+
+    def __init__(self, block_size_bytes: int, against_source: bool) -> None:
+        self.verdict = Verdict(outdated=[] if against_source else None)
+        self._block_size_bytes = block_size_bytes
+
+    def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
+        """copy, path : of the copy and of its source file;  expected : sum and size [bytes]."""
+        self.verdict.checked += 1
+        if _sum(copy, self._block_size_bytes) != expected:
+            self.verdict.damaged.append(path)
+            return False
+        outdated = self.verdict.outdated
+        if outdated is not None and _sum(path, self._block_size_bytes) != expected:
+            outdated.append(path)
+            return False
+        return True
+
+
+def _verify_catalog(
+    config: Config, client: Client, catalog: CatalogReader, checker: _Checker
+) -> None:
+    bad = []
+    gone = {number for number, tier in enumerate(config.tiers) if _is_gone(tier)}
+    for entry in np.flatnonzero(state_of(catalog.words) == State.PRESENT):
+        row = catalog.entries[entry].copy()
+        number = int(tier_of(row["word"]))
+        # A staged copy may be gone before it is read.
+        if state_of(row["word"]) != State.PRESENT or number >= len(config.tiers):
+            continue
+        if number in gone:
+            continue
+        tier = config.tiers[number]
+        name = copy_name(int(copy_of(row["word"])))
+        copy = str(tier_root(tier.mount_point) / "c" / name)
+        path = str(config.sources[int(row["source"])].real_path / catalog.path(int(entry)))
+        if not checker.is_good(copy, path, (int(row["sum"]), int(row["size"]))):
+            bad.append(int(entry))
+    if bad:
+        client.ask("drop", entries=bad)
+        client.wait_until_dropped()
+    # One that takes no more copies since an error may still serve those that it has.
+    serving = set(tier_of(catalog.words[state_of(catalog.words) == State.PRESENT]).tolist()) - gone
+    checker.verdict.out_of_use = [
+        why for number, why in tiers_out_of_use(config, client) if number not in serving
+    ]
+
+
+def _verify_manifests(config: Config, checker: _Checker) -> None:
+    for tier_config in config.tiers:
+        if not tier_config.persistent or not tier_root(tier_config.mount_point).exists():
+            continue
+        tier = Tier(tier_config)
+        try:
+            manifest = Manifest(tier.root / "manifest.sqlite")
+            manifest.check()
+            manifest.load()  # every column, as a daemon would
+            bad = []
+            for copy, source, raw, size, expected, _ in manifest.all_copies():
+                path = os.path.join(source, os.fsdecode(raw))
+                name = str(tier.copies / copy_name(copy))
+                if not checker.is_good(name, path, (expected, size)):
+                    bad.append(copy)
+                    tier.remove(copy)
+            manifest.change([], bad)
+            manifest.close()
+        finally:
+            tier.close()
+
+
+def clear_tiers(config: Config) -> int:
+    """Removes everything of ours from the tiers, without a daemon; returns how many copies went.
+
+    TierError when a daemon holds one of them.
+    """
+    removed = 0
+    for tier_config in config.tiers:
+        if not tier_root(tier_config.mount_point).exists():
+            continue
+        tier = Tier(tier_config)
+        removed += len(tier.listing())
+        tier.discard()
+    return removed

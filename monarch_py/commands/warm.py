@@ -1,0 +1,298 @@
+"""`monarch warm`: what is named is filled ahead, and followed until it is there."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.commands.selection import Chosen, Ids, Place, Root
+from monarch_py.errors import SessionError, SilentError
+from monarch_py.ipc.catalog import CatalogReader
+from monarch_py.ipc.client import Client
+from monarch_py.ipc.session import Segment, SessionDir
+from monarch_py.native import Reason, State, ffi, lib, reason_of, state_of
+from monarch_py.util.hanging import LIMIT_S, hanging
+
+__all__ = ["Progress", "Warm"]
+
+# Entries in one order: the daemon takes requests of 1 MiB, a number has 8 digits and 2 beside it.
+ORDER = 65536
+# Directories in one request: 4 KiB of names that are no text have 24 KiB in JSON.
+DIRECTORIES = 32
+# Files that the daemon looks at in one request: its other commands wait meanwhile.
+LOOKS = 64
+# Looks at the catalog: this often, and never for more than a tenth of the time [s].
+LOOK_S = 0.1
+
+
+@dataclass(slots=True)
+class Progress:
+    """Of the chosen files, as far as they are known. Sizes are in bytes.
+
+    there : had their copies before;  filled : got them since, those under way with what is done of
+    them;  replaced : of these, whose copies were of an earlier version;  at_source : by reason, as
+    `bypass` in docs/status.md;  complete : no more will be met
+    """
+
+    files: int = 0
+    bytes: int = 0
+    there_files: int = 0
+    there_bytes: int = 0
+    filled_files: int = 0
+    filled_bytes: int = 0
+    replaced_files: int = 0
+    at_source: dict[str, int] = field(default_factory=dict)
+    at_source_bytes: int = 0
+    complete: bool = False
+
+    @property
+    def left_files(self) -> int:
+        return self.files - self.there_files - self.filled_files - sum(self.at_source.values())
+
+    @property
+    def is_done(self) -> bool:
+        return self.complete and not self.left_files
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _is_left(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which files no copy will be made of now; of some when they are read."""
+    states = state_of(words)
+    when_read = (states == State.ABSENT) & (reason_of(words) != Reason.NONE)
+    return np.asarray((states == State.BYPASS) | when_read)
+
+
+def _has_changed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which files are left to the source because they have changed."""
+    is_left = (state_of(words) == State.BYPASS) & (reason_of(words) == Reason.CHANGED)
+    return np.asarray(is_left)
+
+
+class _View:
+    """The segments of one daemon, as it replaces them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.pid = 0
+        self.scanned = self.switched_off = self.is_lazy = False
+        self._generation = 0
+        self.refresh()
+        session = client.session
+        paths = (session.control, session.fills)
+        self._segments = [Segment.open(path, writable=False) for path in paths]
+        self._control: Any = self._segments[0].as_struct("struct monarch_control")
+        self._fills: Any = self._segments[1].as_struct("struct monarch_fills")
+
+    def refresh(self) -> None:
+        """SessionError when the daemon is gone or another one has taken its place."""
+        known = -1
+        while known != self._generation:
+            told = self._client.ask("where")
+            if self.pid not in (0, told["pid"]):
+                raise SessionError("the daemon was replaced by another one; run the command again")
+            self.pid, known = told["pid"], told["generation"]
+            self.scanned, self.switched_off = told["scanned"], told["switched_off"]
+            self.is_lazy = told.get("scan") == "lazy"  # not of a daemon that was started before
+            if known != self._generation:
+                with suppress(FileNotFoundError):  # a larger one has come since we asked
+                    self.catalog = CatalogReader.open(self._client.session, known)
+                    self._generation = known
+
+    def roots(self) -> list[Root]:
+        found = []
+        for number in range(self._control.sources):
+            slot = self._control.source[number]
+            texts = [ffi.buffer(slot.path, slot.path_len)[:]]
+            if slot.alias_len:
+                texts.append(ffi.buffer(slot.alias, slot.alias_len)[:])
+            found.append(Root(number, tuple(map(os.fsdecode, texts))))
+        return found
+
+    def partial_bytes(self, words: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> int:
+        """What is done of (n,) files that are being filled."""
+        if not len(words):
+            return 0
+        done = 0
+        of = dict(zip(words.tolist(), sizes.tolist(), strict=True))
+        for slot in range(lib.MONARCH_FILL_SLOTS):
+            size = of.get(int(self._fills.word[slot]), 0)
+            if size:
+                fill = self._fills.fill[slot]
+                units = np.frombuffer(ffi.buffer(fill.done), dtype=np.uint8)
+                done += min(size, int(np.unpackbits(units).sum()) * int(fill.unit_bytes))
+        return done
+
+
+class Warm:
+    """One run of the command.
+
+    texts : paths as the user wrote them, None for everything. SessionError when no daemon serves,
+    or everything is switched off.
+    """
+
+    def __init__(self, session: SessionDir, texts: Sequence[str] | None) -> None:
+        self._client = Client(session)
+        self._view = _View(self._client)
+        self._refuse_off()
+        self.chosen = Chosen(self._view.roots(), texts, self._view.catalog)
+        self._ask_for_directories()
+        self._ticket = f"{os.getpid()}.{time.time_ns()}"
+        self._was_there = np.zeros(0, dtype=bool)
+        self._was_outdated = np.zeros(0, dtype=bool)
+        # Entries that are still to be compared with the source: files with copies, directories.
+        self._to_compare = np.zeros(0, dtype=np.uint64)
+        self._finished = False
+        self.progress = Progress()
+
+    @property
+    def problems(self) -> list[tuple[str, str]]:
+        """(path, what is wrong and the mend); complete when `progress` is."""
+        return self.chosen.problems
+
+    def no_room(self) -> tuple[int, int]:
+        """The chosen files that fit into no tier: how many, and their bytes."""
+        ids, catalog = self.chosen.ids, self._view.catalog
+        words = catalog.words[ids]
+        left = ids[_is_left(words) & (reason_of(words) == Reason.NO_ROOM)]
+        return len(left), int(catalog.entries["size"][left].sum())
+
+    def _refuse_off(self) -> None:
+        if self._view.switched_off:
+            raise SessionError(
+                "everything is switched off: nothing is filled while /etc/monarch/disabled or the "
+                "configuration's switch_file exists"
+            )
+
+    def _ask_for_directories(self) -> None:
+        """The daemon may not know yet what is in them."""
+        directories = self.chosen.needs_scanned
+        for at in range(0, len(directories), DIRECTORIES):
+            self._client.ask("scan", directories=directories[at : at + DIRECTORIES])
+        self._view.refresh()
+
+    # --- ordering -------------------------------------------------------------------------------
+
+    def run(self, show: Callable[[Progress], None], *, wait: bool) -> None:
+        """Until all is filled that can be, or, without `wait`, until all is known and ordered.
+
+        `show` sees how far it is, several times a second. Whatever else ends this (SessionError, a
+        signal) cancels the fills that no thread of the daemon has begun.
+        """
+        try:
+            while not (self.progress.is_done if wait else self.progress.complete):
+                start = time.monotonic()
+                self._step()
+                show(self.progress)
+                is_asking = self.chosen.unknown or len(self._to_compare)
+                if self.progress.left_files and not is_asking:
+                    time.sleep(max(LOOK_S, 9 * (time.monotonic() - start)))
+            self._leave_out_gone()
+        except BaseException:
+            with suppress(SessionError):
+                self._client.ask("take_back", ticket=self._ticket)
+                if len(self._was_there) == len(self.chosen.ids):  # else interrupted in between
+                    self._count(complete=self.progress.complete)
+            raise
+
+    def _step(self) -> None:
+        self._view.refresh()
+        self._refuse_off()
+        view, catalog = self._view, self._view.catalog
+        is_scanned = view.scanned or not self.chosen.needs_scanned
+        new = self.chosen.meet(catalog)
+        words = catalog.words[new]
+        is_there = state_of(words) == State.PRESENT
+        self._was_there = np.append(self._was_there, is_there)
+        self._was_outdated = np.append(self._was_outdated, np.zeros(len(new), dtype=bool))
+        self._to_compare = np.append(self._to_compare, new[is_there | _has_changed(words)])
+        self._order(new[~is_there])
+        if is_scanned and not self._finished:
+            self.chosen.finish(catalog)
+            self._to_compare = np.append(self._to_compare, self.chosen.directories(catalog))
+            self._finished = True
+        self._compare()
+        self._look_at_unknown()
+        is_asking = self.chosen.unknown or len(self._to_compare)
+        absent = self._count(complete=is_scanned and not is_asking)
+        # Another command has cancelled them, or their copies were dropped: they are still meant.
+        self._order(absent)
+
+    def _order(self, ids: Ids) -> None:
+        for at in range(0, len(ids), ORDER):
+            entries = ids[at : at + ORDER].tolist()
+            self._client.ask("warm", ticket=self._ticket, entries=entries)
+
+    def _compare(self) -> None:
+        """What is there already may be of an earlier version; and a directory that has changed may
+        hold more than the scan has met."""
+        if not len(self._to_compare):
+            return
+        told = self._ask_source("compare", entries=self._to_compare[:ORDER].tolist())
+        self._to_compare = self._to_compare[told["compared"] :]
+        self._was_outdated |= np.isin(self.chosen.ids, told["outdated"])
+        self._was_there &= ~self._was_outdated
+        self.chosen.walk_anew(told["directories"], self._view.catalog)
+
+    def _look_at_unknown(self) -> None:
+        """The scan may meet them first: a few at a time."""
+        places: list[Place] = list(self.chosen.unknown.values())[:LOOKS]
+        if not places:
+            return
+        asked = [[place.source, place.path] for place in places]
+        entries = self._ask_source("look", paths=asked)["entries"]
+        self.chosen.give_up([p for p, e in zip(places, entries, strict=True) if e < 0])
+
+    def _ask_source(self, command: str, **arguments: Any) -> Any:
+        """What the daemon answers once the source has answered it."""
+        try:
+            return self._client.ask(command, **arguments)
+        except SilentError:
+            for path in hanging([Path(root.spellings[0]) for root in self._view.roots()]):
+                raise SessionError(
+                    f"{str(path)!r} does not answer within {LIMIT_S:.0f} s; its file system hangs"
+                ) from None
+            raise
+
+    def _leave_out_gone(self) -> None:
+        """Files that were named and are gone are a problem, and counted nowhere."""
+        ids, catalog = self.chosen.ids, self._view.catalog
+        gone = self.chosen.gone(ids[_has_changed(catalog.words[ids])], catalog)
+        kept = ~np.isin(ids, gone)
+        self.chosen.ids = ids[kept]
+        self._was_there, self._was_outdated = self._was_there[kept], self._was_outdated[kept]
+        self._count(complete=self.progress.complete)
+
+    # --- counting -------------------------------------------------------------------------------
+
+    def _count(self, *, complete: bool) -> Ids:
+        """Brings `progress` up to date. Returns the (n,) files that nobody has ordered."""
+        ids, catalog = self.chosen.ids, self._view.catalog
+        words, sizes = catalog.words[ids], catalog.entries["size"][ids]
+        states = state_of(words)
+        present, bypass = states == State.PRESENT, _is_left(words)
+        there, filled = present & self._was_there, present & ~self._was_there
+        running = states == State.FILLING
+        reasons = Counter(reason_of(words[bypass]).tolist())
+        self.progress = Progress(
+            files=len(ids),
+            bytes=int(sizes.sum()),
+            there_files=int(there.sum()),
+            there_bytes=int(sizes[there].sum()),
+            filled_files=int(filled.sum()),
+            filled_bytes=int(sizes[filled].sum())
+            + self._view.partial_bytes(words[running], sizes[running]),
+            replaced_files=int((filled & self._was_outdated).sum()),
+            at_source={Reason(r).name.lower(): n for r, n in sorted(reasons.items())},
+            at_source_bytes=int(sizes[bypass].sum()),
+            complete=complete,
+        )
+        return np.asarray(ids[(states == State.ABSENT) & ~bypass])

@@ -1,0 +1,1 @@
+"""Copies of files on this node: made by the copy engine, published, used and dropped."""

@@ -1,0 +1,353 @@
+"""What becomes of copies: made visible, recorded, dropped."""
+
+import logging
+import os
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.engine import Engine, block_sums
+from monarch_py.daemon.scan.scanner import Scanner
+from monarch_py.native import (
+    JobKind,
+    JobStatus,
+    Kind,
+    Reason,
+    State,
+    copy_of,
+    lib,
+    make_word,
+    path_hash,
+    pointer,
+    reason_of,
+    state_of,
+    tier_of,
+)
+from monarch_py.storage.manifest import Row
+from monarch_py.storage.tiers import Tier
+
+__all__ = ["Copies", "Ids", "one"]
+
+log = logging.getLogger("monarch.copies")
+
+Ids = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+
+# Within this time of a change a file may change again without its time showing it [s].
+TIME_STEP_S = 2.0
+# Removals that the engine is given at a time.
+DROPS = 1024
+
+
+def one(entry: int) -> Ids:
+    return np.array([entry], dtype=np.uint64)
+
+
+class Copies:
+    """Works in turns of the daemon's loop; nothing in it waits."""
+
+    def __init__(self, scanner: Scanner, engine: Engine) -> None:
+        self.scanner, self.engine = scanner, engine
+        self.shared, self.tiers, self.keepers = scanner.shared, scanner.tiers, scanner.keepers
+        self.block_size_bytes = scanner.config.block_size_bytes
+        # Entries whose copies wait for a second look: (when, tier, row of the manifest).
+        self._young: dict[int, tuple[float, int, Row]] = {}
+        # Files that were seen to change under a fill: their next copy is looked at twice.
+        self._doubted: set[int] = set()
+        # Copies to remove: (tier, entries, numbers, sizes of their files); how many are under way.
+        self._drops: deque[tuple[int, Ids, npt.NDArray[Any], npt.NDArray[Any]]] = deque()
+        self._dropping = 0
+        self._leaving = [0] * len(self.tiers)  # the room that these take, by tier [bytes]
+        self._changes_seen = 0
+        self.fills = self.filled_bytes = 0
+
+    @property
+    def unsettled(self) -> int:
+        """Copies that serve and are not yet recorded."""
+        return len(self._young)
+
+    @property
+    def dropping(self) -> int:
+        """Copies whose files are still to be removed; then their room comes back."""
+        return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
+
+    def leaving(self, tier: int) -> int:
+        """The room of a tier that comes back when what is dropped is gone [bytes]."""
+        return self._leaving[tier]
+
+    def tier(self, number: int) -> Tier:
+        tier = self.tiers[number]
+        assert tier is not None
+        return tier
+
+    # --- made visible -------------------------------------------------------------------------
+
+    def made(self, results: npt.NDArray[Any]) -> Bools:
+        """Results (n,) of fills and checks that went well. The engine has published nearly all of
+        them; what it did not is decided on. Returns (n,) which of the copies serve."""
+        fills = results[results["kind"] == JobKind.FILL]
+        self._count(fills)
+        self._decide(results[results["is_published"] == 0])
+        # Between the engine's word and this turn, somebody may have dropped it.
+        ids = np.ascontiguousarray(results["id"])
+        words = make_word(State.PRESENT, 0, results["tier"], results["copy"])
+        serves: Bools = self.shared.catalog.words[ids] == words
+        # Of a file that was changed while it was published `drop_changed` may have seen the mark
+        # and not the copy.
+        changed = serves & self.changed(ids)
+        self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
+        serves &= ~changed
+        self._record(results[serves & (results["kind"] == JobKind.FILL)])
+        return serves
+
+    def _count(self, fills: npt.NDArray[Any]) -> None:
+        sizes = self.shared.catalog.entries["size"][fills["id"]]
+        for number in set(fills["tier"].tolist()):
+            here = fills["tier"] == number
+            done = fills[here]
+            self.tier(number).settle(done["copy"], sizes[here], done["copy_bytes"])
+        self.fills += len(fills)
+        self.filled_bytes += int(fills["bytes"].sum())
+
+    def _decide(self, results: npt.NDArray[Any]) -> None:
+        """What becomes of (n,) copies that the engine has not published: their files were changed,
+        their tiers are lost, or the catalog has to grow to know them by their inodes."""
+        if not len(results):
+            return
+        ids = np.ascontiguousarray(results["id"])
+        changed = self.changed(ids)
+        lost = self._is_lost(results["tier"]) & ~changed
+        good = results[~(changed | lost)]
+        words = make_word(State.PRESENT, 0, good["tier"], good["copy"])
+        made = good["kind"] == JobKind.FILL
+        self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
+        self.forget(ids[lost], State.ABSENT)
+        if len(good) and not self._show(good["id"], words, good["copy_ino"], good["sum"], made):
+            self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
+
+    def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
+        """Copies of an earlier session that match their sources and need no check: (n,) entries and
+        their manifest rows."""
+        if self.tier(tier_number).gone:
+            self.forget(ids, State.ABSENT)
+            return
+        words = make_word(State.PRESENT, 0, tier_number, rows["copy"])
+        made = np.zeros(len(ids), dtype=bool)
+        if not self._show(ids, words, rows["copy_ino"], rows["sum"], made):
+            self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
+
+    def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
+        """Publishes copies; whether the catalog has room to know them by their inodes."""
+        try:
+            self.shared.catalog.publish(ids, words, inodes, sums, made)
+        except OSError as error:
+            log.warning("%d copies go unused: %s", len(ids), error.strerror)
+            return False
+        return True
+
+    # --- recorded -----------------------------------------------------------------------------
+
+    def doubt(self, entry: int) -> None:
+        """The file has changed under its fill and may still be changing: whatever its tier, its
+        next copy stays only if a second reading agrees."""
+        self._doubted.add(entry)
+
+    def _record(self, results: npt.NDArray[Any]) -> None:
+        """Durable tiers remember the copy; that of a file which changed just before its fill began
+        only when a second reading agrees."""
+        if not (self.keepers or self._doubted):
+            return
+        kept = np.isin(results["tier"], list(self.keepers))
+        if self._doubted:
+            kept |= np.isin(results["id"], list(self._doubted))
+        rows: dict[int, list[Row]] = {}
+        for result in results[kept]:
+            tier, entry = int(result["tier"]), int(result["id"])
+            doubted = entry in self._doubted
+            row = self._row(result)
+            age_s = (int(result["started_ns"]) - max(row.mtime_ns, row.ctime_ns)) / 1e9
+            if age_s < TIME_STEP_S or doubted:
+                self._young[entry] = (time.monotonic() + TIME_STEP_S, tier, row)
+            else:
+                rows.setdefault(tier, []).append(row)
+        for tier, new in rows.items():
+            self.keepers[tier].add(new)
+
+    def _row(self, result: Any) -> Row:
+        catalog = self.shared.catalog
+        entry = catalog.entries[int(result["id"])]
+        path = os.fsencode(catalog.path(int(result["id"])))
+        source = self.scanner.sources[int(entry["source"])]
+        return Row(
+            copy=int(result["copy"]),
+            source=str(source.config.real_path),
+            path=path,
+            path_hash=path_hash(path),
+            size=int(entry["size"]),
+            ino=int(entry["ino"]),
+            mtime_ns=int(result["mtime_ns"]),
+            ctime_ns=int(result["ctime_ns"]),
+            sum=int(result["sum"]),
+            block_size=self.block_size_bytes,
+            blocks=block_sums(result),
+        )
+
+    def compare_young(self) -> None:
+        now = time.monotonic()
+        due = [entry for entry, (when, _, _) in self._young.items() if when <= now]
+        for entry in due:
+            _, tier, row = self._young[entry]
+            self._young[entry] = (float("inf"), tier, row)
+            self.engine.submit(
+                self.shared.catalog,
+                JobKind.COMPARE,
+                one(entry),
+                np.array([tier]),
+                np.array([row.copy]),
+                sums=np.array([row.sum], dtype=np.uint64),
+            )
+
+    def compared(self, result: Any) -> None:
+        """The second look has ended."""
+        entry = int(result["id"])
+        young = self._young.pop(entry, None)
+        if young is None or result["status"] == JobStatus.ABANDONED:
+            return
+        _, tier, row = young
+        self._doubted.discard(entry)
+        if result["status"] != JobStatus.DONE:
+            self.forget(one(entry), State.BYPASS, Reason.CHANGED)
+        elif tier in self.keepers:
+            self.keepers[tier].add([row])
+
+    # --- tiers that fail --------------------------------------------------------------
+
+    def tier_failed(self, number: int, error: int) -> None:
+        """Nothing more is placed there; its copies serve as long as they can."""
+        tier = self.tier(number)
+        if tier.usable:
+            log.warning("%s", tier.broken(OSError(error, os.strerror(error))))
+        tier.usable = False
+
+    def lose_tier(self, number: int) -> None:
+        """Nobody is sent to its copies any more; their files may be filled elsewhere."""
+        lib.monarch_lose_tier(self.shared.catalog.writer, number)
+        words = self.shared.catalog.words
+        here = (state_of(words) == State.PRESENT) & (tier_of(words) == number)
+        self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
+
+    def _is_lost(self, tiers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """tiers : (n,) numbers."""
+        lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
+        return np.isin(tiers, lost)
+
+    # --- dropped ------------------------------------------------------------------------------
+
+    def forget(self, ids: Ids, state: State, reason: int = 0) -> None:
+        """Drops the copies of (n,) entries: nobody is sent to them any more, then the files go."""
+        if not len(ids):
+            return
+        catalog = self.shared.catalog
+        words = catalog.words[ids]
+        tiers, numbers = tier_of(words), copy_of(words)
+        # Tier and number stay until the file is gone: it is its descriptors' way back to the entry,
+        # and the sign that no new copy can be made yet.
+        catalog.set_words(ids, make_word(state, reason, tiers, numbers))
+        for entry in ids.tolist() if self._young else ():
+            self._young.pop(entry, None)
+        sizes = catalog.entries["size"][ids]
+        for tier in set(tiers.tolist()):
+            here = tiers == tier
+            self._drop(tier, ids[here], numbers[here], sizes[here])
+
+    def _drop(self, tier: int, ids: Ids, numbers: Any, sizes: Any) -> None:
+        if tier in self.keepers:
+            self.keepers[tier].remove(numbers.tolist())
+        self._leaving[tier] += int(self.tier(tier).rounded_all(sizes).sum())
+        for at in range(0, len(numbers), DROPS):
+            part = slice(at, at + DROPS)
+            self._drops.append((tier, ids[part], numbers[part], sizes[part]))
+
+    def _drop_rows(self, tier: int, rows: npt.NDArray[Any]) -> None:
+        """Drops copies of the manifest's (n,) rows, which are no entry's."""
+        nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
+        self._drop(tier, nobody, rows["copy"], rows["size"])
+
+    def feed_drops(self) -> None:
+        """Hands the engine what is to be removed, a part at a time. The room is given back when the
+        files are gone, so that no quota is exceeded meanwhile."""
+        for tier, rows in self.scanner.stale.items():
+            self._drop_rows(tier, rows)
+        self.scanner.stale = {}
+        if self._drops and self._dropping < DROPS:
+            tier, ids, numbers, sizes = self._drops.popleft()
+            self._dropping += len(ids)
+            self.engine.drop(tier, ids, numbers, sizes)
+
+    def dropped(self, result: Any) -> None:
+        """The engine has removed a copy. One that it could not remove keeps its room."""
+        self._dropping -= 1
+        number, size = int(result["tier"]), int(result["bytes"])
+        if result["left"]:
+            self.tier_failed(number, int(result["left"]))
+        else:
+            self.tier(number).release(int(result["copy"]), size)
+        self._leaving[number] -= self.tier(number).rounded(size)
+        entry, catalog = int(result["id"]), self.shared.catalog
+        if entry < len(catalog) and copy_of(catalog.words[entry]) == result["copy"]:
+            word = catalog.words[entry]
+            catalog.set_state(one(entry), State(int(state_of(word))), int(reason_of(word)))
+
+    def changed(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether a client has changed the file; now and then also when none has."""
+        flags = np.zeros(len(ids), dtype=np.uint8)
+        lib.monarch_find_changed(
+            self.shared.clients,
+            self.shared.control,
+            self.shared.catalog.c,
+            len(ids),
+            pointer(ids, "uint64_t *"),
+            pointer(flags, "uint8_t *"),
+        )
+        return flags.astype(bool)
+
+    def drop_changed(self) -> None:
+        """Clients never open a changed file's copy; here its room is given back."""
+        self.shared.take_changes()
+        marks = int(self.shared.clients.changes)
+        if marks == self._changes_seen:
+            return
+        self._changes_seen = marks
+        states = state_of(self.shared.catalog.words)
+        files = self.shared.catalog.entries["kind"] == Kind.FILE
+        candidates = np.isin(states, (State.PRESENT, State.ABSENT, State.WANTED))
+        ids = np.flatnonzero(candidates & files).astype(np.uint64)
+        ids = ids[self.changed(ids)]
+        present = state_of(self.shared.catalog.words[ids]) == State.PRESENT
+        self.forget(ids[present], State.BYPASS, Reason.CHANGED)
+        self.shared.catalog.set_state(ids[~present], State.BYPASS, Reason.CHANGED)
+
+    def drop_foreign(self) -> bool:
+        """Drops copies of datasets that are not configured; whether there were any."""
+        found = any(len(rows) for rows in self.scanner.foreign.values())
+        for number, rows in self.scanner.foreign.items():
+            self._drop_rows(number, rows)
+        self.scanner.foreign = {}
+        return found
+
+    def clear(self) -> int:
+        """Drops every copy; returns how many there were."""
+        ids = np.flatnonzero(state_of(self.shared.catalog.words) == State.PRESENT)
+        self.forget(ids.astype(np.uint64), State.ABSENT)
+        self.drop_foreign()
+        return len(ids)
+
+    def drop_damaged(self, entries: list[int]) -> None:
+        """Drops copies that somebody else has found damaged."""
+        known = [entry for entry in entries if 0 <= entry < len(self.shared.catalog)]
+        ids = np.array(known, dtype=np.uint64)
+        present = state_of(self.shared.catalog.words[ids]) == State.PRESENT
+        self.forget(ids[present], State.ABSENT)

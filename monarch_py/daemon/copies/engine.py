@@ -1,0 +1,364 @@
+"""The copy engine as Python drives it: orders and results in bulk, as numpy arrays."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config import Config
+from monarch_py.daemon.copies.concurrency import Counted, ReadsInFlight
+from monarch_py.daemon.copies.idle import IdleCores
+from monarch_py.daemon.scan.scanner import Source
+from monarch_py.daemon.segments import Shared
+from monarch_py.ipc.catalog import Catalog
+from monarch_py.native import ENTRY, HOME, PLACED, RESULT, ROOM, JobKind, ffi, lib, pointer
+from monarch_py.policies.placement import TierRoom
+from monarch_py.storage.memory import available_bytes
+from monarch_py.storage.tiers import Tier
+
+__all__ = ["Engine", "block_sums"]
+
+# Results taken at a time.
+RESULTS = 1024
+
+
+def block_sums(result: Any) -> bytes:
+    """XXH3-64 of every block of the copy that a result tells of, 8 bytes each, little-endian."""
+    if not result["blocks"]:
+        return b""
+    sums = ffi.cast("void *", int(result["block_sums"]))
+    return bytes(ffi.buffer(sums, int(result["blocks"]) * 8))
+
+
+# Files at a time that were handed over before the catalog knew them.
+UNMET = 512
+# Of a tier's room no more is granted at a time: what memory and disk have left is looked at when
+# the next grant is made [bytes].
+GRANT_BYTES = 64 << 20
+# Each read in flight has a buffer, which takes memory as copies in a RAM tier do: no more than this
+# share of what is left for all of them, looked at this often [bytes, s].
+BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
+# Fetches from peers that nobody waits for, at least; and at most while the sources are read.
+LEAST_FETCHES = 2
+# Until so many fills say how fast the sources are, programs' own opens do: so many, if their mean
+# is less than a source takes that asks a server [s].
+JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
+# While programs have all processors and find the source at hand, fills go on for WORKED_S of every
+# WORKED_EACH_S [s].
+WORKED_S, WORKED_EACH_S = 0.1, 1.0
+
+
+class Engine:
+    """MemoryError when not one thread can be started.
+
+    reads_ahead : whether a PAGE_IN is done: a tier that hangs may keep every other thread
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        shared: Shared,
+        sources: list[Source],
+        tiers: list[Tier | None],
+        peer_threads: int = 0,
+    ) -> None:
+        self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
+        # Of fetches that nobody waits for.
+        self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
+        self._fetch_width = self._fetches.least
+        self._memory_width, self._memory_until = 0, 0.0
+        self._width = min(self._reads.width, self._affordable_width(time.monotonic()))
+        # Where sources are fast: what was seen of the processors.
+        self._idle: IdleCores | None = None
+        self._spare = 1
+        self._opened = 0, 0.0  # by programs, when that was last looked at
+        self._shares = peer_threads > 0  # with nodes that wait for what this one fills
+        self._engine: Any = lib.monarch_engine_start(
+            config.copy_threads,
+            self._width,
+            peer_threads,
+            config.block_size_bytes,
+            shared.clients,
+            shared.fills,
+        )
+        if self._engine == ffi.NULL:
+            raise MemoryError("no thread could be started for the copy engine")
+        lib.monarch_engine_width(self._engine, self._width, self._fetch_width, self.stands_back)
+        lib.monarch_engine_publish(self._engine, shared.catalog.writer, shared.control)
+        limits = config.source_limits
+        lib.monarch_engine_limit(self._engine, limits.bytes_per_s or 0, limits.ops_per_s or 0)
+        for source in sources:
+            lib.monarch_engine_source(self._engine, source.number, source.fd)
+        for number, tier in enumerate(tiers):
+            if tier is not None:
+                lib.monarch_engine_tier(self._engine, number, tier.fd)
+        for number in (*config.evicting, len(config.tiers)):
+            lib.monarch_engine_stamp(self._engine, number, shared.catalog.c.salt)
+        self.block_bytes = config.block_size_bytes
+        self.reads_ahead = config.copy_threads > 1
+        self._shared = shared
+        self._buffer = np.zeros(RESULTS, dtype=RESULT)
+        self._unmet = np.zeros(UNMET, ENTRY), ffi.new("char[]", UNMET * lib.MONARCH_MAIL_PATH)
+        self._placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
+
+    def pending(self, *, in_use: bool, from_peers: bool | None = None) -> int:
+        """Orders queued or running but for PAGE_IN: those for files in use, or all others; those
+        that ask peers, or those that do not, or both."""
+        ways = {None: lib.MONARCH_WAYS, False: lib.MONARCH_FROM_SOURCE, True: lib.MONARCH_FROM_PEER}
+        return int(lib.monarch_engine_pending(self._engine, in_use, ways[from_peers]))
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is filled; what is read ahead does not count."""
+        return not (self.pending(in_use=True) or self.pending(in_use=False))
+
+    @property
+    def reads_sources(self) -> bool:
+        """Something is filled from a source, not from a peer."""
+        return bool(lib.monarch_engine_reads_sources(self._engine))
+
+    @property
+    def stands_back(self) -> bool:
+        """Programs that hardly wait for a source need the processors, and none is idle."""
+        return self._idle is not None and self._spare < self._reads.most
+
+    @property
+    def c(self) -> Any:
+        """struct monarch_engine *, for who gives it peers; gone with `stop`."""
+        return self._engine
+
+    @property
+    def width(self) -> int:
+        """Threads that read from the sources what nobody waits for."""
+        return self._width
+
+    def flows(self, places: int) -> npt.NDArray[np.uint64]:
+        """(places, 2, MONARCH_LEVELS) bytes and times [ns], as struct monarch_flow has them."""
+        counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
+        out = pointer(counts.reshape(-1), "struct monarch_flow *")
+        lib.monarch_engine_flows(self._engine, out, places)
+        return counts
+
+    @property
+    def bytes_from_peers(self) -> int:
+        return int(lib.monarch_engine_peer_bytes(self._engine))
+
+    @property
+    def bytes_from_source(self) -> int:
+        return int(lib.monarch_engine_bytes(self._engine))
+
+    @property
+    def files_from_source(self) -> int:
+        return int(lib.monarch_engine_files(self._engine))
+
+    def submit(
+        self,
+        catalog: Catalog,
+        kind: JobKind,
+        ids: npt.NDArray[Any],
+        tiers: npt.NDArray[Any],
+        copies: npt.NDArray[Any],
+        *,
+        in_use: bool = False,
+        sums: npt.NDArray[Any] | None = None,
+        peers: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """Orders for (n,) entries, done in this order; those for files in use before the others.
+
+        sums : (n,) what a CHECK or COMPARE expects;  peers : (n, MONARCH_ASKED) whom a FILL asks
+        before the source, in this order, -1 for nobody, + MONARCH_HAS_IT for who has it whole
+        """
+        entries = np.ascontiguousarray(ids, dtype=np.uint64)
+        numbers = np.ascontiguousarray(copies, dtype=np.uint64)
+        places = np.ascontiguousarray(tiers, dtype=np.uint32)
+        expected = np.ascontiguousarray(
+            sums if sums is not None else np.zeros(len(entries)), dtype=np.uint64
+        )
+        lib.monarch_engine_submit(
+            self._engine,
+            catalog.c,
+            kind,
+            in_use,
+            len(entries),
+            pointer(entries, "uint64_t *"),
+            pointer(places, "uint32_t *"),
+            pointer(numbers, "uint64_t *"),
+            pointer(expected, "uint64_t *"),
+            pointer(peers, "int32_t *") if peers is not None else ffi.NULL,
+        )
+
+    def grant(self, rooms: list[TierRoom], first_copy: int, meets: int) -> None:
+        """Lets the engine order fills by itself, first fit into `rooms`, of files that somebody
+        waits for and of which it has no order. Until `end_grant` nobody else sets words of entries
+        that are ABSENT or WANTED, or places anything in these tiers.
+
+        first_copy : number of the first copy; MONARCH_PLACED numbers from it on are the engine's;
+        meets : a bit for each source whose files the engine may take into the catalog
+        """
+        granted = np.zeros(len(rooms), dtype=ROOM)
+        for given, room in zip(granted, rooms, strict=True):
+            given["bytes"] = min(max(room.free_bytes, 0), GRANT_BYTES)
+            given["is_part"] = room.free_bytes > GRANT_BYTES
+            given["inodes"] = max(room.free_inodes, 0)
+            given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
+        where = pointer(granted, "struct monarch_room *")
+        lib.monarch_engine_grant(self._engine, len(rooms), where, first_copy, meets)
+
+    def end_grant(self) -> npt.NDArray[Any]:
+        """(n,) of dtype PLACED: the orders that were made under the grant. They are valid until the
+        next call."""
+        where = pointer(self._placed, "struct monarch_placed *")
+        return self._placed[: lib.monarch_engine_end_grant(self._engine, where)]
+
+    def set_homes(
+        self, ids: npt.NDArray[Any], asked: npt.NDArray[Any], keeps: npt.NDArray[np.bool_]
+    ) -> None:
+        """Where nodes share, for grants: of (n,) entries whom a fill asks, (n, MONARCH_ASKED) nodes
+        or -1, and whether this node keeps them. From the first call on, the engine leaves files of
+        which nothing was said to Python. MemoryError."""
+        entries = np.ascontiguousarray(ids, dtype=np.uint64)
+        homes = np.zeros(len(entries), dtype=HOME)
+        homes["asked_first"], homes["asked_then"] = asked.T
+        homes["is_kept"] = keeps
+        pointers = pointer(entries, "uint64_t *"), pointer(homes, "struct monarch_home *")
+        if lib.monarch_engine_homes(self._engine, len(entries), *pointers) != 0:
+            raise MemoryError("no memory for whom the fills of the catalog's files ask")
+
+    def rest(self, limit_s: float) -> bool:
+        """Until somebody waits for a file that the grant leaves to Python, for limit_s [s] at most.
+        Whether somebody has since the last rest."""
+        return bool(lib.monarch_engine_rest(self._engine, int(limit_s * 1e6)))
+
+    def withdraw(self, ids: npt.NDArray[np.uint64]) -> int:
+        """Takes back the fills of (n,) entries that no thread has begun and no program waits for;
+        they are among the results at once, as ABANDONED. Returns how many."""
+        entries = np.ascontiguousarray(ids, dtype=np.uint64)
+        where = pointer(entries, "uint64_t *")
+        return int(lib.monarch_engine_withdraw(self._engine, len(entries), where))
+
+    def queues(self, peers: int) -> npt.NDArray[np.uint32]:
+        """(peers,) how many orders that have no result yet ask each of them first."""
+        lengths = np.zeros(peers, dtype=np.uint32)
+        lib.monarch_engine_queues(self._engine, pointer(lengths, "uint32_t *"), peers)
+        return lengths
+
+    def share(self, shares: npt.NDArray[np.uint32]) -> None:
+        """(MONARCH_RANKS,) how many turns each rank's readers have, by its number in a demand,
+        beside those of the others; 0 for one that is none of them."""
+        lib.monarch_engine_shares(self._engine, pointer(shares, "uint32_t *"))
+
+    def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
+        """Orders to remove (n,) copies of one tier, before all others; ids, sizes : of their
+        files."""
+        columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, copies, sizes)]
+        entries, numbers, given_back = (pointer(a, "uint64_t *") for a in columns)
+        places = np.full(len(columns[0]), tier, dtype=np.uint32)
+        lib.monarch_engine_drop(
+            self._engine,
+            len(places),
+            entries,
+            pointer(places, "uint32_t *"),
+            numbers,
+            given_back,
+        )
+
+    def results(self) -> Iterator[npt.NDArray[Any]]:
+        """Batches (n,) of dtype RESULT; each is valid until the next is asked for, and its block
+        sums until `settle`."""
+        count = RESULTS
+        while count == RESULTS:
+            count = lib.monarch_engine_results(
+                self._engine, pointer(self._buffer, "struct monarch_result *"), RESULTS
+            )
+            batch = self._buffer[:count]
+            if count:
+                yield batch
+
+    def adapt(self) -> None:
+        """Follows what the sources and the peers give with the number of reads in flight."""
+        before, opened = self._width, self._shared.source_opens()
+        rested, fetched = self.stands_back, self._fetch_width
+        so_far = Counted(self.bytes_from_source, self.files_from_source, *opened)
+        # Reads by threads that wait for peers say nothing of the width.
+        pending = sum(self.pending(in_use=used, from_peers=False) for used in (True, False))
+        now_s = time.monotonic()
+        wanted = self._reads.step(now_s, so_far, is_full=pending > before)
+        if pending:
+            spare = self._spare = self._spare_width(now_s, so_far)
+            self._width = min(wanted, spare, self._affordable_width(now_s))
+        else:
+            self._idle = None
+        self._fetch_width = self._adapted_fetches(now_s)
+        if (self._width, self._fetch_width, self.stands_back) != (before, fetched, rested):
+            lib.monarch_engine_width(self._engine, self._width, self._fetch_width, self.stands_back)
+
+    def _adapted_fetches(self, now_s: float) -> int:
+        """As many fetches that nobody waits for as bring more than fewer would. While a source is
+        read they are few: what other nodes have is near, and what only the source has comes first.
+        """
+        files = int(lib.monarch_engine_peer_files(self._engine))
+        pending = sum(self.pending(in_use=used, from_peers=True) for used in (True, False))
+        reads = self.reads_sources
+        is_full = pending > self._fetches.width and not reads
+        width = self._fetches.step(now_s, Counted(self.bytes_from_peers, files), is_full=is_full)
+        return self._fetches.least if reads else width
+
+    def _affordable_width(self, now_s: float) -> int:
+        """The buffers must not take what the kernel would kill the job for."""
+        if now_s >= self._memory_until:
+            affordable = int(available_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
+            self._memory_width = max(self._reads.least, affordable)
+            self._memory_until = now_s + MEMORY_LOOK_S
+        return self._memory_width
+
+    def _are_fast(self, so_far: Counted) -> bool:
+        """Whether programs hardly wait for any source."""
+        if so_far.files < JUDGED_FILLS and so_far.opens >= SOME_OPENS:
+            return so_far.open_s < AT_HAND_S * so_far.opens
+        control = self._shared.control
+        return bool(control.fast_sources == (1 << control.sources) - 1)
+
+    def _spare_width(self, now_s: float, so_far: Counted) -> int:
+        """Programs that hardly wait for any source need the processors: what nobody waits for is
+        filled where one is idle, and else by one thread, which sees when a source is fast no more.
+        As long as programs see that themselves, it works for a part of the time."""
+        if not self._are_fast(so_far):
+            self._idle = None
+            return self._reads.most
+        if self._idle is None:
+            self._idle = IdleCores()
+        if self._idle.has_one(now_s):
+            return self._reads.most
+        opens, open_s = so_far.opens - self._opened[0], so_far.open_s - self._opened[1]
+        self._opened = so_far.opens, so_far.open_s
+        is_seen = opens >= SOME_OPENS and open_s < AT_HAND_S * opens
+        return 0 if is_seen and not self._shares and now_s % WORKED_EACH_S >= WORKED_S else 1
+
+    def settle(self) -> None:
+        """The catalog says by now what the results so far have told."""
+        lib.monarch_engine_settle(self._engine)
+
+    def await_results(self, *, is_awaited: bool) -> None:
+        """Whether something waits for results of fills that went well, so that the doorbell is to
+        be rung for fewer of them."""
+        lib.monarch_engine_await(self._engine, is_awaited)
+
+    def take_handovers(self, sockets: Sequence[int]) -> bool:
+        """From here on readers' descriptors are taken from these sockets, which stay open until the
+        engine has stopped. False where no thread could be started."""
+        return int(lib.monarch_engine_handovers(self._engine, list(sockets), len(sockets))) == 0
+
+    def unmet(self, source: int) -> tuple[npt.NDArray[Any], Any]:
+        """Files of a source that were handed over and that the catalog does not know: (n,) entries,
+        of dtype ENTRY, whose paths lie in a C array. Descriptors wait for orders for 50 ms."""
+        entries, pool = self._unmet
+        to = pointer(entries, "struct monarch_entry *")
+        n = lib.monarch_engine_unmet(self._engine, source, to, len(entries), pool)
+        return entries[:n].copy(), pool
+
+    def stop(self, limit_s: float) -> int:
+        """Abandons what runs and ends the threads. Returns how many of them have not ended within
+        limit_s, as a file system does not answer: what they use has to stay as it is."""
+        return int(lib.monarch_engine_stop(self._engine, max(0, int(limit_s * 1000))))

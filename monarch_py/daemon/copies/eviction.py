@@ -1,0 +1,145 @@
+"""Eviction from tiers by a plan (Lobster 4.4): what is used latest goes for what is used sooner.
+
+A copy that is not used in what is left of this epoch nor in the next one goes first (the rules of
+reuse count and reuse distance: such a use is farther than every one that is known), then the one
+with the largest reuse distance, for the nearest file that is fetched ahead, and only if that one is
+used again sooner (the rule of coordination with prefetching; `policies.eviction.exchange`). Nothing
+goes where nobody needs the room, where it is not known what comes, and without a plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.copies import Copies, Ids
+from monarch_py.native import State, copy_of, state_of, tier_of
+from monarch_py.plan.follow import NOT_SOON, Distances
+from monarch_py.policies.eviction import exchange
+from monarch_py.policies.placement import NOWHERE
+
+__all__ = ["Evictions", "Foresight"]
+
+# Looks lie this far apart at least [s], and take no more than this part of the time.
+LOOK_S, SHARE = 0.1, 0.05
+# The most that has got room by eviction and is not begun yet, if it is more than one file [bytes].
+MOST_BYTES = 64 << 20
+# Files that may come by one look, and of each tier so many times as many of the farthest.
+MOST_FILES, TIMES = 2048, 4
+# Room that is missing for so long was taken by files of no plan, or by somebody else [s].
+SHORT_S = 10.0
+# Uses that were worked out for longer ago than this are of another time [s].
+OLD_S = 5.0
+
+Uses = npt.NDArray[np.int64]
+
+
+class Foresight(Protocol):
+    """Who knows a plan."""
+
+    @property
+    def homes(self) -> npt.NDArray[np.int32]:
+        """(entries,) the tiers in which files have their place, NOWHERE for none; changed here."""
+        ...
+
+    def uses(self) -> Future[Distances] | None:
+        """(entries,) how far away the next use of each is, and the one after it, NOT_SOON for none
+        that is known, as soon as that is worked out; None as long as too little is known."""
+        ...
+
+    def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether this node may drop its copies of these."""
+        ...
+
+
+class Evictions:
+    """Works in turns of the daemon's loop; nothing in it waits.
+
+    evicted : for each tier with eviction, by its number, how many copies have gone
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[int],
+        copies: Copies,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._copies, self._clock = copies, clock
+        self._next_look_s = 0.0
+        # Of a million files that takes longer than the loop may.
+        self._uses: Future[Distances] | None = None
+        self._asked_s = 0.0
+        self._short_since_s: dict[int, float] = {}
+        self._is_over = False
+        self.evicted = dict.fromkeys(tiers, 0)
+
+    def end(self) -> None:
+        """From here on nothing goes."""
+        self._is_over = True
+
+    def step(self, plan: Foresight) -> None:
+        """Makes room for what comes next, where that pays."""
+        begun = self._clock()
+        if not self.evicted or self._is_over or begun < self._next_look_s:
+            return
+        if self._uses is None:
+            self._uses, self._asked_s = plan.uses(), begun
+        if self._uses is None or not self._uses.done():
+            return
+        uses, self._uses = self._uses.result(), None
+        if begun - self._asked_s > OLD_S:
+            return
+        for number in self.evicted:
+            self._look_at(number, plan, *uses)
+        took = self._clock() - begun
+        self._next_look_s = begun + max(LOOK_S, took / SHARE)
+
+    def _look_at(self, number: int, plan: Foresight, first: Uses, second: Uses) -> None:
+        tier = self._copies.tiers[number]
+        if tier is None or not tier.usable:
+            return
+        catalog, homes = self._copies.shared.catalog, plan.homes
+        words = catalog.words[: len(homes)]
+        absent = (state_of(words) == State.ABSENT) & (copy_of(words) == 0)
+        promised = absent & (homes == number)
+        room = tier.room()
+        sizes = catalog.entries["size"][: len(homes)]
+        kept_for = int(room.rounded(sizes[promised]).sum())
+        there = room.free_bytes + self._copies.leaving(number)
+        if kept_for <= there:
+            self._short_since_s.pop(number, None)
+        elif self._clock() - self._short_since_s.setdefault(number, self._clock()) > SHORT_S:
+            ids = np.flatnonzero(promised)
+            ids = ids[np.argsort(first[ids], kind="stable")]
+            homes[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
+        if kept_for > there or kept_for >= MOST_BYTES:
+            return
+        # Of what is used in the next epoch alone it is not known when it is used after that.
+        coming = np.flatnonzero(absent & (homes == NOWHERE) & (second != NOT_SOON))
+        if len(coming) > MOST_FILES:
+            coming = coming[np.argpartition(first[coming], MOST_FILES)[:MOST_FILES]]
+        coming = coming[np.argsort(first[coming], kind="stable")].astype(np.uint64)
+        needs = room.rounded(sizes[coming])
+        fits = np.cumsum(needs, dtype=np.float64) <= MOST_BYTES - kept_for
+        fits[:1] |= kept_for == 0
+        coming, needs = coming[fits], needs[fits]
+        if not len(coming):
+            return
+        here = (state_of(words) == State.PRESENT) & (tier_of(words) == number)
+        held = np.flatnonzero(here & (first > second[coming].min())).astype(np.uint64)
+        held = held[plan.may_go(held)]
+        most = TIMES * len(coming)
+        if len(held) > most:
+            held = held[np.argpartition(first[held], len(held) - most)[len(held) - most :]]
+        goes, stays = exchange(
+            first[held], room.rounded(sizes[held]), second[coming], needs, there - kept_for
+        )
+        homes[coming[stays]] = number
+        homes[held[goes]] = NOWHERE
+        self._copies.forget(held[goes], State.ABSENT)
+        self.evicted[number] += int(goes.sum())

@@ -1,0 +1,128 @@
+"""Copies of what is another version at the source by now, found when a command asks for it."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.copies import Copies, Ids
+from monarch_py.daemon.scan.scanner import Scanner
+from monarch_py.ipc.catalog import CatalogReader
+from monarch_py.native import (
+    ENTRY,
+    Kind,
+    Reason,
+    State,
+    copy_of,
+    ffi,
+    lib,
+    make_word,
+    pointer,
+    reason_of,
+    state_of,
+    tier_of,
+)
+
+__all__ = ["Compared", "Outdated"]
+
+log = logging.getLogger("monarch.outdated")
+
+# One request compares no longer than this: whoever asks goes on with the next [ns].
+LIMIT_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Entries (n,) and what they were beside the source: `words` before it was asked, `found` (enum
+    monarch_compared), and `fresh` attributes of dtype ENTRY where that is another version."""
+
+    ids: Ids
+    words: npt.NDArray[np.uint64]
+    found: npt.NDArray[np.uint8]
+    fresh: npt.NDArray[Any]
+
+
+class Outdated:
+    """`look` may be called from any thread, everything else between the turns of the loop."""
+
+    def __init__(self, scanner: Scanner, copies: Copies) -> None:
+        self.scanner, self.copies, self.shared = scanner, copies, scanner.shared
+        # Attributes that entries get once their old copies, by number, are removed.
+        self._fresh: dict[int, tuple[int, npt.NDArray[Any]]] = {}
+
+    def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
+        """Compares files and directories (n,) with the source, in this order, for a second at most.
+        Returns as many as it has come to, one at least."""
+        words = catalog.words[ids].copy()
+        found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)
+        roots = np.array([source.fd for source in self.scanner.sources], dtype=np.int32)
+        config = self.scanner.config
+        n = lib.monarch_compare(
+            catalog.c,
+            pointer(roots, "int32_t *"),
+            len(ids),
+            pointer(ids, "uint64_t *"),
+            config.scan_threads,
+            config.scan_ops_per_s or 0,
+            LIMIT_NS,
+            pointer(found, "uint8_t *"),
+            pointer(fresh, "struct monarch_entry *"),
+        )
+        return Compared(ids[:n], words[:n], found[:n], fresh[:n])
+
+    def drop(self, compared: Compared) -> tuple[Ids, Ids]:
+        """Drops the copies of what is another version now, or gone. Returns the files that can be
+        filled anew, which are ABSENT, and the directories that list something else."""
+        catalog = self.shared.catalog
+        kinds, states = catalog.entries["kind"][compared.ids], state_of(compared.words)
+        directories = compared.ids[(kinds == Kind.DIR) & (compared.found != lib.MONARCH_SAME)]
+        is_left = (states == State.BYPASS) & (reason_of(compared.words) == Reason.CHANGED)
+        meant = (kinds == Kind.FILE) & (is_left | (states == State.PRESENT))
+        meant &= is_left | (compared.found != lib.MONARCH_SAME)
+        # Others have dealt with the entries that have changed meanwhile.
+        meant &= catalog.words[compared.ids] == compared.words
+        usable = meant & (compared.found != lib.MONARCH_GONE) & ~self._marked(compared)
+        present = states == State.PRESENT
+        lost = compared.ids[meant & ~usable & present]
+        self.copies.forget(lost, State.BYPASS, Reason.CHANGED)
+        self.copies.forget(compared.ids[usable & present], State.ABSENT)
+        again, words = compared.ids[usable & is_left], compared.words[usable & is_left]
+        catalog.set_words(again, make_word(State.ABSENT, 0, tier_of(words), copy_of(words)))
+        for i in np.flatnonzero(usable & (compared.found == lib.MONARCH_REPLACED)).tolist():
+            copy = int(copy_of(compared.words[i]))
+            self._fresh[int(compared.ids[i])] = copy, compared.fresh[i : i + 1].copy()
+        self.step()
+        return compared.ids[usable], directories
+
+    def _marked(self, compared: Compared) -> npt.NDArray[np.bool_]:
+        """(n,) whether a client has changed the file that is at the source now: nobody is given a
+        copy of it in this session."""
+        is_replaced = compared.found == lib.MONARCH_REPLACED
+        entries = self.shared.catalog.entries[compared.ids]
+        inodes = np.where(is_replaced, compared.fresh["ino"], entries["ino"])
+        control, clients = self.shared.control, self.shared.clients
+        devices = [int(control.source[i].dev) for i in range(control.sources)]
+        asked = zip(entries["source"].tolist(), inodes.tolist(), strict=True)
+        marked = (lib.monarch_is_changed(clients, devices[source], ino) for source, ino in asked)
+        return np.fromiter(marked, dtype=bool, count=len(inodes))
+
+    def step(self) -> None:
+        """Each turn: gives entries whose old copies are removed the attributes of now."""
+        if not self._fresh:
+            return
+        catalog = self.shared.catalog
+        ids = np.fromiter(self._fresh, dtype=np.uint64, count=len(self._fresh))
+        for entry, copy in zip(ids.tolist(), copy_of(catalog.words[ids]).tolist(), strict=True):
+            old, fresh = self._fresh[entry]
+            if copy and copy == old:
+                continue  # it is being removed
+            del self._fresh[entry]
+            if copy:
+                continue  # the fill has seen to it
+            try:
+                catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
+            except OSError as full:  # of shared memory: the source goes on with it
+                log.warning("%s: %s", catalog.path(entry), full)
+                catalog.set_state(ids[ids == entry], State.BYPASS, Reason.CHANGED)

@@ -1,0 +1,140 @@
+"""The ranks of this node, and how the engine's threads are shared among them.
+
+A rank is a process that trains, with its workers, as its launcher numbers those of a node
+(csrc/preload/rank.c). All of them wait for the slowest one at the end of a step. So of what readers
+wait for, a rank that is predicted to load more has more turns (Lobster, 4.2 and 4.3): the demands
+of each are its queue, and its threads, in slices of their time, are those of Algorithm 1.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.engine import Engine
+from monarch_py.daemon.segments import Shared
+from monarch_py.native import ffi, lib
+from monarch_py.policies.lobster.queues import queue_seconds
+from monarch_py.policies.lobster.threads import share_threads
+
+__all__ = ["Ranks", "shares_of"]
+
+# A prediction is made this often [s], and takes this part of the daemon's time at most.
+WINDOW_S = 0.1
+MOST_OF_TIME = 0.02
+# The bytes that a rank has opened count for less with time: this long ago, 1/e [s]. A rank of which
+# less than a byte is left is none any more.
+MEMORY_S = 0.5
+# Slices of the threads' time that there are for each rank on average. The search takes time with
+# their square: for more ranks than this, each gets as many as it loads, which is what the search
+# comes to where the slices are thin.
+SLICES, MOST_SEARCHED = 8, 8
+# Nobody is taken for loading less than this part of the mean: a reader waits for a bounded time
+# (csrc/preload/demand.c), which must not pass because others miss more.
+LEAST_LOAD = 0.25
+# Loads are counted in so many parts of the largest one, as the policy has them whole.
+PARTS = 1 << 30
+
+Floats = npt.NDArray[np.float64]
+# (ranks of a node,) what each will load next, in any unit; None if that is not known.
+Prediction = Callable[[], Floats | None]
+
+
+def shares_of(loads: Floats) -> npt.NDArray[np.int64]:
+    """How many slices of the threads' time each rank gets: (ranks,), 1 or more each.
+
+    loads : (ranks,) what each is predicted to load, 0 or more, in any unit
+    """
+    ranks, most = len(loads), float(loads.max(initial=0.0))
+    if not most:
+        return np.ones(ranks, dtype=np.int64)
+    loads = np.maximum(loads, LEAST_LOAD * loads.mean())
+    parts = np.rint(loads / most * PARTS).astype(np.int64)
+    slices = SLICES * ranks
+    if ranks > MOST_SEARCHED:
+        in_proportion = np.rint(parts / parts.sum() * slices).astype(np.int64)
+        return np.asarray(np.maximum(1, in_proportion))
+    seconds = queue_seconds(parts[:, None], [lambda threads: threads], slices)
+    return share_threads(seconds, slices)
+
+
+class Ranks:
+    """Works in turns of the daemon's loop; nothing in it waits.
+
+    is_on : readers take their turns by ranks; otherwise one is as good as the other
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        engine: Engine,
+        *,
+        is_on: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine, self.is_on, self._clock = engine, is_on, clock
+        counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
+        numbers: npt.NDArray[np.uint64] = np.frombuffer(counted, dtype=np.uint64)
+        # (MONARCH_RANKS, 2): bytes opened, and missed; 0 is nobody's.
+        self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
+        self._seen = self._counts.astype(np.float64)
+        self._recent = np.zeros_like(self._seen)
+        self._looked_at = clock()
+        self._next_look = float("-inf")
+        self._shares: npt.NDArray[np.uint32] = np.zeros(lib.MONARCH_RANKS, dtype=np.uint32)
+
+    def step(self, planned: Prediction) -> None:
+        """One turn.  planned : what a plan says, by the ranks' numbers; else the last misses of
+        each tell of the next."""
+        now = self._clock()
+        if not self.is_on or now < self._next_look:
+            return
+        self._look(now)
+        active = np.flatnonzero(self._recent[:, 0])
+        shares = np.zeros_like(self._shares)
+        if len(active) > 1:
+            found = shares_of(self._loads(active, planned()))
+            # Who turns up before the next look is taken for a rank like the others.
+            shares[1:] = max(1, round(float(found.mean())))
+            shares[active] = found
+        if (shares != self._shares).any():
+            self._shares = shares
+            self.engine.share(shares)
+        self._next_look = now + max(WINDOW_S, (self._clock() - now) / MOST_OF_TIME)
+
+    def _look(self, now: float) -> None:
+        counts = self._counts.astype(np.float64)
+        # A client may write anything.
+        fresh = np.maximum(0.0, counts - self._seen)
+        fade = math.exp(-(now - self._looked_at) / MEMORY_S)
+        self._seen, self._looked_at = counts, now
+        self._recent = self._recent * fade + fresh
+        self._recent[self._recent[:, 0] < 1] = 0.0
+
+    def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
+        """(active,) what these ranks load next. All of a job's read as much in a step, so that the
+        part that each has missed tells how much of it."""
+        if planned is not None and active[-1] <= len(planned):
+            return planned[active - 1]
+        opened, missed = self._recent[active].T
+        return np.asarray(np.minimum(1.0, missed / opened))
+
+    def told(self) -> list[dict[str, Any]]:
+        """For `status`, one for each rank that has opened anything."""
+        active = np.flatnonzero(self._recent[:, 0])
+        together = max(1, int(self._shares[active].sum()))
+        # Clients go on counting: numpy raises where that changes what it searches.
+        counts = self._counts.copy()
+        return [
+            {
+                "rank": rank - 1,
+                "opened_bytes": int(counts[rank, 0]),
+                "missed_bytes": int(counts[rank, 1]),
+                "share": round(int(self._shares[rank]) / together, 4) if rank in active else 0,
+            }
+            for rank in np.flatnonzero(counts[:, 0]).tolist()
+            if rank
+        ]

@@ -1,0 +1,95 @@
+"""Copies in slow tiers of the node, brought into memory before a plan's programs open them.
+
+The page cache is where they wait: it is memory that nobody has to give back, no byte lies in it
+twice, and a file keeps its one copy.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config.schema import MAX_TIERS
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.copies.engine import Engine
+from monarch_py.daemon.segments import Shared
+from monarch_py.native import JobKind, JobStatus, State, copy_of, state_of, tier_of
+from monarch_py.storage.tiers import Tier
+
+__all__ = ["ReadAhead"]
+
+Bools = npt.NDArray[np.bool_]
+
+# Brought at a time: what is nearer may be known a moment later [files, bytes].
+MOST_FILES, MOST_BYTES = 64, 32 << 20
+
+
+class ReadAhead:
+    """Works in turns of the daemon's loop; nothing in it waits.
+
+    tiers : by number, those of the configuration; copies in memory are left as they are
+    files : that were brought
+    """
+
+    def __init__(self, shared: Shared, engine: Engine, tiers: Sequence[Tier | None]) -> None:
+        self.shared, self.engine = shared, engine
+        self._is_slow = np.zeros(MAX_TIERS, dtype=bool)
+        self._is_slow[: len(tiers)] = [
+            tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
+        ]
+        self._brought = np.zeros(0, dtype=bool)  # by entry: since it was opened last
+        self._under_way: dict[int, int] = {}  # sizes by entry
+        self.files = 0
+
+    def is_for(self, ids: Ids) -> Bools:
+        """Which of (n,) files have their copies in slow tiers."""
+        words = self.shared.catalog.words[ids]
+        there: Bools = (state_of(words) == State.PRESENT) & self._is_slow[tier_of(words)]
+        return there
+
+    def wants(self, ids: Ids) -> Bools:
+        """Which of (n,) files are to be brought before their next use."""
+        wanted = self.is_for(ids)
+        known = ids < len(self._brought)
+        wanted[known] &= ~self._brought[ids[known]]
+        return wanted
+
+    def order(self, ids: Ids) -> None:
+        """(n,) files in the order of their use; of those that `wants` names as many as are well
+        under way at a time, behind all that programs wait for."""
+        ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
+        ids = ids[: MOST_FILES - len(self._under_way)]
+        if not len(ids):
+            return
+        catalog = self.shared.catalog
+        sizes = catalog.entries["size"][ids]
+        fits = np.cumsum(sizes, dtype=np.float64) - sizes < MOST_BYTES - sum(
+            self._under_way.values()
+        )
+        ids, sizes = ids[fits], sizes[fits]
+        self._set_brought(ids, brought=True)
+        self._under_way.update(zip(ids.tolist(), sizes.tolist(), strict=True))
+        words = catalog.words[ids]
+        self.engine.submit(catalog, JobKind.PAGE_IN, ids, tier_of(words), copy_of(words))
+
+    def ended(self, result: Any) -> None:
+        """The engine's result. What could not be read is for whoever opens it to find out."""
+        self._under_way.pop(int(result["id"]), None)
+        if result["status"] == JobStatus.DONE:
+            self.files += 1
+
+    def filled(self, ids: Ids) -> None:
+        """(n,) files whose copies are being made, or were just now: the pages are there as soon as
+        the copies are. A copy is visible before its result is taken, so an order says it too."""
+        self._set_brought(ids, brought=True)
+
+    def opened(self, ids: Ids) -> None:
+        """(n,) files that programs have opened: they are brought again before their next use."""
+        self._set_brought(ids, brought=False)
+
+    def _set_brought(self, ids: Ids, *, brought: bool) -> None:
+        if len(self._brought) < len(self.shared.catalog):
+            more = np.zeros(len(self.shared.catalog) - len(self._brought), dtype=bool)
+            self._brought = np.concatenate([self._brought, more])
+        self._brought[ids] = brought

@@ -1,0 +1,214 @@
+"""The staging area: a small tier whose copies come and go.
+
+What a node reads and does not keep lies there from its fetch to its use (NoPFS, 2: the staging
+buffer). It is the last of the tiers by number, no policy chooses it, and no manifest knows it.
+"""
+
+import logging
+import os
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config import Config, TierConfig
+from monarch_py.config.schema import MAX_TIERS
+from monarch_py.daemon.copies.copies import Copies, Ids
+from monarch_py.errors import TierError
+from monarch_py.ipc.session import SessionDir, shm_root
+from monarch_py.native import Reason, State, make_word, state_of, tier_of
+from monarch_py.plan import NEVER
+from monarch_py.policies.placement import take
+from monarch_py.storage import memory
+from monarch_py.storage.tiers import Tier, refuse_replaceable
+from monarch_py.util.units import GIB
+
+__all__ = ["NOT_KNOWN", "Staging", "Uses", "open_staging"]
+
+log = logging.getLogger("monarch.staging")
+
+# An area that nobody has configured: at most so much, and these shares of what the file system has
+# free and of the memory that is left [bytes].
+DEFAULT_BYTES = GIB
+SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
+# Room is made for more than what needs it now, this part of the quota: looking for what can go
+# costs as much for one file as for many.
+AT_ONCE = 16
+# The next use of a file of which none is known.
+NOT_KNOWN = NEVER
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Uses(Protocol):
+    """Who knows when files are needed."""
+
+    def next_use(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """ids : (n,) entries. Returns (n,), how far away the next use is, smaller is sooner;
+        NOT_KNOWN for none that is known."""
+        ...
+
+    def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
+        """The same in time, as far as it can be foreseen [s]; infinite for none that is known."""
+        ...
+
+
+class UnknownUses:
+    """Without a plan."""
+
+    def next_use(self, ids: Ids) -> npt.NDArray[np.int64]:
+        return np.full(len(ids), NOT_KNOWN, dtype=np.int64)
+
+    def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
+        return np.full(len(ids), np.inf)
+
+
+def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier | None:
+    """The area that the configuration describes; where it has none and one is `needed`, one in
+    shared memory. None without either, or where it cannot be had: the source serves instead."""
+    found = config.staging or (_default(len(config.tiers)) if needed else None)
+    if found is None:
+        return None
+    try:
+        refuse_replaceable(found.mount_point)
+        tier = Tier(found, f"staging-{session.path.name}", config.file)
+        try:
+            tier.remove_all(tier.listing())  # debris of a daemon that was killed
+        except OSError as error:
+            tier.close()
+            raise tier.broken(error) from error
+        return tier
+    except TierError as error:
+        log.warning("nothing is staged: %s", error)
+        return None
+
+
+def _default(tiers: int) -> TierConfig | None:
+    place = shm_root()
+    if tiers >= MAX_TIERS:
+        log.warning("nothing is staged: there are %d tiers, and no number for one more", tiers)
+        return None
+    try:
+        room = os.statvfs(place)
+    except OSError as error:
+        log.warning("nothing is staged: %s: %s", place, error.strerror)
+        return None
+    free = room.f_bavail * room.f_frsize // SHARE_OF_DISK
+    quota = min(DEFAULT_BYTES, free, memory.available_bytes() // SHARE_OF_MEMORY)
+    return TierConfig(place, quota, "ram")
+
+
+class Staging:
+    """Which files are staged, in which order they came and were opened, and what goes for others.
+
+    number : of the tier;  tier : None when there is none, then nothing is staged
+    uses : set by who knows a plan
+    Works in turns of the daemon's loop; nothing in it waits.
+    """
+
+    def __init__(self, number: int, tier: Tier | None, copies: Copies) -> None:
+        self.number, self.tier, self.copies = number, tier, copies
+        self.uses: Uses = UnknownUses()
+        # In the order in which they came or were opened last. What was dropped for another reason
+        # is found out when its turn has come.
+        self._entries: dict[int, None] = {}
+        self._refused: list[Ids] = []
+        self.staged = self.dropped = 0
+
+    # --- what is there --------------------------------------------------------------------------
+
+    def arrived(self, ids: Ids) -> None:
+        """(n,) files whose copies lie here from now on."""
+        for entry in ids.tolist():
+            self._entries.pop(entry, None)
+            self._entries[entry] = None
+        self.staged += len(ids)
+        self._let_in()
+
+    def opened(self, ids: Ids) -> None:
+        """(n,) files that programs have opened."""
+        for entry in ids.tolist() if self._entries else ():
+            if entry in self._entries:
+                del self._entries[entry]
+                self._entries[entry] = None
+
+    def left(self) -> None:
+        """A copy that was dropped here is gone, and its room is back."""
+        self._let_in()
+
+    # --- room -----------------------------------------------------------------------------------
+
+    def can_hold(self, sizes: npt.NDArray[np.uint64]) -> Bools:
+        """Which files of these sizes (n,) [bytes] fit at all, each by itself."""
+        if self.tier is None or not self.tier.usable:
+            return np.zeros(len(sizes), dtype=bool)
+        return np.asarray(self.tier.rounded_all(sizes) <= self.capacity_bytes())
+
+    def capacity_bytes(self) -> int:
+        """What all copies together can take here."""
+        if self.tier is None or not self.tier.usable:
+            return 0
+        try:
+            return max(0, self.tier.quota_for_copies())
+        except OSError:
+            return 0
+
+    def admits(self, sizes: npt.NDArray[np.uint64]) -> Bools:
+        """Which files of these sizes (n,) [bytes] there is room for now, taken in order."""
+        if self.tier is None:
+            return np.zeros(len(sizes), dtype=bool)
+        room = self.tier.room()
+        return take(room.rounded(sizes), room.free_bytes, room.free_inodes)
+
+    def make_room(self, need_bytes: int, least_use: int = -1) -> bool:
+        """Drops copies until so much room is there, or on its way; only such as are not used before
+        `least_use`, as `Uses` has it. Returns whether any room is on its way."""
+        if self.tier is None:
+            return False
+        leaving = self.copies.leaving(self.number)
+        missing = need_bytes - self.tier.room().free_bytes - leaving
+        if missing > 0:
+            self._drop(max(missing, self.tier.config.quota_bytes // AT_ONCE), least_use)
+        return self.copies.leaving(self.number) > 0
+
+    def _drop(self, bytes_: int, least_use: int) -> None:
+        """What is used farthest in the future goes first; of those of which that is the same, or
+        not known, the one that came or was opened the longest ago."""
+        assert self.tier is not None
+        ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
+        words = self.copies.shared.catalog.words[ids]
+        here = (state_of(words) == State.PRESENT) & (tier_of(words) == self.number)
+        for entry in ids[~here].tolist():
+            del self._entries[entry]
+        ids = ids[here]
+        uses = self.uses.next_use(ids)
+        ids, uses = ids[uses >= least_use], uses[uses >= least_use]
+        ids = ids[np.argsort(-uses, kind="stable")]
+        sizes = self.tier.rounded_all(self.copies.shared.catalog.entries["size"][ids])
+        before = np.cumsum(sizes) - sizes
+        ids, sizes = ids[before < bytes_], sizes[before < bytes_]
+        for entry in ids.tolist():
+            del self._entries[entry]
+        self.dropped += len(ids)
+        self.copies.forget(ids, State.ABSENT)
+
+    # --- no room --------------------------------------------------------------------------------
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether files are left to the source until something changes here."""
+        return bool(self._refused)
+
+    def refuse(self, ids: Ids) -> None:
+        """(n,) files for which nothing can go now: the source serves them, at once, because readers
+        wait. As soon as anything changes here, an open wants them again."""
+        self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
+        self._refused.append(ids)
+
+    def _let_in(self) -> None:
+        if not self._refused:
+            return
+        ids, self._refused = np.concatenate(self._refused), []
+        catalog = self.copies.shared.catalog
+        still = catalog.words[ids] == make_word(State.BYPASS, Reason.NO_ROOM)
+        catalog.set_state(ids[still], State.ABSENT)

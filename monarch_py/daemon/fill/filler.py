@@ -1,0 +1,603 @@
+"""From what is wanted to orders: placement, the engine's queue, what to do when a fill fails."""
+
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.copies import Copies, Ids, one
+from monarch_py.daemon.copies.engine import Engine
+from monarch_py.daemon.copies.handovers import Handovers
+from monarch_py.daemon.copies.outdated import Outdated
+from monarch_py.daemon.copies.readahead import ReadAhead
+from monarch_py.daemon.copies.staging import Staging
+from monarch_py.daemon.fill.requests import Wanted
+from monarch_py.daemon.nodes.placement import Membership, Nodes
+from monarch_py.daemon.nodes.routes import NOBODY, PEER_THREADS, Places
+from monarch_py.daemon.scan.scanner import Scanner
+from monarch_py.ipc.catalog import distinct
+from monarch_py.native import (
+    ENTRY,
+    JobKind,
+    JobStatus,
+    Kind,
+    Reason,
+    State,
+    copy_of,
+    ffi,
+    lib,
+    make_word,
+    reason_of,
+    state_of,
+    tier_of,
+)
+from monarch_py.policies.placement import (
+    NOWHERE,
+    Keeps,
+    KeepsAll,
+    Policy,
+    TierRoom,
+    make_policy,
+    place_preferred,
+)
+from monarch_py.storage.tiers import Tier
+
+__all__ = ["Filler"]
+
+log = logging.getLogger("monarch.filler")
+
+# Orders of each way in the engine at a time: enough that its threads never wait for Python, few
+# enough that a million wanted files take no memory (an order is some 500 bytes).
+ORDERS = 2048
+# Of what is filled ahead the engine has no more than this [bytes], but always some files, so that
+# its threads have work while one ends: the room of what it has is taken.
+AHEAD_BYTES = 256 << 20
+AHEAD_FILES = 4
+# A file that changes under its fill is tried again this often before the source keeps it.
+TRIES = 3
+NO_TIER_ROOM = TierRoom(0, 0, 512)
+# A node whose tiers have had no room for so long gives its files to others [s].
+LACKS_S = 1.0
+# After its last order for a fill the engine is granted room for so long [s].
+GRANTED_S = 2.0
+
+
+def _is_made(results: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which of (n,) results are of fills and checks that went well."""
+    makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
+    made: npt.NDArray[np.bool_] = makes & (results["status"] == JobStatus.DONE)
+    return made
+
+
+class Filler:
+    """Works in turns of the daemon's loop; nothing in it waits."""
+
+    def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
+        """The tiers of the scanner are those of the configuration, then the staging area's, or None
+        in its place."""
+        config = scanner.config
+        self.shared, self.scanner = scanner.shared, scanner
+        self.tiers, self.keepers = scanner.tiers, scanner.keepers
+        self.policy: Policy = make_policy(config.placement)
+        peer_threads = PEER_THREADS if membership else 0
+        self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
+        self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
+        self.handovers = Handovers(config, self.shared.session, self.engine)
+        self.shared.control.handed_bytes = self.handovers.most_bytes
+        self.shared.control.shares = membership is not None
+        self.places = Places.of(config, self.engine, self.nodes.peers) if self.nodes else None
+        self.keeps: Keeps = self.nodes or KeepsAll()
+        # The tiers in which files are best kept, NOWHERE for those of which that is not known.
+        self.prefers: Callable[[Ids], npt.NDArray[np.int32]] | None = None
+        # Of files that programs use and that have no room, those for which it has dropped copies.
+        self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
+        # Of files without room, those that are filled ahead because others beside them are read.
+        self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
+        self.copies = Copies(scanner, self.engine)
+        self.outdated = Outdated(scanner, self.copies)
+        self.staging = Staging(len(config.tiers), self.tiers[len(config.tiers)], self.copies)
+        self.readahead = ReadAhead(self.shared, self.engine, self.tiers[: len(config.tiers)])
+        self.wanted = Wanted(self.shared, eager=config.prefetch == "eager")
+        self._to_check: deque[Ids] = deque()
+        self._refused: list[Ids] = []
+        shm = os.stat(self.shared.session.path).st_dev
+        # Tiers on the catalog's file system.
+        self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
+        self._early: list[Ids] = []
+        self._ordered_at = -math.inf  # a fill, last [s]
+        # When a file that is to be kept here last had no room, and since when that has gone on [s].
+        self._refused_s = self._lacks_since_s = -math.inf
+        self._tries: dict[int, int] = {}
+        self._next_copy = max([Tier.first_number(), *self._numbers_in_use()])
+        self.failures = 0
+
+    def _numbers_in_use(self) -> Iterable[int]:
+        for tier in self.tiers:
+            if tier is not None:
+                yield tier.last_number() + 1
+
+    @property
+    def pending(self) -> int:
+        """Orders given, wanted files, and copies to check or to look at again."""
+        running = self.engine.pending(in_use=True) + self.engine.pending(in_use=False)
+        to_check = sum(map(len, self._to_check))
+        return len(self.wanted) + to_check + running + self.copies.unsettled
+
+    def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
+        """Copies of an earlier session that match their sources: (n,) entries, manifest rows. They
+        serve at once, or once they have been checked."""
+        catalog = self.shared.catalog
+        catalog.set_words(ids, make_word(State.FILLING, 0, tier_number, rows["copy"]))
+        catalog.set_sums(ids, rows["sum"])
+        if self.keepers[tier_number].must_check:
+            self._to_check.append(ids)
+        else:
+            self.copies.adopt(ids, rows, tier_number)
+
+    # --- grants ------------------------------------------------------------------------------
+
+    def begin_turn(self) -> None:
+        """From now on Python decides, and knows what was ordered since the last turn."""
+        placed = self.engine.end_grant()
+        if not len(placed):
+            return
+        self._ordered_at = time.monotonic()
+        ids, sizes = placed["id"], self.shared.catalog.entries["size"][placed["id"]]
+        for number in set(placed["tier"].tolist()):
+            self.copies.tier(number).reserve(sizes[placed["tier"] == number])
+        self._next_copy = int(placed["copy"][-1]) + 1
+        self.readahead.filled(np.ascontiguousarray(ids))
+
+    def end_turn(self) -> None:
+        """Until the next turn the engine orders what somebody waits for, where this would place it
+        too. It has no room for that where a plan says which tier is meant for a file, and before
+        programs use files: a tier that hangs does not keep a loop that has nothing to place."""
+        is_ready = self.nodes is None or self.nodes.is_ready
+        is_used = time.monotonic() - self._ordered_at < GRANTED_S
+        may = is_used and is_ready and self.prefers is None and not self.shared.control.off
+        meets = 0 if self.nodes is not None else self.scanner.met_by_engine
+        self.engine.grant(self.rooms() if may else [], self._next_copy, meets)
+
+    # --- orders ------------------------------------------------------------------------------
+
+    def feed(self) -> bool:
+        """Hands the engine as much as it can take; of what is to be filled ahead one portion.
+        Returns whether it could take more at once."""
+        if self.nodes is not None:
+            self.nodes.step(scanned=self.scanner.scanned)
+            if not self.nodes.is_ready:
+                if not self.nodes.may_wait:
+                    self._leave_to_source()
+                return False
+            self._take_from_source()
+            self._drop_rotten(self.nodes)
+            if len(moved := self.nodes.holdings.moved_here()):
+                self.keeps.adopt(moved)
+                self.wanted.want(self._let_in_again(moved, Reason.NO_ROOM))
+        while len(ids := self.wanted.next_awaited()):
+            self._order_fills(ids, in_use=True)
+        self.wanted.part_ways(self._is_fetched)
+        for fetched in (False, True):
+            room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
+            # Some go the other way in the end: a peer may be lost, or the source faster.
+            room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
+            while room > 0 and len(ids := self.wanted.next_in_use(room, from_peers=fetched)):
+                room -= self._order_fills(ids, in_use=True)
+        room = ORDERS - self.engine.pending(in_use=False)
+        while room > 0 and self._to_check:
+            room -= self._order_checks(room)
+        # What waits for room would be joined by all that is to be filled ahead.
+        may_more = room > 0 and not self.wanted.has_put_off and len(self.wanted.ahead) > 0
+        return may_more and self._order_ahead(room)
+
+    def _is_fetched(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether other nodes are asked for these files, as far as is known."""
+        if self.nodes is None or not self.nodes.is_ready:
+            return np.zeros(len(ids), dtype=bool)
+        asked: npt.NDArray[np.bool_] = self.nodes.asked(ids)[:, 0] != NOBODY
+        return asked
+
+    def _leave_to_source(self) -> None:
+        """Nobody knows yet which node keeps what, and readers do not wait for it."""
+        self.wanted.part_ways(self._is_fetched)
+        while (
+            len(ids := self.wanted.next_awaited())
+            or len(ids := self.wanted.next_in_use(ORDERS, from_peers=False))
+            or len(ids := self.wanted.next_in_use(ORDERS, from_peers=True))
+        ):
+            ids = ids[state_of(self.shared.catalog.words[ids]) == State.WANTED]
+            self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
+            self._early.append(ids)
+
+    def _take_from_source(self) -> None:
+        """What was left to the source until now."""
+        for ids in self._early:
+            self.wanted.want(self._let_in_again(ids, Reason.NO_ROOM))
+        self._early = []
+
+    def _drop_rotten(self, nodes: Nodes) -> None:
+        """What peers were refused this node's own programs must not be given either."""
+        ids, words = nodes.holdings.rotten()
+        for entry in ids[self.shared.catalog.words[ids] == words].tolist():
+            self._damaged(entry)
+
+    def _order_ahead(self, room: int) -> bool:
+        """Of what is to be filled ahead a portion. Returns whether there is room left because no
+        tier had any for it: then there may be more of that kind."""
+        catalog, looked_at = self.shared.catalog, 0
+        sizes = catalog.entries["size"]
+        begun = np.unique(self.wanted.ahead.settle(self._is_open))
+        while room > 0 and looked_at < ORDERS:
+            begun = begun[state_of(catalog.words[begun]) == State.FILLING]
+            room_bytes = AHEAD_BYTES - float(sizes[begun].sum(dtype=np.float64))
+            ids = self.wanted.ahead.next(AHEAD_FILES - len(begun), room, sizes, room_bytes)
+            if not len(ids):
+                return False
+            begun = np.union1d(begun, ids)
+            looked_at += len(ids)
+            room -= self._order_fills(ids, in_use=False)
+        return room > 0
+
+    def _is_open(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether these files will get a copy."""
+        return np.isin(state_of(self.shared.catalog.words[ids]), (State.WANTED, State.FILLING))
+
+    def _order_checks(self, most: int) -> int:
+        ids = self._to_check.popleft()
+        if len(ids) > most:
+            self._to_check.appendleft(ids[most:])
+        ids, catalog = ids[:most], self.shared.catalog
+        words, sums = catalog.words[ids], catalog.entries["sum"][ids]
+        self.engine.submit(catalog, JobKind.CHECK, ids, tier_of(words), copy_of(words), sums=sums)
+        return len(ids)
+
+    def order_planned(self, ids: Ids, horizon: int) -> None:
+        """Fills what a plan needs next, in this order; what is staged for it may push out what is
+        used in `horizon` files from now, or later. What has no room stays ABSENT, and of what would
+        be staged so does all that is behind it."""
+        self.shared.catalog.want(ids)
+        self._order_fills(ids, in_use=False, horizon=horizon)
+
+    def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
+        """Of (n,) files those that are WANTED. A file that is named twice is filled once: of its
+        two copies only one would serve, and the other would keep its room."""
+        ids = distinct(ids)
+        words = self.shared.catalog.words[ids]
+        wanted, leaving = state_of(words) == State.WANTED, copy_of(words) != 0
+        if (wanted & leaving).any():
+            self.wanted.put_off(ids[wanted & leaving], in_use=in_use)
+        ids = ids[wanted & ~leaving]
+        kept = self.keeps.keeps_here(ids)
+        nowhere, ordered = self._order_kept(ids[kept], in_use=in_use)
+        if len(nowhere):
+            kept[np.isin(ids, nowhere)] = False
+        return ordered + self._order_staged(ids[~kept], in_use=in_use, horizon=horizon)
+
+    def _order_kept(self, ids: Ids, *, in_use: bool) -> tuple[Ids, int]:
+        """Returns the files that have no room and are to be staged, and how many were ordered."""
+        if not len(ids):
+            return ids, 0
+        sizes, rooms = self.shared.catalog.entries["size"][ids], self.rooms()
+        if self.prefers is None:
+            tiers = self.policy.place(sizes, rooms)
+        else:
+            tiers = place_preferred(self.prefers(ids), sizes, rooms, self.policy)
+        nowhere = tiers == NOWHERE
+        ordered = self._submit(ids[~nowhere], tiers[~nowhere], in_use=in_use)
+        return self._nowhere(ids[nowhere], in_use=in_use), ordered
+
+    def _order_staged(self, ids: Ids, *, in_use: bool, horizon: int | None) -> int:
+        """Files that have no place in the tiers. What neither is read now nor will be soon is
+        staged when somebody reads it: what is filled ahead would go again before it is used."""
+        catalog = self.shared.catalog
+        if not len(ids) or (not in_use and horizon is None):
+            catalog.set_state(ids, State.ABSENT, Reason.NO_ROOM)
+            return 0
+        sizes = catalog.entries["size"][ids]
+        possible = self.staging.can_hold(sizes)
+        catalog.set_state(ids[~possible], State.BYPASS, Reason.NO_ROOM)
+        ids, sizes = ids[possible], sizes[possible]
+        now = self.staging.admits(sizes)
+        if horizon is not None:
+            # Else a large file would see smaller ones take its room until it is opened.
+            now = np.logical_and.accumulate(now)
+        if not now.all():
+            least_use = -1 if horizon is None else horizon
+            coming = self.staging.make_room(int(sizes.sum(dtype=np.float64)), least_use)
+            if horizon is not None:
+                catalog.set_state(ids[~now], State.ABSENT)
+            elif coming:
+                self.wanted.put_off(ids[~now], in_use=in_use)
+            else:
+                self.staging.refuse(ids[~now])
+        tiers = np.full(int(now.sum()), self.staging.number, dtype=np.int32)
+        return self._submit(ids[now], tiers, in_use=in_use)
+
+    def _submit(self, ids: Ids, tiers: npt.NDArray[Any], *, in_use: bool) -> int:
+        """Orders fills into (n,) tiers that have room. Returns how many."""
+        catalog = self.shared.catalog
+        sizes = catalog.entries["size"][ids]
+        if not len(ids):
+            return 0
+        self._ordered_at = time.monotonic()
+        for number in set(tiers.tolist()):
+            self.copies.tier(number).reserve(sizes[tiers == number])
+        copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
+        self._next_copy += len(ids)
+        catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
+        self.readahead.filled(ids)
+        peers = None
+        if self.nodes is not None and self.places is not None:
+            uses = self.staging.uses
+            due_s = np.zeros(len(ids)) if in_use else uses.seconds_to_use(ids)
+            peers = self.nodes.asked(ids)
+            self.places.choose(ids, peers, sizes, due_s)
+        self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use, peers=peers)
+        return len(ids)
+
+    def rooms(self) -> list[TierRoom]:
+        """Of the tiers that the policy chooses from. One that shares its file system with the
+        catalog leaves room for a larger one until it is known how many files there are: without
+        that a file is unknown, without a copy it is only slower."""
+        growing = set() if self.scanner.scanned else self._beside
+        return [
+            NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
+            for number, tier in enumerate(self.tiers[: self.staging.number])
+        ]
+
+    def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
+        """No room now. Copies of other datasets go first; else files are staged, and returned; else
+        the source serves them, at once: readers wait. They are tried again when nothing runs any
+        more."""
+        if not len(ids):
+            return ids
+        leaves = any(map(self.copies.leaving, range(self.staging.number)))
+        coming = ids if self.copies.drop_foreign() or leaves else ids[:0]
+        if not len(coming):
+            coming = self._drop_spare(ids)
+        if in_use and not len(coming):
+            coming = self.give_way(ids)
+        if len(coming):
+            self.wanted.put_off(coming, in_use=in_use)
+            ids = ids[~np.isin(ids, coming)]
+        if in_use and self.nodes is not None and self._lacks_room():
+            self.nodes.pass_on(ids)
+        if self.staging.tier is not None:
+            return ids
+        if not in_use:
+            # Files that programs read have taken the room. An open of one of these asks again.
+            beside = self.beside(ids)
+            self.shared.catalog.set_state(beside, State.ABSENT, Reason.NO_ROOM)
+            ids = ids[~np.isin(ids, beside)]
+        self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
+        self._refused.append(ids)
+        return ids[:0]
+
+    def _drop_spare(self, ids: Ids) -> Ids:
+        """Drops copies of other nodes' files for those of (n,) files without room that this node
+        owns, and returns these. Does nothing under a plan, which says itself what is kept where."""
+        if self.nodes is None or self.prefers is not None:
+            return ids[:0]
+        sizes = self.shared.catalog.entries["size"]
+        largest = max((t.quota_for_copies() for t in self.tiers if t is not None), default=0)
+        own = ids[self.nodes.owns(ids)]
+        own = own[sizes[own] <= largest]
+        if not len(own):
+            return own
+        spare = self.nodes.spare()
+        words = self.shared.catalog.words[spare]
+        is_here = tier_of(words) < self.staging.number
+        is_coming = is_here & (state_of(words) == State.FILLING)
+        is_whole = is_here & (state_of(words) == State.PRESENT)
+        # Files without a copy would take the room again.
+        self.nodes.give_up(spare[~(is_whole | is_coming)])
+        spare = spare[is_whole]
+        freed = np.cumsum(sizes[spare], dtype=np.float64)
+        needed = float(sizes[own].sum(dtype=np.float64))
+        spare = spare[: int(np.searchsorted(freed, needed)) + 1]
+        self.nodes.give_up(spare)
+        self.copies.forget(spare, State.ABSENT)
+        return own if len(spare) or is_coming.any() else own[:0]
+
+    def _lacks_room(self) -> bool:
+        """Whether files have had no room for some time: fills under way hold theirs twice, as a
+        promise and on the disk, and memory is short for a moment."""
+        now_s = time.monotonic()
+        if now_s - self._refused_s > LACKS_S:
+            self._lacks_since_s = now_s
+        self._refused_s = now_s
+        return now_s - self._lacks_since_s >= LACKS_S
+
+    def try_again(self, ids: Ids) -> None:
+        """(n,) files that programs use and that had no room when they were used before."""
+        if len(again := self._let_in_again(ids, Reason.NO_ROOM)):
+            self.wanted.again(again, in_use=True)
+
+    # --- results -----------------------------------------------------------------------------
+
+    def collect(self) -> bool:
+        """Takes the engine's results; also lets files try again that had no room. Returns whether
+        there were any results."""
+        unstaged = found = False
+        for results in self.engine.results():
+            found = True
+            made = _is_made(results)
+            self._made(results[made])
+            for result in results[~made]:
+                if result["kind"] == JobKind.DROP:
+                    self.copies.dropped(result)
+                    unstaged |= result["tier"] == self.staging.number
+                elif result["kind"] == JobKind.COMPARE:
+                    self.copies.compared(result)
+                elif result["kind"] == JobKind.CHECK:
+                    self._check_failed(result)
+                elif result["kind"] == JobKind.PAGE_IN:
+                    self.readahead.ended(result)
+                else:
+                    self._fill_failed(result)
+        self.engine.settle()
+        self.outdated.step()
+        if unstaged:
+            self.staging.left()
+        # In the staging area something leaves all the time.
+        if unstaged or not self.copies.dropping:
+            self.wanted.let_in()
+        # As long as files are found, room is kept free for them to be known.
+        if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
+            self._try_refused()
+        return found
+
+    def await_results(self, *, follows_plan: bool) -> None:
+        """Has the loop woken for results early if anything waits for them: a plan, files whose
+        orders did not fit in, or files that had no room."""
+        waits = follows_plan or len(self.wanted) or self._refused or self.staging.has_refused
+        self.engine.await_results(is_awaited=bool(waits or self._to_check))
+
+    def _made(self, results: npt.NDArray[Any]) -> None:
+        """Results (n,) of fills and checks that went well."""
+        if not len(results):
+            return
+        results = results[self.copies.made(results)]
+        self.staging.arrived(results["id"][results["tier"] == self.staging.number])
+        filled = results[results["kind"] == JobKind.FILL]
+        self.readahead.filled(filled["id"])
+        if self.places is not None:
+            self.places.know(filled["id"], filled["giver"])
+        if self.nodes is not None:
+            homes = filled["home"]
+            moved = filled[(homes >= 0) & (homes < len(self.nodes.cluster.members))]
+            here = moved["home"] == self.nodes.cluster.rank
+            self.keeps.adopt(np.ascontiguousarray(moved["id"][here]))
+            self.nodes.move(moved["id"][~here], moved["home"][~here])
+
+    def _try_refused(self) -> None:
+        """What was refused room while fills were running: they hold theirs twice, as a promise and
+        on the disk, and some may have failed. Whatever fits now has its turn again."""
+        catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
+        self._refused = []
+        tiers = self.policy.place(catalog.entries["size"][ids], self.rooms())
+        fits = self._let_in_again(ids[tiers != NOWHERE], Reason.NO_ROOM)
+        if len(fits):
+            self.wanted.again(fits, in_use=True)
+
+    def _let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
+        words = self.shared.catalog.words[ids]
+        still = (state_of(words) == State.BYPASS) & np.isin(reason_of(words), reasons)
+        again: Ids = ids[still]
+        self.shared.catalog.set_state(again, State.ABSENT)
+        return again
+
+    def answer(self) -> None:
+        """Readers whose files have got a copy, or will not get one, wait no longer."""
+        lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
+        if self.nodes is not None:
+            self.nodes.answer()
+
+    def _check_failed(self, result: Any) -> None:
+        entry = int(result["id"])
+        if result["status"] == JobStatus.ABANDONED:
+            self.keepers[int(result["tier"])].distrust()
+            return
+        self._damaged(entry)
+
+    def _damaged(self, entry: int) -> None:
+        path = self.shared.catalog.path(entry)
+        log.warning("a copy of %s is damaged; it is made anew", path)
+        self.copies.forget(one(entry), State.ABSENT)
+        self.wanted.make_anew(one(entry))
+
+    def _fill_failed(self, result: Any) -> None:
+        entry, status, catalog = int(result["id"]), int(result["status"]), self.shared.catalog
+        error, in_use = int(result["error"]), bool(result["in_use"])
+        number = int(result["tier"])
+        tier = self.copies.tier(number)
+        tier.give_back(int(catalog.entries["size"][entry]))
+        if result["left"]:
+            tier.adopt(catalog.entries["size"][[entry]])  # what was filled of it takes room
+            self.copies.tier_failed(number, int(result["left"]))
+        if status == JobStatus.TIER_FULL and number == self.staging.number:
+            # Others have filled the file system, for a while; what was staged next would not fit.
+            self.staging.refuse(one(entry))
+        elif status == JobStatus.TIER_FULL:
+            tier.note_full()
+            self.wanted.again(one(entry), in_use=in_use)
+        elif status == JobStatus.TIER_ERROR:
+            self.copies.tier_failed(number, error)
+            self.wanted.again(one(entry), in_use=in_use)
+        elif status == JobStatus.SOURCE_CHANGED:
+            self._source_changed(entry, in_use=in_use)
+        elif status == JobStatus.SOURCE_ERROR:
+            self.failures += 1
+            log.info("%s: %s", catalog.path(entry), os.strerror(error))
+            catalog.set_state(one(entry), State.BYPASS, Reason.FAILED)
+        else:
+            catalog.set_state(one(entry), State.ABSENT)
+            self.wanted.taken_back(one(entry))
+
+    def _source_changed(self, entry: int, *, in_use: bool) -> None:
+        """The source's file is not what the scan saw: look again, a few times."""
+        catalog = self.shared.catalog
+        self._tries[entry] = self._tries.get(entry, 0) + 1
+        self.copies.doubt(entry)
+        source = self.scanner.sources[int(catalog.entries["source"][entry])]
+        fresh = np.zeros(1, dtype=ENTRY)
+        error = self.scanner.stat_entry(source, os.fsencode(catalog.path(entry)), fresh)
+        if error or fresh["kind"][0] != Kind.FILE or self._tries[entry] > TRIES:
+            catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
+            return
+        catalog.set_state(one(entry), State.ABSENT)
+        try:
+            catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
+        except OSError as full:  # of shared memory: the source goes on with it
+            log.warning("%s: %s", catalog.path(entry), full)
+            catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
+            return
+        self.wanted.again(one(entry), in_use=in_use)
+
+    # --- on request --------------------------------------------------------------------------
+
+    def take_back(self, ticket: str) -> int:
+        """Cancels what a command has asked to be filled ahead, but for what the engine works on and
+        what others want too. Returns how many files that are."""
+        waiting, ordered = self.wanted.take_back(ticket)
+        withdrawn = self.engine.withdraw(ordered)
+        self.collect()  # what is ABSENT now another command may ask for next
+        return waiting + withdrawn
+
+    def clear(self) -> int:
+        """Drops every copy; files are filled again when they are read. Returns how many went."""
+        dropped = self.copies.clear()
+        words = self.shared.catalog.words
+        everything = np.arange(len(words), dtype=np.uint64)
+        self._let_in_again(everything, Reason.NO_ROOM, Reason.FAILED)
+        for tier in self.tiers:
+            if tier is not None:
+                tier.cap_bytes = None
+        return dropped
+
+    def close(self, limit_s: float) -> int:
+        """Abandons what runs. Copies that still wait for their check stay untrusted. Returns how
+        many of the engine's threads have not ended within limit_s."""
+        self.begin_turn()
+        words = self.shared.catalog.words
+        unchecked = state_of(words) == State.FILLING
+        for number, keeper in self.keepers.items():
+            here = bool((unchecked & (tier_of(words) == number)).any())
+            if keeper.must_check and (here or self.scanner.has_unmet(number)):
+                keeper.distrust()
+        if self.nodes is not None:
+            self.nodes.close()
+        for results in self.engine.results():  # what serves already is recorded
+            self._made(results[_is_made(results)])
+        left = self.engine.stop(limit_s)
+        if self.nodes is not None and not left:
+            self.nodes.free()
+        if not left:
+            self.handovers.close()
+        return left

@@ -1,0 +1,104 @@
+"""The queues of files that are to be filled before anybody reads them."""
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.copies import Ids
+
+__all__ = ["Ahead"]
+
+# Entries that `prefetch: eager` looks at in one turn of the daemon's loop.
+MEETS = 65536
+NONE: Ids = np.zeros(0, dtype=np.uint64)
+
+
+class Ahead:
+    """What `warm` names goes first, in turn; then what the scan meets, if all is to be filled.
+
+    eager : the configuration says `prefetch: eager`;  entries_met : of the catalog, by `meet`
+    """
+
+    def __init__(self, *, eager: bool) -> None:
+        self.eager = eager
+        # (ticket of the command that asked, "" for none; files)
+        self._asked: deque[tuple[str, Ids]] = deque()
+        self._met: deque[tuple[str, Ids]] = deque()
+        # What had its turn and is not settled yet.
+        self._given: list[tuple[str, Ids]] = []
+        self.entries_met = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self.waiting()))
+
+    def meet(self, entries: int) -> tuple[Ids, bool]:
+        """With `eager`, entries (n,) that were not yet returned, of a catalog of so many, and
+        whether there are more."""
+        if not self.eager:
+            return NONE, False
+        first, last = self.entries_met, min(entries, self.entries_met + MEETS)
+        self.entries_met = last
+        return np.arange(first, last, dtype=np.uint64), last < entries
+
+    def add(self, ids: Ids, ticket: str = "") -> None:
+        """Behind all others of their kind; with a ticket: of a command, which can take them
+        back."""
+        (self._asked if ticket else self._met).append((ticket, ids))
+
+    def add_first(self, ids: Ids) -> None:
+        """Puts files that had their turn before all others of their kind."""
+        for ticket, given in self._given:
+            mine = np.isin(ids, given)
+            if ticket and mine.any():
+                self._asked.appendleft((ticket, ids[mine]))
+                ids = ids[~mine]
+        if len(ids):
+            self._met.appendleft(("", ids))
+
+    def next(self, least: int, most: int, sizes: npt.NDArray[np.uint64], most_bytes: float) -> Ids:
+        """The (n,) files whose turn it is: `most` files and `most_bytes` [bytes] at most, but
+        `least` files whatever their sizes. None when nothing waits.
+
+        sizes : of all entries of the catalog [bytes]
+        """
+        queue = self._asked or self._met
+        if not queue:
+            return NONE
+        ticket, ids = queue.popleft()
+        fit = int((np.cumsum(sizes[ids[:most]], dtype=np.float64) <= most_bytes).sum())
+        taken = min(most, max(0, least, fit))
+        if len(ids) > taken:
+            queue.appendleft((ticket, ids[taken:]))
+        self._given.append((ticket, ids[:taken]))
+        return ids[:taken]
+
+    def settle(self, is_open: Callable[[Ids], npt.NDArray[np.bool_]]) -> Ids:
+        """Forgets files that had their turn once they have a copy or will not get one; returns the
+        (n,) others.  is_open : tells of (m,) files which are WANTED or FILLING"""
+        given: dict[str, list[Ids]] = {}
+        for ticket, ids in self._given:
+            given.setdefault(ticket, []).append(ids)
+        together = ((ticket, np.concatenate(parts)) for ticket, parts in given.items())
+        left = [(ticket, ids[is_open(ids)]) for ticket, ids in together]
+        self._given = [(ticket, ids) for ticket, ids in left if len(ids)]
+        return np.concatenate([NONE, *(ids for _, ids in self._given)])
+
+    def had_turn(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) which of these files had their turn and are not settled."""
+        return np.isin(ids, np.concatenate([NONE, *(given for _, given in self._given)]))
+
+    def take_back(self, ticket: str) -> Ids:
+        """The (n,) files of a ticket that are not settled; they wait no longer."""
+        back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
+        self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
+        self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]
+        return np.concatenate([NONE, *back])
+
+    def waiting(self) -> list[Ids]:
+        return [ids for _, ids in (*self._asked, *self._met)]
+
+    def meant(self) -> list[Ids]:
+        """What waits, and what had its turn and is not settled."""
+        return [*self.waiting(), *(ids for _, ids in self._given)]

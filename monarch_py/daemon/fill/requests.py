@@ -1,0 +1,216 @@
+"""What is to be filled, and in which order: what programs use, then what is filled ahead."""
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.fill.prefetch_queue import Ahead
+from monarch_py.daemon.segments import Shared
+from monarch_py.ipc.catalog import distinct
+from monarch_py.native import (
+    Kind,
+    Reason,
+    State,
+    copy_of,
+    ffi,
+    lib,
+    make_word,
+    pointer,
+    reason_of,
+    state_of,
+    tier_of,
+)
+
+__all__ = ["Wanted"]
+
+# Of a member of an enumeration Python makes an exception and a call.
+ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
+NOTHING = make_word(State.BYPASS, Reason.UNSUPPORTED)
+# Of a demand, the bits of its entry: catalog.h, monarch_demand_entry.
+ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
+# Bits of wanted files that are taken in a turn of the daemon's loop.
+WANTS = 65536
+
+
+class Wanted:
+    """The queues of files that are WANTED in the catalog. Their owner looks at the state again when
+    their turn comes: a file may be in two of them, or be changed meanwhile.
+
+    eager : all files are wanted, behind those that programs use and those that `warm` names
+    """
+
+    def __init__(self, shared: Shared, *, eager: bool) -> None:
+        self.shared = shared
+        self.ahead = Ahead(eager=eager)
+        # What programs use, as it came; then what of it is read from sources, and from peers.
+        self._in_use: deque[Ids] = deque()
+        self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
+        self._awaited: deque[Ids] = deque()
+        # What waits until copies are removed: (files, whether programs use them).
+        self._no_room_yet: list[tuple[Ids, bool]] = []
+        self._taken = np.empty(WANTS, dtype=np.uint64)
+        demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
+        self._demands: npt.NDArray[np.uint64] = np.frombuffer(demands, dtype=np.uint64)
+        self._demands_seen = self._demands.copy()
+
+    def __len__(self) -> int:
+        put_off = sum(len(ids) for ids, in_use in self._no_room_yet if not in_use)
+        return sum(map(len, self._all_in_use())) + put_off + len(self.ahead)
+
+    def _all_in_use(self) -> list[Ids]:
+        put_off = (ids for ids, in_use in self._no_room_yet if in_use)
+        return [*self._awaited, *self._in_use, *self._by_way[0], *self._by_way[1], *put_off]
+
+    # --- by programs -------------------------------------------------------------------------
+
+    def take_wants(self) -> None:
+        """What programs have opened since the last turn."""
+        where = pointer(self._taken, "uint64_t *")
+        count = lib.monarch_take_wants(self.shared.clients, len(self.shared.catalog), where, WANTS)
+        self.want(self._taken[:count].copy())
+
+    def take_demands(self) -> None:
+        """What is to be filled ahead and somebody waits for now: with `prefetch: none`, and after
+        an open that came before the order, no want tells of it."""
+        now = self._demands.copy()
+        fresh = now[(now != self._demands_seen) & (now != 0)]
+        self._demands_seen = now
+        if len(fresh):
+            known = len(self.shared.catalog)
+            entries = {(demand >> 32 & ENTRY_OF_DEMAND) - 1 for demand in fresh.tolist()}
+            ids = np.array([e for e in entries if 0 <= e < known], dtype=np.uint64)
+            ids = ids[state_of(self._words_of_files(ids)) == WANTED]
+            if len(ids):
+                self._awaited.append(ids)
+
+    def next_awaited(self) -> Ids:
+        """The (n,) files of which somebody waits for a part, however many have their turn before;
+        none when there are none. They are few: readers that wait have places."""
+        return self._awaited.popleft() if self._awaited else np.zeros(0, dtype=np.uint64)
+
+    def want(self, ids: Ids) -> None:
+        """Files that programs use, to be filled in this order. What is no file, or has a copy or
+        none for a reason, stays as it is."""
+        if not len(ids):
+            return
+        states = state_of(self._words_of_files(ids))
+        ids = ids[(states == ABSENT) | (states == WANTED)]
+        if len(ids):
+            self.shared.catalog.want(ids)
+            self._in_use.append(ids)
+
+    def part_ways(self, from_peers: Callable[[Ids], npt.NDArray[np.bool_]]) -> None:
+        """What programs use waits in a queue for each way from now on: two nodes that fill from
+        each other, and have as many orders as they may, would wait for each other.  from_peers :
+        tells of (n,) files which are fetched from other nodes"""
+        while self._in_use:
+            ids = self._in_use.popleft()
+            fetched = from_peers(ids)
+            for queue, mine in zip(self._by_way, (ids[~fetched], ids[fetched]), strict=True):
+                if len(mine):
+                    queue.append(mine)
+
+    def next_in_use(self, most: int, *, from_peers: bool) -> Ids:
+        """The (n,) files of this way whose turn it is; none when nothing waits."""
+        queue = self._by_way[from_peers]
+        if not queue:
+            return np.zeros(0, dtype=np.uint64)
+        ids = queue.popleft()
+        if len(ids) > most:
+            queue.appendleft(ids[most:])
+        return ids[:most]
+
+    # --- ahead -------------------------------------------------------------------------------
+
+    def fill_met(self) -> bool:
+        """With `prefetch: eager`, fills ahead what the catalog has got since the last call, but for
+        adopted copies. Returns whether there is more."""
+        ids, more = self.ahead.meet(len(self.shared.catalog))
+        self.fill_ahead(ids[state_of(self._words_of_files(ids)) == State.ABSENT])
+        return more
+
+    def warm(self, ids: Ids, ticket: str) -> int:
+        """Files that a command names, to be filled in this order behind those that programs use;
+        also what had no room or failed before. Those ordered for another command are noted as
+        this command's too. Returns how many files have no copy yet and get one."""
+        ids = distinct(ids)
+        words = self._words_of_files(ids)
+        states, reasons = state_of(words), reason_of(words)
+        again = (states == State.BYPASS) & np.isin(reasons, (Reason.NO_ROOM, Reason.FAILED))
+        ordered = (states == State.FILLING) & self.ahead.had_turn(ids)
+        ids = ids[again | ordered | np.isin(states, (State.ABSENT, State.WANTED))]
+        self.fill_ahead(ids, ticket)
+        return len(ids)
+
+    def make_anew(self, ids: Ids) -> None:
+        """Files that have become ABSENT by themselves: with `prefetch: eager` they are filled
+        again, otherwise when they are read."""
+        if self.ahead.eager:
+            self.fill_ahead(ids)
+
+    def fill_ahead(self, ids: Ids, ticket: str = "") -> None:
+        """(n,) files that nobody has opened, behind all others of their kind."""
+        if len(ids):
+            # The engine may publish a copy at any moment: what is being filled stays as it is.
+            states = state_of(self.shared.catalog.words[ids])
+            self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
+            self.ahead.add(ids, ticket)
+
+    def take_back(self, ticket: str) -> tuple[int, Ids]:
+        """Leaves what a command has asked for at the source, unless a program or another command
+        wants it too. Returns how many files were waiting for their turn, and the (n,) files whose
+        fill is ordered, for the engine to take back."""
+        catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
+        kept = np.zeros(len(catalog), dtype=bool)
+        for wanted in (*self._all_in_use(), *self.ahead.meant()):
+            kept[wanted] = True
+        ids = ids[~kept[ids]]
+        states = state_of(catalog.words[ids])
+        waiting, ordered = ids[states == State.WANTED], ids[states == State.FILLING]
+        words = catalog.words[waiting]
+        catalog.set_words(waiting, make_word(State.ABSENT, 0, tier_of(words), copy_of(words)))
+        self.taken_back(waiting)
+        return len(waiting), ordered
+
+    def taken_back(self, ids: Ids) -> None:
+        """Files that are ABSENT because a command has cancelled them: with `prefetch: eager` those
+        that had been met before wait for their turn again."""
+        self.make_anew(ids[ids < self.ahead.entries_met])
+
+    # --- once more ---------------------------------------------------------------------------
+
+    def again(self, ids: Ids, *, in_use: bool) -> None:
+        """Files whose fill is to be tried again."""
+        self.shared.catalog.set_state(ids, State.WANTED)
+        self._queue(ids, in_use=in_use)
+
+    def put_off(self, ids: Ids, *, in_use: bool) -> None:
+        """Files that get their turn again once copies that are being removed are gone."""
+        self._no_room_yet.append((ids, in_use))
+
+    @property
+    def has_put_off(self) -> bool:
+        return bool(self._no_room_yet)
+
+    def let_in(self) -> None:
+        """What was put off has its turn again."""
+        for ids, in_use in self._no_room_yet:
+            self._queue(ids, in_use=in_use)
+        self._no_room_yet = []
+
+    def _queue(self, ids: Ids, *, in_use: bool) -> None:
+        if in_use:
+            self._in_use.append(ids)
+        else:
+            self.ahead.add_first(ids)
+
+    def _words_of_files(self, ids: Ids) -> npt.NDArray[np.uint64]:
+        """(n,) the entries' words; those of what is no file say that nothing is to be done."""
+        catalog = self.shared.catalog
+        files = catalog.entries["kind"][ids] == FILE
+        words: npt.NDArray[np.uint64] = catalog.words[ids]
+        words[~files] = NOTHING
+        return words

@@ -1,0 +1,137 @@
+"""What was filled ahead and not used, beside what programs read."""
+
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.segments import Shared
+from monarch_py.native import State, state_of
+
+__all__ = ["BYTES_AT_FIRST", "BYTES_FOR_EACH_READ", "NONE", "Unused"]
+
+# What may lie there unused: so many bytes for each byte that programs read, which counts once
+# however often it is read, and so many before they have read anything [bytes].
+BYTES_FOR_EACH_READ = 4
+BYTES_AT_FIRST = 256 << 20
+NONE: Ids = np.zeros(0, dtype=np.uint64)
+# Marks of a file. REFUSED: it had no room when it was used before.
+ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
+# Opens of a file within this time are one use of it [s].
+ONE_USE_S = 1.0
+
+
+class Unused:
+    """Files that were ordered before anybody opened them, until somebody does.
+
+    files, bytes_ : of them, copies or on their way;  read_bytes : sizes of the files that programs
+    have read, each once
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.clear()
+
+    def clear(self) -> None:
+        """As if nothing had been read or filled ahead."""
+        self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+        self._under_way: Ids = NONE
+        # Files that were refused room just now, and when the next open of them is another use.
+        self._refusals: deque[tuple[float, Ids]] = deque()
+        self.files = self.bytes_ = self.read_bytes = 0
+
+    @property
+    def room_bytes(self) -> int:
+        """How much more may be filled ahead now [bytes]; not below 0."""
+        return max(0, BYTES_AT_FIRST + BYTES_FOR_EACH_READ * self.read_bytes - self.bytes_)
+
+    def order(self, ids: Ids) -> None:
+        """(n,) files, each once, are being filled ahead from now on."""
+        fresh = ids[self._marked(ids) == 0]
+        self._marks[fresh] |= ORDERED
+        self.files += len(fresh)
+        self.bytes_ += self._bytes_of(fresh)
+        self._under_way = np.concatenate([self._under_way, ids])
+
+    def ordered(self, ids: Ids) -> Ids:
+        """Of (n,) files, those that were ordered ahead of their use and are still unused."""
+        left: Ids = ids[self._marked(ids) & ORDERED != 0]
+        return left
+
+    def note_read(self, ids: Ids) -> None:
+        """(n,) files that programs have read to their end."""
+        ids = np.unique(ids)
+        self._leave(self.ordered(ids))
+        fresh = ids[self._marked(ids) & READ == 0]
+        self._marks[fresh] |= READ
+        self.read_bytes += self._bytes_of(fresh)
+
+    def note_opened(self, ids: Ids) -> None:
+        """(n,) files that programs have opened. Nobody sees how much of a copy is read; who opens
+        what was filled for him is taken to read it."""
+        if self.files:
+            self.note_read(self.ordered(ids))
+
+    def refuse(self, ids: Ids) -> Ids:
+        """Those of (n,) files in use that have no room for the second time; of the others it is
+        noted that they have none."""
+        self._age()
+        again = self._marked(ids) & REFUSED != 0
+        if not again.all():
+            self._refusals.append((time.monotonic() + ONE_USE_S, ids[~again]))
+        used_again: Ids = ids[again]
+        return used_again
+
+    def refused(self, ids: Ids) -> Ids:
+        """Those of (n,) files that are opened now which had no room when they were used before."""
+        self._age()
+        opened_again: Ids = ids[self._marked(ids) & REFUSED != 0]
+        return opened_again
+
+    def _age(self) -> None:
+        while self._refusals and self._refusals[0][0] <= time.monotonic():
+            ids = self._refusals.popleft()[1]
+            self._marked(ids)
+            self._marks[ids] |= REFUSED
+
+    def settle(self) -> int:
+        """Forgets files that will get no copy. Returns how many are still on their way."""
+        states = state_of(self.shared.catalog.words[self._under_way])
+        open_ = (states == State.WANTED) | (states == State.FILLING)
+        lost = self._under_way[~open_ & (states != State.PRESENT)]
+        self._leave(self.ordered(lost))
+        self._under_way = self._under_way[open_]
+        return len(self._under_way)
+
+    def copies(self) -> tuple[Ids, int]:
+        """The (n,) files that have a copy nobody has used, and their bytes."""
+        ids = np.flatnonzero(self._marks & ORDERED).astype(np.uint64)
+        ids = ids[state_of(self.shared.catalog.words[ids]) == State.PRESENT]
+        return ids, self._bytes_of(ids)
+
+    def drop(self, ids: Ids) -> None:
+        """(n,) files whose copies go unused."""
+        self._leave(self.ordered(ids))
+
+    def _leave(self, ids: Ids) -> None:
+        self._marks[ids] &= ~ORDERED
+        self.files -= len(ids)
+        # A file may have got another size since.
+        self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
+
+    def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:
+        """(n,) their marks; there is a place for each from here on."""
+        entries = len(self.shared.catalog)
+        if entries > len(self._marks):
+            grown = np.zeros(max(entries, 2 * len(self._marks)), dtype=np.uint8)
+            grown[: len(self._marks)] = self._marks
+            self._marks = grown
+        marks: npt.NDArray[np.uint8] = self._marks[ids]
+        return marks
+
+    def _bytes_of(self, ids: Ids) -> int:
+        sizes: Any = self.shared.catalog.entries["size"][ids]
+        return int(sizes.sum(dtype=np.float64))

@@ -1,0 +1,1 @@
+"""The nodes of a cluster: which keeps which file, what this one gives, whom a fill asks."""

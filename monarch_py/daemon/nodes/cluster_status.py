@@ -1,0 +1,62 @@
+"""All nodes of a cluster, as `status --all` shows them: each daemon is asked for its own status."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from monarch_py.peers import Party, PeerStatus, Purpose, Unreachable, ask
+from monarch_py.peers.membership import Cluster, Member
+
+__all__ = ["all_nodes"]
+
+# A daemon answers between two turns of its loop; `status` waits for all of them together [s].
+ANSWER_LIMIT_S = 2.0
+# So that a thousand nodes that are off are told of in time (client.ANSWER_LIMIT_S).
+MOST_AT_A_TIME = 256
+
+WHY = {
+    PeerStatus.CUT: "cannot be reached",
+    PeerStatus.REFUSED: "is of another session",
+    PeerStatus.FORGED: "is answered for by somebody in between",
+}
+
+
+def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, Any]]:
+    """One object a node, in the order of their ranks (docs/status.md).  own : this node's status,
+    which is all that there is without a cluster."""
+    if cluster is None:
+        return [_node(0, Member("", "", 0, ()), "", own)]
+
+    def look(rank: int) -> dict[str, Any]:
+        member = cluster.members[rank]
+        if rank == cluster.rank:
+            return _node(rank, member, "", own)
+        return _node(rank, member, *_ask(cluster, rank))
+
+    with ThreadPoolExecutor(min(len(cluster.members), MOST_AT_A_TIME)) as threads:
+        return list(threads.map(look, range(len(cluster.members))))
+
+
+def _ask(cluster: Cluster, rank: int) -> tuple[str, dict[str, Any] | None]:
+    """Why there is no status, and the status."""
+    try:
+        return "", json.loads(ask(Party.of(cluster), rank, ANSWER_LIMIT_S, Purpose.STATUS))
+    except Unreachable as error:
+        if error.status == PeerStatus.OTHER_NODE:
+            member = cluster.members[rank]
+            meant = f"the daemon of rank {rank} at {member.host}:{member.port}"
+            return f"is not {meant}: its proof is for somebody else, rank {error.who}", None
+        return WHY.get(error.status, "does not answer"), None
+
+
+def _node(rank: int, member: Member, problem: str, status: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "name": member.name,
+        "address": f"{member.host}:{member.port}" if member.host else "",
+        "answers": not problem,
+        "why": problem,
+        "status": status,
+    }

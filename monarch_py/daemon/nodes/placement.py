@@ -1,0 +1,310 @@
+"""The other nodes' daemons: which node keeps which file, and whom a fill asks for it.
+
+Nothing of this is agreed upon. Every node says the same from the catalog and the nodes' quotas,
+which all of them were given alike when they started (policies/rendezvous.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.copies.engine import Engine
+from monarch_py.daemon.nodes.routes import NOBODY
+from monarch_py.daemon.nodes.serving import Holdings, Membership
+from monarch_py.daemon.segments import Shared
+from monarch_py.errors import SessionError
+from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
+from monarch_py.peers import Party, Peer, TcpTransport
+from monarch_py.peers.membership import Cluster
+from monarch_py.policies.placement import TierRoom, take
+from monarch_py.policies.rendezvous import first_nodes, next_nodes, owners
+from monarch_py.storage.tiers import Tier, slack_of
+
+__all__ = ["ASKED", "NOBODY", "UNIT", "Holders", "Membership", "Nodes", "rooms_of"]
+
+log = logging.getLogger("monarch.nodes")
+
+# Nodes that a fill asks for a file, (n, ASKED).
+ASKED: int = lib.MONARCH_ASKED
+Holders = npt.NDArray[np.int16]
+# All nodes know who keeps what within this time of each other, unless one of them scans by itself
+# [s].
+START_LIMIT_S = 1.0
+# While one node scans by itself, others read nothing from the source that nobody waits for: for
+# this long at most [s]. Nor do they while a plan is placed, however long that takes.
+SCAN_LIMIT_S = 10.0
+# The size of a file for every node, whatever its own tiers' file systems make of it: whole blocks
+# of the usual size, and room for a name and a row of the manifest [bytes].
+UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
+
+
+def rooms_of(cluster: Cluster) -> npt.NDArray[np.int64]:
+    """(nodes,) [bytes] what each has for files of sizes as `UNIT` rounds them, so that an owner has
+    room for all that is its own."""
+    rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
+    return np.array(rooms, dtype=np.int64)
+
+
+class Nodes:
+    """Works in turns of the daemon's loop; nothing in it waits."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        shared: Shared,
+        engine: Engine,
+        tiers: list[Tier | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock, self._began = clock, clock()
+        self.cluster, self.shared, self._engine = membership.cluster, shared, engine
+        cluster = self.cluster
+        if len(cluster.members) > lib.MONARCH_MAX_PEERS:
+            raise SessionError(
+                f"{len(cluster.members)} nodes are more than Monarch can tell apart: start it on"
+                f" at most {lib.MONARCH_MAX_PEERS}"
+            )
+        self.holdings = Holdings(membership, shared, engine, tiers)
+        transport = TcpTransport(Party.of(cluster))
+        self.peers: dict[int, Peer] = {}
+        for rank in range(len(cluster.members)):
+            if rank != cluster.rank:
+                self.peers[rank] = Peer(transport, rank)
+                lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
+        # Of every entry that was decided on: the nodes that keep it, the owner first, as far as
+        # they are known; and whether this one does too.
+        self._holders: Holders = np.zeros((0, ASKED), dtype=np.int16)
+        self._keeps = np.zeros(0, dtype=bool)
+        # Whether this node has passed each on, for want of room; how many, and how many it has got
+        # so itself.
+        self._has_passed_on = np.zeros(0, dtype=bool)
+        self.passed_on = self.taken_over = 0
+        self._tell(np.zeros(0, dtype=np.uint64))
+        self.is_decided = False  # by the catalog alone
+        # Somebody else decides on files of a plan first, see `assign`.
+        self.awaits_plan = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is known who keeps what; before that nothing can be filled."""
+        return self.is_decided and not self.awaits_plan
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether it may be known so soon that readers, here and on other nodes, wait for it."""
+        return not self.is_ready and self._clock() - self._began < START_LIMIT_S
+
+    @property
+    def _patience(self) -> int:
+        """Who waits on other nodes until it is known what this one keeps. Whoever is there first
+        fetches ahead, and would read for the others what they are to read themselves."""
+        if self.is_ready:
+            return int(lib.MONARCH_NOBODY_WAITS)
+        if self.may_wait:
+            return int(lib.MONARCH_EVERYBODY_WAITS)
+        is_placing = self.is_decided and self.awaits_plan
+        if is_placing or self._clock() - self._began < SCAN_LIMIT_S:
+            return int(lib.MONARCH_WHO_HAS_TIME_WAITS)
+        return int(lib.MONARCH_NOBODY_WAITS)
+
+    def step(self, *, scanned: bool) -> None:
+        """Decides on what the catalog has got. scanned : the catalog has all files by now."""
+        self.holdings.follow_catalog()
+        count = len(self.shared.catalog)
+        if scanned and not self.is_decided:
+            self._decide_all(count)
+            self.is_decided = True
+        elif self.is_decided and count > len(self._holders):
+            self._decide_late(count)
+        self.holdings.be_patient(self._patience)
+
+    def assign(self, ids: Ids, holders: Holders, keeps: npt.NDArray[np.bool_]) -> None:
+        """What a plan says of (n,) entries, on every node the same: the nodes that keep each, owner
+        first, and whether this one keeps a copy. It holds from now on, also when the plan is no
+        longer followed: the copies are where it has put them."""
+        self._holders[ids], self._keeps[ids] = holders, keeps
+        self._tell(ids)
+
+    def spare(self) -> Ids:
+        """(n,) files of other nodes that this one keeps as well, in room that was left over."""
+        owners = self._holders[:, 0]
+        is_foreign = (owners != NOBODY) & (owners != self.cluster.rank)
+        return np.flatnonzero(self._keeps & is_foreign).astype(np.uint64)
+
+    def give_up(self, ids: Ids) -> None:
+        """This node keeps (n,) files of others no longer."""
+        self._keeps[ids] = False
+        self._tell(ids)
+
+    def owns(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether this node is the owner of these files."""
+        owned: npt.NDArray[np.bool_] = self._holders[ids, 0] == self.cluster.rank
+        return owned
+
+    def pass_on(self, ids: Ids) -> None:
+        """(n,) files that have no room here: those of which this node is the owner belong to the
+        next node of their order from now on, as far as there is one. Peers that ask for them are
+        told so, and ask that node."""
+        own = ids[self.owns(ids)]
+        keys = self.shared.catalog.entries["hash"][own]
+        weights = rooms_of(self.cluster).astype(np.float64)
+        if not len(own) or not weights[self.cluster.rank]:
+            return
+        heirs = next_nodes(keys, weights, self.cluster.rank)
+        own, heirs = own[heirs != NOBODY], heirs[heirs != NOBODY]
+        self._keeps[own], self._has_passed_on[own] = False, True
+        self.move(own, heirs)
+        if not self.passed_on and len(own):
+            log.warning(
+                "this node has no room for files that it is to keep for all nodes: other nodes keep"
+                " them. Free space on its tiers, or lower their quotas"
+            )
+        self.passed_on += len(own)
+
+    def adopt(self, ids: Ids) -> None:
+        """(n,) files that this node keeps from now on, because those before it have no room."""
+        ids = ids[~self.owns(ids)]
+        self._keeps[ids], self._has_passed_on[ids] = True, False
+        self.move(ids, np.full(len(ids), self.cluster.rank, dtype=np.int32))
+        self.taken_over += len(ids)
+
+    def move(self, ids: Ids, nodes: npt.NDArray[np.int32]) -> None:
+        """(n,) files, and (n,) the nodes that keep them by now."""
+        if not len(ids):
+            return
+        self._holders[ids] = NOBODY
+        self._holders[ids, 0] = nodes
+        self._tell(ids)
+
+    def answer(self) -> None:
+        """The catalog says what was decided in this turn."""
+        self.holdings.answer()
+
+    def keeps_here(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """(n,) whether this node keeps their copies; of others it has one only for a while."""
+        kept: npt.NDArray[np.bool_] = self._keeps[ids]
+        return kept
+
+    def holders_of(self, ids: Ids) -> Holders:
+        """(n, ASKED) the nodes that keep these files, the owner first, NOBODY for none."""
+        known: Holders = self._holders[ids]
+        return known
+
+    def asked(self, ids: Ids) -> npt.NDArray[np.int32]:
+        """(n, MONARCH_ASKED) int32: whom a fill asks for each file, NOBODY for one that is read
+        from the source: this node's own, and what no node has room for. Of two holders the one with
+        the shorter queue of ours comes first; the owner fills what it has not, the other may have
+        no copy yet."""
+        asked = self._others(ids)
+        two = np.flatnonzero((asked >= 0).all(axis=1))
+        if len(two):
+            length = self._engine.queues(len(self.cluster.members))
+            owner, other = asked[two].T
+            # As long queues mean nothing: the owner, half of the time.
+            shorter = (length[other] < length[owner]) | (
+                (length[other] == length[owner]) & (ids[two] % np.uint64(2) == 1)
+            )
+            asked[two[shorter]] = asked[two[shorter]][:, ::-1]
+        return asked
+
+    def _others(self, ids: Ids) -> npt.NDArray[np.int32]:
+        """(n, MONARCH_ASKED) the other nodes that keep these files, the owner first; NOBODY for
+        this node's own."""
+        others: npt.NDArray[np.int32] = self._holders[ids].astype(np.int32)
+        others[others[:, 0] == self.cluster.rank] = NOBODY
+        others[others[:, 1] == self.cluster.rank, 1] = NOBODY
+        return others
+
+    def _decide_all(self, count: int) -> None:
+        """Every node comes to the same owners: by the files' hashes, and where a node is full, the
+        next one that has room (design: decided from the catalog alone)."""
+        entries = self.shared.catalog.entries[:count]
+        words = entries["word"]
+        left_out = (state_of(words) == State.BYPASS) & np.isin(
+            reason_of(words), (Reason.EXCLUDED, Reason.UNSUPPORTED)
+        )
+        files = np.flatnonzero((entries["kind"] == Kind.FILE) & ~left_out)
+        hashes, sizes = entries["hash"][files], UNIT.rounded(entries["size"][files])
+        quotas = rooms_of(self.cluster)
+        owner = np.full(count, NOBODY, dtype=np.int32)
+        owner[files] = owners(hashes, sizes, quotas)
+        keeps = owner == self.cluster.rank
+        # Room that is left over takes what others own too: it need not be fetched every epoch.
+        spare = int(quotas[self.cluster.rank]) - int(sizes[keeps[files]].sum())
+        foreign = np.flatnonzero(~keeps[files] & (owner[files] != NOBODY))
+        foreign = foreign[np.argsort(hashes[foreign], kind="stable")]
+        keeps[files[foreign[take(sizes[foreign], max(0, spare))]]] = True
+        self._set(0, owner, keeps)
+        log.info(
+            "node %d of %d keeps %d of %d files, %d of them its own",
+            self.cluster.rank,
+            len(self.cluster.members),
+            int(keeps.sum()),
+            len(files),
+            int((owner == self.cluster.rank).sum()),
+        )
+
+    def _decide_late(self, count: int) -> None:
+        """Files that were met later: nodes may meet them in another order, so that what else they
+        have room for cannot be asked."""
+        first = len(self._holders)
+        hashes = self.shared.catalog.entries["hash"][first:count]
+        owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
+        self._set(first, owner, owner == self.cluster.rank)
+
+    def _set(self, first: int, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
+        holders = np.full((len(owner), ASKED), NOBODY, dtype=np.int16)
+        holders[:, 0] = owner
+        self._holders = np.concatenate([self._holders[:first], holders])
+        self._keeps = np.concatenate([self._keeps[:first], keeps])
+        passed_on = np.zeros(len(owner), dtype=bool)
+        self._has_passed_on = np.concatenate([self._has_passed_on[:first], passed_on])
+        ids = np.arange(first, first + len(owner), dtype=np.uint64)
+        self._tell(ids)
+
+    def _tell(self, ids: Ids) -> None:
+        """Passes on who keeps (n,) entries: to the server of peers, and to the engine for its own
+        orders."""
+        owner = self._holders[ids, 0]
+        moved_to = np.where(self._has_passed_on[ids], owner, np.int16(NOBODY))
+        self.holdings.keep(ids, owner == self.cluster.rank, moved_to)
+        self._engine.set_homes(ids, self._others(ids), self._keeps[ids])
+
+    def status(self) -> dict[str, Any]:
+        """The schema is in docs/status.md."""
+        members = []
+        for rank, member in enumerate(self.cluster.members):
+            said: dict[str, Any] = {"rank": rank, "name": member.name}
+            said["address"] = f"{member.host}:{member.port}"
+            if peer := self.peers.get(rank):
+                said["usable"] = peer.is_usable
+                said["last_failure"] = peer.last_failure.name.lower()
+            members.append(said)
+        counts = self.holdings.counts()
+        return {
+            "rank": self.cluster.rank,
+            "own_files": int((self._holders[:, 0] == self.cluster.rank).sum()),
+            "kept_files": int(self._keeps.sum()),
+            "passed_on_files": self.passed_on,
+            "taken_over_files": self.taken_over,
+            "served_requests": counts["requests"],
+            "served_bytes": counts["bytes"],
+            "members": members,
+        }
+
+    def close(self) -> None:
+        """Peers are told no more. The engine still runs, and asks nobody."""
+        self.holdings.close()
+
+    def free(self) -> None:
+        """Once the engine has stopped."""
+        for peer in self.peers.values():
+            peer.close()
+        self.holdings.free()

@@ -1,0 +1,172 @@
+"""From where a fill comes: from a node that has the file whole, or from the source, where that is
+faster now (NoPFS 4).
+
+A first copy is its owner's alone to read, so that there is a choice only where a node is known to
+have the file: it has given all of it before, or all nodes are beyond its first use in a plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config import Config
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.copies.engine import Engine
+from monarch_py.daemon.nodes.throughput import SOURCES, Flows
+from monarch_py.native import lib
+from monarch_py.peers import Peer, PeerStatus
+from monarch_py.policies.nopfs.fetching import is_source_better, queued_seconds
+
+__all__ = ["NOBODY", "PEER_THREADS", "Places"]
+
+NOBODY = -1
+# Threads that wait for peers: enough to ask all nodes of a small job at a time. One peer alone gets
+# two thirds of them: the others are for who comes next (can_ask in csrc/daemon/schedule.c).
+PEER_THREADS = 24
+# A place that is not chosen is tried again after this long: it may have become faster [s].
+TRY_AGAIN_S = 2.0
+
+Asked = npt.NDArray[np.int32]
+
+
+class Places:
+    """Works in turns of the daemon's loop; nothing in it waits.
+
+    chooses : whether it does; else holders are asked as long as they answer
+    chosen : fills so far that were given to the source though a node has the file
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        flows: Flows,
+        peers: Mapping[int, Peer],
+        *,
+        chooses: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine, self._flows, self._peers, self._clock = engine, flows, peers, clock
+        self.chooses = chooses
+        self.chosen = 0
+        self._who = np.zeros(0, dtype=np.int16)  # by entry, the node that has it whole, or NOBODY
+        self._tried: dict[int, float] = {}  # when each place was last asked
+
+    @classmethod
+    def of(cls, config: Config, engine: Engine, peers: Mapping[int, Peer]) -> Places:
+        places = len(peers) + 2  # the sources, and each node by its number, this one too
+        flows = Flows(places, lambda: engine.flows(places), config.performance)
+        return cls(engine, flows, peers, chooses=config.peers.fetch == "fastest")
+
+    # --- who has what ---------------------------------------------------------------------------
+
+    def know(self, ids: Ids, nodes: npt.NDArray[np.integer]) -> None:
+        """(n,) nodes that have the files of (n,) entries whole; of NOBODY nothing is learnt."""
+        known = nodes != NOBODY
+        if not known.any():
+            return
+        ids = ids[known]
+        missing = int(ids.max()) + 1 - len(self._who)
+        if missing > 0:
+            more = np.full(max(missing, len(self._who)), NOBODY, dtype=np.int16)
+            self._who = np.concatenate([self._who, more])
+        self._who[ids] = nodes[known]
+
+    def _known(self, ids: Ids) -> npt.NDArray[np.int16]:
+        who = np.full(len(ids), NOBODY, dtype=np.int16)
+        inside = ids < len(self._who)
+        who[inside] = self._who[ids[inside]]
+        for node in np.unique(who[who != NOBODY]).tolist():
+            # A daemon that was restarted may have lost it; one that is late has not.
+            if self._peers[node].last_failure == PeerStatus.CUT:
+                self._who[self._who == node] = NOBODY
+                who[who == node] = NOBODY
+        return who
+
+    # --- the choice -----------------------------------------------------------------------------
+
+    def choose(
+        self,
+        ids: Ids,
+        asked: Asked,
+        sizes: npt.NDArray[np.uint64],
+        due_s: npt.NDArray[np.float64],
+    ) -> None:
+        """Takes from `asked`, (n, MONARCH_ASKED) nodes, those files that are to come from the
+        source, and marks the nodes that have theirs whole, for the engine. Where one of the nodes
+        is known to have it, the source is beside the one that would be asked first.
+
+        sizes : (n,) [bytes];  due_s : (n,) when they are needed, from now
+        """
+        if not self.chooses:
+            return
+        has = (asked >= 0) & (asked == self._known(ids)[:, None])
+        candidates = np.flatnonzero(has.any(axis=1)).tolist()
+        if candidates:
+            turn = _Turn(self._engine, self._flows, len(self._peers) + 1, self._tried)
+            now = self._clock()
+            for i in candidates:
+                first, second = int(asked[i, 0]), int(asked[i, 1])
+                if second >= 0 and turn.is_second_faster(first, second, int(sizes[i]), now):
+                    asked[i], has[i] = asked[i, ::-1].copy(), has[i, ::-1].copy()
+                if turn.is_source_better(int(asked[i, 0]), int(sizes[i]), float(due_s[i]), now):
+                    asked[i] = NOBODY
+                    self.chosen += 1
+        asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
+
+
+class _Turn:
+    """Choices that are made one after the other, each with the queues that those before leave."""
+
+    def __init__(self, engine: Engine, flows: Flows, nodes: int, tried: dict[int, float]) -> None:
+        flows.look()
+        self._flows, self._tried, self._width = flows, tried, max(1, engine.width)
+        self._block_bytes = engine.block_bytes
+        self._queues = engine.queues(nodes).astype(np.int64)
+        pending = engine.pending(in_use=True) + engine.pending(in_use=False)
+        # One place's threads, where so many have their share (schedule.c).
+        busy = max(1, int((self._queues > 0).sum()))
+        self._threads = 2 * PEER_THREADS // (1 + 2 * busy)
+        self._at_source = pending - int(self._queues.sum())
+        self._each: dict[tuple[int, int], float | None] = {}
+
+    def is_second_faster(self, first: int, second: int, size: int, now: float) -> bool:
+        """Of two nodes that may have a file. One that was not asked for long may be fast again."""
+        if self._is_due(first + 1, now):
+            return False
+        one = self._seconds(first + 1, size, int(self._queues[first]), self._threads)
+        two = self._seconds(second + 1, size, int(self._queues[second]), self._threads)
+        return one is not None and two is not None and two < one
+
+    def is_source_better(self, node: int, size: int, due_s: float, now: float) -> bool:
+        """Counts the file where it goes."""
+        holder_s = self._seconds(node + 1, size, int(self._queues[node]), self._threads)
+        source_s = self._seconds(SOURCES, size, self._at_source, self._width)
+        better = holder_s is not None
+        if better and source_s is None:
+            # Nothing is known of it: once in a while it is worth a try.
+            better = self._is_due(SOURCES, now)
+            source_s = 0.0
+        if better:
+            assert holder_s is not None and source_s is not None
+            better = is_source_better(holder_s, source_s, due_s) and not self._is_due(node + 1, now)
+        self._tried[SOURCES if better else node + 1] = now
+        if better:
+            self._at_source += 1
+        else:
+            self._queues[node] += 1
+        return better
+
+    def _is_due(self, place: int, now: float) -> bool:
+        return now - self._tried.get(place, -np.inf) >= TRY_AGAIN_S
+
+    def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
+        readers = min(queue + 1, threads)
+        if (place, readers) not in self._each:
+            self._each[place, readers] = self._flows.each(place, readers)
+        each = self._each[place, readers]
+        parts = -(-size // self._block_bytes)
+        return None if each is None else queued_seconds(size, each, queue, threads, parts)

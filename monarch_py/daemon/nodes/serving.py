@@ -1,0 +1,131 @@
+"""What this node's daemon shares with its peers: the copies of its catalog, whole or being filled
+(csrc/daemon/holdings.c)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.copies.engine import Engine
+from monarch_py.daemon.segments import Shared
+from monarch_py.ipc.catalog import CatalogReader
+from monarch_py.native import ffi, lib, pointer
+from monarch_py.peers import Party, PeerServer, Purpose
+from monarch_py.peers.membership import Cluster
+from monarch_py.storage.tiers import Tier
+
+__all__ = ["Holdings", "Membership"]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a daemon was told of the others.  listener : on which they reach it;  answers : to what
+    they ask besides files."""
+
+    cluster: Cluster
+    listener: socket.socket
+    answers: Mapping[Purpose, Callable[[], bytes]]
+
+
+class Holdings(PeerServer):
+    """Answers peers from the catalog, until it is closed; `free` once the engine has stopped.
+
+    MemoryError without memory or threads.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        shared: Shared,
+        engine: Engine,
+        tiers: list[Tier | None],
+    ) -> None:
+        self._shared, self._engine = shared, engine
+        party = Party.of(membership.cluster)
+        self._c: Any = lib.monarch_holdings_new(
+            shared.clients, shared.fills, int(shared.control.block_bytes), party.content_key
+        )
+        if self._c == ffi.NULL:
+            raise MemoryError("no memory for what peers are served")
+        for number in range(int(shared.control.sources)):
+            device = int(shared.control.source[number].dev)
+            lib.monarch_holdings_source(self._c, number, device)
+        for number, tier in enumerate(tiers):
+            if tier is not None:
+                lib.monarch_holdings_tier(self._c, number, tier.fd)
+        # The segment that C reads stays mapped as long as this is held.
+        self._catalog: CatalogReader | None = None
+        self.follow_catalog()
+        lib.monarch_engine_holdings(engine.c, self._c)
+        super().__init__(party, membership.listener, answers=membership.answers)
+
+    def follow_catalog(self) -> None:
+        """Answers from the catalog's newest generation."""
+        if self._catalog is None or self._catalog.segment is not self._shared.catalog.segment:
+            new = self._shared.catalog.reader()
+            lib.monarch_holdings_catalog(self._c, new.c)
+            self._catalog = new
+
+    def keep(
+        self, ids: Ids, is_kept: npt.NDArray[np.bool_], moved_to: npt.NDArray[np.int16]
+    ) -> None:
+        """Of (n,) entries, which this node keeps: those it fills when a peer asks for them. Of the
+        others peers are told who keeps those that this one has no room for.
+
+        moved_to : (n,) the numbers of these nodes, NOBODY where there is none to tell of
+        """
+        entries = np.ascontiguousarray(ids, dtype=np.uint64)
+        elsewhere = np.where(
+            moved_to >= 0,
+            lib.MONARCH_MOVED_TO + moved_to.astype(np.int32),
+            lib.MONARCH_KEPT_ELSEWHERE,
+        )
+        said = np.where(is_kept, lib.MONARCH_KEPT_HERE, elsewhere).astype(np.uint16)
+        lib.monarch_holdings_keep(
+            self._c, len(entries), pointer(entries, "uint64_t *"), pointer(said, "uint16_t *")
+        )
+
+    def moved_here(self) -> Ids:
+        """(n,) entries that this node keeps since the last call: peers take it for their owner."""
+        ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
+        count = lib.monarch_holdings_moved(self._c, pointer(ids, "uint64_t *"))
+        return ids[:count]
+
+    def be_patient(self, patience: int) -> None:
+        """MONARCH_NOBODY_WAITS: it is known by now what this node keeps, or nobody waits for that
+        any more."""
+        lib.monarch_holdings_patience(self._c, patience)
+
+    def answer(self) -> None:
+        """Peers that wait for what will have no copy wait no longer."""
+        lib.monarch_holdings_answer(self._c)
+
+    def rotten(self) -> tuple[Ids, npt.NDArray[np.uint64]]:
+        """(n,) entries whose copies are not what their fills have written, as peers' requests have
+        shown since the last call, and (n,) the words that name these copies."""
+        ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
+        count = lib.monarch_holdings_rotten(
+            self._c, pointer(ids, "uint64_t *"), pointer(words, "uint64_t *")
+        )
+        return ids[:count], words[:count]
+
+    def _begin(self, bounds: Any) -> Any:
+        return lib.monarch_holdings_serve(self._c, bounds)
+
+    def _end(self, server: Any) -> None:
+        lib.monarch_engine_holdings(self._engine.c, ffi.NULL)
+        if server != ffi.NULL:
+            lib.monarch_holdings_stop(self._c, server)
+        lib.monarch_holdings_catalog(self._c, ffi.NULL)
+        self._catalog = None
+
+    def free(self) -> None:
+        """When no thread of the engine can be telling of a fill."""
+        lib.monarch_holdings_free(self._c)
+        self._c = ffi.NULL

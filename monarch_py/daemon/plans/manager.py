@@ -1,0 +1,335 @@
+"""Following access plans: what programs open is compared with what the plans say.
+
+What the plans say is kept here (`placement.py`) and fetched before it is needed (`prefetch.py`) as
+long as it holds. A plan that does not is dropped, and what was before it goes on.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.copies.eviction import Evictions
+from monarch_py.daemon.copies.staging import Uses
+from monarch_py.daemon.fill.filler import Filler
+from monarch_py.daemon.nodes.placement import NOBODY
+from monarch_py.daemon.plans.placement import Homes, Placed, Placing
+from monarch_py.daemon.plans.prefetch import NONE, Fetching
+from monarch_py.daemon.plans.retry import Job, Version, version_of
+from monarch_py.daemon.plans.tracker import Course, Loaded, load_plan, observe
+from monarch_py.errors import MonarchError
+from monarch_py.native import State, state_of
+from monarch_py.peers.membership import Cluster
+from monarch_py.plan import Plan
+from monarch_py.plan.follow import NOT_SOON, Distances
+from monarch_py.policies.placement import NOWHERE, Keeps
+
+__all__ = ["Planned", "load_plan"]
+
+log = logging.getLogger("monarch.planned")
+
+# It is looked whether a plan that was dropped may be tried again this often [s].
+RENEW_S = 1.0
+# So long after a program has opened something the loop turns often, to see what it opens [s].
+AWAKE_S = 2.0
+
+
+class Planned:
+    """Turned by the daemon's loop.
+
+    plans : as `load_plan` gives them, each with its file; several jobs that read one dataset have
+    one each, and share the tiers
+    """
+
+    def __init__(
+        self, plans: Sequence[tuple[Path, Loaded]], filler: Filler, cluster: Cluster | None
+    ) -> None:
+        self.filler, self.shared, self.cluster = filler, filler.shared, cluster
+        self._executor = ThreadPoolExecutor(1, "planned")
+        self.courses = [self._course(file, *loaded) for file, loaded in plans]
+        self._placing: Future[Placed] | None = None
+        self._to_place: list[Course] = []  # whose files are placed just now
+        self._placed = False
+        self._renewing: Future[dict[Course, Course]] | None = None
+        self._jobs: dict[Course, Job] = {}  # for which they were dropped
+        self._renew_at = float("-inf")
+        self._is_new_job = False
+        self._before: tuple[Keeps, Uses] = filler.keeps, filler.staging.uses
+        self._homes = Homes(filler.keeps)
+        self._fetching = Fetching(filler, self.courses, self._homes)
+        self._opened_at = self._seen_at = float("-inf")
+        self.evictions = Evictions(filler.scanner.config.evicting, filler.copies)
+        self._nodes = filler.nodes
+        if plans and self._nodes is not None:
+            self._nodes.awaits_plan = True
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a plan is followed, or will be."""
+        return any(course.state != "dropped" for course in self.courses)
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether the loop should turn often, to see what programs open."""
+        return self._placed and time.monotonic() - self._opened_at < AWAKE_S
+
+    def _course(self, file: Path, version: Version, plan: Plan) -> Course:
+        node = self.cluster.rank if self.cluster else 0
+        return Course(file, version, plan, node, self._executor)
+
+    # --- in the loop ----------------------------------------------------------------------------
+
+    def observe(self, opened: Ids) -> None:
+        """Before anything is dropped in a turn: (n,) entries that programs have opened since the
+        last one. They are what can go now; by what was known before they would be needed next, and
+        what comes after them would go."""
+        if len(opened):
+            self._seen_at = time.monotonic()
+        if not self.is_active or not len(opened):
+            return
+        self._opened_at = time.monotonic()
+        followed = [course for course in self.courses if course.state != "dropped"]
+        observe(followed, opened, self._at_its_risk)
+        if self.is_active:
+            self._fetching.opened(opened)
+        else:
+            self._give_up()
+
+    def step(self) -> None:
+        """One turn."""
+        self._renew()
+        if not self.is_active:
+            return
+        self._place()
+        if not self._placed:
+            return
+        for course in self.courses:
+            with self._at_its_risk(course):
+                course.step()
+                self._know_used(course)
+        if not self.is_active:
+            self._give_up()
+        elif not self.shared.control.off:
+            self._evict()
+            self._fetching.step()
+
+    @contextmanager
+    def _at_its_risk(self, course: Course) -> Iterator[None]:
+        """What goes wrong is the end of this plan, and said: no plan is worth the daemon."""
+        was_dropped = course.state == "dropped"
+        try:
+            yield
+        except Exception:  # of the thread as well
+            log.exception("%s cannot be followed", course.file)
+            course.drop("what comes next could not be worked out")
+        if course.state == "dropped" and not was_dropped:
+            self._say_dropped(course)
+
+    def _evict(self) -> None:
+        try:
+            self.evictions.step(self)
+        except Exception:  # of the thread: the copies stay where they are
+            log.exception("nothing goes from the tiers any more")
+            self.evictions.end()
+
+    def _know_used(self, course: Course) -> None:
+        """A file that was used has a copy at its owner."""
+        ids, places = course.take_used(), self.filler.places
+        if len(ids) and places is not None and self._nodes is not None:
+            owner = self._nodes.holders_of(ids)[:, 0]
+            places.know(ids, np.where(owner == self._nodes.cluster.rank, NOBODY, owner))
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _say_dropped(self, course: Course) -> None:
+        log.warning("%s is not followed any more: %s", course.file, course.why)
+
+    def _give_up(self) -> None:
+        """All plans are dropped: what was before goes on."""
+        self.filler.keeps, self.filler.staging.uses = self._before
+        self.filler.prefers = None
+        # Their files are not wanted while another plan is being placed.
+        self._homes = Homes(self.filler.keeps)
+        self._fetching.begin(self._homes, NONE)
+
+    # --- another job ----------------------------------------------------------------------------
+
+    def new_job(self) -> None:
+        """Somebody says that a job begins: plans that were dropped for others are tried again, and
+        files that have got other plans are loaded."""
+        self._is_new_job = True
+
+    def _renew(self) -> None:
+        """As `renewal` has it."""
+        now = time.monotonic()
+        if self._renewing is not None:
+            if self._renewing.done():
+                self._take_renewed(self._renewing)
+        elif self._is_new_job or (now >= self._renew_at and self._dropped()):
+            self._renew_at = now + RENEW_S
+            candidates = list(self.courses) if self._is_new_job else self._dropped()
+            self._renewing = self._executor.submit(
+                self._find_renewed, candidates, is_new_job=self._is_new_job
+            )
+            self._is_new_job = False
+
+    def _dropped(self) -> list[Course]:
+        return [course for course in self.courses if course.state == "dropped"]
+
+    def _find_renewed(self, courses: list[Course], *, is_new_job: bool) -> dict[Course, Course]:
+        """For the thread: of these the ones that begin anew."""
+        found = {}
+        for course in courses:
+            version = version_of(course.file)
+            is_other = version is not None and version != course.version
+            if is_other or (course.state == "dropped" and (is_new_job or self._has_other(course))):
+                course.version = version  # what cannot be loaded is not tried twice
+                try:
+                    found[course] = self._course(course.file, *self._load(course.file))
+                except MonarchError as error:
+                    log.warning("%s", error)
+        return found
+
+    def _has_other(self, course: Course) -> bool:
+        """Whether the job has ended for which a plan was dropped, and programs open files again."""
+        job = self._jobs.setdefault(course, Job(f"{self.shared.session.path}/catalog."))
+        return course.misled and job.is_over() and self._seen_at > job.over_at
+
+    def _load(self, file: Path) -> Loaded:
+        return load_plan(file, len(self.cluster.members) if self.cluster else 1)
+
+    def _take_renewed(self, renewing: Future[dict[Course, Course]]) -> None:
+        self._renewing = None
+        try:
+            found = renewing.result()
+        except Exception:  # of the thread: they stay as they are
+            log.exception("no plan is tried again")
+            return
+        for old, new in found.items():
+            log.info("%s is tried again", new.file)
+            self._jobs.pop(old, None)
+            self.courses[self.courses.index(old)] = new
+
+    # --- where files have their place -----------------------------------------------------------
+
+    def _place(self) -> None:
+        """Once everything is scanned: the thread finds the files and places them."""
+        if self._placing is None:
+            waits = any(course.state == "waiting" for course in self.courses)
+            is_decided = self._nodes is None or self._nodes.is_decided
+            if waits:
+                self.filler.scanner.ask_for_all()
+            if waits and self.filler.scanner.scanned and is_decided:
+                self._to_place = [c for c in self.courses if c.state != "dropped"]
+                placing = Placing(
+                    self._to_place,
+                    self.shared,
+                    self.shared.catalog.reader(),
+                    self.filler.scanner.config.sources,
+                    self.shared.catalog.words.copy(),
+                    self.filler.rooms(),
+                    self.cluster,
+                    self._nodes,
+                    is_first=not self._placed,
+                )
+                self._placing = self._executor.submit(placing.make)
+        elif self._placing.done():
+            done, self._placing = self._placing, None
+            try:
+                self._install(done.result())
+            except Exception:
+                self._placed = True
+                log.exception("the plans cannot be followed")
+                for course in self._to_place:
+                    if course.state != "dropped":
+                        course.drop("its files could not be placed")
+                        self._say_dropped(course)
+            if self._nodes is not None:
+                self._nodes.awaits_plan = False
+
+    def _install(self, placed: Placed) -> None:
+        self._placed = True
+        entries = len(self.shared.catalog)
+        for course, found in zip(self._to_place, placed.found, strict=True):
+            if course.state != "waiting":
+                continue
+            if found.problem:
+                course.drop(found.problem)
+                self._say_dropped(course)
+            else:
+                course.begin(found, entries)
+        if not self.is_active:
+            return
+        if self._nodes is not None:
+            self._nodes.step(scanned=True)  # the catalog may have grown since the thread began
+            self._nodes.assign(placed.ids, placed.holders, placed.tier != NOWHERE)
+        self._homes = Homes(self._before[0], entries, placed)
+        self._fetching.begin(self._homes, placed.order)
+        self.filler.keeps, self.filler.prefers = self._homes, self._homes.tiers
+        self.filler.staging.uses = self._fetching
+
+    # --- what goes for others -------------------------------------------------------------------
+
+    def uses(self) -> Future[Distances] | None:
+        """As `Foresight` has it: all plans go on at the same pace."""
+        active = [course for course in self.courses if course.state != "dropped"]
+        if not active or not all(course.sees_far for course in active):
+            return None
+        followed = [(c.entries, c.follower.foresee()) for c in active if c.follower is not None]
+        return self._executor.submit(_nearest, followed, len(self.homes))
+
+    def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """As `Foresight` has it: files of a plan that is followed, and not what others come here
+        for."""
+        known = np.zeros(len(self.homes), dtype=bool)
+        for course in self.courses:
+            known[course.entries] |= course.is_active
+        may = known[ids]
+        if self._nodes is not None:
+            may &= self._nodes.holders_of(ids)[:, 0] != self._nodes.cluster.rank
+        return may
+
+    @property
+    def homes(self) -> npt.NDArray[np.int32]:
+        """As `Foresight` has it."""
+        return self._homes.tier
+
+    # --- the ranks ------------------------------------------------------------------------------
+
+    def due_bytes(self) -> npt.NDArray[np.float64] | None:
+        """(ranks of this node,) what each has still to get of the files that it needs next
+        [bytes]. None without a plan, and with several: nobody knows whose a rank is."""
+        following = [course for course in self.courses if course.state == "following"]
+        if not self._placed or len(following) != 1:
+            return None
+        ids, rank = following[0].due()
+        words, sizes = self.shared.catalog.words[ids], self.shared.catalog.entries["size"][ids]
+        missing = np.isin(state_of(words), (State.ABSENT, State.WANTED, State.FILLING))
+        ranks = following[0].timeline.ranks_per_node
+        return np.bincount(rank[missing], sizes[missing], ranks).astype(np.float64)
+
+    # --- told -----------------------------------------------------------------------------------
+
+    def told(self) -> list[dict[str, Any]]:
+        """For `status`, one for each plan."""
+        return [course.told() for course in self.courses]
+
+
+def _nearest(followed: list[tuple[Ids, Callable[[], Distances]]], entries: int) -> Distances:
+    """For the thread: the next two uses of each entry by any of the plans."""
+    first = np.full(entries, NOT_SOON, dtype=np.int64)
+    second = first.copy()
+    for at, foresee in followed:
+        one, two = foresee()
+        later = np.maximum(one, first[at])
+        first[at] = np.minimum(one, first[at])
+        second[at] = np.minimum(later, np.minimum(two, second[at]))
+    return first, second

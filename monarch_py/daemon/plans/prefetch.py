@@ -1,0 +1,163 @@
+"""What is fetched ahead along the plans.
+
+Everything is fetched in the exact order of access (NoPFS 2, Rule 1), behind what readers wait for:
+what is kept into the tiers, what is not into the staging area, as far ahead as that can hold.
+Behind that window the files that are kept come in the order of their first use.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.copies.staging import NOT_KNOWN
+from monarch_py.daemon.fill.filler import Filler
+from monarch_py.daemon.plans.pace import Pace
+from monarch_py.daemon.plans.placement import Homes
+from monarch_py.daemon.plans.tracker import Course
+from monarch_py.native import State, copy_of, state_of
+
+__all__ = ["WINDOW_LEAVES", "Fetching"]
+
+# Files that are looked at ahead: as many as the staging area holds, up to this.
+LOOK = 65536
+# Of the staging area the window takes all but this part, which is for what readers demand and for
+# what was used just now.
+WINDOW_LEAVES = 8
+# Fetched ahead at a time: what is nearer may be known a moment later [files, files, bytes].
+LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
+# The shortest time between two looks at what lies ahead [s].
+LOOK_S = 0.02
+
+NONE: Ids = np.zeros(0, dtype=np.uint64)
+
+
+class Fetching:
+    """Works in turns of the daemon's loop; nothing in it waits. It says when files are used, as
+    `Uses` has it."""
+
+    def __init__(self, filler: Filler, courses: Sequence[Course], homes: Homes) -> None:
+        self.filler, self.shared, self._courses = filler, filler.shared, courses
+        self._looked_at = float("-inf")
+        self._pace = Pace()
+        self.begin(homes, NONE)
+
+    def begin(self, homes: Homes, order: Ids) -> None:
+        """homes : where files have their place from now on;  order : of those that have one here
+        and no copy yet, by their first use"""
+        self._homes = homes
+        self._kept_order = order  # what of it has not had its turn
+        self._queue: Ids = NONE
+        self._paged: Ids = NONE  # what of slow tiers is used next
+        self._horizon = 0  # how far the window goes, in files from now
+        self._ahead: tuple[Ids, npt.NDArray[np.int64]] = NONE, np.zeros(0, dtype=np.int64)
+        self._begun: Ids = NONE
+
+    def opened(self, ids: Ids) -> None:
+        """(n,) entries that programs have opened: what is used now is not what is brought for its
+        next use."""
+        self._pace.note(len(ids), time.monotonic())
+        self.filler.readahead.opened(ids)
+        self._paged = self._paged[~np.isin(self._paged, ids)]
+        ordered, places = self._ahead
+        left = ~np.isin(ordered, ids)
+        self._ahead = ordered[left], places[left]
+
+    def next_use(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """As `Uses` has it, in files from now."""
+        ordered, places = self._ahead
+        answer = np.full(len(ids), NOT_KNOWN, dtype=np.int64)
+        if len(ordered):
+            at = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1)
+            found = ordered[at] == ids
+            answer[found] = places[at[found]]
+        return answer
+
+    def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
+        """As `Uses` has it: programs go on as fast as they do now."""
+        uses = self.next_use(ids)
+        files = np.where(uses == NOT_KNOWN, np.inf, uses.astype(np.float64))
+        return self._pace.seconds(files, time.monotonic())
+
+    def _look_ahead(self) -> None:
+        """What comes next, of all plans: as if they went on at the same pace."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        parts = [course.upcoming(LOOK) for course in self._courses if course.is_active]
+        ids = np.concatenate([*parts, NONE])
+        if len(parts) > 1:
+            distance = np.concatenate([np.arange(len(part)) for part in parts])
+            ids = ids[np.argsort(distance, kind="stable")]
+        ordered, first = np.unique(ids, return_index=True)
+        places = np.empty(len(first), dtype=np.int64)
+        places[np.argsort(first, kind="stable")] = np.arange(len(first))
+        self._ahead = ordered, places
+        ids = ids[np.sort(first)]
+        catalog, staging = self.shared.catalog, self.filler.staging
+        staged = ~self._homes.keeps_here(ids)
+        takes = np.zeros(len(ids), dtype=np.int64)
+        if staging.tier is not None:
+            takes = staging.tier.rounded_all(catalog.entries["size"][ids])
+        capacity = staging.capacity_bytes()
+        window = capacity - capacity // WINDOW_LEAVES
+        inside = np.cumsum(np.where(staged, takes, 0)) <= window
+        self._horizon = int(inside.sum())
+        self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
+        # The page cache may hold as much beside it, of all that lies in slow tiers.
+        paged = ids[self.filler.readahead.is_for(ids)]
+        sizes = catalog.entries["size"][paged]
+        self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
+
+    def _is_absent(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of (n,) files a fill can be ordered of."""
+        words = self.shared.catalog.words[ids]
+        absent: npt.NDArray[np.bool_] = (state_of(words) == State.ABSENT) & (copy_of(words) == 0)
+        return absent
+
+    def step(self) -> None:
+        """Orders as much as is well under way at a time: first what is used next, then what is kept
+        and used later."""
+        self._look_ahead()
+        self.filler.readahead.order(self._paged)
+        catalog = self.shared.catalog
+        sizes = catalog.entries["size"]
+        states = state_of(catalog.words[self._begun])
+        begun = self._begun[(states == State.WANTED) | (states == State.FILLING)]
+        files = MOST_FILES - len(begun)
+        bytes_ = MOST_BYTES - int(sizes[begun].sum(dtype=np.float64))
+        least = LEAST_FILES - len(begun)
+        while files > 0 and (bytes_ > 0 or least > 0):
+            near = bool(len(self._queue))
+            source = self._queue if near else self._kept_order
+            if not len(source):
+                break
+            fit = int((np.cumsum(sizes[source[:files]], dtype=np.float64) <= bytes_).sum())
+            taken = source[: max(least, fit)]
+            if not len(taken):
+                break
+            if near:
+                self._queue = self._queue[len(taken) :]
+            else:
+                self._kept_order = self._kept_order[len(taken) :]
+            taken = taken[self._is_absent(taken)]
+            self._order(taken)
+            begun = np.concatenate([begun, taken])
+            files, least = files - len(taken), least - len(taken)
+            bytes_ -= int(sizes[taken].sum(dtype=np.float64))
+        self._begun = begun
+
+    def _order(self, ids: Ids) -> None:
+        if not len(ids):
+            return
+        self.filler.order_planned(ids, self._horizon)
+        left = ids[state_of(self.shared.catalog.words[ids]) == State.ABSENT]
+        kept = self._homes.keeps_here(left)
+        # A tier may be fuller than was thought: then it is staged when its time comes.
+        self._homes.lose(left[kept])
+        if not kept.all():
+            # The area has no room for them yet: nor for what is used later.
+            self._queue = self._queue[self._homes.keeps_here(self._queue)]

@@ -1,0 +1,59 @@
+"""When a plan that was dropped is tried again.
+
+It was dropped because a job did not do what it said. Another job may: so it is tried again when
+none is left of the processes that used the session then and others open files, at the next `monarch
+run`, and when there is another plan in its file. What looks runs in a thread.
+"""
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from monarch_py.util.processes import began, own_processes
+
+__all__ = ["Job", "Version", "version_of"]
+
+# Of a plan's file: what another plan in it would change.
+Version = tuple[int, int, int] | None
+
+
+def version_of(file: Path) -> Version:
+    """None when it cannot be looked at: then nothing is known of it."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@dataclass(eq=False)
+class Job:
+    """The processes that use a session.
+
+    prefix : of the paths of its catalogs, which whoever has looked for a file of its sources has
+    mapped;  over_at : when it was found that none of them is left [s, as time.monotonic]
+    """
+
+    prefix: str
+    over_at: float = field(default=float("inf"), init=False)
+    _users: dict[Path, int | None] | None = field(default=None, init=False)
+
+    def is_over(self) -> bool:
+        """Whether all those have ended that were there when this was asked first."""
+        if self._users is None:
+            self._users = {each: began(each) for each in own_processes() if self._is_user(each)}
+        self._users = {
+            each: start
+            for each, start in self._users.items()
+            if start is not None and began(each) == start
+        }
+        if not self._users:
+            self.over_at = min(self.over_at, time.monotonic())
+        return not self._users
+
+    def _is_user(self, process: Path) -> bool:
+        try:
+            return self.prefix in os.fsdecode((process / "maps").read_bytes())
+        except OSError:
+            return False

@@ -1,0 +1,395 @@
+"""One access plan on this node: which entries of the catalog its files are, and how far it is.
+
+What takes long (finding the files, drawing an epoch, looking for a place) runs in a thread that the
+loop asks now and then; nothing in it waits.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config import SourceConfig
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.plans.retry import Version, version_of
+from monarch_py.daemon.segments import Shared
+from monarch_py.errors import ConfigError
+from monarch_py.ipc.catalog import CatalogReader
+from monarch_py.native import Kind, lib, pointer
+from monarch_py.plan import Plan
+from monarch_py.plan.follow import Follower
+from monarch_py.plan.index import Index
+from monarch_py.plan.run import SEARCHED, Run, locate
+from monarch_py.plan.samplers import NONE
+
+__all__ = ["Course", "Found", "Loaded", "load_plan", "observe"]
+
+# A plan, and the version of the file that it is from.
+Loaded = tuple[Version, Plan]
+
+# A plan is dropped if so many searches, at least, have found nothing, the last of them when it is
+# wrong.
+SEARCHES = 2
+
+# Accesses that are kept at most while the files are not known yet.
+EARLY = 1 << 20
+
+
+def load_plan(file: Path, nodes: int) -> Loaded:
+    """The plan of a training on so many nodes, in whole files: a daemon copies nothing else. One
+    node alone (1) follows node 0 of any plan.
+
+    ConfigError, naming the file, if it cannot be followed.
+    """
+    version = version_of(file)
+    plan = replace(Plan.load(file), grain="files", holders=None)
+    if any(not len(index.pool) for index in plan.datasets):
+        raise ConfigError(
+            f"{file}: was made for a number of files, whose names are not known; make it from an "
+            "index (`monarch plan index`)"
+        )
+    if nodes not in (1, plan.nodes):
+        raise ConfigError(
+            f"{file}: was made for {plan.nodes} nodes, but {nodes} work together; make it anew"
+            f" with 'nodes: {nodes}'"
+        )
+    plan.timeline()
+    return version, plan
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The files of a plan in the catalog.
+
+    entries : (files,) uint64, where each is known;  used : (files,), which of them some node uses
+    problem : why the plan does not hold, "" if it does;  runs : the first two
+    """
+
+    entries: Ids
+    used: npt.NDArray[np.bool_]
+    problem: str
+    runs: tuple[Run, ...]
+
+
+class Course:
+    """How far a node is in one plan.
+
+    version : of the file that it was loaded from
+    state : 'waiting' until the files are known, 'following', 'searching' a place that fits, or
+    'dropped';  why : it was dropped, "" otherwise;  misled : by a job that did not do what it says
+    """
+
+    def __init__(
+        self, file: Path, version: Version, plan: Plan, node: int, executor: Executor
+    ) -> None:
+        self.file, self.version, self.plan, self.node = file, version, plan, node
+        self.timeline = plan.timeline()
+        self.layout = self.timeline.layout()
+        self.state, self.why, self.misled = "waiting", "", False
+        self.entries: Ids = np.zeros(0, dtype=np.uint64)
+        self.number = 0  # of the run, in the layout
+        self.follower: Follower | None = None
+        self._executor = executor
+        self._of_entry: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._drawing: tuple[int, Future[Run]] | None = None
+        self._search: Future[tuple[int, Run, int] | None] | None = None
+        self._in_vain = 0  # searches that have found nothing since the job was lost
+        self._search_at = 0  # when so many accesses are judged, the next one is made
+        self._is_last = False  # that the search is: the plan is wrong if it finds nothing
+        self._early: list[Ids] = []
+        self._over: list[Future[Ids]] = []
+        self._is_from_its_beginning = True  # that the run is followed
+
+    @property
+    def is_active(self) -> bool:
+        return self.follower is not None and self.state != "dropped"
+
+    # --- its files ------------------------------------------------------------------------------
+
+    def find(
+        self, shared: Shared, catalog: CatalogReader, sources: tuple[SourceConfig, ...]
+    ) -> Found:
+        """For the thread: which entries of `catalog` the files are, and the first two runs."""
+        entries, problem = [], ""
+        for index in self.plan.datasets:
+            found, why = _find_files(shared, catalog, sources, index)
+            entries.append(found)
+            problem = problem or why
+        runs = tuple(self.draw(number) for number in range(min(2, len(self.layout))))
+        return Found(np.concatenate(entries), self.used_ever(), problem, runs)
+
+    def used_ever(self) -> npt.NDArray[np.bool_]:
+        """(files,), which of them some node uses in some section; for the thread."""
+        used = np.zeros(self.timeline.units, dtype=bool)
+        for section in self.timeline.sections():
+            used[section.rows[section.rows != NONE]] = True
+            if used.all():
+                break
+        return used
+
+    def begin(self, found: Found, catalog_entries: int) -> None:
+        """Begins to follow, with what has been seen until now."""
+        if self.state == "dropped":
+            return
+        self.entries = found.entries
+        self._of_entry = np.full(catalog_entries, -1, dtype=np.int32)
+        # Who reads what the training does not use, as a validation, says nothing about where it is.
+        used = np.flatnonzero(found.used).astype(np.int32)
+        self._of_entry[found.entries[used]] = used
+        self.follower = Follower(found.runs[0], ranks=self.timeline.ranks_per_node)
+        self.state = "following"
+        self.follower.following = found.runs[1] if len(found.runs) > 1 else None
+        early, self._early = self._early, []
+        for ids in early:
+            self.judge(ids, self.observe(ids))
+
+    def drop(self, why: str) -> None:
+        self.misled = self.follower is not None
+        self.state, self.why = "dropped", why
+        self.follower, self._early = None, []
+        self._of_entry = np.zeros(0, dtype=np.int32)
+
+    # --- runs -----------------------------------------------------------------------------------
+
+    def draw(self, number: int) -> Run:
+        epoch, part, _ = self.layout[number]
+        return Run.of(self.timeline.section(epoch, part.name), self.node, self.timeline.units)
+
+    def step(self) -> None:
+        """Takes in what the thread has found; asks it for what is needed next."""
+        follower = self.follower
+        if follower is None or self.state == "dropped":
+            return
+        if self._drawing is not None and self._drawing[1].done():
+            (number, drawn), self._drawing = self._drawing, None
+            if number == self.number + 1:
+                self._expect(follower, drawn.result())
+        if self._search is None:
+            self._search_if_lost(follower)
+        if self._search is not None:
+            self._end_search(follower)
+        if not self.is_active:
+            return
+        ahead = self.number + 1
+        if follower.following is None and self._drawing is None and ahead < len(self.layout):
+            self._drawing = ahead, self._executor.submit(self.draw, ahead)
+
+    def _expect(self, follower: Follower, following: Run) -> None:
+        run = follower.run
+        follower.expect(following)
+        if follower.run is not run:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """With the next run. What anybody has used in the last one is where it is kept by now."""
+        if self.timeline.nodes > 1 and self._is_from_its_beginning:
+            self._over.append(self._executor.submit(self._used_in, self.number))
+        self.number += 1
+        self._is_from_its_beginning = True
+
+    def _used_in(self, number: int) -> Ids:
+        """For the thread: the (n,) entries of a run, of all nodes."""
+        epoch, part, _ = self.layout[number]
+        units = np.unique(self.timeline.section(epoch, part.name).rows)
+        used: Ids = self.entries[units[units != NONE]]
+        return used
+
+    def take_used(self) -> Ids:
+        """(n,) entries that some node has used in a run that all of them have gone through, each
+        time once: as far as this one is in the next, no other is in the last."""
+        follower = self.follower
+        if not self._over or follower is None or follower.front <= follower.run.window:
+            return np.zeros(0, dtype=np.uint64)
+        if not self._over[0].done():
+            return np.zeros(0, dtype=np.uint64)
+        return self._over.pop(0).result()
+
+    def _search_if_lost(self, follower: Follower) -> None:
+        if self.state == "following":
+            # Accesses that do not fit may be the next run's, which is still being drawn.
+            if not follower.is_lost or (follower.is_ending and self._drawing is not None):
+                return
+            self.state, self._in_vain, self._search_at = "searching", 0, follower.judged
+        elif follower.is_found:
+            self.state = "following"
+            return
+        self._is_last = self._in_vain + 1 >= SEARCHES and follower.is_wrong
+        if self._is_last or follower.judged >= self._search_at:
+            # Of a job that has just jumped, some of the last accesses are from where it was, though
+            # not those that do not fit. If it was to the end of an epoch, they are from two. Then
+            # ever more rarely: all runs of the plan are drawn.
+            self._search_at = follower.judged + (SEARCHED // 2 << self._in_vain)
+            self._search = self._executor.submit(self._find_place, follower.recent)
+
+    def _find_place(self, recent: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
+        """For the thread: the run in which the last accesses lie together best, and where."""
+        best: tuple[float, int, Run, int] | None = None
+        for number in range(len(self.layout)):
+            run = self.draw(number)
+            share, place = locate(run, recent)
+            if share > (best[0] if best else 0.0):
+                best = share, number, run, place
+        return best[1:] if best else None
+
+    def _end_search(self, follower: Follower) -> None:
+        assert self._search is not None
+        if not self._search.done():
+            return
+        found, self._search = self._search.result(), None
+        if follower.is_found:
+            self.state = "following"
+        elif found is not None:
+            self.number, run, place = found
+            self._over, self._is_from_its_beginning = [], False
+            recent = follower.recent
+            # The job has gone on while it was searched for.
+            share, now = locate(run, recent)
+            follower.enter(run, now if share else place)
+            follower.observe(np.unique(recent))
+            self.state = "following"
+        elif self._is_last:
+            last, others = follower.weighed, follower.unexplained
+            self.drop(
+                f"{others} of the last {last} files opened are not the plan's; its seed, epochs or"
+                " number of ranks are probably not those of the training"
+            )
+        else:
+            self._in_vain += 1
+
+    # --- what is seen ---------------------------------------------------------------------------
+
+    def observe(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of these entries (n,), opened since the last call, fit the plan."""
+        fits = np.zeros(len(ids), dtype=bool)
+        if self.follower is None:
+            if self.state == "waiting" and sum(map(len, self._early)) < EARLY:
+                self._early.append(ids)
+            return fits
+        run = self.follower.run
+        known = self._is_known(ids)
+        fits[known] = self.follower.observe(self._of_entry[ids[known]])
+        if self.follower.run is not run:
+            self._go_on()
+        return fits
+
+    def knows_again(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of these entries (n,) its job has opened a short time ago."""
+        again = np.zeros(len(ids), dtype=bool)
+        if self.follower is not None:
+            known = self._is_known(ids)
+            again[known] = self.follower.knows_again(self._of_entry[ids[known]])
+        return again
+
+    def judge(self, ids: Ids, fits: npt.NDArray[np.bool_], *, alone: bool = True) -> None:
+        """Takes note of how well they fit: (n,) entries that no other plan explains, if there is
+        one."""
+        if self.follower is not None and len(ids):
+            known = self._is_known(ids)
+            self.follower.judge(self._of_entry[ids[known]], fits[known], alone=alone)
+
+    def _is_known(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        known = ids < len(self._of_entry)
+        known[known] = self._of_entry[ids[known]] >= 0
+        return np.asarray(known)
+
+    def upcoming(self, most: int) -> Ids:
+        """(n,) entries that are needed next."""
+        if self.follower is None:
+            return np.zeros(0, dtype=np.uint64)
+        return self.entries[self.follower.upcoming(most)]
+
+    def due(self) -> tuple[Ids, npt.NDArray[np.int64]]:
+        """What the workers of all ranks may have under way by now: (n,) entries, and of each the
+        rank that needs it, from 0 on this node."""
+        if self.follower is None:
+            return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
+        run = self.follower.run
+        places = self.follower.due(run.window)
+        # A node's ranks take turns, in a plan's positions too.
+        return self.entries[run.units[places]], run.starts[places] % self.timeline.ranks_per_node
+
+    @property
+    def sees_far(self) -> bool:
+        """Whether it is known what comes in this run and in the one after it."""
+        follower = self.follower
+        is_last = self.number + 1 == len(self.layout)
+        known = follower is not None and (follower.following is not None or is_last)
+        return known and self.state == "following"
+
+    def told(self) -> dict[str, Any]:
+        """For `status`."""
+        follower = self.follower
+        return {
+            "file": str(self.file),
+            "state": self.state,
+            "why": self.why,
+            "epoch": follower.run.epoch if follower else None,
+            "position": follower.position if follower else None,
+            "fitting": follower.fits if follower else 0,
+            "others": follower.misfits if follower else 0,
+        }
+
+
+def observe(
+    courses: Sequence[Course],
+    opened: Ids,
+    at_risk: Callable[[Course], AbstractContextManager[object]] = nullcontext,
+) -> None:
+    """Tells plans what (n,) entries programs have opened since the last time. Each access is
+    explained by one plan at most, first by the one that has fitted best; for any other plan it says
+    nothing, nor does what the job of one opens again.
+
+    at_risk : what is entered for each plan when it is told
+    """
+    courses = sorted(courses, key=lambda c: -c.follower.fits if c.follower else 0)
+    left = np.ones(len(opened), dtype=bool)
+    fitted, known = np.zeros((2, len(courses), len(opened)), dtype=bool)
+    for course, fits, again in zip(courses, fitted, known, strict=True):
+        with at_risk(course):
+            fits[left] = course.observe(opened[left])
+            again[:] = course.knows_again(opened)
+        left &= ~fits
+    times = known.sum(axis=0)
+    for course, fits, again in zip(courses, fitted, known, strict=True):
+        mine = (fits | left) & (times == again)
+        with at_risk(course):
+            course.judge(opened[mine], fits[mine], alone=len(courses) == 1)
+
+
+def _find_files(
+    shared: Shared, catalog: CatalogReader, sources: tuple[SourceConfig, ...], index: Index
+) -> tuple[Ids, str]:
+    """(files,) entries, and why the plan does not hold, "" if it does."""
+    root = Path(os.path.realpath(index.root))
+    entries = np.full(index.files, -1, dtype=np.int64)
+    for number, source in enumerate(sources):
+        if root == source.real_path or source.real_path in root.parents:
+            below = os.fsencode(root.relative_to(source.real_path))
+            prefix = b"" if below == b"." else below + b"/"
+            lib.monarch_find_all(
+                shared.control,
+                shared.clients,
+                catalog.c,
+                number,
+                prefix,
+                len(prefix),
+                pointer(index.pool, "char *"),
+                pointer(index.starts, "uint64_t *"),
+                index.files,
+                pointer(entries, "int64_t *"),
+            )
+            break
+    else:
+        return entries.astype(np.uint64), f"{index.root} lies in no source"
+    known = np.flatnonzero(entries >= 0)
+    rows = catalog.entries[entries[known]]
+    same = (rows["kind"] == Kind.FILE) & (rows["size"] == index.sizes[known])
+    missing = index.files - int(same.sum())
+    problem = f"{missing} of {index.files} files in {index.root} are gone or others now"
+    return entries.astype(np.uint64), problem if missing else ""

@@ -1,0 +1,172 @@
+"""Keeps what the catalog says of names and attributes in agreement with the source.
+
+The scan leaves a listing for each directory. From then on, as long as clients ask, the directories
+are compared with the source at least every `revalidate` seconds; one that has changed, and what in
+it is gone or another, is left to the source for the rest of the session.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from monarch_py.config import Config
+from monarch_py.daemon.scan.scanner import Scanner
+from monarch_py.daemon.segments import Shared
+from monarch_py.native import Kind, ffi, lib
+
+__all__ = ["Metadata"]
+
+log = logging.getLogger("monarch.metadata")
+
+# Times that file systems keep may be as coarse as this, so that a directory which changed later
+# than this before it was listed may have changed again unseen [s].
+YOUNG_S = 2.0
+# Directories and files compared in one call, between which the rate is kept and a stop is seen.
+SLICE = 256
+
+
+class Metadata:
+    """Turned by the daemon's loop; asks the source in a thread of its own, which ends by itself."""
+
+    def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
+        self.config, self.shared, self.scanner = config, shared, scanner
+        self.listed = 0  # directories whose listing is told
+        self.changed = 0  # that were found to have changed
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._is_ready = self._has_listings = False
+        self._young: dict[int, list[int]] = {}  # by source: directories to be looked at again
+        self._young_at = 0.0
+        self._held: deque[int] = deque()  # of those, the ones that are what they were
+        self._hits = 0
+        self._caught_up = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        return self.config.metadata == "cached" and self.config.revalidate_s > 0
+
+    def step(self) -> None:
+        """One turn: begins what is due, takes in what the thread has found."""
+        if not self.wanted:
+            return
+        if not self._is_ready:
+            if not self.scanner.scanned:
+                return
+            self._begin()
+        if self._held:
+            held = [self._held.popleft() for _ in range(len(self._held))]
+            entries = self.shared.catalog.entries
+            entries["copy_ino"][held] = entries["sum"][held]
+            self.listed += len(held)
+        if self._thread is not None:
+            if self._thread.is_alive():
+                return
+            self._thread = None
+        if not self._has_listings and self.scanner.is_whole:
+            self._list()
+        if self._is_due():
+            self._thread = threading.Thread(target=self._look, name="metadata", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread; it may be in a call of a source that does not answer."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout=1)
+
+    # --- listings -----------------------------------------------------------------------------
+
+    def _list(self) -> None:
+        self._has_listings = True
+        catalog = self.shared.catalog
+        # Listings are as old as the beginning of the scan.
+        began = self.scanner.began
+        young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
+        self.listed = max(int(lib.monarch_catalog_list(catalog.c, young_ns)), 0)
+        entries = catalog.entries
+        young = (entries["kind"] == Kind.DIR) & (entries["sum"] != 0) & (entries["copy_ino"] == 0)
+        for number in range(len(self.scanner.sources)):
+            chosen = np.flatnonzero(young & (entries["source"] == number))
+            self._young[number] = [int(entry) for entry in chosen]
+        self._young_at = time.monotonic() + YOUNG_S
+        for source in self.scanner.sources:
+            slot = self.shared.control.source[source.number]
+            slot.up_ino = source.root().up_ino
+
+    def _begin(self) -> None:
+        """All that is known was looked at since the scanner began, and is compared from now on."""
+        self._is_ready = True
+        self._read_filesystems()
+        self._caught_up = self.scanner.began
+        self.shared.control.compared_ns = int(self.scanner.began * 1e9)
+
+    def _read_filesystems(self) -> None:
+        for source in self.scanner.sources:
+            slot = self.shared.control.source[source.number]
+            lib.monarch_read_filesystem(source.fd, ffi.addressof(slot, "filesystem"))
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        if any(self._young.values()) and time.monotonic() >= self._young_at:
+            return True
+        if self.shared.clients.stale:
+            return True
+        if time.monotonic() - self._caught_up < self.config.revalidate_s / 2:
+            return False
+        return self._uses() != self._hits
+
+    def _uses(self) -> int:
+        """Answers that rest on what was compared: of names, and of copies that were opened."""
+        totals = self.shared.totals()
+        return int(totals["metadata_hits"] + totals["opens"])
+
+    def _look(self) -> None:
+        catalog = self.shared.catalog.reader()
+        self._look_at_young(catalog)
+        self.shared.clients.stale = 0
+        self._hits = self._uses()
+        began = time.monotonic()
+        for source in self.scanner.sources:
+            at = ffi.new("uint64_t *")
+            slot = self.shared.control.source[source.number]
+            while at[0] < len(catalog) and not self._stopping.is_set():
+                self.changed += int(
+                    lib.monarch_compare_directories(
+                        catalog.c,
+                        self.shared.clients,
+                        ffi.addressof(slot),
+                        source.number,
+                        source.fd,
+                        self._has_listings,
+                        at,
+                        SLICE,
+                    )
+                )
+                self._pause(SLICE)
+        if self._stopping.is_set():
+            return
+        self._read_filesystems()
+        self._caught_up = began
+        self.shared.control.compared_ns = int(began * 1e9)
+
+    def _look_at_young(self, catalog: Any) -> None:
+        if time.monotonic() < self._young_at:
+            return
+        young, self._young = self._young, {}
+        for number, directories in young.items():
+            fd = self.scanner.sources[number].fd
+            for entry in directories:
+                if self._stopping.is_set():
+                    return
+                if lib.monarch_listing_holds(catalog.c, fd, entry):
+                    self._held.append(entry)
+
+    def _pause(self, operations: int) -> None:
+        """Keeps the rate that the configuration allows a scan."""
+        if self.config.scan_ops_per_s:
+            self._stopping.wait(operations / self.config.scan_ops_per_s)

@@ -1,0 +1,428 @@
+"""From the sources to the catalog: the scan in the background, files that clients tell of, and the
+copies of earlier sessions that are still good."""
+
+import logging
+import os
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config import Config
+from monarch_py.daemon.scan.source import Source
+from monarch_py.daemon.scan.unlisted import Path, Unmet
+from monarch_py.daemon.segments import Shared
+from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, make_word, state_of
+from monarch_py.scan import ALL_NAMES, Record, Scan
+from monarch_py.storage.durability import Keeper
+from monarch_py.storage.tiers import Tier
+
+__all__ = ["Scanner", "Source"]
+
+log = logging.getLogger("monarch.scanner")
+
+# Batches taken in one turn of the daemon's loop, so that wants do not wait for a long scan.
+BATCHES_A_TURN = 8
+# A directory is listed before others once programs have opened so many files in it, whatever they
+# read of them; with `scan: lazy`, others are not listed.
+NAMES = 4
+# Of files that the engine has met between two turns, so many are looked at.
+LOOKS = 64
+# Directories of which this is counted, before it is begun anew.
+MOST_COUNTED = 65536
+
+
+# One file, looked at: its source, the entry (1,) and the pool of its path.
+Seen = tuple[Source, npt.NDArray[Any], Any]
+
+
+class Validator:
+    """The rows of one tier's manifest, to be matched with the files that the scan finds."""
+
+    def __init__(self, tier_number: int, keeper: Keeper, sources: list[Source]) -> None:
+        self.tier_number, self.keeper = tier_number, keeper
+        here = {str(source.config.real_path): source.number for source in sources}
+        rows = keeper.rows
+        numbers = {n: here.get(path, -1) for path, n in keeper.sources.items()}
+        owner = np.array([numbers.get(int(n), -1) for n in rows["source"]], dtype=np.int64)
+        self.foreign = rows[owner < 0]
+        self.rows, owner = rows[owner >= 0], owner[owner >= 0]
+        mixes = np.array(
+            [lib.monarch_path_hash(s.number, b"", 0) for s in sources], dtype=np.uint64
+        )
+        empty = np.uint64(lib.monarch_xxh3_of(b"", 0))
+        self.hashes = self.rows["hash"] ^ mixes[owner] ^ empty
+        order = np.argsort(self.hashes, kind="stable")
+        self.rows, self.hashes = self.rows[order], self.hashes[order]
+        self.matched = np.zeros(len(self.rows), dtype=bool)
+        keeper.rows = keeper.rows[:0]
+
+    def match(self, entries: npt.NDArray[Any]) -> tuple[npt.NDArray[np.intp], npt.NDArray[Any]]:
+        """Which of the catalog's entries have a copy here, and the copies' rows."""
+        none = np.zeros(0, dtype=np.intp)
+        if not len(self.rows):
+            return none, self.rows[:0]
+        # Of two copies of a file the newer: a daemon that ended before it had removed the older one
+        # has left both.
+        at = np.maximum(np.searchsorted(self.hashes, entries["hash"], side="right") - 1, 0)
+        rows = self.rows[at]
+        same = (self.hashes[at] == entries["hash"]) & (entries["kind"] == Kind.FILE)
+        same &= ~self.matched[at]
+        for field in ("size", "ino", "mtime_ns", "ctime_ns"):
+            same &= rows[field] == entries[field]
+        found = np.flatnonzero(same)
+        self.matched[at[found]] = True
+        return found, rows[found]
+
+    def rest(self) -> npt.NDArray[Any]:
+        """Copies whose source file is gone or another one."""
+        return self.rows[~self.matched]
+
+
+class Scanner:
+    """Drives the scans of all sources, one after the other, in turns of the daemon's loop.
+
+    told : what was scanned for all nodes, and when that began, on time.monotonic() [s]; None: it is
+    to be scanned.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        shared: Shared,
+        tiers: list[Tier | None],
+        keepers: dict[int, Keeper],
+        told: tuple[Record, float] | None = None,
+    ) -> None:
+        # On time.monotonic(): what is listed is at least as new as this [s].
+        record, self.began = told or (None, time.monotonic())
+        self._began_ns = time.time_ns()
+        self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
+        is_lazy = config.scan == "lazy" and record is None
+        self.sources = [
+            Source(i, source, record, is_lazy=is_lazy) for i, source in enumerate(config.sources)
+        ]
+        self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]
+        # Copies of earlier sessions, by tier: of datasets that are not configured; and, once all
+        # is scanned, of files that are gone or others now.
+        self.foreign = {v.tier_number: v.foreign for v in self.validators}
+        self.stale: dict[int, npt.NDArray[Any]] = {}
+        # Whether all was asked for, by a plan or a command; how many names a scan may look at.
+        self._is_in_a_hurry = False
+        self._allowed = ALL_NAMES
+        self._known = 0  # entries that were looked at
+        self.has_more = False  # batches or directories are left that nobody will ring for
+        self.full = False  # shared memory has no room for more entries
+        self._renames = int(shared.clients.renames)
+        self._stuck: dict[int, int] = {}
+        self._current: Source | None = None
+        # Of directories: how many files programs have opened that were not known; and, with a lazy
+        # scan, how many directories in them were asked for.
+        self._opened: Counter[Path] = Counter()
+        self._asked: Counter[Path] = Counter()
+        self._unmet = Unmet(self.look, shared.ring)
+
+    @property
+    def scanned(self) -> bool:
+        """Whether all is known that was asked for: everything, unless the scan is lazy."""
+        return all(source.scanned for source in self.sources)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is known."""
+        return all(source.is_whole for source in self.sources)
+
+    @property
+    def met_by_engine(self) -> int:
+        """A bit for each source whose files the engine may take into the catalog by itself, as
+        programs hand them over: none is left out, none has a copy of an earlier session, and none
+        was moved while it was listed."""
+        has_earlier = any(len(validator.rows) for validator in self.validators)
+        if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
+            return 0
+        return sum(1 << source.number for source in self.sources if source.takes_all)
+
+    def ask_for(self, number: int, directory: str, *, is_deep: bool, is_read: bool = True) -> None:
+        """Has a directory of a source listed, unless it was.
+
+        is_deep : with what lies below it;  is_read : by programs, so that it comes before others; a
+        directory in which NAMES others are read is listed with all below it
+        """
+        if number >= len(self.sources) or directory.startswith("/"):
+            return
+        source = self.sources[number]
+        if not source.ask_for(directory, is_deep=is_deep, is_read=is_read):
+            return
+        self.has_more = True
+        if is_read and directory:
+            above = number, os.path.dirname(directory)
+            if self._count(self._asked, above) == NAMES:
+                self.ask_for(*above, is_deep=True)
+
+    def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
+        """Programs read through a directory; is_deep: through directories below it. A lazy scan
+        lists only the directories that were read themselves."""
+        if not is_deep or self.config.scan == "full":
+            self.ask_for(number, directory, is_deep=is_deep)
+
+    def hurry(self) -> None:
+        """Somebody waits for all that was asked for."""
+        self._is_in_a_hurry = True
+
+    @property
+    def is_in_a_hurry(self) -> bool:
+        self._is_in_a_hurry &= not self.scanned
+        return self._is_in_a_hurry
+
+    def ask_for_all(self) -> None:
+        self.hurry()
+        for source in self.sources:
+            self.ask_for(source.number, "", is_deep=True, is_read=False)
+
+    def has_unmet(self, tier_number: int) -> bool:
+        """Whether a tier has copies of earlier sessions that nobody has looked at: of files that
+        no scan has come to, of other sources, or that wait to be removed."""
+        left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
+        return not self.is_whole or any(map(len, left))
+
+    @property
+    def found(self) -> int:
+        """Entries that scans have found so far."""
+        return sum(source.found for source in self.sources)
+
+    def allow(self, wanted: int, more_others: int) -> None:
+        """See Scan.allow. One source is scanned at a time: one that nobody reads does not keep
+        back another that is read."""
+        current = self._current
+        is_in_the_way = (
+            current is not None
+            and not current.is_read
+            and any(source.is_read for source in self.sources if source.is_asked)
+        )
+        self._allowed = ALL_NAMES if is_in_the_way else (wanted, more_others)
+        if current is not None and current.scan is not None:
+            current.scan.allow(*self._allowed)
+
+    def note_met(self) -> None:
+        """Files that the engine has taken into the catalog since the last turn: programs have
+        opened them."""
+        met = range(self._known, len(self.shared.catalog))
+        self._known = met.stop
+        for entry in met[:: len(met) // LOOKS + 1]:
+            source = int(self.shared.catalog.entries["source"][entry])
+            self._note_opened(source, self.shared.catalog.path(entry))
+
+    # --- the scan -----------------------------------------------------------------------------
+
+    def step(self) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
+        """One turn. Returns what of earlier sessions was found good, as (entries' numbers,
+        manifest rows, tier)."""
+        found: list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]] = []
+        self.note_met()
+        self.has_more = False
+        for _ in range(BATCHES_A_TURN):
+            source = self._source_to_scan()
+            if source is None or source.scan is None:
+                break
+            batch = source.scan.take()
+            if batch is not None:
+                source.found += len(batch.entries)
+                found += self._insert(source, batch.entries, batch.pool)
+            elif source.scan.is_finished:
+                self._end(source, source.scan)
+            else:
+                break  # the scan's threads ring when they have found more
+        else:
+            self.has_more = True
+        return found
+
+    def _source_to_scan(self) -> Source | None:
+        if self._current is None:
+            self._current = next((s for s in self.sources if s.is_asked), None)
+            if self._current is not None:
+                bell = ffi.addressof(self.shared.clients, "doorbell")
+                try:
+                    known = self.shared.catalog.writer, self.shared.clients, self._began_ns
+                    self._current.begin(self.config, bell, known, self._allowed)
+                except OSError as error:
+                    log.warning(
+                        "%s: what is not known of it stays at the source: %s",
+                        self._current.config.path,
+                        error,
+                    )
+                    self._current.errors += 1
+                    self._current = None
+        return self._current
+
+    def _end(self, source: Source, scan: Scan) -> None:
+        was_whole = self.is_whole
+        source.end(scan)
+        self._current = None
+        if self.is_whole and not was_whole:
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            self.shared.catalog.fit()
+        except OSError as error:
+            log.info("the catalog stays larger than it needs to be: %s", error)
+        self.stale = {v.tier_number: v.rest() for v in self.validators}
+        self.validators = []
+        self.shared.control.scanned = 1
+
+    def _insert(
+        self, source: Source, entries: npt.NDArray[Any], pool: Any
+    ) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
+        catalog = self.shared.catalog
+        if self.full:
+            return []
+        before = len(catalog)
+
+        def path(entry: Any) -> str:
+            return os.fsdecode(ffi.buffer(pool + int(entry["path"]), int(entry["path_len"]))[:])
+
+        out = source.excluded(entries, path) & (entries["word"] == 0)
+        entries["word"][out] = make_word(State.BYPASS, Reason.EXCLUDED)
+        try:
+            catalog.add(entries, pool)
+        except OSError as error:
+            self.full = True
+            log.warning(
+                "shared memory is full: files beyond %d are left to the source (%s)",
+                len(catalog),
+                error,
+            )
+            return []
+        self._known = len(catalog)
+        new = np.arange(before, self._known, dtype=np.uint64)
+        if int(self.shared.clients.renames) != self._renames:
+            self._look_again(source, new)
+        fresh = new[state_of(catalog.words[new]) == State.ABSENT]
+        return self._validate(fresh)
+
+    def _look_again(self, source: Source, ids: npt.NDArray[np.uint64]) -> None:
+        """A directory was renamed during the session: what was listed before may lie elsewhere."""
+        catalog = self.shared.catalog
+        for entry in ids:
+            try:
+                found = os.stat(catalog.path(entry), dir_fd=source.fd, follow_symlinks=False)
+                moved = found.st_ino != int(catalog.entries["ino"][entry])
+            except OSError:
+                moved = True
+            if moved:
+                catalog.set_state(np.array([entry]), State.BYPASS, Reason.CHANGED)
+
+    def _validate(
+        self, ids: npt.NDArray[np.uint64]
+    ) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
+        found = []
+        for validator in self.validators:
+            if not len(ids):
+                break
+            at, rows = validator.match(self.shared.catalog.entries[ids])
+            if len(at):
+                found.append((ids[at], rows, validator.tier_number))
+                ids = np.delete(ids, at)
+        return found
+
+    # --- single files ------------------------------------------------------------------------
+
+    def take_mail(
+        self,
+    ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
+        """Files that clients opened before the scan met them: they are wanted, and known now."""
+        found = []
+        self.note_met()
+        told = self.shared.mail(self._stuck)
+        for path in told:
+            self._note_opened(*path)
+        self._unmet.add(path for path, is_read in told.items() if is_read)
+        wanted = self._unmet.take_met(self.find, is_scanned=self.scanned)
+        for path, seen in self._unmet.take_answers():
+            entry = self.find(*path)
+            if entry < 0:
+                entry, adopted = self.meet(seen)
+                found += adopted
+            if entry >= 0:
+                wanted.append(entry)
+        self._unmet.ask(is_scanned=self.scanned)
+        return np.array(wanted, dtype=np.uint64), found
+
+    def find(self, number: int, path: str) -> int:
+        return self.shared.catalog.find(number, path) if number < len(self.sources) else -1
+
+    def look(self, number: int, path: str) -> Seen | None:
+        """What the source says of one file, None if it is none. It may take long, and touches
+        nothing of the catalog: it is for other threads than the loop's."""
+        if number >= len(self.sources) or not path or path.startswith("/"):
+            return None
+        source = self.sources[number]
+        full = source.config.real_path / path
+        # Only the name that the scan would give it: one through a link is found through the link.
+        try:
+            if os.path.realpath(full) != str(full):
+                return None
+        except OSError:  # a link that went while it was followed
+            return None
+        raw = os.fsencode(path)
+        entries = np.zeros(1, dtype=ENTRY)
+        pool = ffi.new("char[]", len(raw) + 1)
+        ffi.memmove(pool, raw, len(raw))
+        if self.stat_entry(source, raw, entries) != 0 or entries["kind"][0] != Kind.FILE:
+            return None
+        entries["path_len"] = len(raw)
+        return source, entries, pool
+
+    def meet(
+        self, seen: Seen
+    ) -> tuple[int, list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
+        """Takes a file into the catalog that it does not know: the entry, -1 if it was not taken,
+        and copies of earlier sessions as `step` returns them."""
+        known = len(self.shared.catalog)
+        adopted = self._insert(*seen)
+        return (known if len(self.shared.catalog) > known else -1), adopted
+
+    def meet_read(
+        self, source: Source, entries: npt.NDArray[Any], pool: Any
+    ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
+        """Takes (n,) files, whose paths lie in `pool`, into the catalog, as far as it does not know
+        them: programs have read them. Their entries, and copies of earlier sessions as `step`
+        returns them."""
+        paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
+        for path in paths:
+            self._note_opened(source.number, path)
+        adopted = self._insert(source, entries, pool)
+        found = [self.find(source.number, path) for path in paths]
+        return np.array([entry for entry in found if entry >= 0], dtype=np.uint64), adopted
+
+    def _note_opened(self, number: int, path: str) -> None:
+        """A program has opened a file that was not known; NAMES of them ask for their directory."""
+        if not self.is_whole:
+            place = number, os.path.dirname(path)
+            if self._count(self._opened, place) == NAMES:
+                self.ask_for(*place, is_deep=False)
+
+    @staticmethod
+    def _count(counted: Counter[Path], place: Path) -> int:
+        if len(counted) == MOST_COUNTED:
+            counted.clear()
+        counted[place] += 1
+        return counted[place]
+
+    @staticmethod
+    def stat_entry(source: Source, path: bytes, entry: npt.NDArray[Any]) -> int:
+        """Fills entry[0] with the attributes of a file; 0 or -errno."""
+        target = ffi.new("char[]", 4096)
+        e = ffi.cast("struct monarch_entry *", ffi.from_buffer(entry))
+        return int(lib.monarch_stat_entry(source.fd, source.number, path, e, target, 4096))
+
+    def close(self, limit_s: float) -> int:
+        """Ends the scan's threads. Returns how many of them have not ended within limit_s."""
+        self._unmet.close()
+        left = 0
+        for source in self.sources:
+            if source.scan is not None:  # one source is scanned at a time
+                left += source.scan.close(limit_s)
+        return left

@@ -1,0 +1,264 @@
+"""The segments that clients attach to: control, clients and catalog of a session."""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config import SYSTEM_SWITCH_FILE, Config
+from monarch_py.ipc.catalog import Catalog
+from monarch_py.ipc.session import Segment, SessionDir, open_private
+from monarch_py.native import SessionState, ffi, lib, pointer
+from monarch_py.storage.tiers import Tier
+
+__all__ = ["Shared", "close_old_session"]
+
+# CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7).
+READ_EVERYTHING = 1 << 1 | 1 << 2
+SOURCE_OPENS = ("source_opens", "source_open_ns")
+# Bits of opened files that are taken in a turn of the daemon's loop.
+OPENED = 65536
+
+
+def close_old_session(session: SessionDir) -> None:
+    """Tells whoever is still attached to a dead daemon's segments, and removes them.
+
+    A client that keeps marking changes there would not be heard; the flag sends it to the new ones.
+    """
+    try:
+        old = Segment.open(session.control, writable=True)
+    except OSError:
+        pass
+    else:
+        if len(old.memory) >= ffi.sizeof("struct monarch_control"):
+            old.as_struct("struct monarch_control").state = SessionState.CLOSED
+    segments = (session.control, session.clients, session.fills, session.changes)
+    for path in (*segments, *session.handovers, *session.path.glob("catalog.*")):
+        path.unlink(missing_ok=True)
+    for path in session.path.glob(".*.*"):
+        path.unlink(missing_ok=True)
+
+
+def _put(room: Any, text: bytes) -> int:
+    """Writes a path with its NUL into an array of a segment; its length. The configuration bounds
+    all of them: OSError here is the last line, and nothing behind the array is ever written."""
+    if len(text) >= len(room):
+        raise OSError(errno.ENAMETOOLONG, f"longer than {len(room) - 1} bytes", os.fsdecode(text))
+    room[0 : len(text) + 1] = text + b"\0"
+    return len(text)
+
+
+def _reads_everything() -> bool:
+    """Whether this process may read files whatever their modes say. A client that may not is not
+    given copies, which say nothing of these modes."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return os.geteuid() == 0
+    effective = next((int(line[7:], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return bool(effective & READ_EVERYTHING)
+
+
+class Shared:
+    """Made in the state STARTING; `serve` lets clients in, `close` sends them away.
+
+    OSError (ENOSPC) when shared memory has no room for the segments.
+    """
+
+    def __init__(self, session: SessionDir, config: Config) -> None:
+        self.session = session
+        close_old_session(session)
+        session.stopped.unlink(missing_ok=True)
+        self._changes = Segment.create(session.changes, ffi.sizeof("struct monarch_change"))
+        self._changes_taken = ffi.new("uint64_t *", ffi.sizeof("struct monarch_change"))
+        self._control = Segment.create(session.control, ffi.sizeof("struct monarch_control"))
+        self._clients = Segment.create(session.clients, ffi.sizeof("struct monarch_clients"))
+        self._fills = Segment.create(session.fills, ffi.sizeof("struct monarch_fills"))
+        self.control: Any = self._control.as_struct("struct monarch_control")
+        self.clients: Any = self._clients.as_struct("struct monarch_clients")
+        self.fills: Any = self._fills.as_struct("struct monarch_fills")
+        self._opened = np.empty(OPENED, dtype=np.uint64)
+        self._read = np.empty(OPENED, dtype=np.uint64)
+        mail = np.frombuffer(ffi.buffer(ffi.addressof(self.clients, "mail")), dtype=np.uint64)
+        self._tickets = mail.reshape(lib.MONARCH_MAIL_SLOTS, -1)[:, 0]
+        stats = np.frombuffer(ffi.buffer(self.clients.stats), dtype=np.uint64)
+        self._stats = stats.reshape(lib.MONARCH_STAT_SLOTS, -1)
+        self._fill_control(config)
+        self.clients.magic = self.fills.magic = lib.MONARCH_MAGIC
+        self._changes.publish()
+        self._changes_fd = os.open(session.changes, os.O_RDONLY | os.O_CLOEXEC)
+        self._fills.publish()
+        self._clients.publish()
+        self._control.publish()
+        self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
+        self.catalog.c.stamped = len(config.tiers) + 1  # the staging area's number, and 1
+        self.catalog.c.evicting = sum(1 << number for number in config.evicting)
+        self.catalog.c.salt = secrets.randbits(64)
+
+    def _fill_control(self, config: Config) -> None:
+        control = self.control
+        control.magic = lib.MONARCH_MAGIC
+        control.version = lib.MONARCH_VERSION
+        control.state = SessionState.STARTING
+        control.pid = os.getpid()
+        control.owner = os.geteuid()
+        with contextlib.suppress(OSError):  # no /proc
+            control.mounts = os.stat("/proc/self/ns/mnt").st_ino
+        control.reads_everything = _reads_everything()
+        with contextlib.suppress(OSError):
+            control.users = os.stat("/proc/self/ns/user").st_ino
+        groups = sorted({os.getegid(), *os.getgroups()})
+        control.groups = len(groups)
+        control.group[0 : len(groups)] = groups
+        control.block_bytes = config.block_size_bytes
+        control.fill_on_open = config.prefetch != "none"
+        control.fill_after = round(config.fill_after * lib.MONARCH_SHARES)
+        control.promote_mappings = config.promote_mappings
+        control.metadata_cached = config.metadata == "cached"
+        control.revalidate_ns = int(config.revalidate_s * 1e9)
+        for slot, source in zip(control.source, config.sources, strict=False):
+            found = source.real_path.stat()
+            slot.dev, slot.ino = found.st_dev, found.st_ino
+            path, alias = os.fsencode(source.real_path), os.fsencode(source.path)
+            slot.path_len = _put(slot.path, path)
+            if alias != path:
+                slot.alias_len = _put(slot.alias, alias)
+        control.sources = len(config.sources)
+        switches = [SYSTEM_SWITCH_FILE, config.switch_file]
+        for slot, switch in zip(control.switch_file, switches, strict=True):
+            _put(slot, os.fsencode(switch) if switch else b"")
+
+    def set_tiers(self, tiers: Sequence[Tier | None]) -> None:
+        """tiers : one per configured tier, None for one that this daemon goes without."""
+        for slot, tier in zip(self.control.tier, tiers, strict=False):
+            if tier is None:
+                continue
+            found = os.fstat(tier.fd)
+            slot.dev, slot.ino = found.st_dev, found.st_ino
+            path = os.fsencode(tier.copies) + b"/"
+            slot.path_len = _put(slot.path, path)
+            slot.usable = 1
+        self.control.tiers = len(tiers)
+
+    def hide_tier(self, number: int) -> None:
+        """No client opens anything by this tier's name from here on, whatever the catalog says: a
+        path that begins with its end leads nowhere. Descriptors of its copies stay known as such.
+        """
+        self.control.tier[number].path = b""
+
+    def serve(self) -> None:
+        self.control.state = SessionState.SERVING
+
+    def beat(self) -> None:
+        self.control.heartbeat += 1
+
+    def wait(self, rung: int, wait_ms: int) -> int:
+        """Until somebody has rung since the doorbell said `rung`, at most so long; what it says."""
+        return int(lib.monarch_wait_doorbell(self.clients, rung, wait_ms))
+
+    def ring(self) -> None:
+        """Ends a wait; from any thread."""
+        lib.monarch_ring_doorbell(self.clients)
+
+    def close(self) -> None:
+        self.control.state = SessionState.CLOSED
+        for segment in self._segments():
+            segment.unlink()
+        for socket in self.session.handovers:
+            socket.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            os.close(self._changes_fd)
+        with contextlib.suppress(OSError):  # full, or removed: clients say that no daemon serves
+            os.close(open_private(self.session.stopped, os.O_WRONLY))
+
+    def _segments(self) -> tuple[Segment, ...]:
+        own = (self._control, self._clients, self._fills, self._changes)
+        return *own, self.catalog.segment
+
+    def lost(self) -> Path | None:
+        """A segment that does not have its name any more: no further client can attach as it
+        should, and those that have do not hear of another daemon."""
+        return next((s.path for s in self._segments() if not s.is_linked()), None)
+
+    def take_changes(self) -> None:
+        """Marks what processes have changed that cannot map the segments."""
+        if self.clients.told:
+            lib.monarch_take_changes(
+                self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken
+            )
+
+    def follow_opens(self) -> None:
+        """From now on clients tell what they open, and do not ring for it."""
+        self.control.follow_opens = 1
+
+    def take_opened(self) -> npt.NDArray[np.uint64]:
+        """(n,) entries that clients have opened for reading since the last call, by number: neither
+        how often nor in which order."""
+        if not self.control.follow_opens:
+            return np.zeros(0, dtype=np.uint64)
+        where = pointer(self._opened, "uint64_t *")
+        count = lib.monarch_take_opened(self.clients, len(self.catalog), where, OPENED)
+        opened: npt.NDArray[np.uint64] = self._opened[:count].copy()
+        return opened
+
+    def take_read(self) -> npt.NDArray[np.uint64]:
+        """(n,) entries that programs have read to their end since the last call, having found no
+        copy of them."""
+        where = pointer(self._read, "uint64_t *")
+        count = lib.monarch_take_read(self.clients, len(self.catalog), where, OPENED)
+        read: npt.NDArray[np.uint64] = self._read[:count].copy()
+        return read
+
+    def totals(self) -> dict[str, int]:
+        """The clients' counters, summed over all their slots."""
+        names = (
+            "hits",
+            "misses",
+            "bytes_from_tier",
+            "bytes_from_source",
+            "bytes_while_filling",
+            "waits",
+            "wait_ns",
+            "fallbacks",
+            "promotions",
+            "metadata_hits",
+            "source_bytes_read_by_programs",
+        )
+        slots = [self.clients.stats[i] for i in range(lib.MONARCH_STAT_SLOTS)]
+        totals = {name: sum(int(getattr(slot, name)) for slot in slots) for name in names}
+        return {"opens": totals["hits"] + totals["misses"], **totals}
+
+    def source_opens(self) -> tuple[int, float]:
+        """How many files programs have opened at the sources themselves, and how long that took in
+        all [s]."""
+        columns = (ffi.offsetof("struct monarch_stats", name) // 8 for name in SOURCE_OPENS)
+        opens, open_ns = (int(self._stats[:, column].sum()) for column in columns)
+        return opens, open_ns / 1e9
+
+    def mail(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
+        """Paths that clients told of, as (source, relative path), and whether a program has read as
+        much of the file as is worth a copy.
+
+        stuck : slot -> ticket seen in the middle of writing at the last call; updated. A slot whose
+        writer does not get on between two calls is freed: its process is gone.
+        """
+        found: dict[tuple[int, str], bool] = {}
+        for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():
+            slot = self.clients.mail[i]
+            ticket = int(slot.ticket)
+            if ticket & 3 == 2:
+                path = ffi.buffer(slot.path, min(slot.path_len, lib.MONARCH_MAIL_PATH))[:]
+                place = int(slot.source), os.fsdecode(path)
+                found[place] = found.get(place, False) or not slot.is_part
+                slot.ticket = ticket & ~3
+            elif ticket & 3 == 1:
+                if stuck.get(i) == ticket:
+                    slot.ticket = ticket & ~3
+                stuck[i] = ticket
+        return found

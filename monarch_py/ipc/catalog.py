@@ -1,0 +1,236 @@
+"""The catalog as the daemon writes it and as everyone reads it."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.ipc.session import Segment, SessionDir
+from monarch_py.native import (
+    ENTRY,
+    Kind,
+    State,
+    ffi,
+    lib,
+    make_word,
+    pointer,
+    reason_of,
+    state_of,
+)
+
+__all__ = ["Catalog", "CatalogReader", "distinct"]
+
+Ids = npt.NDArray[np.uint64]
+
+# Entries of a fresh catalog. A typical dataset of files of many samples never needs to grow.
+FIRST_CAPACITY = 4096
+# Growth trades copying (each doubling copies once) against memory that lies unused until the scan
+# ends and `fit` gives it back.
+GROWTH = 1.5
+POOL_BYTES_PER_FILE = 64
+# Paths begin at multiples of this in the pool [bytes].
+TEXT_UNIT: int = lib.MONARCH_TEXT_UNIT
+
+
+def distinct(ids: Ids) -> Ids:
+    """(n,) entries, each once, where it is named first."""
+    return ids[np.sort(np.unique(ids, return_index=True)[1])]
+
+
+class CatalogReader:
+    """Entries, words and paths of one catalog segment.
+
+    entries : (count,) structured array over the shared memory; its fields are those of
+    `struct monarch_entry` in csrc/shared/catalog.h.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.c: Any = segment.as_struct("struct monarch_catalog")
+        self._table = np.frombuffer(
+            segment.memory, dtype=ENTRY, count=self.c.capacity, offset=self.c.entries_at
+        )
+
+    @classmethod
+    def open(cls, session: SessionDir, generation: int) -> "CatalogReader":
+        return cls(Segment.open(session.catalog(generation), writable=False))
+
+    def __len__(self) -> int:
+        return int(self.c.count)
+
+    @property
+    def entries(self) -> npt.NDArray[Any]:
+        return self._table[: len(self)]
+
+    @property
+    def words(self) -> npt.NDArray[np.uint64]:
+        return self.entries["word"]
+
+    def path(self, entry: int) -> str:
+        """Relative to its source; undecodable bytes as os.fsdecode gives them."""
+        row = self._table[entry]
+        at = int(self.c.pool_at + row["path"])
+        return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
+
+    def beginnings(self, ids: Ids, length: int) -> npt.NDArray[Any]:
+        """The first `length` bytes, more than 0, of the paths of (n,) entries that have as many:
+        (n,) bytes."""
+        pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
+        at = self._table["path"][ids].astype(np.intp)
+        text: npt.NDArray[Any] = pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0]
+        return text
+
+    def find(self, source: int, path: str) -> int:
+        """Number of the entry, -1 when the catalog does not know the path."""
+        raw = os.fsencode(path)
+        return int(lib.monarch_find(self.c, source, raw, len(raw)))
+
+    def find_copy(self, tier: int, inode: int) -> int:
+        return int(lib.monarch_find_copy(self.c, tier, inode))
+
+    def find_inode(self, source: int, inode: int) -> int:
+        return int(lib.monarch_find_inode(self.c, source, inode))
+
+    def counts(self, source: int, kind: int) -> dict[tuple[int, int], tuple[int, int]]:
+        """(state, reason) -> (files, bytes) over the entries of one source and kind."""
+        chosen = self.entries[(self.entries["source"] == source) & (self.entries["kind"] == kind)]
+        keys = state_of(chosen["word"]) * np.uint64(16) + reason_of(chosen["word"])
+        found = {}
+        for key in np.unique(keys):
+            rows = chosen[keys == key]
+            found[int(key) // 16, int(key) % 16] = (len(rows), int(rows["size"].sum()))
+        return found
+
+
+class Catalog(CatalogReader):
+    """The daemon's own: adds entries, grows by publishing a larger generation, sets words.
+
+    generation : a `uint64_t *` that gets the number of each new one, once its segment can be opened
+
+    writer : all threads of this process write through it, see csrc/daemon/native.h
+    """
+
+    def __init__(self, session: SessionDir, generation: Any) -> None:
+        """MemoryError without memory for the writer."""
+        self.session, self._generation = session, generation
+        self.writer: Any = ffi.gc(lib.monarch_writer_new(), lib.monarch_writer_free)
+        if self.writer == ffi.NULL:
+            raise MemoryError("no memory for the writer of a catalog")
+        self._open_generation(1, FIRST_CAPACITY, FIRST_CAPACITY * POOL_BYTES_PER_FILE)
+
+    def _open_generation(self, generation: int, capacity: int, pool_bytes: int) -> None:
+        size = int(lib.monarch_catalog_bytes(capacity, pool_bytes))
+        segment = Segment.create(self.session.catalog(generation), size)
+        lib.monarch_catalog_init(ffi.from_buffer(segment.memory), generation, capacity, pool_bytes)
+        new = segment.as_struct("struct monarch_catalog")
+        segment.publish()
+        if lib.monarch_catalog_move(self.writer, new, self._generation) != 0:
+            raise AssertionError("a generation is made large enough for the one before it")
+        super().__init__(segment)
+        if generation > 1:
+            self.session.catalog(generation - 1).unlink(missing_ok=True)
+
+    def reader(self) -> CatalogReader:
+        """This generation, for a thread that goes on with it when the next one is published."""
+        return CatalogReader(self.segment)
+
+    def _resize(self, capacity: int, pool_bytes: int) -> None:
+        if capacity > lib.MONARCH_MAX_ENTRIES or pool_bytes > lib.MONARCH_MAX_POOL:
+            raise OSError(
+                errno.E2BIG, f"a catalog holds {lib.MONARCH_MAX_ENTRIES:,} entries at most"
+            )
+        self._open_generation(int(self.c.generation) + 1, capacity, pool_bytes)
+
+    def add(self, entries: npt.NDArray[Any], pool: Any) -> tuple[Ids, int]:
+        """Adds entries (n,) of dtype ENTRY whose paths lie in `pool` (a C pointer).
+
+        Returns their numbers (n,) and how many were new. OSError when shared memory is full: what
+        did not fit is unknown to the catalog then and is served by the source.
+        """
+        ids = np.zeros(len(entries), dtype=np.uint64)
+        added = ffi.new("uint64_t *")
+        done = 0
+        while True:
+            done += int(
+                lib.monarch_catalog_add(
+                    self.writer,
+                    pointer(entries[done:], "struct monarch_entry *"),
+                    len(entries) - done,
+                    pool,
+                    pointer(ids[done:], "uint64_t *"),
+                    added,
+                )
+            )
+            if done == len(entries):
+                return ids, int(added[0])
+            rest = entries[done:]
+            text = int(rest["path_len"].sum()) + len(rest) * 2 * TEXT_UNIT
+            text += 4096 * int((rest["kind"] == Kind.LINK).sum())
+            self._resize(
+                max(int(self.c.capacity * GROWTH), len(self) + len(rest)),
+                max(int(self.c.pool_bytes * GROWTH), int(self.c.pool_used) + text),
+            )
+
+    def fit(self) -> None:
+        """Gives back what growth allocated ahead, but for a little; then huge pages, if any."""
+        capacity = len(self) + len(self) // 64 + 256
+        pool_bytes = int(self.c.pool_used) * 65 // 64 + 16384
+        if self.c.bytes > lib.monarch_catalog_bytes(capacity, pool_bytes) * 1.03:
+            self._resize(capacity, pool_bytes)
+        lib.monarch_collapse(os.fsencode(self.segment.path))
+
+    def set_words(self, ids: Ids, words: npt.NDArray[np.uint64] | np.uint64) -> None:
+        if np.ndim(words) == 0:
+            words = np.full(len(ids), words, dtype=np.uint64)
+        words = np.ascontiguousarray(words, dtype=np.uint64)
+        lib.monarch_set_words(
+            self.writer, len(ids), pointer(ids, "uint64_t *"), pointer(words, "uint64_t *")
+        )
+
+    def set_state(self, ids: Ids, state: State, reason: int = 0) -> None:
+        if len(ids):
+            self.set_words(ids, make_word(state, reason))
+
+    def want(self, ids: Ids) -> None:
+        """Makes entries (n,) WANTED. The number of a copy that is being removed stays: by it the
+        copy's descriptors are known until it is gone."""
+        number_and_tier = self.words[ids] & ~np.uint64(0xFF)
+        self.set_words(ids, number_and_tier | make_word(State.WANTED))
+
+    def set_sums(self, ids: Ids, sums: npt.NDArray[np.uint64]) -> None:
+        self._table["sum"][ids] = sums
+
+    def publish(
+        self,
+        ids: Ids,
+        words: npt.NDArray[np.uint64],
+        inodes: Ids,
+        sums: npt.NDArray[np.uint64],
+        made: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Makes copies visible: from here on, opens of these files get their copies.
+
+        made : (n,) whether this daemon has made them; None = none of them
+        """
+        columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, words, inodes, sums)]
+        mine = np.zeros(len(ids), dtype=np.uint8) if made is None else made.astype(np.uint8)
+        pointers = [*(pointer(a, "uint64_t *") for a in columns), pointer(mine, "uint8_t *")]
+        if lib.monarch_publish(self.writer, len(ids), *pointers) != 0:
+            self._resize(max(int(self.c.capacity), len(self) + 256), int(self.c.pool_bytes))
+            if lib.monarch_publish(self.writer, len(ids), *pointers) != 0:
+                self._resize(int(self.c.capacity * 2), int(self.c.pool_bytes))
+                lib.monarch_publish(self.writer, len(ids), *pointers)
+
+    def update(self, entry: int, fresh: Any) -> None:
+        """New attributes (a `struct monarch_entry *`) for a file that has no copy."""
+        if lib.monarch_catalog_update(self.writer, entry, fresh) != 0:
+            # Too many files have become others: a new index has their present inodes alone.
+            self._resize(int(self.c.capacity), int(self.c.pool_bytes))
+            lib.monarch_catalog_update(self.writer, entry, fresh)
+
+
+def generations(session: SessionDir) -> list[Path]:
+    return sorted(session.path.glob("catalog.*"))

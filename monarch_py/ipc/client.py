@@ -1,0 +1,114 @@
+"""The commands' side of a session: asking the daemon, and looking at its segments."""
+
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from monarch_py.errors import NoDaemonError, SessionError, SilentError
+from monarch_py.ipc.session import Segment, SessionDir, shm_root
+from monarch_py.native import SessionState, ffi
+
+__all__ = ["HAS_CHANGED", "Client", "catalog_trouble", "troubles"]
+
+# Said where the daemon that serves has read another text in the configuration.
+HAS_CHANGED = "{} has changed since its daemon was started; monarch stop, then start, takes it in"
+
+# A daemon answers from memory; a stopped one must not keep a command waiting for ever [s].
+ANSWER_LIMIT_S = 15.0
+FULL_PAUSE_S = 0.01
+
+
+def troubles(report: dict[str, Any]) -> list[str]:
+    """Of a status: a sentence on each tier that goes unused or whose copies were of no use, and on
+    a catalog that cannot grow."""
+    said = [text for tier in report["tiers"] for text in (tier["why"], tier["lost"])]
+    return [text for text in (*said, catalog_trouble(report)) if text]
+
+
+def catalog_trouble(report: dict[str, Any]) -> str:
+    if not report["catalog_full"]:
+        return ""
+    return (
+        f"shared memory is full: files beyond the {report['catalog_entries']:,} names that the"
+        f" catalog holds are left to the source; enlarge {shm_root()}, give the tiers another file"
+        " system, or narrow the sources with include and exclude"
+    )
+
+
+class Client:
+    """Talks to the daemon of one session."""
+
+    def __init__(self, session: SessionDir) -> None:
+        self.session = session
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """Sends one command and returns the answer; NoDaemonError when no daemon serves,
+        SilentError when it does not answer, SessionError when it refuses."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(ANSWER_LIMIT_S)
+        try:
+            with connection:
+                self._connect(connection)
+                connection.sendall(json.dumps({"do": command, **arguments}).encode() + b"\n")
+                line = connection.makefile("rb").readline()
+        except TimeoutError as error:
+            raise SilentError(
+                f"the daemon does not answer within {ANSWER_LIMIT_S:.0f} s; is it stopped?"
+            ) from error
+        except OSError as error:
+            raise NoDaemonError(self._why_none()) from error
+        if not line.endswith(b"\n"):
+            raise SessionError("the daemon ended before it answered")
+        answer = json.loads(line)
+        if isinstance(answer, dict) and "error" in answer:
+            raise SessionError(str(answer["error"]))
+        return answer
+
+    def _why_none(self) -> str:
+        if not self.session.control.exists():
+            return "no daemon serves this configuration; start one with `monarch start`"
+        return (
+            "the daemon of this configuration was killed or crashed (`monarch logs` has its last"
+            " words); start another with `monarch start`"
+        )
+
+    def _connect(self, connection: socket.socket) -> None:
+        directory = os.open(self.session.path, os.O_RDONLY | os.O_DIRECTORY)
+        limit = time.monotonic() + ANSWER_LIMIT_S
+        try:
+            while True:
+                try:
+                    connection.connect(f"/proc/self/fd/{directory}/socket")
+                    return
+                except BlockingIOError:  # more come at once than the daemon takes in
+                    if time.monotonic() > limit:
+                        raise TimeoutError from None
+                    time.sleep(FULL_PAUSE_S)
+        finally:
+            os.close(directory)
+
+    def wait_until_dropped(self) -> None:
+        """Returns when the files of all copies that were dropped are gone."""
+        while self.ask("status")["dropping"]:
+            time.sleep(0.02)
+
+    def serves(self, pid: int | None = None) -> bool:
+        """Whether a daemon (this process, if a number is given) lets clients in."""
+        try:
+            control = Segment.open(self.session.control, writable=False)
+        except (OSError, ValueError):
+            return False
+        if len(control.memory) < ffi.sizeof("struct monarch_control"):
+            return False
+        found = control.as_struct("struct monarch_control")
+        return int(found.state) == SessionState.SERVING and pid in (None, int(found.pid))
+
+    def runs(self) -> bool:
+        """Whether a daemon answers; one that died without a word does not."""
+        try:
+            self.ask("where")
+        except SessionError:
+            return False
+        return True

@@ -1,0 +1,109 @@
+"""Whose a session's daemon is: that of the runs that share it, or nobody's."""
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+
+from monarch_py.errors import SessionError
+from monarch_py.ipc.session import SessionDir, open_private
+from monarch_py.util.processes import Identity
+
+__all__ = ["Shares"]
+
+# The most that is read of the file, a line for each run that a daemon has seen [bytes].
+MOST_BYTES = 1 << 20
+# A process that starts or ends a daemon holds the turn for seconds, or for as long as it takes to
+# remove many copies. Waiters give up after this time, and poll the lock this often [s].
+TURN_LIMIT_S, POLL_S = 60.0, 0.02
+
+
+class Shares:
+    """Two files of a session.
+
+    `users` : each run holds a shared lock on it. Its first line names the daemon that is theirs to
+    end, and is empty without one; the others name the commands that they have started.
+    `turn` : locked by the process that starts or ends a daemon.
+
+    The kernel releases both locks of a run that is killed. OSError where the files cannot be made.
+    """
+
+    def __init__(self, session: SessionDir) -> None:
+        self._session = session
+        session.make()
+        self._users, self._turn = self._open("users"), self._open("turn")
+
+    def _open(self, name: str) -> int:
+        return open_private(self._session.path / name, os.O_RDWR)
+
+    def close(self) -> None:
+        """Releases the locks."""
+        try:
+            os.close(self._users)
+        finally:
+            os.close(self._turn)
+
+    # --- locks ------------------------------------------------------------------------------------
+
+    def take_turn(self, limit_s: float = TURN_LIMIT_S) -> None:
+        """SessionError when whoever has it keeps it for so long [s]: a daemon whose end waits for a
+        file system, or a command that was stopped."""
+        until = time.monotonic() + limit_s
+        while not _try(self._turn):
+            if time.monotonic() >= until:
+                raise SessionError(
+                    f"another `monarch run` or `start`, or a daemon that cannot end, has held"
+                    f" {self._session.path / 'turn'} for {limit_s:.0f} s; see who with `fuser -v`,"
+                    " and end it"
+                )
+            time.sleep(POLL_S)
+
+    def try_turn(self) -> bool:
+        """As `take_turn`, if nobody has it."""
+        return _try(self._turn)
+
+    def leave_turn(self) -> None:
+        fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def join(self) -> None:
+        """From here on this process is one of the runs."""
+        fcntl.flock(self._users, fcntl.LOCK_SH)
+
+    def leave(self) -> None:
+        fcntl.flock(self._users, fcntl.LOCK_UN)
+
+    def is_unused(self) -> bool:
+        """Whether no run has joined; none can until `leave` then. Only in one's turn."""
+        return _try(self._users)
+
+    # --- notes ------------------------------------------------------------------------------------
+
+    def note_daemon(self, daemon: Identity | None) -> None:
+        """None: the daemon that serves is nobody's to end."""
+        os.ftruncate(self._users, 0)
+        if daemon is not None:
+            os.pwrite(self._users, str(daemon).encode(), 0)
+
+    def note_command(self, command: Identity) -> None:
+        """A full disk leaves it out: attached processes are seen all the same."""
+        with suppress(OSError):
+            os.pwrite(self._users, f"\n{command}".encode(), os.fstat(self._users).st_size)
+
+    def daemon(self) -> Identity | None:
+        return next(iter(self._noted()), None)
+
+    def has_command(self) -> bool:
+        """Whether a command that a run has started still runs, whatever became of the run."""
+        return not all(each is None or each.has_ended for each in self._noted()[1:])
+
+    def _noted(self) -> list[Identity | None]:
+        text = os.pread(self._users, MOST_BYTES, 0).decode(errors="replace")
+        return [Identity.parsed(line) for line in text.splitlines()]
+
+
+def _try(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

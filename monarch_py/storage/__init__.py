@@ -1,0 +1,1 @@
+"""The tiers of a node: their directories, the manifest of durable copies, their memory."""

@@ -1,0 +1,196 @@
+"""Makes copies of a persistent tier durable: sync the tier, then commit the manifest, in batches.
+
+One thread per tier owns the manifest; the daemon's loop only hands it rows.
+"""
+
+import logging
+import os
+import sqlite3
+import threading
+from contextlib import ExitStack, closing
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.native import lib
+from monarch_py.storage.manifest import DamagedManifestError, Manifest, Row, damage_told
+from monarch_py.storage.tiers import Tier, remove_any
+from monarch_py.util.units import counted
+
+__all__ = ["Keeper"]
+
+log = logging.getLogger("monarch.keeper")
+
+# Rows wait at most this long for their commit, so that one sync serves many copies [s].
+BATCH_S = 1.0
+# The ending of a damaged manifest that was set aside.
+SET_ASIDE = ".damaged"
+
+
+class Keeper:
+    """Manifest of one tier. Opens it (TierError) and loads what it claims.
+
+    rows : (copies,) of manifest.ROW, until `validate` has taken them; must_check : see Manifest.
+    `tier.lost` is set where copies of earlier sessions are of no use.
+    """
+
+    def __init__(self, tier: Tier, block_size_bytes: int) -> None:
+        self.tier = tier
+        self._why_no_rows = "its manifest is empty or gone"
+        try:
+            self._manifest = self._open(block_size_bytes)
+        except DamagedManifestError as error:
+            self._set_aside(error)
+            self._manifest = self._open(block_size_bytes)
+        self._lock = threading.Condition()
+        self._add: list[Row] = []
+        self._remove: list[int] = []
+        self._ending = False
+        self._trusted = True
+        self.broken = False
+        self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
+        self._thread.start()
+
+    def _open(self, block_size_bytes: int) -> Manifest:
+        path = self.tier.root / "manifest.sqlite"
+        with damage_told(path), ExitStack() as undo:
+            manifest = undo.enter_context(closing(Manifest(path)))
+            if manifest.block_size != block_size_bytes:
+                # Sums over other blocks say nothing about these.
+                if manifest.block_size:
+                    self._why_no_rows = "block_size has changed"
+                    manifest.change([], [int(n) for n in manifest.load()["copy"]])
+                manifest.set_block_size(block_size_bytes)
+            self.must_check = manifest.begin_use()
+            if self.must_check:
+                manifest.check()
+            self.rows: npt.NDArray[Any] = manifest.load()
+            self.sources = dict(manifest.sources)
+            undo.pop_all()
+        return manifest
+
+    def _set_aside(self, error: DamagedManifestError) -> None:
+        """Under a name that nobody opens, for whoever wants to know what happened to it. There is
+        one at a time, or a disk that damages files would fill up with them."""
+        path = self.tier.root / "manifest.sqlite"
+        for file in tuple(path.parent.glob(path.name + "*")):
+            if file.name.endswith(SET_ASIDE):
+                continue
+            kept = file.with_name(file.name + SET_ASIDE)
+            remove_any(kept)
+            file.rename(kept)
+        self._why_no_rows = (
+            f"its manifest was damaged ({error.why}) and is kept as {path}{SET_ASIDE}"
+        )
+
+    def reconcile(self) -> None:
+        """Drops what lies in the tier without a row in the manifest, and the rows whose copies are
+        gone, not what the manifest says, or beyond the quota."""
+        listed = self.tier.listing()
+        known = np.isin(listed["number"], self.rows["copy"])
+        self._remove_files(listed["number"][~known])
+        gone = ~np.isin(self.rows["copy"], listed["number"])
+        self.remove(self.rows["copy"][gone].tolist())
+        rows = np.sort(self.rows[~gone], order="copy")
+        found = listed[np.searchsorted(listed["number"], rows["copy"])]
+        rows["copy_ino"] = found["inode"]
+        wrong = ~found["is_sound"] | (found["size"] != rows["size"])
+        self._drop(rows["copy"][wrong])
+        self._tell(len(listed) - int(known.sum()), int(gone.sum()), int(wrong.sum()))
+        rows = rows[~wrong]
+        over = np.cumsum(self.tier.rounded_all(rows["size"])) > self.tier.quota_for_copies()
+        self._drop(rows["copy"][over])
+        self.rows = rows[~over]
+        self.tier.adopt(self.rows["size"])
+
+    def _tell(self, debris: int, gone: int, wrong: int) -> None:
+        # A daemon that was killed may have left rows of copies that it had dropped.
+        lost = wrong + (0 if self.must_check else gone)
+        if debris and not len(self.rows):
+            lies = "that lies there is" if debris == 1 else "that lie there are"
+            what = f"{self._why_no_rows}; the {counted(debris, 'copy')} {lies} made anew"
+        elif lost:
+            what = (
+                f"{lost} of {len(self.rows)} copies were not what the manifest says (gone, cut or"
+                " replaced) and are made anew"
+            )
+        else:
+            return
+        self.tier.lost = f"tier {self.tier.config.mount_point}: {what}"
+        log.warning("%s", self.tier.lost)
+
+    def _drop(self, numbers: npt.NDArray[Any]) -> None:
+        """Copies, and their rows."""
+        self._remove_files(numbers)
+        self.remove(numbers.tolist())
+
+    def _remove_files(self, numbers: npt.NDArray[Any]) -> None:
+        for number in numbers.tolist():
+            self.tier.remove(number)
+
+    def add(self, rows: list[Row]) -> None:
+        with self._lock:
+            self._add += rows
+            self._lock.notify()
+
+    def remove(self, copies: list[int]) -> None:
+        with self._lock:
+            self._remove += copies
+            self._lock.notify()
+
+    def distrust(self) -> None:
+        """Copies are left whose check has not ended: the next daemon checks all again."""
+        self._trusted = False
+
+    def waiting(self) -> int:
+        with self._lock:
+            return len(self._add) + len(self._remove)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._add or self._remove or self._ending):
+                    self._lock.wait()
+                if not self._ending:
+                    self._lock.wait(BATCH_S)
+                add, remove, ending = list(self._add), list(self._remove), self._ending
+                if not (add or remove):
+                    if ending:
+                        return
+                    continue
+            self._commit(add, remove)
+            with self._lock:
+                self._add = self._add[len(add) :]
+                self._remove = self._remove[len(remove) :]
+
+    def _commit(self, add: list[Row], remove: list[int]) -> None:
+        if self.tier.gone:
+            return
+        add, remove = list(add), list(remove)
+        try:
+            error = lib.monarch_syncfs(self.tier.fd) if add else 0
+            if error:
+                raise OSError(-error, os.strerror(-error))
+            gone = set(remove)
+            self._manifest.change([row for row in add if row.copy not in gone], remove)
+        except (OSError, sqlite3.Error) as error:
+            # The copies serve this session all the same; they are debris to the next.
+            if not self.broken:
+                log.warning("tier %s: copies are not kept: %s", self.tier.root, error)
+            self.broken = True
+
+    def end(self) -> None:
+        """Commits what waits and notes a clean end."""
+        with self._lock:
+            self._ending = True
+            self._lock.notify()
+        self._thread.join()
+        try:
+            if not self._trusted and not self.tier.gone:
+                self._manifest.keep_unchecked()
+            if not (self.broken or self.tier.gone):
+                self._manifest.end_use()
+        except sqlite3.Error as error:
+            log.warning("tier %s: the manifest could not be closed: %s", self.tier.root, error)
+        self._manifest.close()

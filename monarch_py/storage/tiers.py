@@ -1,0 +1,438 @@
+"""A tier on this node: its directory, who holds it, and what fits.
+
+Layout below the mount point: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite (persistent tiers)
+and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. The staging area of a session lies
+in monarch-<uid>/staging-<key of the session>, so that it can be where a tier is, or another one.
+"""
+
+import logging
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.config import TierConfig
+from monarch_py.errors import MonarchError, TierError
+from monarch_py.ipc.session import HeldError, hold, holder_of, private_directory
+from monarch_py.native import lib
+from monarch_py.policies.placement import TierRoom
+from monarch_py.storage import memory
+from monarch_py.util.ownership import Doubt, doubts
+
+__all__ = [
+    "Tier",
+    "copy_name",
+    "copy_number",
+    "held_elsewhere",
+    "refuse_replaceable",
+    "remove_any",
+    "slack_of",
+    "tier_root",
+    "why_gone",
+    "why_refused",
+]
+
+log = logging.getLogger("monarch.tiers")
+
+# Of the quota, for the names and manifest rows of the files placed in one go [bytes].
+SLACK_BYTES = 256 * 1024
+# A copy's room besides its blocks: its name in the directory, and its row in the manifest with a
+# path. Longer paths show in the manifest's own size [bytes].
+NAME_BYTES, ROW_BYTES = 64, 448
+# Left free on the file system beside the quota, for the manifest and the directories [bytes].
+MARGIN_BYTES = 1 << 20
+# Left for a catalog that grows on the same file system, if that is no more than half of it: enough
+# for three million files [bytes].
+CATALOG_BYTES = 1 << 30
+# The kernel takes a millisecond to say how much memory is left, and some calls to say what the
+# directory of copies takes. Neither is asked again within this time, but for memory when so much
+# was filled: small files are placed in a thousand portions a second.
+LOOK_S, LOOK_BYTES = 0.05, 64 << 20
+
+
+def tier_root(mount_point: Path) -> Path:
+    return mount_point / f"monarch-{os.geteuid()}"
+
+
+def copy_name(number: int) -> str:
+    return f"{number:0{lib.MONARCH_COPY_NAME}x}"
+
+
+def copy_number(name: str) -> int | None:
+    """The number that a file's name says; None when it is not the name of a copy."""
+    if len(name) != lib.MONARCH_COPY_NAME:
+        return None
+    try:
+        return int(name, 16)
+    except ValueError:
+        return None
+
+
+LISTED = np.dtype([("number", "u8"), ("inode", "u8"), ("size", "u8"), ("is_sound", "?")])
+# Mode of a copy: a regular file that its owner alone may read, and nobody may write.
+COPY_MODE = stat.S_IFREG | 0o400
+
+
+def remove_any(path: Path) -> None:
+    """Removes whatever has this name, a directory with what is in it; OSError when it stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def slack_of(quota_bytes: int) -> int:
+    """What of a tier's quota no copy is placed in."""
+    return min(SLACK_BYTES, quota_bytes // 64)
+
+
+def why_gone(mount_point: Path) -> str:
+    return (
+        f"tier {mount_point} goes unused: its directory was removed or replaced;"
+        " monarch stop, then start, makes it anew"
+    )
+
+
+def why_refused(mount_point: Path, doubt: Doubt) -> str:
+    return f"tier {mount_point} goes unused: {doubt.text}; {doubt.mend}"
+
+
+def refuse_replaceable(mount_point: Path) -> None:
+    """TierError when another user could put a directory of his in the place of the copies. What
+    cannot be seen from here is logged."""
+    try:
+        found = doubts(mount_point)
+    except OSError as error:
+        raise TierError(f"tier {mount_point}: {error.filename}: {error.strerror}") from error
+    for doubt in found:
+        if doubt.is_certain:
+            raise TierError(why_refused(mount_point, doubt))
+        log.warning("tier %s: %s; %s", mount_point, doubt.text, doubt.mend)
+
+
+def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
+    """What is said of a tier that another daemon holds.
+
+    config : of the daemon that goes without it; None for a command that needs no daemon
+    """
+    whose = f"the daemon of {holder.config} ({holder})" if holder.config else str(holder)
+    held = f"tier {mount_point} is held by {whose}"
+    if config is None:
+        return f"{held}; stop it first" + (
+            f", with monarch stop -c {holder.config}" if holder.config else ""
+        )
+    if holder.config == str(config):
+        return (
+            f"tier {mount_point} is held by another daemon of this configuration ({holder}), and"
+            " goes unused here: set MONARCH_SHM as for that one to use it, or end it"
+        )
+    return (
+        f"{held}; it goes unused here: give {config.name} a directory of its own, for example"
+        f" mount_point: {mount_point / config.stem}"
+    )
+
+
+def held_elsewhere(mount_point: Path, config: Path) -> str:
+    """The same, if a daemon holds the tier now; "" if none does."""
+    holder = holder_of(tier_root(mount_point) / "lock")
+    return "" if holder is None else why_held(mount_point, holder, config)
+
+
+class Tier:
+    """An open tier. TierError when it cannot be used or another daemon holds it.
+
+    below : its directory in that of the user, "" for this itself
+    config_file : of the daemon that opens it, None for a command that looks after its copies
+    `used_bytes` and `used_inodes` are what its copies take, those being written included. `lost` is
+    a sentence on copies of earlier sessions that are of no use any more, "" without any. `gone` is
+    why the directory cannot be trusted any more, "" as long as it can.
+    """
+
+    def __init__(
+        self, config: TierConfig, below: str = "", config_file: Path | None = None
+    ) -> None:
+        self.config = config
+        self.usable, self.lost, self.gone = True, "", ""
+        self.used_bytes = self.used_inodes = 0
+        self.reserved_bytes = 0  # of used_bytes: promised to fills that have not ended
+        self.files = 0
+        # Of copies that took more than their size rounded up, how much more, by their numbers.
+        self._excess: dict[int, int] = {}
+        self.cap_bytes: int | None = None  # set when the disk was full before the quota was
+        # Memory left for copies at the last look, when to look again, bytes filled since then (less
+        # those that went); the directory's size, and when to look again.
+        self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
+        self._overhead_bytes, self._next_overhead_s = 0, 0.0
+        self.root = tier_root(config.mount_point) / below
+        self.copies = self.root / "c"
+        try:
+            for path in (tier_root(config.mount_point), self.root, self.copies):
+                private_directory(path, "choose another mount_point")
+        except MonarchError as error:
+            raise TierError(f"tier {config.mount_point}: {error}") from error
+        try:
+            self._lock = self._hold(config_file)
+            self.fd = os.open(self.copies, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            self.block_bytes = max(os.fstatvfs(self.fd).f_frsize, 512)
+        except OSError as error:  # read-only, or full to the last byte
+            raise TierError(f"tier {config.mount_point}: {error.strerror}") from error
+        if config.kind == "ram":
+            self.block_bytes = max(self.block_bytes, self._least_taken())
+
+    def _hold(self, config_file: Path | None) -> int:
+        try:
+            return hold(self.root / "lock", config_file)
+        except HeldError as error:
+            raise TierError(why_held(self.config.mount_point, error, config_file)) from error
+
+    def _least_taken(self) -> int:
+        """What a file of one byte takes [bytes]: a large page on a tmpfs with `huge=always`, of
+        which statfs(2) says nothing. 0 if it cannot be told."""
+        try:
+            fd = os.open(self.copies, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, b"1")
+                return os.fstat(fd).st_blocks * 512
+            finally:
+                os.close(fd)
+        except OSError:  # no such files here, or full
+            return 0
+
+    # --- content at start -------------------------------------------------------------------
+
+    def listing(self) -> npt.NDArray[Any]:
+        """What lies here under the names of copies, as (copies,) of LISTED sorted by number.
+        Files with other names are not ours.
+
+        is_sound : a regular file of this user with one name and the mode of a copy. Anything else
+        was put there by others, and a FIFO or a link would lead its reader elsewhere.
+        """
+        # A generator: a million Python numbers at a time would stay with the process.
+        listed = np.fromiter(self._looks(), dtype=LISTED)
+        listed.sort(order="number")
+        return listed
+
+    def last_number(self) -> int:
+        """The largest number of a copy that lies here; 0 without any."""
+        with os.scandir(self.fd) as found:
+            return max((copy_number(entry.name) or 0 for entry in found), default=0)
+
+    def _looks(self) -> Iterator[tuple[int, int, int, bool]]:
+        owner = os.geteuid()
+        with os.scandir(self.fd) as found:
+            for entry in found:
+                number = copy_number(entry.name)
+                if number is None:
+                    continue
+                try:
+                    st = entry.stat(follow_symlinks=False)
+                except OSError:  # gone, or a damaged inode
+                    yield number, entry.inode(), 0, False
+                    continue
+                is_sound = st.st_mode == COPY_MODE and st.st_uid == owner and st.st_nlink == 1
+                yield number, st.st_ino, st.st_size, is_sound
+
+    def remove(self, number: int) -> None:
+        name = copy_name(number)
+        try:
+            os.unlink(name, dir_fd=self.fd)
+        except FileNotFoundError:
+            pass
+        except IsADirectoryError:  # not ours; an empty one can go all the same
+            with suppress(OSError):
+                os.rmdir(name, dir_fd=self.fd)
+        except OSError as error:  # read-only, or broken: its room does not come back
+            log.warning("tier %s goes unused: %s", self.root, error.strerror)
+            self.usable = False
+
+    def remove_all(self, listed: npt.NDArray[Any]) -> None:
+        for number in listed["number"].tolist():
+            self.remove(number)
+
+    @staticmethod
+    def first_number() -> int:
+        """A copy number above all that any daemon gave before: microseconds since 1970, and
+        nobody makes a million copies a second."""
+        return time.time_ns() // 1000
+
+    # --- room -------------------------------------------------------------------------------
+
+    def overhead_bytes(self) -> int:
+        """What the directory of copies and the manifest take."""
+        total = 0
+        for path in (self.root, *self.root.iterdir()):
+            try:
+                total += path.lstat().st_blocks * 512
+            except OSError:
+                continue  # SQLite's journal comes and goes
+        return total
+
+    @property
+    def entry_bytes(self) -> int:
+        """What each copy takes besides its blocks."""
+        return NAME_BYTES + (ROW_BYTES if self.config.persistent else 0)
+
+    def quota_for_copies(self) -> int:
+        """What the directory of copies and the manifest leave of the quota; OSError when they
+        cannot be looked at."""
+        now_s = time.monotonic()
+        if now_s >= self._next_overhead_s:
+            self._overhead_bytes, self._next_overhead_s = self.overhead_bytes(), now_s + LOOK_S
+        # Rows that are not written yet are foreseen.
+        overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
+        return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)
+
+    def room(self, *, is_shared: bool = False) -> TierRoom:
+        """What can be placed here now: the least of the quota, the file system and, for a RAM
+        tier, what the memory cgroup leaves.
+
+        is_shared : with a catalog that grows, for which a part of the file system is left
+        """
+        nothing = self.room_unit()
+        if not self.usable:
+            return nothing
+        try:
+            system = os.fstatvfs(self.fd)
+            limits = [self.quota_for_copies() - self.used_bytes]
+        except OSError:
+            return nothing
+        free = system.f_bavail * system.f_frsize
+        if is_shared:
+            free -= min(system.f_blocks * system.f_frsize // 2, CATALOG_BYTES)
+        limits.append(free - self.reserved_bytes - MARGIN_BYTES)
+        if self.cap_bytes is not None:
+            limits.append(self.cap_bytes - self.used_bytes)
+        if self.config.kind == "ram":
+            limits.append(self._memory_left() - self.reserved_bytes)
+        # Also an empty file takes room, for its name: a full disk must not be tried for ever.
+        if min(limits) < self.block_bytes:
+            return nothing
+        inodes = system.f_favail if system.f_files else 1 << 40
+        return TierRoom(min(limits), max(0, inodes - 16), self.block_bytes, self.entry_bytes)
+
+    def _memory_left(self) -> int:
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._memory_bytes, self._filled_bytes = memory.available_bytes(), 0
+            self._next_look_s = now_s + LOOK_S
+        return self._memory_bytes - self._filled_bytes
+
+    def rounded(self, size: int) -> int:
+        return -(-size // self.block_bytes) * self.block_bytes
+
+    def reserve(self, sizes: npt.NDArray[np.uint64]) -> None:
+        """Promises room to fills of so many files; sizes : (fills,) [bytes]."""
+        needed = int(self.rounded_all(sizes).sum())
+        self.used_bytes += needed
+        self.reserved_bytes += needed
+        self.used_inodes += len(sizes)
+
+    def settle(
+        self,
+        numbers: npt.NDArray[np.uint64],
+        sizes: npt.NDArray[np.uint64],
+        taken: npt.NDArray[np.uint64],
+    ) -> None:
+        """Fills of the copies with these numbers have ended well: what they took, (fills,) [bytes],
+        is counted instead of what they reserved."""
+        reserved = self.rounded_all(sizes)
+        excess = np.maximum(taken.astype(np.int64) - reserved, 0)
+        for i in np.flatnonzero(excess).tolist():
+            self._excess[int(numbers[i])] = int(excess[i])
+        more = int(excess.sum())
+        self.reserved_bytes -= int(reserved.sum())
+        self.used_bytes += more
+        self.files += len(sizes)
+        self._filled_bytes += int(reserved.sum()) + more
+        if self._filled_bytes > LOOK_BYTES:
+            self._next_look_s = 0
+
+    def give_back(self, size: int) -> None:
+        """A fill has failed, and took nothing."""
+        self.reserved_bytes -= self.rounded(size)
+        self.used_bytes -= self.rounded(size)
+        self.used_inodes -= 1
+
+    def adopt(self, sizes: npt.NDArray[np.uint64]) -> None:
+        """Counts many copies that lie here; sizes : (copies,) [bytes]."""
+        self.used_bytes += int(self.rounded_all(sizes).sum())
+        self.used_inodes += len(sizes)
+        self.files += len(sizes)
+
+    def rounded_all(self, sizes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        return self.room_unit().rounded(sizes)
+
+    def room_unit(self) -> TierRoom:
+        """No room, but the block that sizes are rounded to."""
+        return TierRoom(0, 0, self.block_bytes)
+
+    def release(self, number: int, size: int) -> None:
+        """The copy with this number is gone."""
+        took = self.rounded(size) + self._excess.pop(number, 0)
+        self.used_bytes = max(0, self.used_bytes - took)
+        self.used_inodes -= 1
+        self.files -= 1
+        self._filled_bytes -= took
+
+    def note_full(self) -> None:
+        """The disk was full before the quota was: no more than what lies here now."""
+        self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
+
+    def is_on(self, device: int) -> bool:
+        return os.fstat(self.fd).st_dev == device
+
+    def is_in_place(self) -> bool:
+        """Whether its name still leads to the directory that is held here. In doubt (an error of
+        the file system, which every open of a copy would meet as well) it does."""
+        try:
+            named = self.copies.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        held = os.fstat(self.fd)
+        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+    def give_up(self, why: str) -> None:
+        """Nothing is placed here any more; by its name nothing is touched."""
+        self.usable, self.gone = False, why
+
+    def broken(self, error: OSError) -> TierError:
+        """What is said where what lies here can be neither listed nor put in order."""
+        where = error.filename if isinstance(error.filename, str) else self.copies
+        return TierError(
+            f"tier {self.config.mount_point} goes unused: {where}: {error.strerror};"
+            " mend its file system, then monarch stop and start"
+        )
+
+    def close(self, *, is_used: bool = False) -> None:
+        """The next daemon may have it.  is_used : threads that cannot be ended may still use the
+        directory's descriptor, which is left to the end of the process"""
+        for fd in (self._lock,) if is_used else (self.fd, self._lock):
+            with suppress(OSError):  # a broken file system: it is closed all the same
+                os.close(fd)
+
+    def discard(self, *, is_used: bool = False) -> None:
+        """Removes everything of ours, the lock's file too; the tier is closed afterwards. Where its
+        name leads elsewhere nothing but the copies goes, by the directory that is held."""
+        if self.gone or not self.is_in_place():
+            with suppress(OSError):
+                self.remove_all(self.listing())
+            self.close(is_used=is_used)
+            return
+        shutil.rmtree(self.copies, ignore_errors=True)
+        with suppress(OSError):  # read-only by now, or gone
+            for path in self.root.glob("manifest.sqlite*"):
+                remove_any(path)
+            (self.root / "lock").unlink(missing_ok=True)
+        self.close(is_used=is_used)
+        with suppress(OSError):  # something in it is not ours
+            self.root.rmdir()
+            tier_root(self.config.mount_point).rmdir()

@@ -1,0 +1,53 @@
+"""Whether the tiers' names still lead to the directories that the daemon holds.
+
+Clients open copies by name. Once the name leads elsewhere, or could be made to, the daemon gives
+the tier up; what it does itself in a tier goes by the directory's descriptor.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from monarch_py.storage.tiers import Tier, why_gone, why_refused
+from monarch_py.util.ownership import doubts
+
+__all__ = ["TierWatch"]
+
+# Between two looks [s].
+LOOK_S = 1.0
+
+
+class TierWatch:
+    """Looks in a thread of its own: a file system that hangs keeps nobody else waiting.
+
+    found : called in that thread, once for each tier that cannot be trusted any more, with its
+    number and a sentence
+    """
+
+    def __init__(self, tiers: Sequence[Tier | None], found: Callable[[int, str], None]) -> None:
+        self._left = {number: tier for number, tier in enumerate(tiers) if tier is not None}
+        self._found = found
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="tiers", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ends.wait(LOOK_S):
+            for number, tier in tuple(self._left.items()):
+                if (why := _why_not_trusted(tier)) and not self._ends.is_set():
+                    del self._left[number]
+                    self._found(number, why)
+
+    def close(self) -> None:
+        """No tier is found from here on; one that hangs is not waited for."""
+        self._ends.set()
+
+
+def _why_not_trusted(tier: Tier) -> str:
+    if not tier.is_in_place():
+        return why_gone(tier.config.mount_point)
+    try:
+        found = doubts(tier.config.mount_point)
+    except OSError:  # a file system's error of a moment: it is looked again
+        return ""
+    certain = (doubt for doubt in found if doubt.is_certain)
+    return next((why_refused(tier.config.mount_point, doubt) for doubt in certain), "")

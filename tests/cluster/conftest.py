@@ -1,0 +1,151 @@
+"""Ranks on this machine, each with a configuration and a tier of its own, under a real mpiexec."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from monarch_py.errors import SessionError
+from monarch_py.ipc.client import Client
+from monarch_py.ipc.session import SessionDir
+from monarch_py.native import lib
+
+MIB = 1 << 20
+# mpiexec's own guard: a test that hangs says so before pytest does [s].
+LIMIT_S = 90
+
+
+def why_no_mpi() -> str | None:
+    """What is missing here, in one sentence; None if ranks can be started."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is missing: pip install mpi4py mpich"
+    if shutil.which(mpiexec()) is None:
+        return "mpiexec is missing: pip install mpich"
+    return None
+
+
+def mpiexec() -> str:
+    """That of the interpreter's own environment, which mpi4py uses."""
+    return str(Path(sys.executable).with_name("mpiexec"))
+
+
+class Local:
+    """`count` configurations tiers-N.yaml over one source. Leaving the context ends their daemons.
+
+    settings : of all configurations
+    """
+
+    def __init__(self, directory: Path, source: Any, count: int, **settings: Any) -> None:
+        self.directory, self.count = directory, count
+        self.prefix: list[str] = []  # before `monarch`, in every rank
+        self.shm = directory / "shm"
+        self.shm.mkdir(parents=True)
+        self.template = directory / "tiers-{rank}.yaml"
+        for rank in range(count):
+            (directory / f"tier{rank}").mkdir()
+            self.configure(
+                rank, sources=[str(source) if isinstance(source, Path) else source], **settings
+            )
+
+    def file(self, rank: int) -> Path:
+        return self.directory / f"tiers-{rank}.yaml"
+
+    def configure(self, rank: int, **settings: Any) -> None:
+        """Settings on top of those that the file has."""
+        tier = {
+            "mount_point": str(self.directory / f"tier{rank}"),
+            "max_storage_quota": (rank + 1) * MIB,
+        }
+        document: dict[str, Any] = {"hierarchy": [tier]}
+        if self.file(rank).exists():
+            document = yaml.safe_load(self.file(rank).read_text())
+        self.file(rank).write_text(yaml.safe_dump({**document, **settings}))
+
+    def env(self, **more: str) -> dict[str, str]:
+        base = {k: v for k, v in os.environ.items() if not k.startswith(("MONARCH_", "PMI"))}
+        return {**base, "MONARCH_SHM": str(self.shm), **more}
+
+    def monarch(self, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """One process, without a launcher."""
+        return self._run([sys.executable, "-m", "monarch_py", *words], env)
+
+    def ranks(
+        self, *words: str | Path, count: int | None = None, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """`monarch` in as many ranks as there are configurations."""
+        return self._run(self.command(*words, count=count), env)
+
+    def command(self, *words: str | Path, count: int | None = None) -> list[str | Path]:
+        number = str(self.count if count is None else count)
+        return [mpiexec(), "-n", number, *self.prefix, sys.executable, "-m", "monarch_py", *words]
+
+    def _run(
+        self, command: Sequence[str | Path], env: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=self.env(**env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+    def start(self) -> None:
+        done = self.ranks("start", "-c", self.template)
+        assert done.returncode == 0, done.stderr
+
+    def client(self, rank: int) -> Client:
+        return Client(self.session(self.file(rank)))
+
+    def session(self, file: Path) -> SessionDir:
+        raw = os.fsencode(os.path.realpath(file))
+        key = f"{lib.monarch_xxh3_of(raw, len(raw)):016x}"
+        return SessionDir(self.shm / f"monarch-{os.geteuid()}" / key)
+
+    def daemons(self) -> list[psutil.Process]:
+        """All that live, of these configurations and of others below the directory."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                words = " ".join(process.cmdline())
+                if "daemon.lifecycle import main" in words and f"{self.directory}/" in words:
+                    found.append(process)
+        return found
+
+    def __enter__(self) -> Local:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in range(self.count):
+            with suppress(SessionError):
+                self.client(rank).ask("stop")
+        left = psutil.wait_procs(self.daemons(), timeout=20)[1]
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left, timeout=20)
+
+
+@pytest.fixture
+def local_factory(tmp_path: Path) -> Iterator[Callable[..., Local]]:
+    """local_factory(source, count, **settings)"""
+    if missing := why_no_mpi():
+        pytest.skip(missing)
+    with ExitStack() as stack:
+
+        def make(source: Any, count: int, **settings: Any) -> Local:
+            return stack.enter_context(Local(tmp_path / "nodes", source, count, **settings))
+
+        yield make

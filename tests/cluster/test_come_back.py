@@ -1,0 +1,185 @@
+"""A daemon that has died: the same command again brings it back to those that still serve."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cluster.conftest import Local
+from support.session import wait_until
+
+VICTIM = 1
+
+
+@pytest.fixture
+def local(tree: Path, local_factory: Callable[..., Local]) -> Iterator[Local]:
+    """Three daemons that serve, of which one has just been killed."""
+    local = local_factory(tree, 3)
+    local.start()
+    psutil.Process(pid_of(local, VICTIM)).kill()
+    wait_until(lambda: len(local.daemons()) == 2, what="the end of the daemon that was killed")
+    yield local
+
+
+def pid_of(local: Local, rank: int) -> int:
+    return int(local.client(rank).ask("where")["pid"])
+
+
+def seen_by(local: Local, rank: int) -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = local.client(rank).ask("all")["nodes"]
+    return nodes
+
+
+def serve_together(local: Local) -> None:
+    """All see all, at the addresses that they had, and what is read comes from each other."""
+    for rank in range(3):
+        wait_until(lambda rank=rank: local.client(rank).ask("status")["scanned"])  # type: ignore[misc]
+        nodes = seen_by(local, rank)
+        assert [node["why"] for node in nodes] == ["", "", ""]
+        assert len({node["status"]["pid"] for node in nodes}) == 3
+
+
+def read_all(local: Local, rank: int, tree: Path) -> int:
+    """A program reads every file at this rank, which is right to the byte; what this rank's daemon
+    has got from the others by then [bytes]."""
+    files = sorted(path for path in tree.rglob("*") if path.is_file())
+    done = local.monarch("run", "-q", "-c", local.file(rank), "--", "sha256sum", *files)
+    plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
+    status = local.client(rank).ask("status")
+    return int(status["totals"]["bytes_from_peers"])
+
+
+def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
+    before = {rank: pid_of(local, rank) for rank in (0, 2)}
+    session = local.session(local.file(VICTIM))
+    last_words = session.log.read_bytes() + b"and why it died\n"
+    session.log.write_bytes(last_words)
+    addresses = [node["address"] for node in seen_by(local, 0)]
+    done = local.ranks("start", "-c", local.template)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("2 of 3 daemons served ")
+    assert done.stdout.endswith(f"started again: those on {socket.gethostname()}#1\n")
+    assert {rank: pid_of(local, rank) for rank in (0, 2)} == before
+    assert session.log_before.read_bytes() == last_words
+    assert b"and why it died" not in session.log.read_bytes()
+    serve_together(local)
+    assert [node["address"] for node in seen_by(local, 0)] == addresses
+
+    # Both ways: it gets from the others what they keep, and they from it.
+    def is_asked_again() -> bool:
+        nodes = local.client(0).ask("status")["nodes"]
+        return bool(nodes["members"][VICTIM]["usable"])
+
+    wait_until(is_asked_again, what="a peer that is asked again")
+    wait_until(lambda: read_all(local, VICTIM, tree) > 0)
+
+    def has_given() -> bool:
+        read_all(local, 0, tree)
+        return bool(local.client(VICTIM).ask("status")["nodes"]["served_bytes"] > 0)
+
+    wait_until(has_given)
+
+
+def test_it_may_be_in_the_foreground(local: Local) -> None:
+    """Those that serve have nothing to wait for; the one that comes back is waited for."""
+    with subprocess.Popen(
+        local.command("serve", "-c", local.template),
+        env=local.env(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("2 of 3 daemons served ")
+            serve_together(local)
+            assert process.poll() is None
+            assert local.monarch("stop", "-c", local.file(VICTIM)).returncode == 0
+            assert process.wait(30) == 0
+            assert len(local.daemons()) == 2
+        finally:
+            process.kill()
+
+
+def refusal(local: Local, status: int = 3) -> str:
+    """What `start` says, on one line; those that serve go on."""
+    pids = {daemon.pid for daemon in local.daemons()}
+    done = local.ranks("start", "-c", local.template)
+    assert done.returncode == status, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert {daemon.pid for daemon in local.daemons()} == pids
+    return line
+
+
+def test_who_keeps_what_has_to_stay(local: Local) -> None:
+    tier = {"mount_point": str(local.directory / "tier1"), "max_storage_quota": "3MiB"}
+    local.configure(VICTIM, hierarchy=[tier])
+    line = refusal(local)
+    assert "#1: its quotas are 3145728 bytes, and the daemons that run know it with 2097152" in line
+
+
+def test_what_all_agreed_on_has_to_stay(local: Local, tree: Path) -> None:
+    """With what the daemons that run were started with, whatever is in all files now."""
+    for rank in range(3):
+        local.configure(rank, sources=[{"path": str(tree), "exclude": ["*.tar"]}])
+    line = refusal(local)
+    assert "#1: sources[0].exclude is ['*.tar'], and on the nodes whose daemons run []" in line
+
+
+def test_a_daemon_alone_in_its_place_is_named(local: Local) -> None:
+    """As a job has started one there, and left it."""
+    assert local.monarch("start", "-c", local.file(VICTIM)).returncode == 0
+    line = refusal(local)
+    assert line.startswith(f"monarch: {socket.gethostname()}#1: a daemon serves this configuration")
+
+
+def test_those_that_are_there_are_stopped_and_the_others_named(local: Local) -> None:
+    done = local.ranks("stop", "-c", local.template)
+    assert done.returncode == 3
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("monarch: "))
+    assert line.startswith(f"monarch: {socket.gethostname()}: no daemon serves this configuration")
+    assert local.daemons() == []
+
+
+def test_its_address_is_somebody_elses(local: Local) -> None:
+    host, _, port = seen_by(local, 0)[VICTIM]["address"].rpartition(":")
+    with socket.create_server((host, int(port))):
+        line = refusal(local)
+    assert (
+        f"#1: the daemons that run reach this node at {host}, port {port}, where this one" in line
+    )
+    assert "Address already in use" in line
+    local.start()
+    serve_together(local)
+
+
+def test_it_does_not_start(local: Local) -> None:
+    shutil.rmtree(local.directory / "tier1")
+    assert "#1: " in refusal(local, status=2)
+
+
+def test_another_tree_is_there_now(local: Local, tree: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounts can be made by root alone")
+    other = local.directory / "other"
+    other.mkdir()
+    inside = f'unshare --mount sh -c \'mount --bind {other} {tree} && exec "$@"\' sh "$@"'
+    local.prefix = ["sh", "-c", f'if [ "$PMI_RANK" = 1 ]; then {inside}; else exec "$@"; fi', "sh"]
+    assert f"#1: {tree} is not what {socket.gethostname()}#0 has " in refusal(local)
+
+
+def test_a_daemon_alone_has_no_cluster_to_tell(
+    tree: Path, local_factory: Callable[..., Local]
+) -> None:
+    local = local_factory(tree, 1)
+    assert local.monarch("start", "-c", local.file(0)).returncode == 0
+    with pytest.raises(Exception, match="serves alone"):
+        local.client(0).ask("cluster")

@@ -1,0 +1,127 @@
+"""Ranks that never join the others, and two starts at the same moment."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cluster.conftest import LIMIT_S, Local, mpiexec
+
+from monarch_py.cluster.local_node import _listen_again
+from monarch_py.cluster.node_info import Card, check_cards
+from monarch_py.daemon.lifecycle import _last_words
+from monarch_py.errors import SessionError
+from monarch_py.ipc.session import SessionDir, hold
+from monarch_py.peers import listen
+
+# As `monarch start`, where ranks are waited for not as long.
+HASTY = """
+import monarch_py.cluster.join_timeout as guard, sys
+guard.JOIN_LIMIT_S = 3.0
+from monarch_py.cli import main
+main()
+"""
+
+
+def start_with(local: Local, *others: str) -> subprocess.CompletedProcess[str]:
+    """Two ranks that start as they should, and a third one that is something else."""
+    words = ["start", "-c", str(local.template)]
+    command = [mpiexec(), "-n", "2", sys.executable, "-c", HASTY, *words, ":", "-n", "1", *others]
+    done = subprocess.run(
+        command,
+        env=local.env(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert local.daemons() == []
+    return done
+
+
+def test_a_rank_that_cannot_load_mpi(
+    tree: Path, tmp_path: Path, local_factory: Callable[..., Local]
+) -> None:
+    local = local_factory(tree, 3)
+    (tmp_path / "trap").mkdir()
+    (tmp_path / "trap" / "mpi4py.py").write_text("raise ImportError('no MPI here\\nnor there')")
+    words = [sys.executable, "-m", "monarch_py", "start", "-c", str(local.template)]
+    done = start_with(local, "env", f"PYTHONPATH={tmp_path / 'trap'}", *words)
+    said = [line for line in done.stderr.splitlines() if line.startswith("monarch: ")]
+    assert said[0].startswith("monarch: 3 processes were started together, which takes mpi4py (no")
+    assert "(no MPI here); install" in said[0]
+
+
+def test_a_rank_that_is_something_else(tree: Path, local_factory: Callable[..., Local]) -> None:
+    done = start_with(local_factory(tree, 3), "true")
+    said = [line for line in done.stderr.splitlines() if line.startswith("monarch: ")]
+    assert re.match(r"monarch: rank [01] has waited [34] s for the others of 3: one has", said[0])
+
+
+def test_two_starts_at_once(tree: Path, local_factory: Callable[..., Local]) -> None:
+    local = local_factory(tree, 3)
+    both = [
+        subprocess.Popen(
+            local.command("start", "-c", local.template),
+            env=local.env(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [start.communicate(timeout=LIMIT_S) for start in both]
+    assert [start.returncode for start in both] == [0, 0], said
+    assert [err for _, err in said] == ["", ""]
+    assert sorted(" already, on " in out for out, _ in said) == [False, True]
+    assert len(local.daemons()) == 3
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: bool) -> None:
+    """One of ours that is stopped still holds its session."""
+    session = SessionDir(tmp_path)
+    lock = hold(session.lock) if is_ours else os.open(session.lock, os.O_CREAT)
+    mend = f"the daemon of process {os.getpid()} there does not answer: end it" if is_ours else "fr"
+    try:
+        with listen("127.0.0.1") as held:
+            host, port = held.getsockname()[:2]
+            with pytest.raises(SessionError, match=f"in use.*: {mend}"):
+                _listen_again(host, port, session)
+    finally:
+        os.close(lock)
+
+
+def test_another_version_is_not_mended_in_the_configuration() -> None:
+    places = [("host", str(rank)) for rank in range(2)]
+    card = Card("n0", places[0], "/f", ("h", 1), None, (1,), {"Monarch": "0.1.0"}, ())
+    other = replace(card, name="n1", place=places[1], agreed={"Monarch": "0.0.9"})
+    expected = "n1: Monarch is 0.0.9, and on n0 0.1.0: .*; install the same version there$"
+    with pytest.raises(SessionError, match=expected):
+        check_cards([card, other])
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("2026-11-23 21:44:24,041 monarch.nodes: node 0 of 4 keeps all\n", "status 7; see {log}"),
+        ("", "status 7; see {log}"),
+        ("monarch: no tier\n2026-11-23 21:44:24,041 monarch.daemon: ends\n", "no tier"),
+        ("Traceback\nMemoryError: no thread\n", "MemoryError: no thread"),
+    ],
+)
+def test_what_a_daemon_said_last(tmp_path: Path, log: str, words: str) -> None:
+    session = SessionDir(tmp_path)
+    session.log.write_text(log)
+    said = _last_words(session, 7)
+    assert said.removeprefix("it ended with ") == words.format(log=session.log)

@@ -1,0 +1,191 @@
+"""Three machines with host names, addresses and shared memory of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster.conftest import mpiexec, why_no_mpi
+from support.machines import Machines, why_no_machines
+from support.session import wait_until
+
+NAMES = ["node0", "node1", "node2"]
+PROGRAM = [sys.executable, "-m", "monarch_py"]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    if missing := why_no_mpi() or why_no_machines():
+        pytest.skip(missing)
+    with Machines(tmp_path / "machines", len(NAMES), "1gbit") as made:
+        yield made
+
+
+@pytest.fixture
+def config(tmp_path: Path, tree: Path) -> Path:
+    """One for all: each machine has a tier in its own shared memory."""
+    return write(tmp_path, tree)
+
+
+def write(tmp_path: Path, tree: Path, **settings: Any) -> Path:
+    tier = {"mount_point": "/dev/shm", "max_storage_quota": "8MiB"}
+    file = tmp_path / "tiers.yaml"
+    file.write_text(yaml.safe_dump({"sources": [str(tree)], "hierarchy": [tier], **settings}))
+    return file
+
+
+def env() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(("MONARCH_", "PMI"))}
+
+
+def together(machines: Machines, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """`monarch` on all of them, by an mpiexec on the first."""
+    launch = ["-launcher", "ssh", "-launcher-exec", str(machines.launcher())]
+    where = ["-hosts", ",".join(NAMES), "-ppn", "1", "-n", str(len(NAMES))]
+    return machines.run(0, mpiexec(), *launch, *where, *PROGRAM, *words, env=env())
+
+
+@pytest.fixture
+def started(machines: Machines, config: Path) -> Iterator[Machines]:
+    done = together(machines, "start", "-c", config)
+    try:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"3 daemons serve {config}, on node0, node1, node2\n"
+        yield machines
+    finally:
+        for machine in range(len(NAMES)):
+            machines.run(machine, *PROGRAM, "stop", "-c", config, env=env())
+
+
+def nodes_seen_by(machines: Machines, machine: int, config: Path) -> list[dict[str, Any]]:
+    words = ["status", "--all", "--json", "-c", str(config)]
+    done = machines.run(machine, *PROGRAM, *words, env=env())
+    nodes: list[dict[str, Any]] = json.loads(done.stdout)["nodes"]
+    assert done.returncode == (not all(node["answers"] for node in nodes)), done.stderr
+    return nodes
+
+
+def test_every_machine_sees_all(started: Machines, config: Path) -> None:
+    for machine in range(len(NAMES)):
+        nodes = nodes_seen_by(started, machine, config)
+        assert [node["name"] for node in nodes] == NAMES
+        assert [node["answers"] for node in nodes] == [True] * 3
+        hosts = [node["address"].rpartition(":")[0] for node in nodes]
+        assert hosts == [started.nodes.address(i) for i in range(3)]
+        # Its own memory each.
+        assert len({node["status"]["pid"] for node in nodes}) == 3
+        wait_until(
+            lambda machine=machine: all(  # type: ignore[misc]
+                n["status"]["scanned"] for n in nodes_seen_by(started, machine, config)
+            )
+        )
+        nodes = nodes_seen_by(started, machine, config)
+        assert {node["status"]["sources"][0]["files"] for node in nodes} == {17}
+    done = together(started, "stop", "-c", config)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("stopped") == 3
+
+
+def test_files_come_over_the_links(started: Machines, config: Path, tree: Path) -> None:
+    """All machines read everything, one after the other: what one keeps, the others get there."""
+    files = sorted(path for path in tree.rglob("*") if path.is_file())
+    plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
+    wait_until(
+        lambda: all(n["status"]["scanned"] for n in nodes_seen_by(started, 0, config)),
+        what="the list on all machines",
+    )
+    for machine in range(len(NAMES)):
+        words: list[str | Path] = ["run", "-q", "-c", config, "--", "sha256sum", *files]
+        done = started.run(machine, *PROGRAM, *words, env=env())
+        assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
+
+    def got_and_given() -> tuple[int, int]:
+        reports = [node["status"] for node in nodes_seen_by(started, 0, config)]
+        got = sum(report["totals"]["bytes_from_peers"] for report in reports)
+        return got, sum(report["nodes"]["served_bytes"] for report in reports)
+
+    size = sum(file.stat().st_size for file in files)
+    wait_until(lambda: min(got_and_given()) >= size, what="what the others keep")
+
+
+def test_a_machine_that_is_cut_off_does_not_answer(started: Machines, config: Path) -> None:
+    started.nodes.set_link(2, up=False)
+    nodes = nodes_seen_by(started, 0, config)
+    assert [node["why"] for node in nodes] == ["", "", "does not answer"]
+    # From the other side it is all others.
+    alone = nodes_seen_by(started, 2, config)
+    assert [node["why"] for node in alone] == ["does not answer", "does not answer", ""]
+    started.nodes.set_link(2, up=True)
+    wait_until(lambda: all(node["answers"] for node in nodes_seen_by(started, 0, config)))
+
+
+def test_an_address_that_others_cannot_reach_is_refused(
+    machines: Machines, tmp_path: Path, tree: Path
+) -> None:
+    config = write(tmp_path, tree, peers={"address": "127.0.0.1"})
+    done = together(machines, "start", "-c", config)
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("monarch: node0: its address, 127.0.0.1, is one that only it can reach;")
+    assert "peers.interface" in line
+
+
+def test_an_interface_can_be_named(machines: Machines, tmp_path: Path, tree: Path) -> None:
+    config = write(tmp_path, tree, peers={"interface": "eth0", "port": 7321})
+    try:
+        done = together(machines, "start", "-c", config)
+        assert done.returncode == 0, done.stderr
+        addresses = [node["address"] for node in nodes_seen_by(machines, 1, config)]
+        assert addresses == [f"{machines.nodes.address(i)}:7321" for i in range(3)]
+    finally:
+        together(machines, "stop", "-c", config)
+
+
+def test_the_same_address_on_all_machines_is_refused(
+    machines: Machines, tmp_path: Path, tree: Path
+) -> None:
+    """As the bridge of containers has it on every node."""
+    add_bridge(machines, lambda _: "172.31.0.1")
+    config = write(tmp_path, tree, peers={"interface": "bridge"})
+    done = together(machines, "start", "-c", config)
+    assert done.returncode != 0
+    assert done.stderr.startswith("monarch: node0 and node1 have one address, 172.31.0.1, ")
+    assert str(config) in done.stderr
+
+
+def test_machines_that_do_not_reach_each_other_are_named(
+    machines: Machines, tmp_path: Path, tree: Path
+) -> None:
+    """Addresses of their own that nobody else has a way to; each serves all the same."""
+    add_bridge(machines, lambda machine: f"172.31.{machine}.1")
+    config = write(tmp_path, tree, peers={"interface": "bridge"})
+    done = together(machines, "start", "-c", config)
+    try:
+        assert done.returncode == 0, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(
+            "monarch: warning: node1, node2: cannot be reached from node0, at 172.31.1.1:"
+        )
+        assert f"peers.interface in {config}" in line
+    finally:
+        for machine in range(len(NAMES)):
+            machines.run(machine, *PROGRAM, "stop", "-c", config, env=env())
+
+
+def add_bridge(machines: Machines, address: Callable[[int], str]) -> None:
+    for machine in range(len(NAMES)):
+        for words in (
+            ("link", "add", "bridge", "type", "veth", "peer", "name", "inside"),
+            ("addr", "add", f"{address(machine)}/24", "dev", "bridge"),
+            ("link", "set", "bridge", "up"),
+            ("link", "set", "inside", "up"),
+        ):
+            done = machines.run(machine, "ip", *words, env=env())
+            assert done.returncode == 0, done.stderr

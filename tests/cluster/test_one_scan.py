@@ -1,0 +1,138 @@
+"""The source is listed once for all nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster.conftest import Local
+from support.session import wait_until
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.native import LIBRARY
+
+DIRECTORIES, FILES = 12, 30
+# What each further daemon asks, whatever the size of the dataset: its configuration's and its own
+# looks at the root, and one at a file, to see that it has the same source before it.
+LOOKS_OF_A_NODE = 25
+
+
+def wait_until_ready(local: Local, ranks: range) -> None:
+    """All have their catalog, and the listings in it."""
+    for rank in ranks:
+        client = local.client(rank)
+        wait_until(lambda client=client: client.ask("status")["scanned"])  # type: ignore[misc]
+
+
+def fill(backing: Path) -> None:
+    for i in range(DIRECTORIES):
+        (backing / f"d{i}").mkdir()
+        for j in range(FILES):
+            (backing / f"d{i}" / f"f{j}").write_bytes(bytes(j))
+    # A directory that changed just before it was listed is looked at again, by each node.
+    made = time.time()
+    wait_until(lambda: time.time() > made + 3)
+
+
+def test_further_nodes_ask_the_source_for_nothing_but_a_look(
+    tmp_path: Path, slow_factory: Callable[..., SlowSource], local_factory: Callable[..., Local]
+) -> None:
+    source = slow_factory(attr_timeout_s=0)
+    fill(tmp_path / "backing")
+    local = local_factory(tmp_path / "mount", 3)
+
+    def counted(start: Callable[[], None], ranks: range) -> dict[str, int]:
+        before = source.counts()
+        start()
+        wait_until_ready(local, ranks)
+        return {name: n - before[name] for name, n in source.counts().items()}
+
+    def start_alone() -> None:
+        assert local.monarch("start", "-c", local.file(0)).returncode == 0
+
+    alone = counted(start_alone, range(1))
+    assert alone["getattr"] > DIRECTORIES * FILES
+    assert alone["readdir"] > DIRECTORIES
+    assert local.monarch("stop", "-c", local.file(0)).returncode == 0
+    together = counted(local.start, range(3))
+    assert together["readdir"] <= alone["readdir"]
+    # `start` itself looks at the configuration of each, as it does for one.
+    assert together["getattr"] <= alone["getattr"] + 3 * LOOKS_OF_A_NODE
+    assert together["read"] == 0
+
+
+def test_all_nodes_list_what_the_first_has_listed(
+    tree: Path, local_factory: Callable[..., Local]
+) -> None:
+    """Also what is no file, and what the configuration leaves out."""
+    local = local_factory({"path": str(tree), "exclude": ["c/*"]}, 3)
+    local.start()
+    wait_until_ready(local, range(3))
+    sources = [local.client(rank).ask("status")["sources"][0] for rank in range(3)]
+    for source in sources:
+        assert source["bypass"] == {"excluded": 5}
+        assert source["files"] == 17
+        assert source["scan_seconds"] == sources[0]["scan_seconds"] > 0
+    entries = {local.client(rank).ask("status")["catalog_entries"] for rank in range(3)}
+    assert len(entries) == 1
+
+
+def test_a_job_on_a_further_node_sees_the_tree_as_it_is(
+    tree: Path, local_factory: Callable[..., Local]
+) -> None:
+    script = (
+        "import os, sys\n"
+        "for d, ds, fs in os.walk(sys.argv[1]):\n"
+        "    for n in ds + fs:\n"
+        "        s = os.lstat(os.path.join(d, n))\n"
+        "        print(d, n, *s[:7], *s[8:10], s.st_mtime_ns, s.st_ctime_ns, s.st_blocks)\n"
+    )
+    words = [sys.executable, "-c", script, str(tree)]
+    local = local_factory(tree, 2)
+
+    def walk(**env: str) -> str:
+        return subprocess.run(
+            words, env=local.env(**env), capture_output=True, text=True, check=True
+        ).stdout
+
+    plain = walk()
+    assert len(plain.splitlines()) > 20
+    local.start()
+    wait_until_ready(local, range(2))
+    library = {"LD_PRELOAD": str(LIBRARY), "MONARCH_CONFIG": str(local.file(1))}
+    assert walk(**library) == plain
+    assert local.client(1).ask("status")["totals"]["metadata_hits"] > 0
+
+
+@pytest.mark.parametrize("name", ["", "a"])
+def test_another_tree_under_the_same_name_is_refused(
+    tree: Path, tmp_path: Path, local_factory: Callable[..., Local], name: str
+) -> None:
+    """The whole source, or a part of it, is another one on one of the nodes."""
+    if os.geteuid() != 0:
+        pytest.skip("mounts can be made by root alone")
+    other = tmp_path / "other"
+    shutil.copytree(tree / name, other, symlinks=True)
+    for directory in ("a", "c") if not name else ():
+        assert (other / directory).is_dir()
+    # All files in one directory, so that whichever is looked at is another.
+    shutil.rmtree(tree / "c")
+    for file in ("empty", "large", "to_file"):
+        (tree / file).unlink()
+    local = local_factory(tree, 2)
+    mount = f'mount --bind {other} {tree / name} && exec "$@"'
+    inside = f"exec unshare --mount --propagation private sh -c '{mount}' sh \"$@\""
+    local.prefix = ["sh", "-c", f'if [ "$PMI_RANK" = 1 ]; then {inside}; else exec "$@"; fi', "sh"]
+    done = local.ranks("start", "-c", local.template)
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert f"{tree} is not what " in line
+    assert line.startswith("monarch: ")
+    assert "#1: " in line
+    assert local.daemons() == []

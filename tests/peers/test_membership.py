@@ -1,0 +1,30 @@
+"""What the daemons of one session are told of each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from monarch_py.peers.membership import Cluster, Member
+
+SECRET = bytes(range(100, 132))
+CLUSTER = Cluster(0, (Member("node", "192.0.2.1", 7321, (1 << 30,)),), SECRET)
+
+
+def test_its_name_is_one_for_all_nodes_and_another_for_every_other_secret() -> None:
+    others = {CLUSTER.name}
+    for at in range(len(SECRET)):
+        changed = SECRET[:at] + bytes([SECRET[at] ^ 1]) + SECRET[at + 1 :]
+        others.add(replace(CLUSTER, secret=changed).name)
+    assert len(others) == len(SECRET) + 1
+    assert replace(CLUSTER, rank=1).name == CLUSTER.name
+
+
+def test_its_name_tells_nothing_of_the_secret() -> None:
+    """Of none of its bytes: everybody may see the name."""
+    name, told = CLUSTER.name, SECRET.hex()
+    assert not any(told[at : at + 6] in name for at in range(len(told) - 5))
+    assert not any(SECRET[at : at + 3] in bytes.fromhex(name) for at in range(len(SECRET) - 2))
+
+
+def test_what_is_told_comes_back() -> None:
+    assert Cluster.loads(CLUSTER.dumps()) == CLUSTER

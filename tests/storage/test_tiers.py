@@ -1,0 +1,291 @@
+"""A tier's directory, its lock and its accounting of room."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.session import wait_until
+
+from monarch_py.config import TierConfig
+from monarch_py.errors import TierError
+from monarch_py.native import lib
+from monarch_py.storage import memory, tiers
+from monarch_py.storage.tiers import MARGIN_BYTES, Tier, copy_name, copy_number, tier_root
+
+MIB = 1 << 20
+QUOTA = 64 * MIB
+Opener = Callable[..., Tier]
+
+
+def sizes(*values: int) -> npt.NDArray[np.uint64]:
+    return np.array(values, dtype=np.uint64)
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Path:
+    path = tmp_path / "mount"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def open_tier(mount: Path) -> Iterator[Opener]:
+    with ExitStack() as stack:
+
+        def make(quota_bytes: int = QUOTA, kind: str = "ssd", persistent: bool = False) -> Tier:
+            tier = Tier(TierConfig(mount, quota_bytes, kind, persistent))
+            stack.callback(_close, tier)
+            return tier
+
+        yield make
+
+
+def _close(tier: Tier) -> None:
+    try:
+        tier.close()
+    except OSError:  # the test has closed it
+        return
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, (1 << 52) - 1))
+def test_a_number_comes_back_from_its_name(number: int) -> None:
+    name = copy_name(number)
+    assert len(name) == lib.MONARCH_COPY_NAME
+    assert copy_number(name) == number
+
+
+@pytest.mark.parametrize("name", ["", "1", "lost+found", "g" * 13, "0" * 14, "manifest.sqlit"])
+def test_other_names_are_no_copies(name: str) -> None:
+    assert copy_number(name) is None
+
+
+def test_numbers_rise_from_one_daemon_to_the_next() -> None:
+    first = Tier.first_number()
+    assert first < 1 << 52
+    assert copy_number(copy_name(first)) == first
+    assert Tier.first_number() >= first
+
+
+# --- directory and lock -------------------------------------------------------------------------
+
+
+def test_what_it_makes_is_for_its_owner_alone(mount: Path, open_tier: Opener) -> None:
+    tier = open_tier()
+    assert tier.root == tier_root(mount) == mount / f"monarch-{os.geteuid()}"
+    for directory in (tier.root, tier.copies):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((tier.root / "lock").stat().st_mode) == 0o600
+    assert (tier.root / "lock").read_text() == f"process {os.getpid()}\n"
+
+
+def test_one_daemon_holds_it(mount: Path, open_tier: Opener) -> None:
+    tier = open_tier()
+    with pytest.raises(
+        TierError, match=f"{mount} is held by process {os.getpid()}; stop it first$"
+    ):
+        open_tier()
+    tier.close()
+    open_tier()
+
+
+def test_a_directory_open_to_others_is_refused(mount: Path, open_tier: Opener) -> None:
+    tier_root(mount).mkdir(mode=0o755)
+    with pytest.raises(TierError, match="not a directory of this user alone"):
+        open_tier()
+
+
+def test_a_link_in_its_place_is_refused(mount: Path, tmp_path: Path, open_tier: Opener) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    tier_root(mount).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TierError, match="not a directory of this user alone"):
+        open_tier()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_link_as_its_lock_is_not_followed(mount: Path, tmp_path: Path, open_tier: Opener) -> None:
+    tier_root(mount).mkdir(mode=0o700)
+    victim = tmp_path / "victim"
+    victim.write_text("content")
+    (tier_root(mount) / "lock").symlink_to(victim)
+    with pytest.raises(TierError, match="symbolic links"):
+        open_tier()
+    assert victim.read_text() == "content"
+
+
+def test_names_are_sorted_and_leave_out_what_is_not_ours(open_tier: Opener) -> None:
+    tier = open_tier()
+    for name in (copy_name(30), copy_name(4), "README", "0" * 12):
+        (tier.copies / name).touch()
+    assert tier.listing()["number"].tolist() == [4, 30]
+    tier.remove(4)
+    tier.remove(4)  # it may be gone
+    assert tier.listing()["number"].tolist() == [30]
+
+
+def test_discarding_leaves_nothing_of_ours(mount: Path, open_tier: Opener) -> None:
+    tier = open_tier()
+    (tier.copies / copy_name(1)).touch()
+    (tier.root / "manifest.sqlite").touch()
+    (tier.root / "manifest.sqlite-journal").touch()
+    tier.discard()
+    assert list(mount.iterdir()) == []
+
+
+def test_discarding_leaves_what_is_not_ours(mount: Path, open_tier: Opener) -> None:
+    tier = open_tier()
+    (tier.root / "notes").write_text("mine")
+    tier.discard()
+    assert [path.name for path in tier_root(mount).iterdir()] == ["notes"]
+
+
+# --- room ---------------------------------------------------------------------------------------
+
+
+def test_the_room_is_the_quota_less_a_little(open_tier: Opener) -> None:
+    room = open_tier().room()
+    assert QUOTA - MIB < room.free_bytes < QUOTA
+    assert room.free_inodes > 0
+    assert room.block_bytes >= 512
+
+
+def test_room_is_taken_when_it_is_reserved_and_again_when_it_is_given_back(
+    open_tier: Opener,
+) -> None:
+    tier = open_tier()
+    before = tier.room().free_bytes
+    tier.reserve(sizes(MIB + 1))
+    reserved = tier.rounded(MIB + 1)
+    assert reserved == MIB + tier.block_bytes
+    assert tier.room().free_bytes == before - reserved
+    tier.give_back(MIB + 1)
+    assert tier.room().free_bytes == before
+    assert (tier.used_bytes, tier.used_inodes, tier.reserved_bytes, tier.files) == (0, 0, 0, 0)
+
+
+def test_a_fill_that_took_more_than_its_size_counts_as_what_it_took(open_tier: Opener) -> None:
+    tier = open_tier()
+    tier.reserve(sizes(1000))
+    tier.settle(sizes(7), sizes(1000), sizes(3 * MIB))
+    assert (tier.used_bytes, tier.used_inodes, tier.files) == (3 * MIB, 1, 1)
+    tier.release(7, 1000)
+    assert (tier.used_bytes, tier.used_inodes, tier.files) == (0, 0, 0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10 * MIB), st.integers(0, 4 * MIB), st.booleans()), max_size=20
+    )
+)
+def test_the_books_balance(fills: list[tuple[int, int, bool]]) -> None:
+    """Fills of (size, what the file system took beyond it, whether it went well)."""
+    tier = Tier.__new__(Tier)
+    tier.block_bytes = 4096
+    tier.used_bytes = tier.used_inodes = tier.reserved_bytes = tier.files = 0
+    tier._excess = {}
+    tier._filled_bytes, tier._next_look_s = 0, 0.0
+    tier.reserve(sizes(*(size for size, _, _ in fills)))
+    done = [(size, tier.rounded(size) + more) for size, more, good in fills if good]
+    numbers = range(1, len(done) + 1)
+    tier.settle(sizes(*numbers), sizes(*(s for s, _ in done)), sizes(*(took for _, took in done)))
+    for size, _, good in fills:
+        if not good:
+            tier.give_back(size)
+    assert tier.used_bytes == sum(took for _, took in done)
+    assert (tier.used_inodes, tier.files, tier.reserved_bytes) == (len(done), len(done), 0)
+    for number, (size, _) in zip(numbers, done, strict=True):
+        tier.release(number, size)
+    assert (tier.used_bytes, tier.used_inodes, tier.files) == (0, 0, 0)
+
+
+def test_a_quota_that_is_used_up_leaves_no_room(open_tier: Opener) -> None:
+    tier = open_tier()
+    tier.adopt(sizes(QUOTA))
+    assert tier.room().free_bytes == 0
+    tier.release(1, QUOTA)
+    assert tier.room().free_bytes > 0
+
+
+def test_the_file_system_is_not_filled_to_the_brim(mount: Path, open_tier: Opener) -> None:
+    system = os.statvfs(mount)
+    tier = open_tier(quota_bytes=system.f_blocks * system.f_frsize)
+    free = system.f_bavail * system.f_frsize
+    # Others use the disk meanwhile.
+    assert tier.room().free_bytes <= free - MARGIN_BYTES + 64 * MIB
+    tier.reserve(sizes(free))
+    assert tier.room().free_bytes <= 64 * MIB
+
+
+def test_a_disk_that_was_full_early_caps_the_tier_at_what_lies_there(open_tier: Opener) -> None:
+    tier = open_tier()
+    tier.adopt(sizes(4 * MIB))
+    tier.reserve(sizes(MIB))
+    tier.note_full()
+    assert tier.room().free_bytes == 0
+    tier.give_back(MIB)
+    assert tier.room().free_bytes == 0
+    tier.release(1, 4 * MIB)
+    assert tier.room().free_bytes == 4 * MIB
+
+
+def test_a_ram_tier_never_takes_more_than_the_memory_group_leaves(
+    open_tier: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 5 * MIB)
+    tier = open_tier(kind="ram")
+    assert tier.room().free_bytes == 5 * MIB
+    tier.reserve(sizes(2 * MIB))
+    assert tier.room().free_bytes == 3 * MIB
+    monkeypatch.setattr(memory, "available_bytes", lambda: MIB)
+    wait_until(lambda: tier.room().free_bytes == 0, what="the next look")
+
+
+def test_what_was_filled_since_the_last_look_at_the_memory_counts(
+    open_tier: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def look() -> int:
+        looks.append(True)
+        return 200 * MIB
+
+    monkeypatch.setattr(memory, "available_bytes", look)
+    monkeypatch.setattr(tiers, "LOOK_S", 60)
+    tier = open_tier(kind="ram", quota_bytes=1 << 40)
+    tier.reserve(sizes(MIB, MIB))
+    assert tier.room().free_bytes == 198 * MIB
+    tier.settle(sizes(1, 2), sizes(MIB, MIB), sizes(MIB, MIB))
+    assert tier.room().free_bytes == 198 * MIB
+    assert len(looks) == 1
+    tier.release(1, MIB)
+    assert tier.room().free_bytes == 199 * MIB
+    assert len(looks) == 1
+    tier.reserve(sizes(65 * MIB))
+    tier.settle(sizes(3), sizes(65 * MIB), sizes(65 * MIB))
+    assert tier.room().free_bytes == 200 * MIB
+    assert len(looks) == 2
+
+
+def test_an_ssd_tier_does_not_ask_about_memory(
+    open_tier: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    assert open_tier(kind="ssd").room().free_bytes > 0
+
+
+def test_a_tier_that_has_failed_has_no_room(open_tier: Opener) -> None:
+    tier = open_tier()
+    tier.usable = False
+    room = tier.room()
+    assert (room.free_bytes, room.free_inodes) == (0, 0)
