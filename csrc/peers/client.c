@@ -12,9 +12,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "buffer.h"
-#include "connection.h"
-#include "xxh3.h"
+#include "peers/connection.h"
+#include "shared/buffer.h"
+#include "shared/xxh3.h"
 
 /* Requests that are under way: they and their answers' frames always fit into the sockets'
  * buffers, so that two that write to each other never wait for each other. */

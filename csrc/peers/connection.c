@@ -10,8 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "connection.h"
-#include "xxh3.h"
+#include "peers/connection.h"
+#include "shared/xxh3.h"
 
 /* After so many bytes the next connection has its turn, or it is looked whether a thread may stay
  * with this one [bytes]. */

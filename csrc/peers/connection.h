@@ -2,8 +2,8 @@
 #ifndef MONARCH_PEER_CONNECTION_H
 #define MONARCH_PEER_CONNECTION_H
 
-#include "files.h"
-#include "peers.h"
+#include "peers/files.h"
+#include "peers/peers.h"
 
 /* Frames that can wait to be sent: DATA, SUM, END or SUM, DATA. */
 #define MONARCH_PEER_FRAMES 4

@@ -2,7 +2,7 @@
 #ifndef MONARCH_PEER_FILES_H
 #define MONARCH_PEER_FILES_H
 
-#include "wire.h"
+#include "peers/wire.h"
 
 #define MONARCH_PEER_NEVER UINT64_MAX
 

@@ -1,7 +1,7 @@
 /* GMAC, by the libcrypto that is there. It is looked for when it is first needed: a daemon without
  * peers needs none, and one build works with every version since OpenSSL 1.1.0, whose functions
  * have kept their types. */
-#include "mac.h"
+#include "peers/mac.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#include "connection.h"
+#include "peers/connection.h"
 
 /* More links than threads that ask at a time are of no use. */
 #define IDLE_LINKS 16

@@ -6,7 +6,7 @@
 #ifndef MONARCH_PEERS_H
 #define MONARCH_PEERS_H
 
-#include "wire.h"
+#include "peers/wire.h"
 
 /* What both ends of a connection have made of the session's secret and of what they greeted each
  * other with (monarch_py/peers/handshake.py). */

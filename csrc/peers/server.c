@@ -15,8 +15,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "buffer.h"
-#include "connection.h"
+#include "peers/connection.h"
+#include "shared/buffer.h"
 
 /* How late a deadline may be noticed, while there are any that are near [ms]. */
 #define TICK_MS 100

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "connection.h"
+#include "peers/connection.h"
 
 /* Chains; enough for some hundred files [slots]. */
 #define SLOTS 1024

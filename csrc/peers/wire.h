@@ -17,7 +17,7 @@
 #ifndef MONARCH_PEER_WIRE_H
 #define MONARCH_PEER_WIRE_H
 
-#include "mac.h"
+#include "peers/mac.h"
 
 #ifndef MONARCH_CDEF
 #include <assert.h>

@@ -1,5 +1,5 @@
 /* What goes over every access of a plan: how often, when first, when next. */
-#include "plan.h"
+#include "plan/plan.h"
 
 /* How far ahead the memory is asked for a counter. */
 #define AHEAD 32

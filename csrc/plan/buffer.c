@@ -2,7 +2,7 @@
  * Its numbers are those of Philox 4x32-10 (Salmon et al., 2011). */
 #include <stdlib.h>
 
-#include "plan.h"
+#include "plan/plan.h"
 
 struct philox {
     uint32_t counter[4], key[2], out[4];

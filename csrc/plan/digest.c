@@ -1,6 +1,6 @@
 /* A dataset's digest: a sum over its files, so that two scans in another order agree. */
-#include "plan.h"
-#include "xxh3.h"
+#include "plan/plan.h"
+#include "shared/xxh3.h"
 
 void monarch_plan_digest(const char *pool, const uint64_t *starts, const uint64_t *sizes,
                          uint64_t n, uint64_t *sum) {

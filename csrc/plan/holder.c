@@ -1,7 +1,7 @@
 /* Which nodes use each file most. The accesses of some files are collected over all epochs, two
  * bytes each, and then looked at file by file: exact, and memory bounded by how many files one
  * pass takes. */
-#include "plan.h"
+#include "plan/plan.h"
 
 /* Accesses that are looked at together, so that the memory can be asked for all of them at once. */
 #define AHEAD 512

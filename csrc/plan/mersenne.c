@@ -1,5 +1,5 @@
 /* MT19937 (Matsumoto and Nishimura, 1998), seeded as their init_genrand does it. */
-#include "plan.h"
+#include "plan/plan.h"
 
 #define WORDS 624
 #define MIDDLE 397

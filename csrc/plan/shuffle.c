@@ -4,7 +4,7 @@
  * some hundred ahead, and asked of the memory together, before any of them is used. */
 #include <stdlib.h>
 
-#include "plan.h"
+#include "plan/plan.h"
 
 /* A multiple of two; enough to hide the memory's latency, small enough for the first cache. */
 #define AHEAD 512

@@ -2,9 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "doorbell.h"
-#include "scan.h"
-#include "sys.h"
+#include "engine/doorbell.h"
+#include "scan/scan.h"
+#include "shared/sys.h"
 
 #define BATCH_ENTRIES 4096
 #define BATCH_POOL (512 * 1024)

@@ -7,9 +7,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "doorbell.h"
-#include "joining.h"
-#include "scan.h"
+#include "engine/doorbell.h"
+#include "scan/scan.h"
+#include "shared/joining.h"
 
 /* A look at a source that lies elsewhere has its thread sleep. One that hardly ever sleeps takes a
  * processor, from the job if there is no idle one: it stands back, for good. Threads of a source

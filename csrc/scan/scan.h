@@ -5,7 +5,7 @@
 #include <pthread.h>
 
 #include "native.h"
-#include "pace.h"
+#include "shared/pace.h"
 
 #define BATCHES_AHEAD 8 /* batches that wait for Python before the threads wait for it */
 /* A thread hands over what it has found after this time, and rings for Python as often: fills wait

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "scan.h"
+#include "scan/scan.h"
 
 struct task *monarch_new_task(struct monarch_scan *s, const char *path, size_t room) {
     size_t len = strlen(path) + 1;

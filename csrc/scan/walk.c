@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "scan.h"
-#include "sys.h"
-#include "writer.h"
+#include "publish/writer.h"
+#include "scan/scan.h"
+#include "shared/sys.h"
 
 /* Listings that a thread begins in the middle of another. */
 #define DEEPEST 4

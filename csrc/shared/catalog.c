@@ -1,9 +1,9 @@
-#include "catalog.h"
+#include "shared/catalog.h"
 
 #include <string.h>
 
-#include "bytes.h"
-#include "xxh3.h"
+#include "shared/bytes.h"
+#include "shared/xxh3.h"
 
 /* Slots hold a part of the hash beside the entry's number, so that a probe that misses reads no
  * entry. They are never emptied: readers need no lock and no tombstones. */

@@ -1,10 +1,10 @@
 #define _GNU_SOURCE
-#include "path.h"
+#include "shared/path.h"
 
 #include <string.h>
 
-#include "bytes.h"
-#include "sys.h"
+#include "shared/bytes.h"
+#include "shared/sys.h"
 
 /* Half of the kernel's: links on the way to the source count there too, and are unseen here. */
 #define MAX_LINKS 20

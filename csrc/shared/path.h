@@ -2,7 +2,7 @@
 #ifndef MONARCH_PATH_H
 #define MONARCH_PATH_H
 
-#include "catalog.h"
+#include "shared/catalog.h"
 
 #define MONARCH_PATH_MAX 4096
 

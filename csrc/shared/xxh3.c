@@ -1,4 +1,4 @@
-#include "xxh3.h"
+#include "shared/xxh3.h"
 
 #include <string.h>
 #ifdef __SSE2__

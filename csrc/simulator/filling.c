@@ -1,5 +1,5 @@
 /* The storage classes' own threads make copies of what is to be there. */
-#include "state.h"
+#include "simulator/state.h"
 
 static uint32_t list_of(const struct monarch_sim *s, const struct class_thread *t) {
     return t->node * s->job.classes + t->cls;

@@ -1,4 +1,4 @@
-#include "links.h"
+#include "simulator/links.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #ifndef MONARCH_SIM_LINKS_H
 #define MONARCH_SIM_LINKS_H
 
-#include "simulator.h"
+#include "simulator/simulator.h"
 
 /* Whoever asks has one transfer at a time. */
 struct transfer {

@@ -1,4 +1,4 @@
-#include "machine.h"
+#include "simulator/machine.h"
 
 #include <stdlib.h>
 

@@ -3,7 +3,7 @@
 #ifndef MONARCH_SIM_MACHINE_H
 #define MONARCH_SIM_MACHINE_H
 
-#include "links.h"
+#include "simulator/links.h"
 
 struct machine {
     const struct monarch_sim_job *job;

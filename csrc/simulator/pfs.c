@@ -1,4 +1,4 @@
-#include "pfs.h"
+#include "simulator/pfs.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,8 +4,8 @@
 #ifndef MONARCH_SIM_PFS_H
 #define MONARCH_SIM_PFS_H
 
-#include "heap.h"
-#include "simulator.h"
+#include "simulator/heap.h"
+#include "simulator/simulator.h"
 
 /* The turn of what nobody waits for. */
 #define PFS_LAST UINT64_MAX

@@ -1,5 +1,5 @@
 /* Training: samples are used in order, and all ranks meet after each step. */
-#include "state.h"
+#include "simulator/state.h"
 
 void sim_drop(struct monarch_sim *s, uint32_t rank) {
     s->rank[rank].staged -= size_at(s, rank, s->rank[rank].dropped);

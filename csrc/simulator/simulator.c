@@ -1,9 +1,9 @@
-#include "simulator.h"
+#include "simulator/simulator.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#include "state.h"
+#include "simulator/state.h"
 
 static void take_from_pfs(struct monarch_sim *s, double now) {
     double end;

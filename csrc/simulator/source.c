@@ -1,6 +1,6 @@
 /* Reads of the file system: a node's own, or that of a file's owner, who alone reads the file and
  * sends it on to all who have asked meanwhile. */
-#include "state.h"
+#include "simulator/state.h"
 
 static int is_staging(const struct monarch_sim *s, uint32_t who) {
     return who < s->job.nodes * s->threads;

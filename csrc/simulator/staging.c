@@ -1,6 +1,6 @@
 /* Samples on their way into the staging buffer, in the order of their use (NoPFS 5.1, Rule 1); or,
  * without one, each when it is asked for. */
-#include "state.h"
+#include "simulator/state.h"
 
 #define NOBODY UINT32_MAX
 

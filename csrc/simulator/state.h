@@ -4,10 +4,10 @@
 
 #include <stddef.h>
 
-#include "heap.h"
-#include "machine.h"
-#include "pfs.h"
-#include "simulator.h"
+#include "simulator/heap.h"
+#include "simulator/machine.h"
+#include "simulator/pfs.h"
+#include "simulator/simulator.h"
 
 #define EPOCHS_KNOWN MONARCH_SIM_EPOCHS
 

@@ -1,5 +1,5 @@
 /* From where a file comes. */
-#include "state.h"
+#include "simulator/state.h"
 
 static double end_of(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                      double bytes, int take) {

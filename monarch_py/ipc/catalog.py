@@ -110,7 +110,7 @@ class Catalog(CatalogReader):
 
     generation : a `uint64_t *` that gets the number of each new one, once its segment can be opened
 
-    writer : all threads of this process write through it, see csrc/daemon/native.h
+    writer : all threads of this process write through it, see csrc/native.h
     """
 
     def __init__(self, session: SessionDir, generation: Any) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
-INCLUDES = [f"-I{CSRC / room}" for room in ("shared", "preload", "daemon", "peers", "scan")]
+INCLUDES = [f"-I{CSRC}"]
 HERE = Path(__file__).resolve().parent
 
 

@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "catalog.h"
+#include "shared/catalog.h"
 
 #define DIRECTORIES 40
 #define PATH_BYTES 512

@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
-#include "doorbell.h"
+#include "engine/doorbell.h"
 #include "native.h"
+#include "shared/sys.h"
 #include "stress.h"
-#include "sys.h"
 
 #define FILES 700
 #define LOOKERS 2

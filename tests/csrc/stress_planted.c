@@ -3,8 +3,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "shared/xxh3.h"
 #include "stress.h"
-#include "xxh3.h"
 
 static char shared[256];
 static int counter;

@@ -11,9 +11,9 @@
 #include "segments.c"
 
 #include "native.h"
-#include "path.h"
+#include "shared/path.h"
+#include "shared/xxh3.h"
 #include "stress.h"
-#include "xxh3.h"
 
 #define FILES 300
 

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "doorbell.h"
-#include "engine.h"
+#include "engine/doorbell.h"
+#include "engine/engine.h"
 #include "stress.h"
 
 #define FILES 320

@@ -46,7 +46,7 @@ def test_it_needs_no_symbol_newer_than_glibc_2_17() -> None:
 
 
 def test_it_exports_the_functions_of_the_table_and_nothing_else() -> None:
-    text = (CSRC / "preload" / "calls.h").read_text()
+    text = (CSRC / "preload/process/calls.h").read_text()
     listed = set(re.findall(r"^    X\((\w+),", text, re.M))
     listed |= set(re.findall(r"^ +TWIN\((\w+), \w+\)", text, re.M))
     # The list of one twin stands in the line of its macro.
@@ -55,7 +55,7 @@ def test_it_exports_the_functions_of_the_table_and_nothing_else() -> None:
 
 
 def test_a_twin_is_its_function_and_no_second_copy() -> None:
-    text = (CSRC / "preload" / "calls.h").read_text()
+    text = (CSRC / "preload/process/calls.h").read_text()
     twins = dict(re.findall(r"TWIN\((\w+), (\w+)\)", text))
     twins.pop("alias", None)
     symbols = output("nm", "-D", "--defined-only", LIBRARY).split("\n")
@@ -66,12 +66,7 @@ def test_a_twin_is_its_function_and_no_second_copy() -> None:
 
 @pytest.mark.parametrize("source", sorted(CSRC.rglob("*.c")), ids=lambda path: path.name)
 def test_it_compiles_without_a_warning(source: Path) -> None:
-    """Each with what its room may see alone: what all share, and its neighbours; the daemon, which
-    fills from peers, with theirs; and the scan with the catalog that it fills."""
-    more = {"daemon": ["peers"], "scan": ["daemon", "peers"]}
-    rooms = ["shared", *more.get(source.parent.name, [])]
-    sees = [f"-I{CSRC / room}" for room in rooms]
-    subprocess.run(["gcc", *PRELOAD_FLAGS, *sees, "-fsyntax-only", str(source)], check=True)
+    subprocess.run(["gcc", *PRELOAD_FLAGS, *INCLUDES, "-fsyntax-only", str(source)], check=True)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,9 @@ def test_calls_after_the_daemon_has_ended(
 
 def test_every_call_is_tried() -> None:
     """Those of calls.h, but for twins and what needs more than a path: a case of its own."""
-    listed = set(re.findall(r"^    X\((\w+),", (CSRC / "preload" / "calls.h").read_text(), re.M))
+    listed = set(
+        re.findall(r"^    X\((\w+),", (CSRC / "preload/process/calls.h").read_text(), re.M)
+    )
     others = "\n".join(path.read_text() for path in SOURCES if path.name != "processes_calls.c")
     table = (HERE / "processes_calls.c").read_text()
     # Only programs built before glibc 2.33 have these.

@@ -45,11 +45,11 @@ PROGRAMS: dict[str, Sequence[str]] = {
     "planted": NATIVE,
     "reader": PRELOAD,
     # It includes demand.c, with another bound on what a mapping waits for.
-    "mappings": [name for name in PRELOAD if name != "preload/demand.c"],
+    "mappings": [name for name in PRELOAD if name != "preload/fill/demand.c"],
     "engine": NATIVE,
     "wakes": NATIVE,
     # It includes segments.c, to reach the functions that judge a segment.
-    "segments": sorted({*PRELOAD, *NATIVE} - {"preload/segments.c"}),
+    "segments": sorted({*PRELOAD, *NATIVE} - {"preload/session/segments.c"}),
 }
 
 

@@ -12,7 +12,6 @@ from csrc.building import CSRC, NATIVE, PRELOAD, PRELOAD_FLAGS, cc
 __all__ = ["Change", "Trials"]
 
 HERE = Path(__file__).resolve().parent
-FOLDERS = ("shared", "preload", "daemon", "peers", "scan")
 SOURCES = sorted({*PRELOAD, *NATIVE})
 WRAPPED = ("clock_gettime", "pthread_mutex_lock", "pthread_mutex_unlock")
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
@@ -63,12 +62,8 @@ class Trials:
         flags = [flag for flag in PRELOAD_FLAGS if not flag.startswith(("-Wl,", "-nostart"))]
         stepped = ["-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"]
         out = sources / f"{name}.o"
-        cc("-O1", "-g", "-c", *self._includes(sources), *flags, *stepped, "-o", out, sources / name)
+        cc("-O1", "-g", "-c", f"-I{sources}", *flags, *stepped, "-o", out, sources / name)
         return out
-
-    @staticmethod
-    def _includes(sources: Path) -> list[str]:
-        return [f"-I{sources / folder}" for folder in FOLDERS]
 
     def program(self, name: str, *changes: Change) -> Path:
         """Of the sources as they are, or with changes to C files: bugs that a trial is to find."""
@@ -80,5 +75,5 @@ class Trials:
         own = [HERE / "trials.c", HERE / "scheduler.c"]
         wraps = [f"-Wl,--wrap={function}" for function in WRAPPED]
         cc("-O1", "-g", "-D_GNU_SOURCE", "-no-pie", "-pthread", *WARNINGS, *wraps,
-           *self._includes(self._sources), "-o", out, *own, *objects.values())  # fmt: skip
+           f"-I{self._sources}", "-o", out, *own, *objects.values())  # fmt: skip
         return out

@@ -38,7 +38,7 @@ TRIALS = {
 BUGS = {
     "entry": (
         Change(
-            "preload/serve.c",
+            "preload/lookup/serve.c",
             "!monarch_is_off(s) &&\n        !monarch_is_changed(s->clients, "
             "s->control->source[e->source].dev, e->ino) &&",
             "!monarch_is_off(s) &&",
@@ -46,38 +46,42 @@ BUGS = {
     ),
     "closing": (
         Change(
-            "preload/descriptors.c",
+            "preload/calls/descriptors.c",
             "    will_close_direct(fd);\n    monarch_will_close(fd);\n    return",
             "    return",
         ),
     ),
     "replacing": (
         Change(
-            "preload/descriptors.c",
+            "preload/calls/descriptors.c",
             "    if (fd != fresh)\n        monarch_untrack(fresh);\n",
             "",
         ),
     ),
     "offset": (
-        Change("preload/track.c", "!(*w & (TRACK_HELD | TRACK_SEEKING)) && change(", "change("),
         Change(
-            "preload/track.c",
+            "preload/descriptors/track.c",
+            "!(*w & (TRACK_HELD | TRACK_SEEKING)) && change(",
+            "change(",
+        ),
+        Change(
+            "preload/descriptors/track.c",
             "sys6(SYS_lseek, fd, by, SEEK_CUR,",
             "sys6(SYS_lseek, fd, sys_lseek(fd, 0, SEEK_CUR) + by, SEEK_SET,",
         ),
     ),
-    "lock": (Change("preload/promote.c", " && !monarch_has_locks(dev, w->ino))", ")"),),
+    "lock": (Change("preload/descriptors/promote.c", " && !monarch_has_locks(dev, w->ino))", ")"),),
     "handover": (
         Change(
-            "preload/handover.c",
+            "preload/fill/handover.c",
             "        read_in_parts(fd, w);\n    await_end(fd);",
             "        read_in_parts(fd, w);",
         ),
     ),
-    "flags": (Change("preload/track.c", "!(seen & TRACK_HELD) && change(", "change("),),
+    "flags": (Change("preload/descriptors/track.c", "!(seen & TRACK_HELD) && change(", "change("),),
     "failing": (
         Change(
-            "preload/demand.c",
+            "preload/fill/demand.c",
             "if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)",
             "if (0)",
         ),

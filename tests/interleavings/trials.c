@@ -22,12 +22,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "calls.h"
-#include "engine.h"
+#include "engine/engine.h"
+#include "preload/process/calls.h"
+#include "preload/session/segments.h"
+#include "preload/session/session.h"
+#include "publish/writer.h"
 #include "scheduler.h"
-#include "segments.h"
-#include "session.h"
-#include "writer.h"
 
 enum { SMALL, OTHER, LARGE, FILES };
 static const char *const names[FILES] = {"small", "other", "large"};

@@ -16,8 +16,8 @@
 #include <time.h>
 
 #include "../csrc/stress.h"
-#include "doorbell.h"
-#include "engine.h"
+#include "engine/doorbell.h"
+#include "engine/engine.h"
 
 #define NODES 3
 #define READERS 2           /* of each node */

@@ -18,8 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "connection.h"
-#include "xxh3.h"
+#include "peers/connection.h"
+#include "shared/xxh3.h"
 
 #define FILES 12
 #define BLOCK (16 * 1024)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan.h"
+#include "plan/plan.h"
 
 static const uint64_t SIZES[] = {1, 2, 3, 511, 512, 513, 514, 1025, 46340, 46341, 70001};
 

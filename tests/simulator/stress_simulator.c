@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "simulator.h"
+#include "simulator/simulator.h"
 
 /* Epochs whose arrays are kept: an old one is looked at when the next is given. */
 #define KEPT (MONARCH_SIM_EPOCHS + 1)

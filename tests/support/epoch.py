@@ -13,7 +13,7 @@ from csrc.building import build_program
 
 from support.session import Session
 
-# A reader that waits in vain does so for 5 s (PATIENCE_NS in csrc/preload/demand.c). One that is
+# A reader that waits in vain waits for 5 s (PATIENCE_NS in csrc/preload/fill/demand.c). One that is
 # served, or told that it will not be, has waited for less, on a busy machine too [s].
 READER_LIMIT_S = 4.5
 

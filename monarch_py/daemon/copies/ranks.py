@@ -1,9 +1,10 @@
 """The ranks of this node, and how the engine's threads are shared among them.
 
 A rank is a process that trains, with its workers, as its launcher numbers those of a node
-(csrc/preload/rank.c). All of them wait for the slowest one at the end of a step. So of what readers
-wait for, a rank that is predicted to load more has more turns (Lobster, 4.2 and 4.3): the demands
-of each are its queue, and its threads, in slices of their time, are those of Algorithm 1.
+(csrc/preload/session/rank.c). All of them wait for the slowest one at the end of a step.
+So a rank that is predicted to load more gets more turns among the reads that readers wait for
+(Lobster, 4.2 and 4.3): the demands of each rank are its queue, and its threads, in slices of their
+time, are those of Algorithm 1.
 """
 
 import math
@@ -33,7 +34,7 @@ MEMORY_S = 0.5
 # comes to where the slices are thin.
 SLICES, MOST_SEARCHED = 8, 8
 # Nobody is taken for loading less than this part of the mean: a reader waits for a bounded time
-# (csrc/preload/demand.c), which must not pass because others miss more.
+# (csrc/preload/fill/demand.c), which must not pass because others miss more.
 LEAST_LOAD = 0.25
 # Loads are counted in so many parts of the largest one, as the policy has them whole.
 PARTS = 1 << 30

@@ -25,7 +25,7 @@ __all__ = ["NOBODY", "PEER_THREADS", "Places"]
 
 NOBODY = -1
 # Threads that wait for peers: enough to ask all nodes of a small job at a time. One peer alone gets
-# two thirds of them: the others are for who comes next (can_ask in csrc/daemon/schedule.c).
+# two thirds of them: the others are for who comes next (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
 # A place that is not chosen is tried again after this long: it may have become faster [s].
 TRY_AGAIN_S = 2.0

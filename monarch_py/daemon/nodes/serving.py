@@ -1,5 +1,5 @@
 """What this node's daemon shares with its peers: the copies of its catalog, whole or being filled
-(csrc/daemon/holdings.c)."""
+(csrc/serving/holdings.c)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,28 @@
+/* The checksums of a block, made while it is copied: its XXH3-64, and the digest (peers/mac.h) with
+ * which it is sent to peers. */
+#ifndef MONARCH_BLOCK_SUM_H
+#define MONARCH_BLOCK_SUM_H
+
+#include <stddef.h>
+
+#include "peers/mac.h"
+#include "shared/xxh3.h"
+
+struct block_sum {
+    uint64_t xxh3;
+    struct monarch_digest digest;
+    int has_digest;
+};
+
+struct block_sum_stream {
+    struct xxh3_stream xxh3;
+    struct monarch_mac *content; /* NULL: without a digest */
+};
+
+/* content_key: NULL for no digest. Without memory for one there is none either. */
+void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
+void monarch_block_sum_add(struct block_sum_stream *s, const void *bytes, size_t n);
+/* After each `begin`; out: NULL if the sum is of no use. */
+void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);
+
+#endif

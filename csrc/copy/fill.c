@@ -1,0 +1,478 @@
+/* The fill of one copy. Its units may come in any order and from several threads; readers are let
+ * at each as soon as it is written. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "engine/doorbell.h"
+#include "engine/engine.h"
+
+/* --- readers -----------------------------------------------------------------------------------
+ */
+
+/* The lower half of a demand is the word that its reader sleeps on. */
+static uint32_t *futex_of(uint64_t *demand) { return (uint32_t *)demand; }
+
+void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count) {
+    for (int i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t d = __atomic_load_n(&m->demand[i], __ATOMIC_ACQUIRE);
+        if (d && monarch_demand_entry(d) == entry && monarch_demand_unit(d) - first < count &&
+            __atomic_compare_exchange_n(&m->demand[i], &d, 0, 0, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_RELAXED))
+            monarch_futex_wake(futex_of(&m->demand[i]));
+    }
+}
+
+int monarch_is_requested(const struct monarch_clients *m, uint64_t id) {
+    return id < MONARCH_MAX_FILES && monarch_bit_is_set(m->wanted.word, id);
+}
+
+static int is_settled(const struct monarch_clients *m, const struct monarch_catalog *c,
+                      uint64_t id) {
+    if (id >= c->count)
+        return 1;
+    uint64_t word = __atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE);
+    unsigned state = MONARCH_WORD_STATE(word);
+    return state != MONARCH_WANTED && state != MONARCH_FILLING &&
+           !(state == MONARCH_ABSENT && monarch_is_requested(m, id));
+}
+
+/* Answers the demands that stood when it began: a reader that asks again at once, elsewhere in the
+ * table, is not met a second time. */
+uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
+    uint64_t standing[MONARCH_DEMANDS], waiting = 0;
+    for (int i = 0; i < MONARCH_DEMANDS; i++)
+        standing[i] = __atomic_load_n(&m->demand[i], __ATOMIC_ACQUIRE);
+    for (int i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t d = standing[i];
+        if (d && !is_settled(m, c, monarch_demand_entry(d)))
+            waiting++;
+        else if (d && __atomic_compare_exchange_n(&m->demand[i], &d, 0, 0, __ATOMIC_SEQ_CST,
+                                                  __ATOMIC_RELAXED))
+            monarch_futex_wake(futex_of(&m->demand[i]));
+    }
+    return waiting;
+}
+
+/* --- beginning ---------------------------------------------------------------------------------
+ */
+
+static uint64_t words_for(uint64_t bits) { return (bits + 63) / 64; }
+
+static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
+    uint64_t size = job->entry.size, block = e->block_bytes, unit = monarch_unit_of(size, block);
+    uint64_t units = (size + unit - 1) / unit, blocks = (size + block - 1) / block;
+    struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
+    uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
+    /* Of a copy of one block they would not be kept (sums.h). */
+    const unsigned char *key =
+        blocks > 1 ? monarch_holdings_key(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE)) : NULL;
+    if (!f || !sums) {
+        free(f);
+        free(sums);
+        return NULL;
+    }
+    f->digests = key ? malloc(blocks * sizeof *f->digests) : NULL;
+    f->content_key = f->digests ? key : NULL;
+    f->job = job;
+    f->units = units;
+    f->unit_bytes = unit;
+    f->blocks = f->blocks_left = blocks;
+    f->block_bytes = block;
+    f->sums = sums;
+    f->claimed = (uint64_t *)(f + 1);
+    f->left = (uint32_t *)(f->claimed + words_for(units));
+    for (uint64_t b = 0; b < blocks; b++) {
+        uint64_t end = (b + 1) * (block / unit);
+        f->left[b] = (uint32_t)((end < units ? end : units) - b * (block / unit));
+    }
+    f->map = &e->fills->fill[job->slot];
+    return f;
+}
+
+/* Blocks are reserved before the first is written: a full tier is seen here, not half way. What is
+ * written in one go needs no reservation, which would cost more than the write; and tmpfs would
+ * clear all its pages first, while the readers wait. */
+static int reserve(int fd, uint64_t size) {
+    struct statfs fs;
+    if (size <= MONARCH_CHUNK)
+        return 0;
+    if (fstatfs(fd, &fs) != 0 || fs.f_type != TMPFS_MAGIC) {
+        if (fallocate(fd, 0, 0, (off_t)size) == 0)
+            return 0;
+        if (errno != EOPNOTSUPP && errno != ENOSYS)
+            return -1;
+    }
+    return ftruncate(fd, (off_t)size);
+}
+
+static int create_copy(struct job *job) {
+    char name[MONARCH_COPY_NAME + 4];
+    monarch_copy_name(job, name);
+    int fd = openat(job->copies, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0400);
+    if (fd < 0)
+        return monarch_fail(job, monarch_tier_status(errno), errno);
+    if (reserve(fd, job->entry.size) != 0) {
+        monarch_fail(job, monarch_tier_status(errno), errno);
+        close(fd);
+        monarch_remove_copy(job); /* ours alone: nobody else holds the number */
+        return -1;
+    }
+    return fd;
+}
+
+static void wake_askers(struct monarch_engine *e, const struct job *job) {
+    struct monarch_holdings *h = __atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE);
+    monarch_holdings_wake(h, job->entry.source, job->entry.hash);
+}
+
+/* The bits first, then the word that they belong to. */
+static void show(struct monarch_engine *e, struct fill *f) {
+    const struct job *job = f->job;
+    int has_map = f->units <= MONARCH_FILL_UNITS;
+    __atomic_store_n(&f->map->unit_bytes, has_map ? f->unit_bytes : 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&f->map->failed, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&f->map->whole, 0, __ATOMIC_RELAXED);
+    for (uint64_t w = 0; has_map && w < words_for(f->units); w++)
+        __atomic_store_n(&f->map->done[w], 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->fills->word[job->slot],
+                     monarch_word(MONARCH_FILLING, 0, job->result.tier, job->result.copy),
+                     __ATOMIC_SEQ_CST);
+    wake_askers(e, job);
+}
+
+void monarch_end_claim(struct monarch_clients *m, uint64_t id) {
+    uint64_t *at = monarch_claim_at(m, id), claim = __atomic_load_n(at, __ATOMIC_SEQ_CST);
+    while (monarch_claim_names(claim, id) && claim & MONARCH_CLAIM_HANDED &&
+           !__atomic_compare_exchange_n(at, &claim, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+}
+
+int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns) {
+    uint64_t claim = __atomic_load_n(&m->claim[id % MONARCH_CLAIMS], __ATOMIC_SEQ_CST);
+    return !monarch_claim_names(claim, id) || claim & MONARCH_CLAIM_RECALLED ||
+           !monarch_claim_holds(claim, now_ns);
+}
+
+static void close_source(struct monarch_engine *e, struct job *job, int fd) {
+    close(fd);
+    if (job->handed == fd) {
+        job->handed = -1;
+        monarch_end_claim(e->clients, job->claim);
+    }
+}
+
+void monarch_close_handed(struct monarch_engine *e, struct job *job) {
+    if (job->handed >= 0)
+        close_source(e, job, job->handed);
+}
+
+/* The reader's descriptor, or one of our own. */
+static int open_source(struct monarch_engine *e, struct job *job, int *status) {
+    if (job->handed >= 0 && monarch_is_usable(e, job, job->handed))
+        return job->handed;
+    monarch_close_handed(e, job);
+    return monarch_open_source(e, job, status);
+}
+
+static void give_up(struct fill *f, int status, int error) {
+    if (!__atomic_exchange_n(&f->failed, 1, __ATOMIC_ACQ_REL))
+        monarch_fail(f->job, status, error);
+}
+
+static int begin_reading(struct monarch_engine *e, struct fill *f) {
+    uint64_t began_ns = monarch_now_ns();
+    int status, from = open_source(e, f->job, &status);
+    if (from < 0) {
+        give_up(f, status, errno);
+        return -1;
+    }
+    monarch_note_source(e);
+    f->source_ns = monarch_now_ns() - began_ns;
+    __atomic_store_n(&f->from, from, __ATOMIC_RELEASE);
+    return 0;
+}
+
+/* Readers know of the fill before it asks the source: one that opens the file meanwhile waits for
+ * the copy. */
+struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
+    int is_by_peer = job->peer[0] >= 0, to = create_copy(job);
+    struct fill *f = to < 0 ? NULL : new_fill(e, job);
+    if (!f) {
+        monarch_close_handed(e, job);
+        if (to >= 0) {
+            monarch_fail(job, MONARCH_TIER_ERROR, ENOMEM);
+            close(to);
+            monarch_remove_copy(job);
+        }
+        return NULL;
+    }
+    f->from = -1;
+    f->peers = !is_by_peer ? 0 : job->peer[1] < 0 ? 1 : MONARCH_ASKED;
+    f->to = to;
+    show(e, f);
+    if (is_by_peer || begin_reading(e, f) == 0)
+        return f;
+    monarch_fill_end(e, f);
+    return NULL;
+}
+
+/* --- moving ------------------------------------------------------------------------------------
+ */
+
+static uint64_t end_of_block(const struct fill *f, uint64_t block) {
+    uint64_t end = (block + 1) * f->block_bytes, size = f->job->entry.size;
+    return end < size ? end : size;
+}
+
+static int sum_from_copy(struct fill *f, uint64_t block, char *buffer, struct block_sum *sum) {
+    struct block_sum_stream stream;
+    uint64_t end = end_of_block(f, block);
+    int r = 0;
+    monarch_block_sum_begin(&stream, f->content_key);
+    for (uint64_t at = block * f->block_bytes; r == 0 && at < end;) {
+        uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
+        ssize_t got = monarch_read_fully(f->to, buffer, n, (off_t)at);
+        if (got != (ssize_t)n) {
+            give_up(f, MONARCH_TIER_ERROR, got < 0 ? (int)-got : EIO);
+            r = -1;
+        }
+        monarch_block_sum_add(&stream, buffer, n);
+        at += n;
+    }
+    monarch_block_sum_end(&stream, sum);
+    return r;
+}
+
+static void record(struct fill *f, uint64_t block, const struct block_sum *sum) {
+    f->sums[block] = sum->xxh3;
+    if (f->digests && sum->has_digest)
+        f->digests[block] = sum->digest;
+    else
+        __atomic_store_n(&f->lacks_digest, 1, __ATOMIC_RELAXED);
+}
+
+static int is_handed(const struct job *job) {
+    return __atomic_load_n(&job->handed, __ATOMIC_ACQUIRE) >= 0;
+}
+
+static void wait_for_write_back(struct fill *f, uint64_t block) {
+    sync_file_range(f->to, (off_t)(block * f->block_bytes), (off_t)f->block_bytes,
+                    SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+                        SYNC_FILE_RANGE_WAIT_AFTER);
+}
+
+/* Write-back of a block starts when it is complete and is awaited two blocks later: dirty pages
+ * never pile up. The source's pages are not read again by us; those that a program maps or reads
+ * through at this moment stay. */
+static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
+                      const struct block_sum *sum) {
+    struct block_sum own;
+    if (!sum && sum_from_copy(f, block, buffer, &own) != 0)
+        return;
+    record(f, block, sum ? sum : &own);
+    if (f->job->entry.size > MONARCH_CHUNK) {
+        uint64_t at = block * f->block_bytes;
+        int from = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
+        if (from >= 0 && !is_handed(f->job) && !monarch_drops_behind(e, f->job))
+            posix_fadvise(from, (off_t)at, (off_t)f->block_bytes, POSIX_FADV_DONTNEED);
+        sync_file_range(f->to, (off_t)at, (off_t)f->block_bytes, SYNC_FILE_RANGE_WRITE);
+        uint64_t last = __atomic_exchange_n(&f->written[0], block + 1, __ATOMIC_ACQ_REL);
+        uint64_t before = __atomic_exchange_n(&f->written[1], last, __ATOMIC_ACQ_REL);
+        if (before)
+            wait_for_write_back(f, before - 1);
+    }
+    __atomic_sub_fetch(&f->blocks_left, 1, __ATOMIC_ACQ_REL);
+}
+
+static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count) {
+    for (uint64_t u = unit; u < unit + count && f->units <= MONARCH_FILL_UNITS; u++)
+        __atomic_fetch_or(&f->map->done[u / 64], 1ULL << (u % 64), __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&e->fills->units, count, __ATOMIC_RELAXED);
+    monarch_answer(e->clients, f->job->result.id, unit, count);
+    wake_askers(e, f->job);
+}
+
+static void note_read(struct monarch_engine *e, uint64_t n) {
+    __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
+    monarch_note_source(e);
+}
+
+/* The bytes come from the kernel's memory if the program has just read them: the source does not
+ * feel it. A thread that has slept meanwhile has waited for the source. */
+static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
+                           uint64_t n, uint64_t at) {
+    struct rusage before, after;
+    getrusage(RUSAGE_THREAD, &before);
+    ssize_t got = monarch_read_fully(from, buffer, n, (off_t)at);
+    getrusage(RUSAGE_THREAD, &after);
+    if (after.ru_nvcsw != before.ru_nvcsw && got == (ssize_t)n) {
+        __atomic_store_n(&f->lacks_pages, 1, __ATOMIC_RELAXED);
+        note_read(e, n);
+    }
+    return got;
+}
+
+/* Its program has asked for its descriptor, or will not be kept from what it does any longer. The
+ * number becomes that of an open file of our own, so that other threads may go on reading by it.
+ * -1: there is none, *status and errno say why. */
+static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
+    uint64_t began_ns = monarch_now_ns();
+    int own = monarch_open_source(e, f->job, status), handed = from;
+    if (own < 0)
+        return -1;
+    if (f->units == 1) /* no other thread is at it */
+        f->source_ns += monarch_now_ns() - began_ns;
+    if (__atomic_compare_exchange_n(&f->job->handed, &handed, -1, 0, __ATOMIC_SEQ_CST,
+                                    __ATOMIC_SEQ_CST)) {
+        while (dup3(own, from, O_CLOEXEC) < 0 && (errno == EINTR || errno == EBUSY))
+            ;
+        monarch_end_claim(e->clients, f->job->claim);
+    }
+    close(own);
+    return 0;
+}
+
+static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int from, char *buffer,
+                                uint64_t n, uint64_t at) {
+    struct visit v = monarch_visit(e, MONARCH_PLACE_OF_SOURCES);
+    monarch_wait_turn(e, n);
+    ssize_t got = monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
+    if (f->units == 1)
+        f->source_ns += monarch_now_ns() - v.since_ns;
+    monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
+    if (got == (ssize_t)n)
+        note_read(e, n);
+    return got;
+}
+
+/* Bytes of the source, [at, end); whether the copy has them now. */
+static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t end,
+                       char *buffer, struct block_sum_stream *stream) {
+    int status, from = monarch_source_of(e, f, &status);
+    if (from < 0) {
+        give_up(f, status, errno);
+        return 0;
+    }
+    while (at < end) {
+        uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
+        if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
+            give_up(f, MONARCH_ABANDONED, 0);
+        if (!__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE) && is_handed(f->job) &&
+            monarch_is_recalled(e->clients, f->job->claim, monarch_now_ns()) &&
+            give_back(e, f, from, &status) != 0)
+            give_up(f, status, errno);
+        if (__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
+            return 0;
+        ssize_t got = is_handed(f->job) ? read_handed(e, f, from, buffer, n, at)
+                                        : read_from_source(e, f, from, buffer, n, at);
+        if (got < 0)
+            give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
+        else if ((uint64_t)got < n)
+            give_up(f, MONARCH_SOURCE_CHANGED, 0); /* it has shrunk */
+        if (got != (ssize_t)n)
+            return 0;
+        int error = monarch_write_fully(f->to, buffer, n, (off_t)at);
+        if (error) {
+            give_up(f, monarch_tier_status(-error), -error);
+            return 0;
+        }
+        if (stream)
+            monarch_block_sum_add(stream, buffer, n);
+        at += n;
+    }
+    return 1;
+}
+
+void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
+                       char *buffer, struct block_sum_stream *stream) {
+    uint64_t size = f->job->entry.size, at = unit * f->unit_bytes;
+    struct block_sum sum;
+    uint64_t end = (unit + count) * f->unit_bytes, block = at / f->block_bytes;
+    end = end < size ? end : size;
+    int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
+    if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
+        return;
+    /* The stream has the whole block only if the last unit was the last to come, and a peer gave
+     * none of it. */
+    int has_sum = end == end_of_block(f, block) &&
+                  (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
+    if (has_sum && !is_fetched)
+        monarch_block_sum_end(stream, &sum);
+    mark_done(e, f, unit, count);
+    if (__atomic_sub_fetch(&f->left[block], (uint32_t)count, __ATOMIC_ACQ_REL) == 0)
+        end_block(e, f, block, buffer, has_sum ? &sum : NULL);
+}
+
+/* --- ending ------------------------------------------------------------------------------------
+ */
+
+int monarch_fill_is_over(const struct fill *f) {
+    return __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE) ||
+           __atomic_load_n(&f->blocks_left, __ATOMIC_ACQUIRE) == 0;
+}
+
+static int close_copy(struct job *job, int fd) {
+    struct stat st;
+    struct timespec times[2] = {{0, UTIME_OMIT}, {(time_t)job->result.id, (long)job->stamp}};
+    int error = fstat(fd, &st) != 0 || (job->is_stamped && futimens(fd, times) != 0) ? errno : 0;
+    if (close(fd) != 0 && !error)
+        error = errno;
+    if (error)
+        return monarch_fail(job, monarch_tier_status(error), error);
+    job->result.copy_ino = st.st_ino;
+    job->result.copy_bytes = (uint64_t)st.st_blocks * 512;
+    return 0;
+}
+
+void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
+    struct job *job = f->job;
+    int r = f->failed ? -1 : 0, status;
+    /* What came from one peer alone was found unchanged there before its last block was sent. Of
+     * what came from two, nobody has looked at all of it. */
+    if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
+        r = monarch_fail(job, status, errno);
+    if (r == 0 && f->from >= 0)
+        r = monarch_source_is_unchanged(job, f->from);
+    job->result.giver = r == 0 ? monarch_giver_of(f) : -1;
+    if (r == 0) {
+        job->result.sum = monarch_xxh3((const char *)f->sums, f->blocks * sizeof *f->sums);
+        job->result.bytes = job->entry.size;
+        r = close_copy(job, f->to);
+    } else {
+        close(f->to);
+    }
+    if (f->from >= 0) {
+        int was_handed = is_handed(job);
+        close_source(e, job, f->from);
+        if (r == 0 && job->is_read && e->control)
+            monarch_note_pages(e, job->entry.source, f->lacks_pages);
+        __atomic_fetch_add(&e->files, r == 0, __ATOMIC_RELAXED);
+        if (r == 0 && f->units == 1 && job->peer[0] < 0 && !was_handed && e->control)
+            monarch_note_speed(e, job->entry.source, f->source_ns);
+    } else {
+        __atomic_fetch_add(&e->peer_files, r == 0, __ATOMIC_RELAXED);
+    }
+    if (r == 0) {
+        monarch_holdings_sums(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE), job->result.copy,
+                              f->sums, f->lacks_digest ? NULL : f->digests, f->blocks);
+        __atomic_store_n(&f->map->whole, 1, __ATOMIC_SEQ_CST);
+        job->result.status = MONARCH_DONE;
+        job->result.block_sums = f->sums;
+        job->result.blocks = f->blocks;
+    } else {
+        __atomic_store_n(&f->map->failed, 1, __ATOMIC_SEQ_CST);
+        monarch_answer(e->clients, job->result.id, 0, MONARCH_FILL_UNITS);
+        monarch_remove_copy(job);
+        free(f->sums);
+    }
+    wake_askers(e, job);
+    free(f->digests);
+    free(f);
+}

@@ -1,0 +1,69 @@
+/* How much threads get from each place that has a file, and how long that takes: what the choice of
+ * places is made from (NoPFS 4: r_j(p_j) / p_j). */
+#include "engine/engine.h"
+
+/* A source gives a small file sooner than this where it lies on a local disk or in the page cache,
+ * and later where a network file system asks its server twice [ns]. */
+#define FAST_NS 300000
+/* Of SHARE_ALL, what is added for a file of which something is true, and taken away for one of
+ * which it is not: a mean over some 32 files. */
+#define SHARE_ALL 1024U
+#define JUDGED 32U /* fills that show it */
+#define SHARE_STEP 32U
+
+static unsigned level_of(uint32_t threads) {
+    unsigned level = 31U - (unsigned)__builtin_clz(threads);
+    return level < MONARCH_LEVELS ? level : MONARCH_LEVELS - 1;
+}
+
+struct visit monarch_visit(struct monarch_engine *e, unsigned place) {
+    struct place *p = &e->place[place];
+    uint32_t threads = __atomic_add_fetch(&p->busy, 1, __ATOMIC_RELAXED);
+    return (struct visit){p, monarch_now_ns(), level_of(threads)};
+}
+
+void monarch_leave_unseen(const struct visit *v) {
+    __atomic_sub_fetch(&v->place->busy, 1, __ATOMIC_RELAXED);
+}
+
+void monarch_leave(const struct visit *v, uint64_t bytes) {
+    struct monarch_flow *flow = &v->place->flow;
+    uint64_t ns = monarch_now_ns() - v->since_ns;
+    __atomic_fetch_add(&flow->bytes[v->level], bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&flow->ns[v->level], ns, __ATOMIC_RELAXED);
+    monarch_leave_unseen(v);
+}
+
+void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, uint32_t n) {
+    for (uint32_t i = 0; i < n && i < MONARCH_PLACES; i++)
+        for (int level = 0; level < MONARCH_LEVELS; level++) {
+            const struct monarch_flow *flow = &e->place[i].flow;
+            out[i].bytes[level] = __atomic_load_n(&flow->bytes[level], __ATOMIC_RELAXED);
+            out[i].ns[level] = __atomic_load_n(&flow->ns[level], __ATOMIC_RELAXED);
+        }
+}
+
+/* The source's bit among `bits` says what is true of most of its files. Threads that write at the
+ * same time lose one of their values. */
+static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
+    uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
+    share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);
+    __atomic_store_n(mean, share, __ATOMIC_RELAXED);
+    uint32_t is_set = share > SHARE_ALL / 2 ? bit : 0;
+    if ((__atomic_load_n(bits, __ATOMIC_RELAXED) & bit) == is_set)
+        return;
+    if (is_set)
+        __atomic_fetch_or(bits, bit, __ATOMIC_RELAXED);
+    else
+        __atomic_fetch_and(bits, ~bit, __ATOMIC_RELAXED);
+}
+
+void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns) {
+    note(&e->fast[source], &e->control->fast_sources, source, ns < FAST_NS);
+    if (__atomic_add_fetch(&e->judged[source], 1, __ATOMIC_RELAXED) == JUDGED)
+        __atomic_fetch_or(&e->control->judged_sources, 1U << source, __ATOMIC_RELAXED);
+}
+
+void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone) {
+    note(&e->pageless[source], &e->control->pageless_sources, source, are_gone);
+}

@@ -1,0 +1,393 @@
+/* One order that is no fill: check a copy, compare one with its source, drop one, bring one into
+ * memory; and what they have in common with fills. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/sysmacros.h>
+#include <sys/uio.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/engine.h"
+#include "shared/buffer.h"
+#include "shared/sys.h"
+
+#ifndef RWF_DONTCACHE
+#define RWF_DONTCACHE 0x80 /* Linux 6.14 */
+#endif
+
+/* What of a copy is brought into memory in one go. */
+#define PART_BYTES (4 * MONARCH_CHUNK)
+
+ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
+    size_t done = 0;
+    while (done < n) {
+        ssize_t r = pread(fd, buf + done, n - done, at + (off_t)done);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0)
+            return -errno;
+        if (r == 0)
+            break;
+        done += (size_t)r;
+    }
+    return (ssize_t)done;
+}
+
+int monarch_write_fully(int fd, const char *buf, size_t n, off_t at) {
+    for (size_t done = 0; done < n;) {
+        ssize_t r = pwrite(fd, buf + done, n - done, at + (off_t)done);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r <= 0)
+            return r < 0 ? -errno : -EIO;
+        done += (size_t)r;
+    }
+    return 0;
+}
+
+int monarch_fail(struct job *job, int status, int error) {
+    job->result.status = (uint32_t)status;
+    job->result.error = error;
+    return -1;
+}
+
+int monarch_tier_status(int error) {
+    return error == ENOSPC || error == EDQUOT || error == ENOMEM ? MONARCH_TIER_FULL
+                                                                 : MONARCH_TIER_ERROR;
+}
+
+void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]) {
+    snprintf(name, MONARCH_COPY_NAME + 4, "%0*llx", MONARCH_COPY_NAME,
+             (unsigned long long)job->result.copy);
+}
+
+void monarch_remove_copy(struct job *job) {
+    char name[MONARCH_COPY_NAME + 4];
+    monarch_copy_name(job, name);
+    /* A directory of this name is somebody else's, and the copy gone. */
+    if (unlinkat(job->copies, name, 0) != 0 && errno != ENOENT && errno != EISDIR)
+        job->result.left = errno;
+}
+
+/* --- limits ------------------------------------------------------------------------------------
+ */
+
+uint64_t monarch_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* Takes the next free span of a second that is shared out evenly; returns when it begins. What was
+ * not used in the past is lost, but for a little: threads do not wake to the microsecond. */
+static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
+    const uint64_t slack_ns = 20000000;
+    uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
+    uint64_t next = __atomic_load_n(next_ns, __ATOMIC_RELAXED), begin;
+    do
+        begin = next + slack_ns < now ? now - slack_ns : next;
+    while (!__atomic_compare_exchange_n(next_ns, &next, begin + span, 0, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED));
+    return begin;
+}
+
+/* In steps, so that an engine that stops is not kept by a low rate. */
+static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
+    for (uint64_t now;
+         !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {
+        uint64_t ns = when_ns - now < 50000000 ? when_ns - now : 50000000;
+        struct timespec t = {0, (long)ns};
+        nanosleep(&t, NULL);
+    }
+}
+
+void monarch_wait_turn(struct monarch_engine *e, uint64_t n) {
+    uint64_t ops = __atomic_load_n(&e->ops_per_s, __ATOMIC_RELAXED);
+    uint64_t bytes = __atomic_load_n(&e->bytes_per_s, __ATOMIC_RELAXED);
+    if (ops)
+        sleep_until(e, take_span(&e->next_op_ns, 1, ops));
+    if (bytes && n)
+        sleep_until(e, take_span(&e->next_byte_ns, n, bytes));
+}
+
+/* --- the source file -------------------------------------------------------------------------- */
+
+static int64_t ns(struct statx_timestamp t) { return monarch_time_ns(t.tv_sec, t.tv_nsec); }
+
+/* sync: AT_STATX_DONT_SYNC, or AT_STATX_FORCE_SYNC to ask the source's server. */
+static int attributes_of(int fd, int sync, struct statx *x) {
+    unsigned mask = STATX_TYPE | STATX_INO | STATX_SIZE | STATX_MTIME | STATX_CTIME;
+    return statx(fd, "", AT_EMPTY_PATH | sync, mask, x) == 0;
+}
+
+static int are_as_catalogued(const struct monarch_entry *e, const struct statx *x) {
+    return S_ISREG(x->stx_mode) && x->stx_ino == e->ino && x->stx_size == e->size &&
+           ns(x->stx_mtime) == e->mtime_ns && ns(x->stx_ctime) == e->ctime_ns;
+}
+
+static int is_as_catalogued(const struct monarch_entry *e, int fd, int sync) {
+    struct statx x;
+    return attributes_of(fd, sync, &x) && are_as_catalogued(e, &x);
+}
+
+uint64_t monarch_inode_of(int fd, uint64_t *dev) {
+    struct statx x;
+    if (!attributes_of(fd, AT_STATX_DONT_SYNC, &x) || !S_ISREG(x.stx_mode))
+        return 0;
+    *dev = makedev(x.stx_dev_major, x.stx_dev_minor);
+    return x.stx_ino;
+}
+
+int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd) {
+    uint64_t dev = e->control->source[job->entry.source].dev;
+    int flags = fcntl(fd, F_GETFL);
+    struct statx x;
+    return flags >= 0 && (flags & (O_ACCMODE | O_PATH | O_DIRECT)) == O_RDONLY &&
+           attributes_of(fd, AT_STATX_DONT_SYNC, &x) &&
+           makedev(x.stx_dev_major, x.stx_dev_minor) == dev && are_as_catalogued(&job->entry, &x);
+}
+
+static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
+    monarch_wait_turn(e, 0);
+    int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
+    /* Reading changes nothing at the source, its access time included, where we may say so. */
+    int fd = openat(job->source_root, job->path, flags | O_NOATIME);
+    if (fd < 0 && errno == EPERM)
+        fd = openat(job->source_root, job->path, flags);
+    if (fd < 0) {
+        int is_gone = errno == ENOENT || errno == ELOOP;
+        *status = is_gone ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR;
+        return -1;
+    }
+    /* The attributes that the open brought are enough: after the last byte the server is asked.
+     * Some file systems know the size only when they are asked. */
+    if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
+        !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
+        close(fd);
+        *status = MONARCH_SOURCE_CHANGED;
+        errno = 0;
+        return -1;
+    }
+    /* What we read is what the source gives: a read ahead of a unit that somebody has read already
+     * would ask for its bytes a second time. */
+    if (job->entry.size > MONARCH_UNIT)
+        posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+    return fd;
+}
+
+int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status) {
+    struct visit v = monarch_visit(e, MONARCH_PLACE_OF_SOURCES);
+    int fd = open_source(e, job, status), error = errno;
+    monarch_leave(&v, 0);
+    errno = error;
+    return fd;
+}
+
+int monarch_source_is_unchanged(struct job *job, int fd) {
+    if (!is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC))
+        return monarch_fail(job, MONARCH_SOURCE_CHANGED, 0);
+    return 0;
+}
+
+/* Linux 6.14 and 6.15 did not look whether somebody else had written to the page meanwhile. */
+int monarch_can_drop_behind(void) {
+    struct utsname system;
+    unsigned major, minor;
+    return uname(&system) == 0 && sscanf(system.release, "%u.%u", &major, &minor) == 2 &&
+           (major > 6 || (major == 6 && minor >= 16));
+}
+
+int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) {
+    uint32_t kept = __atomic_load_n(&e->kept_sources, __ATOMIC_RELAXED);
+    return !(kept >> job->entry.source & 1);
+}
+
+/* The pages of many small files fill the memory, and then it takes as long to find others as to
+ * copy. To give them back behind each file (posix_fadvise) may wait for all cores. Here those go
+ * that this very read has brought; what others have read stays for them. */
+ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
+                            size_t n, off_t at) {
+    size_t done = 0;
+    int refused = 0;
+    while (done < n && !refused && monarch_drops_behind(e, job)) {
+        struct iovec part = {buf + done, n - done};
+        long r = sys6(SYS_preadv2, fd, (long)&part, 1, at + (off_t)done, 0, RWF_DONTCACHE);
+        if (r == 0)
+            return (ssize_t)done;
+        if (r > 0)
+            done += (size_t)r;
+        refused = r < 0 && r != -EINTR;
+    }
+    ssize_t r = monarch_read_fully(fd, buf + done, n - done, at + (off_t)done);
+    if (refused && r >= 0) /* this file system can only read as always */
+        __atomic_fetch_or(&e->kept_sources, 1U << job->entry.source, __ATOMIC_RELAXED);
+    return r < 0 ? r : r + (ssize_t)done;
+}
+
+/* --- looking through a file --------------------------------------------------------------------
+ */
+
+/* XXH3-64 of every block, and of the block sums: what a fill recorded. */
+static int sum_of(struct monarch_engine *e, struct job *job, int fd, char *buffer, uint64_t *sum) {
+    uint64_t size = job->entry.size, block = e->block_bytes, blocks = (size + block - 1) / block;
+    int of_source = job->result.kind == MONARCH_COMPARE;
+    uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
+    int r = sums ? 0 : monarch_fail(job, MONARCH_TIER_ERROR, ENOMEM);
+    for (uint64_t b = 0, at = 0; r == 0 && b < blocks; b++) {
+        struct xxh3_stream stream;
+        uint64_t end = size - at < block ? size : at + block;
+        monarch_xxh3_begin(&stream);
+        for (; r == 0 && at < end;) {
+            uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
+            if (of_source)
+                monarch_wait_turn(e, n);
+            ssize_t got = of_source ? monarch_read_source(e, job, fd, buffer, n, (off_t)at)
+                                    : monarch_read_fully(fd, buffer, n, (off_t)at);
+            if (got < 0)
+                r = monarch_fail(job, MONARCH_SOURCE_ERROR, (int)-got);
+            else if ((uint64_t)got < n)
+                r = monarch_fail(job, MONARCH_SOURCE_CHANGED, 0); /* it has shrunk */
+            else if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
+                r = monarch_fail(job, MONARCH_ABANDONED, 0);
+            else
+                monarch_xxh3_add(&stream, buffer, n);
+            if (r == 0 && of_source)
+                __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
+            at += n;
+        }
+        sums[b] = monarch_xxh3_end(&stream);
+    }
+    if (r == 0) {
+        *sum = monarch_xxh3((const char *)sums, blocks * sizeof *sums);
+        job->result.bytes = size;
+    }
+    free(sums);
+    return r;
+}
+
+static void check(struct monarch_engine *e, struct job *job, char *buffer) {
+    char name[MONARCH_COPY_NAME + 4];
+    struct stat st;
+    monarch_copy_name(job, name);
+    int fd = openat(job->copies, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        monarch_fail(job, errno == ENOENT ? MONARCH_DAMAGED : MONARCH_TIER_ERROR, errno);
+    } else if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != job->entry.size) {
+        monarch_fail(job, MONARCH_DAMAGED, 0);
+    } else if (sum_of(e, job, fd, buffer, &job->result.sum) != 0) {
+        if (job->result.status != MONARCH_ABANDONED)
+            job->result.status = MONARCH_DAMAGED; /* a copy that cannot be read is none */
+    } else if (job->result.sum != job->expected_sum) {
+        monarch_fail(job, MONARCH_DAMAGED, 0);
+    } else {
+        job->result.status = MONARCH_DONE;
+        job->result.copy_ino = st.st_ino;
+        job->result.copy_bytes = (uint64_t)st.st_blocks * 512;
+    }
+    if (fd >= 0)
+        close(fd);
+}
+
+static void compare(struct monarch_engine *e, struct job *job, char *buffer) {
+    int status, fd = monarch_open_source(e, job, &status);
+    if (fd < 0) {
+        monarch_fail(job, status, errno);
+        return;
+    }
+    if (sum_of(e, job, fd, buffer, &job->result.sum) == 0 &&
+        monarch_source_is_unchanged(job, fd) == 0) {
+        if (job->result.sum == job->expected_sum)
+            job->result.status = MONARCH_DONE;
+        else
+            monarch_fail(job, MONARCH_DAMAGED, 0);
+    }
+    close(fd);
+}
+
+static void drop(struct monarch_engine *e, struct job *job) {
+    monarch_holdings_sums(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE), job->result.copy, NULL,
+                          NULL, 0);
+    monarch_remove_copy(job);
+    job->result.status = MONARCH_DONE;
+}
+
+/* Whether all pages of a chunk are in memory. Nothing of the mapping is touched. */
+static int is_cached(int fd, uint64_t at, uint64_t n) {
+    unsigned char pages[MONARCH_CHUNK / MONARCH_PAGE_BYTES] = {0};
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), count = (n + page - 1) / page;
+    void *map = mmap(NULL, n, PROT_READ, MAP_SHARED, fd, (off_t)at);
+    if (map == MAP_FAILED)
+        return 0;
+    int known = mincore(map, n, pages) == 0;
+    munmap(map, n);
+    for (uint64_t i = 0; known && i < count; i++)
+        known = pages[i] & 1;
+    return known;
+}
+
+/* The next part of it: between parts its thread does what is more urgent. It is read, not only
+ * asked for: the kernel shortens what it is asked for as it likes, and then no more is on its way
+ * than there are threads. */
+static void page_in(struct job *job, char *buffer) {
+    char name[MONARCH_COPY_NAME + 4];
+    uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
+    monarch_copy_name(job, name);
+    int fd = openat(job->copies, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        monarch_fail(job, MONARCH_TIER_ERROR, errno);
+        return;
+    }
+    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE); /* the use is still to come (Linux 6.3) */
+    end = end < size ? end : size;
+    while (job->result.bytes < end && job->result.error == 0) {
+        uint64_t at = job->result.bytes, left = end - at;
+        uint64_t n = left < MONARCH_CHUNK ? left : MONARCH_CHUNK;
+        ssize_t got = (ssize_t)n;
+        if (!is_cached(fd, at, n))
+            got = monarch_read_fully(fd, buffer, n, (off_t)at);
+        if (got <= 0)
+            monarch_fail(job, MONARCH_TIER_ERROR, got < 0 ? (int)-got : EIO);
+        else
+            job->result.bytes += (uint64_t)got;
+    }
+    close(fd);
+    if (job->result.bytes == size)
+        job->result.status = MONARCH_DONE;
+}
+
+void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer) {
+    if (job->result.kind == MONARCH_CHECK)
+        check(e, job, buffer);
+    else if (job->result.kind == MONARCH_COMPARE)
+        compare(e, job, buffer);
+    else if (job->result.kind == MONARCH_PAGE_IN)
+        page_in(job, buffer);
+    else
+        drop(e, job);
+}
+
+int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes) {
+    struct monarch_engine e = {.block_bytes = block_bytes};
+    struct job job;
+    struct stat st;
+    char *buffer = monarch_new_buffer(MONARCH_CHUNK);
+    memset(&job, 0, sizeof job);
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    int r = fd < 0 || !buffer || fstat(fd, &st) != 0 ? -errno : 0;
+    if (r == 0) {
+        job.entry.size = *bytes = (uint64_t)st.st_size;
+        if (sum_of(&e, &job, fd, buffer, sum) != 0)
+            r = job.result.error ? -job.result.error : -EIO;
+    }
+    if (fd >= 0)
+        close(fd);
+    free(buffer);
+    return r;
+}

@@ -1,0 +1,200 @@
+/* Where the bytes of a fill come from: a peer that holds the file, and when there is none or it
+ * fails, the source. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/engine.h"
+
+/* A peer that lives may have to wait for the source itself, and says so after 0.6 s. If its source
+ * gives nothing (TIMEOUT), a reader is not kept waiting for more than two answers; what nobody
+ * waits for can wait for some more. */
+#define ASKED_TRIES 2
+#define TRIES 8
+/* As long as its source does give (COMING), whoever asked that as well would be served no sooner,
+ * and all others later. A reader waits for less than it has patience with a daemon that lives, 5 s;
+ * what nobody waits for, for as long as a thread can be spared [ns]. */
+#define COMING_ASKED_NS 4000000000ULL
+#define COMING_NS 30000000000ULL
+/* A peer that fills the file gives its last block when it is whole. A reader waits for that only if
+ * no more than this is missing here [blocks]. */
+#define NEAR_END 4
+/* A look at a peer that has not answered yet [ns]. */
+#define STARTING_NS 100000000L
+/* After this a reader that waits gets its bytes from the source [ns]. */
+#define SILENCE_NS 500000000ULL
+
+static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a thread's buffer does for a fetch");
+
+static void note_sum(void *sum, uint64_t which, uint64_t first, uint64_t bytes, uint64_t value,
+                     const unsigned char *digest) {
+    struct block_sum *to = sum;
+    (void)which, (void)first, (void)bytes;
+    *to = (struct block_sum){.xxh3 = value, .has_digest = 1};
+    memcpy(to->digest.bytes, digest, sizeof to->digest.bytes);
+}
+
+/* Whether a reader waits for any of these bytes now. */
+static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint64_t at,
+                      uint64_t n) {
+    uint64_t first = at / f->unit_bytes, count = (n + f->unit_bytes - 1) / f->unit_bytes;
+    for (int i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t d = __atomic_load_n(&e->clients->demand[i], __ATOMIC_ACQUIRE);
+        if (d && monarch_demand_entry(d) == f->job->result.id &&
+            monarch_demand_unit(d) - first < count)
+            return 1;
+    }
+    return 0;
+}
+
+/* Whether these bytes are the source's to give to a reader at once, without any fault of the
+ * peer's. */
+static int is_too_early(const struct fill *f, int is_last) {
+    return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
+                       __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
+}
+
+/* Once. The time that it took is the peer's only where that need not wait for the source itself,
+ * and where it was not left alone for an older failure. */
+static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
+                    struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
+                    struct block_sum *sum) {
+    struct visit v = monarch_visit(e, MONARCH_PLACE_OF_PEER(f->job->peer[which]));
+    int r = monarch_peer_ask(peer, get, 1, buffer, note_sum, sum);
+    int is_ok = get->status == MONARCH_PEER_OK;
+    if ((f->job->has_it >> which & 1) && (is_ok || get->status == MONARCH_PEER_TIMEOUT))
+        monarch_leave(&v, is_ok ? get->length : 0);
+    else
+        monarch_leave_unseen(&v);
+    return r;
+}
+
+/* The first of those that are brought up together would read for the others all that it fetches
+ * ahead. What nobody waits for can wait until they are there. */
+static int is_starting(const struct monarch_engine *e, const struct fill *f,
+                       const struct monarch_peer *peer, struct monarch_peer_get *get) {
+    struct timespec pause = {0, STARTING_NS};
+    int is_silent = get->status == MONARCH_PEER_CUT || get->status == MONARCH_PEER_TIMEOUT;
+    if (!is_silent || is_awaited(e, f, get->first, get->length) || !monarch_peer_is_starting(peer))
+        return 0;
+    nanosleep(&pause, NULL);
+    get->status = MONARCH_PEER_COMING;
+    return 1;
+}
+
+/* get->status says what came of it; MONARCH_PEER_LATER: the source is to be asked at once, and
+ * MONARCH_PEER_COMING: by now, without any fault of the peer's. */
+static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
+                struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
+    struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
+    uint64_t began = monarch_now_ns(), unasked = began; /* nobody waited then */
+    get->status = MONARCH_PEER_TIMEOUT;
+    for (int tries = 0, silent = 0; peer; tries++) {
+        uint64_t now = monarch_now_ns();
+        int is_asked = is_awaited(e, f, get->first, get->length);
+        unasked = is_asked ? unasked : now;
+        if (is_asked && is_too_early(f, is_last))
+            get->status = MONARCH_PEER_LATER;
+        silent = get->status == MONARCH_PEER_COMING || !tries ? 0 : silent + 1;
+        int is_enough = silent >= (is_asked ? ASKED_TRIES : TRIES);
+        if (get->status == MONARCH_PEER_LATER || is_enough || now - unasked > COMING_ASKED_NS ||
+            now - began > COMING_NS || __atomic_load_n(&e->stopping, __ATOMIC_RELAXED) ||
+            __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
+            return;
+        if (tries && !is_asked)
+            e->serve_readers(e, buffer);
+        /* So that it comes before what nobody waits for there as well. */
+        get->is_awaited = (uint32_t)is_asked;
+        /* A connection that broke is no reason to ask this peer once more. */
+        if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {
+            if (!is_starting(e, f, peer, get))
+                return;
+        } else if (get->status != MONARCH_PEER_TIMEOUT && get->status != MONARCH_PEER_COMING) {
+            return;
+        }
+    }
+}
+
+/* Adds a node to those that the fill asks: it keeps the file, because the peer that was asked has
+ * no room for it. Several threads may be told of the same node. */
+static void follow(struct fill *f, int which, unsigned node) {
+    for (int i = which + 1; i < MONARCH_ASKED + MONARCH_MOVES && node < MONARCH_MAX_PEERS; i++) {
+        int known = -1;
+        if (__atomic_compare_exchange_n(&f->job->peer[i], &known, (int)node, 0, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE))
+            __atomic_store_n(&f->job->result.home, (int32_t)node, __ATOMIC_RELEASE);
+        if (known < 0 || known == (int)node)
+            return;
+    }
+}
+
+/* The peer that is asked now, -1 for nobody any more. */
+static int asked_peer(const struct fill *f, int which) {
+    return which < MONARCH_ASKED + MONARCH_MOVES
+               ? __atomic_load_n(&f->job->peer[which], __ATOMIC_ACQUIRE)
+               : -1;
+}
+
+int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
+                  struct block_sum *sum) {
+    const struct monarch_entry *entry = &f->job->entry;
+    uint64_t began = monarch_now_ns();
+    int is_last = f->blocks > 1 && at >= (f->blocks - 1) * f->block_bytes;
+    struct monarch_peer_get get = {.path_hash = entry->hash,
+                                   .size = entry->size,
+                                   .mtime_ns = monarch_times_of(entry),
+                                   .source = entry->source,
+                                   .first = at,
+                                   .length = n,
+                                   .to = f->to,
+                                   .at = at};
+    for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
+        get.is_owner = f->peers == 1 || which >= f->peers; /* of two either may be the owner */
+        ask(e, f, which, is_last, &get, buffer, sum);
+        if (get.status == MONARCH_PEER_OK) {
+            __atomic_fetch_or(&f->gave, 1 << which, __ATOMIC_ACQ_REL);
+            __atomic_fetch_add(&e->peer_bytes, n, __ATOMIC_RELAXED);
+            return 1;
+        }
+        int is_late = get.status == MONARCH_PEER_TIMEOUT || get.status == MONARCH_PEER_COMING;
+        if (is_last && is_late)
+            __atomic_store_n(&f->is_last_late, 1, __ATOMIC_RELAXED);
+        if (get.status == MONARCH_PEER_LATER || get.status == MONARCH_PEER_COMING ||
+            (is_last && is_late))
+            return 0;
+        if (get.status >= MONARCH_PEER_MOVED)
+            follow(f, which, get.status - MONARCH_PEER_MOVED);
+        __atomic_compare_exchange_n(&f->asks, &which, which + 1, 0, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_RELAXED);
+        /* One silence is what a reader can wait for. */
+        if (monarch_now_ns() - began > SILENCE_NS && is_awaited(e, f, at, n))
+            return 0;
+    }
+    return 0;
+}
+
+int monarch_giver_of(const struct fill *f) {
+    for (int which = 0; f->from < 0 && asked_peer(f, which) >= 0; which++)
+        if (f->gave == 1 << which)
+            return f->job->peer[which];
+    return -1;
+}
+
+void monarch_note_source(struct monarch_engine *e) {
+    __atomic_store_n(&e->fills->source_ns, monarch_now_ns(), __ATOMIC_RELAXED);
+}
+
+int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {
+    int there = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
+    if (there >= 0)
+        return there;
+    int fd = monarch_open_source(e, f->job, status);
+    /* Several threads may find at once that the peer is gone. */
+    if (fd >= 0 &&
+        !__atomic_compare_exchange_n(&f->from, &there, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        close(fd);
+        return there;
+    }
+    return fd;
+}

@@ -1,0 +1,239 @@
+/* The copy engine as Python drives it: it is started and set, gets orders, and gives results. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/orders.h"
+#include "engine/schedule.h"
+#include "engine/waking.h"
+#include "engine/work.h"
+#include "handover/handovers.h"
+#include "publish/writer.h"
+#include "shared/joining.h"
+
+struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
+                                            uint64_t block_bytes, struct monarch_clients *clients,
+                                            struct monarch_fills *fills) {
+    size_t workers = (size_t)threads + (size_t)peer_threads;
+    struct pool *p = calloc(1, sizeof *p + workers * sizeof(struct worker));
+    struct place *places = calloc(MONARCH_PLACES, sizeof *places);
+    if (!p || !places) {
+        free(p);
+        free(places);
+        return NULL;
+    }
+    p->shared.place = places;
+    p->shared.block_bytes = block_bytes;
+    p->shared.clients = clients;
+    p->shared.fills = fills;
+    p->shared.serve_readers = monarch_serve_readers;
+    p->shared.kept_sources = monarch_can_drop_behind() ? 0 : UINT32_MAX;
+    p->width[MONARCH_FROM_SOURCE] = (uint32_t)width;
+    p->width[MONARCH_FROM_PEER] = (uint32_t)peer_threads;
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        p->turns[way].share = p->share;
+    for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
+        p->slot[p->free_slots++] = MONARCH_FILL_SLOTS - 1 - i;
+    pthread_mutex_init(&p->lock, NULL);
+    p->most_threads = threads;
+    if (monarch_start_threads(p, peer_threads))
+        return &p->shared;
+    free(places);
+    free(p);
+    return NULL;
+}
+
+void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
+                            struct monarch_control *control) {
+    e->control = control;
+    e->writer = w;
+}
+
+void monarch_engine_await(struct monarch_engine *e, int is_awaited) {
+    struct pool *p = (struct pool *)e;
+    pthread_mutex_lock(&p->lock);
+    p->awaits_results = is_awaited;
+    pthread_mutex_unlock(&p->lock);
+}
+
+void monarch_engine_source(struct monarch_engine *e, unsigned source, int root) {
+    ((struct pool *)e)->roots[source] = root;
+}
+
+void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies) {
+    ((struct pool *)e)->copies[tier] = copies;
+}
+
+void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt) {
+    ((struct pool *)e)->stamped |= 1U << tier;
+    ((struct pool *)e)->salt = salt;
+}
+
+void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer) {
+    __atomic_store_n(&e->peers[number], peer, __ATOMIC_RELEASE);
+}
+
+void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h) {
+    __atomic_store_n(&e->holdings, h, __ATOMIC_RELEASE);
+}
+
+void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s) {
+    __atomic_store_n(&e->bytes_per_s, bytes_per_s, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->ops_per_s, ops_per_s, __ATOMIC_RELAXED);
+}
+
+void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, int rests) {
+    struct pool *p = (struct pool *)e;
+    pthread_mutex_lock(&p->lock);
+    p->width[MONARCH_FROM_SOURCE] = (uint32_t)width;
+    p->width[MONARCH_FROM_PEER] = (uint32_t)peer_width;
+    __atomic_store_n(&p->rests, rests, __ATOMIC_RELAXED);
+    monarch_unlock_and_ring(p);
+}
+
+void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares) {
+    struct pool *p = (struct pool *)e;
+    pthread_mutex_lock(&p->lock);
+    for (int rank = 1; rank < MONARCH_RANKS; rank++)
+        p->share[rank] = shares[rank] < UINT16_MAX ? shares[rank] : UINT16_MAX;
+    pthread_mutex_unlock(&p->lock);
+}
+
+uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out,
+                                uint64_t max) {
+    struct pool *p = (struct pool *)e;
+    uint64_t n = 0;
+    pthread_mutex_lock(&p->lock);
+    for (struct job *job; n < max && (job = monarch_pop(&p->done));) {
+        monarch_count(p, job, -1);
+        out[n++] = job->result;
+        monarch_push(&p->told, job);
+    }
+    p->rung = p->done.first != NULL;
+    pthread_mutex_unlock(&p->lock);
+    return n;
+}
+
+static void free_job(struct job *job) {
+    if (job->handed >= 0)
+        close(job->handed);
+    free(job->result.block_sums);
+    free(job);
+}
+
+void monarch_engine_settle(struct monarch_engine *e) {
+    struct pool *p = (struct pool *)e;
+    unsigned free_before;
+    pthread_mutex_lock(&p->lock);
+    free_before = p->free_slots;
+    for (struct job *job; (job = monarch_pop(&p->told)); free_job(job))
+        monarch_free_slot(p, job);
+    if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
+        monarch_unlock_and_ring(p); /* orders may have waited for a slot */
+    else
+        pthread_mutex_unlock(&p->lock);
+}
+
+uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int way) {
+    struct pool *p = (struct pool *)e;
+    pthread_mutex_lock(&p->lock);
+    uint64_t n = 0;
+    for (int i = 0; i < MONARCH_WAYS; i++)
+        n += way == i || way == MONARCH_WAYS ? p->pending[in_use != 0][i] : 0;
+    pthread_mutex_unlock(&p->lock);
+    return n;
+}
+
+void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n) {
+    struct pool *p = (struct pool *)e;
+    pthread_mutex_lock(&p->lock);
+    memcpy(lengths, p->asked, (n < MONARCH_MAX_PEERS ? n : MONARCH_MAX_PEERS) * sizeof *lengths);
+    pthread_mutex_unlock(&p->lock);
+}
+
+uint64_t monarch_engine_bytes(struct monarch_engine *e) {
+    return __atomic_load_n(&e->bytes, __ATOMIC_RELAXED);
+}
+
+uint64_t monarch_engine_files(struct monarch_engine *e) {
+    return __atomic_load_n(&e->files, __ATOMIC_RELAXED);
+}
+
+int monarch_engine_reads_sources(struct monarch_engine *e) {
+    struct pool *p = (struct pool *)e;
+    pthread_mutex_lock(&p->lock);
+    int reads = p->source_fills > 0;
+    pthread_mutex_unlock(&p->lock);
+    return reads;
+}
+
+uint64_t monarch_engine_peer_files(struct monarch_engine *e) {
+    return __atomic_load_n(&e->peer_files, __ATOMIC_RELAXED);
+}
+
+uint64_t monarch_engine_peer_bytes(struct monarch_engine *e) {
+    return __atomic_load_n(&e->peer_bytes, __ATOMIC_RELAXED);
+}
+
+/* Unfinished fills that no thread works on any more. */
+static void abandon_fills(struct pool *p) {
+    for (struct fill *f; (f = p->fills);) {
+        p->fills = f->next;
+        struct job *job = f->job;
+        f->failed = 1;
+        monarch_fill_end(&p->shared, f);
+        monarch_push(&p->done, job);
+    }
+}
+
+static void free_orders(struct queue *q) {
+    for (struct job *job; (job = monarch_pop(q)); free_job(job))
+        ;
+}
+
+int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
+    struct pool *p = (struct pool *)e;
+    struct timespec until = monarch_join_limit(limit_ms);
+    int left = 0;
+    __atomic_store_n(&e->stopping, 1, __ATOMIC_SEQ_CST);
+    monarch_end_handovers(p);
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        monarch_ring_all(p, way);
+    for (int i = 0; i < MONARCH_MAX_PEERS; i++)
+        if (e->peers[i]) /* one that drips would keep a thread for as long as it may take */
+            monarch_peer_hang_up(e->peers[i]);
+    for (int i = 0; i < p->peer_threads; i++)
+        left += !monarch_join(p->worker[p->most_threads + i].thread, &until);
+    /* One that was about to start others has done so when it is joined. */
+    for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
+        left += !monarch_join(p->worker[i].thread, &until);
+    left += monarch_join_handovers(p, &until);
+    if (left)
+        return left;
+    abandon_fills(p);
+    struct queue *rest[] = {&p->urgent,    &p->done,      &p->told,      &p->in_use[0],
+                            &p->in_use[1], &p->normal[0], &p->normal[1], &p->to_page_in};
+    for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
+        free_orders(rest[i]);
+    for (int i = 0; i < MONARCH_MAX_PEERS; i++)
+        for (int in_use = 0; in_use < 2; in_use++)
+            free_orders(&p->late[in_use].of[i]);
+    pthread_mutex_destroy(&p->lock);
+    free(p->grant.home);
+    free(e->place);
+    free(p);
+    return 0;
+}
+
+/* glibc raises its threshold for separate mappings with every large block that is freed, and makes
+ * an arena for each thread; both keep a scan's or a manifest's memory for good. */
+void monarch_limit_malloc(void) {
+    mallopt(M_MMAP_THRESHOLD, 128 * 1024);
+    mallopt(M_ARENA_MAX, 2);
+}
+
+int monarch_syncfs(int fd) { return syncfs(fd) == 0 ? 0 : -errno; }

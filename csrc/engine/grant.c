@@ -1,0 +1,266 @@
+/* Placing files in granted room: first fit, as policy would (monarch_py/policies/placement.py), to
+ * the byte and to the inode. */
+#include "engine/grant.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/doorbell.h"
+#include "engine/orders.h"
+#include "engine/waking.h"
+#include "handover/kept.h"
+#include "publish/writer.h"
+
+/* More than any tier holds; with it sums do not wrap [bytes]. */
+#define LARGEST (1ULL << 51)
+
+static_assert(MONARCH_ASKED == 2, "a home names two");
+
+static int is_still_there(const struct pool *p, const struct waiting *reader) {
+    const uint64_t *demand = &p->shared.clients->demand[reader->place];
+    return __atomic_load_n(demand, __ATOMIC_ACQUIRE) == reader->demand;
+}
+
+int monarch_may_order(const struct pool *p, unsigned place, uint64_t demand) {
+    return p->shared.writer && p->grant.refused[place] != demand;
+}
+
+/* --- one file -----------------------------------------------------------------------------------
+ */
+
+/* The first tier with room, from which the room is taken; -1 for none. A tier of which only a part
+ * is granted may have room beyond it, and no later tier is the first one then. */
+static int take_room(struct grant *g, uint64_t size) {
+    for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
+        struct monarch_room *room = &g->room[t];
+        uint64_t blocks = (size + room->block_bytes - 1) / room->block_bytes;
+        uint64_t need = blocks * room->block_bytes + room->entry_bytes;
+        if (need <= room->bytes && room->inodes) {
+            room->bytes -= need;
+            room->inodes--;
+            return (int)t;
+        }
+        if (room->is_part)
+            return -1;
+    }
+    return -1;
+}
+
+/* The peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/placement.py).
+ * Returns 0 for a file that this node does not keep, or may not. */
+static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
+    const struct grant *g = &p->grant;
+    asked[0] = asked[1] = -1;
+    if (!g->home)
+        return 1;
+    if (id >= g->homes || !g->home[id].is_kept)
+        return 0;
+    asked[0] = g->home[id].asked_first;
+    asked[1] = g->home[id].asked_then;
+    if (asked[0] >= 0 && asked[1] >= 0) {
+        uint32_t first = p->asked[asked[0]], second = p->asked[asked[1]];
+        if (second < first || (second == first && id % 2)) {
+            int32_t owner = asked[0];
+            asked[0] = asked[1];
+            asked[1] = owner;
+        }
+    }
+    return 1;
+}
+
+static unsigned state_of(const struct monarch_catalog *c, uint64_t id) {
+    return id < c->count ? MONARCH_WORD_STATE(monarch_entries(c)[id].word) : MONARCH_BYPASS;
+}
+
+/* Whether somebody has asked for a copy that is neither there nor in the making. */
+static int is_asked_for(const struct pool *p, const struct monarch_catalog *c, uint64_t id) {
+    unsigned state = state_of(c, id);
+    return state == MONARCH_WANTED ||
+           (state == MONARCH_ABSENT && monarch_is_requested(p->shared.clients, id));
+}
+
+struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id) {
+    struct grant *g = &p->grant;
+    int32_t asked[MONARCH_ASKED];
+    if (!g->holds || g->placed_count == MONARCH_PLACED)
+        return NULL;
+    struct monarch_entry *e = &monarch_table(c)[id];
+    /* A copy that is still to be removed keeps its number in the word. */
+    if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word) || !find_home(p, id, asked))
+        return NULL;
+    int tier = take_room(g, e->size);
+    if (tier < 0)
+        return NULL;
+    struct job *job =
+        monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
+    if (!job) {
+        g->holds = 0; /* its room is not known any more: until the next one */
+        return NULL;
+    }
+    monarch_set_word(c, e, id, monarch_word(MONARCH_FILLING, 0, (unsigned)tier, g->next_copy));
+    g->placed[g->placed_count++] = (struct monarch_placed){id, g->next_copy++, (uint32_t)tier, 0};
+    return job;
+}
+
+/* Whether it was ordered. Under both locks. */
+static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
+    struct job *job = monarch_place_granted(p, c, id);
+    if (job)
+        monarch_enqueue(p, p->in_use, 1, job);
+    return job != NULL;
+}
+
+/* --- what somebody waits for --------------------------------------------------------------------
+ */
+
+/* Whether Python has to order what the reader waits for, or to see why it cannot be. Without `c`,
+ * the catalog, nothing is known of the file. */
+static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
+    struct grant *g = &p->grant;
+    uint64_t id = monarch_demand_entry(reader->demand);
+    if (!is_still_there(p, reader))
+        return 0;
+    /* Its fill is just being begun, or has just ended. */
+    int is_filling = c && state_of(c, id) == MONARCH_FILLING;
+    g->refused[reader->place] = reader->demand;
+    g->is_early[reader->place] = !g->holds || is_filling;
+    if (!g->holds || is_filling)
+        return 0;
+    if (!c || is_asked_for(p, c, id))
+        return !(c && order(p, c, id));
+    monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS); /* it came behind the last one */
+    return 0;
+}
+
+/* Whether the loop is to be told: it rests, or sleeps, and has not been told yet. */
+static int is_first(struct grant *g) {
+    return !__atomic_exchange_n(&g->leaves, 1, __ATOMIC_SEQ_CST);
+}
+
+void monarch_end_rest(struct pool *p) {
+    syscall(SYS_futex, &p->grant.leaves, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    monarch_doorbell_ring(&p->shared.clients->doorbell);
+}
+
+void monarch_order_demanded(struct pool *p, struct worker *me) {
+    struct monarch_writer *w = p->shared.writer;
+    int has_writer = monarch_lock_soon(w); /* it is held for long while the catalog grows */
+    int is_any = 0;
+    pthread_mutex_lock(&p->lock);
+    for (unsigned i = 0; i < me->unordered_count; i++)
+        is_any |= is_left(p, &me->unordered[i], has_writer ? w->catalog : NULL);
+    me->unordered_count = 0;
+    int tells = is_any && is_first(&p->grant);
+    monarch_unlock_and_ring(p);
+    if (has_writer)
+        pthread_mutex_unlock(&w->lock);
+    if (tells)
+        monarch_end_rest(p);
+}
+
+int monarch_leaves_again(struct pool *p, const struct job *job) {
+    if (job->result.is_published || job->result.kind == MONARCH_PAGE_IN)
+        return 0;
+    if (job->result.kind == MONARCH_FILL)
+        return is_first(&p->grant);
+    for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
+        if (d && d == p->grant.refused[i])
+            return is_first(&p->grant);
+    }
+    return 0;
+}
+
+/* --- from Python --------------------------------------------------------------------------------
+ */
+
+void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
+                          uint64_t first_copy, uint32_t meets) {
+    struct pool *p = (struct pool *)e;
+    struct grant *g = &p->grant;
+    pthread_mutex_lock(&p->lock);
+    g->tiers = tiers;
+    memcpy(g->room, room, tiers * sizeof *room);
+    g->next_copy = first_copy;
+    g->meets = meets;
+    for (unsigned i = 0; i < MONARCH_DEMANDS; i++)
+        if (g->is_early[i] ||
+            __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE) != g->refused[i])
+            g->refused[i] = 0;
+    memset(g->is_early, 0, sizeof g->is_early);
+    g->holds = e->writer != NULL;
+    monarch_unlock_and_ring(p); /* readers may have asked meanwhile */
+    if (p->kept)
+        monarch_look_at_kept(p->kept);
+}
+
+uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out) {
+    struct pool *p = (struct pool *)e;
+    struct grant *g = &p->grant;
+    pthread_mutex_lock(&p->lock);
+    uint64_t n = g->placed_count;
+    memcpy(out, g->placed, n * sizeof *out);
+    g->holds = 0;
+    g->placed_count = 0;
+    pthread_mutex_unlock(&p->lock);
+    return n;
+}
+
+/* Entries that are told of their homes before another thread has the catalog. */
+#define TOLD_AT_ONCE 4096
+
+static unsigned home_of(const struct monarch_home *home) {
+    if (home->asked_first >= 0)
+        return MONARCH_OF_OTHERS;
+    return home->is_kept ? MONARCH_OWN : 0;
+}
+
+/* Programs see where a file has its home, too. */
+static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
+                       const struct monarch_home *homes) {
+    for (uint64_t i = 0; i < n;) {
+        uint64_t end = n - i < TOLD_AT_ONCE ? n : i + TOLD_AT_ONCE;
+        pthread_mutex_lock(&w->lock);
+        for (; i < end; i++)
+            monarch_set_home(w->catalog, ids[i], home_of(&homes[i]));
+        pthread_mutex_unlock(&w->lock);
+    }
+}
+
+int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
+                         const struct monarch_home *homes) {
+    struct pool *p = (struct pool *)e;
+    struct grant *g = &p->grant;
+    uint64_t last = 0;
+    int r = 0;
+    for (uint64_t i = 0; i < n; i++)
+        last = ids[i] >= last ? ids[i] + 1 : last;
+    pthread_mutex_lock(&p->lock);
+    if (last > g->homes || !g->home) {
+        uint64_t more = last > g->homes + g->homes / 2 ? last : g->homes + g->homes / 2;
+        struct monarch_home *home = realloc(g->home, (more + 1) * sizeof *home);
+        if (home) {
+            memset(home + g->homes, 0, (more + 1 - g->homes) * sizeof *home);
+            g->home = home;
+            g->homes = more;
+        } else {
+            r = -1;
+        }
+    }
+    for (uint64_t i = 0; i < n && r == 0; i++)
+        g->home[ids[i]] = homes[i];
+    pthread_mutex_unlock(&p->lock);
+    if (r == 0 && e->writer)
+        tell_homes(e->writer, n, ids, homes);
+    return r;
+}
+
+int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us) {
+    struct timespec limit = {limit_us / 1000000, limit_us % 1000000 * 1000L};
+    struct grant *g = &((struct pool *)e)->grant;
+    uint32_t *leaves = &g->leaves;
+    __atomic_fetch_add(&g->turns, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, leaves, FUTEX_WAIT_PRIVATE, 0, &limit, NULL, 0);
+    return __atomic_exchange_n(leaves, 0, __ATOMIC_SEQ_CST) != 0;
+}

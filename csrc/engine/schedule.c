@@ -1,0 +1,500 @@
+/* What each thread does next: first what a reader waits for, then removals, then files in use, then
+ * what is read ahead, then all others. */
+#include "engine/schedule.h"
+
+/* No unit is left to be taken up. */
+#define DONE UINT64_MAX
+/* Threads that one peer's readers leave to the others'. */
+#define KEPT_FREE 4
+/* Orders that are passed over in one look, at most: the thread has the pool's lock. */
+#define MOST_PASSED 64
+
+/* --- orders by entry ---------------------------------------------------------------------------
+ */
+
+/* Only orders that have not begun and that a reader may wait for are in the buckets. */
+int monarch_is_awaited(const struct job *job) {
+    return job->result.kind == MONARCH_FILL || job->result.kind == MONARCH_CHECK;
+}
+
+static struct job **bucket_of(struct pool *p, uint64_t id) {
+    return &p->bucket[id % MONARCH_BUCKETS];
+}
+
+void monarch_remember(struct pool *p, struct job *job) {
+    struct job **b = bucket_of(p, job->result.id);
+    job->same = *b;
+    *b = job;
+}
+
+static void forget(struct pool *p, const struct job *job) {
+    for (struct job **at = bucket_of(p, job->result.id); *at; at = &(*at)->same)
+        if (*at == job) {
+            *at = job->same;
+            return;
+        }
+}
+
+struct job *monarch_queued_fill(const struct pool *p, uint64_t id) {
+    struct job *job = p->bucket[id % MONARCH_BUCKETS];
+    while (job && (job->result.id != id || job->result.kind != MONARCH_FILL))
+        job = job->same;
+    return job;
+}
+
+void monarch_unqueue(struct pool *p, struct job *job) {
+    monarch_take_out(job);
+    if (monarch_is_awaited(job))
+        forget(p, job);
+}
+
+void monarch_free_slot(struct pool *p, struct job *job) {
+    if (job->slot < 0)
+        return;
+    __atomic_store_n(&p->shared.fills->word[job->slot], 0, __ATOMIC_SEQ_CST);
+    p->slot[p->free_slots++] = job->slot;
+    job->slot = -1;
+}
+
+/* --- fills under way ----------------------------------------------------------------------------
+ */
+
+int monarch_is_claimed(const struct fill *f, uint64_t unit) {
+    return f->claimed[unit / 64] >> (unit % 64) & 1;
+}
+
+void monarch_claim(struct fill *f, uint64_t unit) { f->claimed[unit / 64] |= 1ULL << (unit % 64); }
+
+static struct fill **begun_of(struct pool *p, uint64_t id) {
+    return &p->begun[id % MONARCH_BUCKETS];
+}
+
+struct fill *monarch_fill_of(const struct pool *p, uint64_t id) {
+    struct fill *f = p->begun[id % MONARCH_BUCKETS];
+    while (f && f->job->result.id != id)
+        f = f->same;
+    return f;
+}
+
+static void put_last(struct pool *p, struct fill *f) {
+    struct fill **at = &p->fills;
+    while (*at)
+        at = &(*at)->next;
+    f->next = NULL;
+    *at = f;
+}
+
+static void take_from_list(struct pool *p, const struct fill *f) {
+    struct fill **at = &p->fills;
+    while (*at && *at != f)
+        at = &(*at)->next;
+    if (*at)
+        *at = f->next;
+}
+
+void monarch_add_fill(struct pool *p, struct fill *f) {
+    struct fill **first = begun_of(p, f->job->result.id);
+    f->same = *first;
+    *first = f;
+    put_last(p, f);
+}
+
+void monarch_remove_fill(struct pool *p, const struct fill *f) {
+    struct fill **at = begun_of(p, f->job->result.id);
+    while (*at && *at != f)
+        at = &(*at)->same;
+    if (*at)
+        *at = f->same;
+    take_from_list(p, f);
+}
+
+/* --- what to do next ----------------------------------------------------------------------------
+ */
+
+static void begins(struct pool *p, struct job *job, struct work *w) {
+    monarch_unqueue(p, job);
+    if (job->result.kind == MONARCH_FILL)
+        job->slot = p->slot[--p->free_slots];
+    *w = (struct work){.job = job};
+}
+
+enum monarch_way monarch_way_of(const struct job *job) {
+    return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
+}
+
+/* One overloaded peer takes no more than its share of the threads, and leaves some for others, each
+ * of which again leaves some: twice as many as are free then (dynamic thresholds: Choudhury and
+ * Hahne, 1998). Alone it has two thirds of all. Who is at it anyway takes no more by this. */
+static int can_ask(const struct pool *p, int at, const struct job *job) {
+    int peer = job->peer[0];
+    return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
+}
+
+/* What a reader waits for does not wait for a peer's share, as long as some threads are left. */
+static int can_serve(const struct pool *p, int at, const struct job *job) {
+    return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
+}
+
+/* The same of what nobody waits for, within its width, of which some is left: however narrow it is,
+ * one peer that is slow leaves a part to the others. */
+static int can_ask_unasked(const struct pool *p, const struct job *job) {
+    uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
+    return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
+}
+
+static void go_to(struct pool *p, struct worker *me, int peer) {
+    if (me->peer >= 0) {
+        p->at[me->peer]--;
+        p->away--;
+    }
+    me->peer = peer;
+    if (peer >= 0) {
+        p->at[peer]++;
+        p->away++;
+    }
+}
+
+static int has_slot(const struct pool *p, enum monarch_way way) {
+    return p->free_slots > (way == MONARCH_FROM_PEER ? MONARCH_SLOTS_OF_SOURCE : 0);
+}
+
+/* An order for the entry that can begin; NULL for none. */
+static struct job *queued(const struct pool *p, enum monarch_way way, uint64_t id) {
+    struct job *job = has_slot(p, way) ? p->bucket[id % MONARCH_BUCKETS] : NULL;
+    while (job && job->result.id != id)
+        job = job->same;
+    return job && monarch_way_of(job) == way ? job : NULL;
+}
+
+static int find_queued(struct pool *p, const struct worker *me, uint64_t id, struct work *w) {
+    struct job *job = queued(p, me->way, id);
+    if (!job || !can_serve(p, me->peer, job))
+        return 0;
+    p->pending[job->result.in_use][me->way]--;
+    p->pending[job->result.in_use = 1][me->way]++;
+    begins(p, job, w);
+    return 1;
+}
+
+static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
+                     const struct waiting *reader, struct work *w) {
+    uint64_t demand = reader->demand, unit = monarch_demand_unit(demand);
+    __atomic_store_n(&f->asked_ns, monarch_now_ns(), __ATOMIC_RELAXED);
+    f->next_unit = unit + 1;
+    f->asked_by = monarch_demand_rank(demand);
+    /* A client may write anything; a file without a map is read by nobody before it is complete. */
+    if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
+        !monarch_fill_is_over(f)) {
+        if (!can_serve(p, me->peer, f->job))
+            return 0;
+        p->taken[reader->place] = demand;
+        monarch_claim(f, unit);
+        f->users++;
+        *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
+        return 1;
+    }
+    p->taken[reader->place] = demand;
+    /* Whoever moves it answers, unless that was before the demand. */
+    if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
+        __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
+        monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
+    return 0;
+}
+
+int monarch_has_order(const struct pool *p, uint64_t id) {
+    const struct job *job = p->bucket[id % MONARCH_BUCKETS];
+    while (job && job->result.id != id)
+        job = job->same;
+    return job != NULL;
+}
+
+static int find_for(struct pool *p, struct worker *me, const struct waiting *reader,
+                    struct work *w) {
+    uint64_t id = monarch_demand_entry(reader->demand);
+    struct fill *f = monarch_fill_of(p, id);
+    if (f)
+        return monarch_way_of(f->job) == me->way && find_unit(p, me, f, reader, w);
+    if (!monarch_has_order(p, id) && me->unordered_count < MONARCH_UNORDERED &&
+        monarch_may_order(p, reader->place, reader->demand))
+        me->unordered[me->unordered_count++] = *reader;
+    return find_queued(p, me, id, w);
+}
+
+/* Readers take turns: the search goes on behind the place whose turn it was last. Whose turn it is
+ * among the ranks, their shares say. */
+static int find_demand(struct pool *p, struct worker *me, struct work *w) {
+    struct turns *turns = &p->turns[me->way];
+    struct line line;
+    monarch_line_up(&line, turns, p->shared.clients->demand, p->taken, p->next_demand);
+    for (struct waiting reader; monarch_next_waiting(&line, &reader);)
+        if (find_for(p, me, &reader, w)) {
+            p->next_demand = monarch_served_reader(&line, turns, &reader);
+            return 1;
+        }
+    return 0;
+}
+
+/* The unit behind the last demand, or else any that is left; DONE for none. */
+static uint64_t unit_ahead(struct fill *f) {
+    uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
+    for (; n < f->units && monarch_is_claimed(f, unit); n++)
+        unit = unit + 1 < f->units ? unit + 1 : 0;
+    f->next_unit = n < f->units ? unit + 1 : DONE;
+    return n < f->units ? unit : DONE;
+}
+
+/* *first is the file whose turn it is, the answer the one that is served in its place: another one
+ * if it was a rank's, and another rank's turn is due before. NULL when there is none. */
+static struct fill *whose_turn(const struct pool *p, enum monarch_way way, struct fill **first) {
+    const struct turns *turns = &p->turns[way];
+    struct fill *chosen = NULL;
+    uint64_t due = 0;
+    for (struct fill *f = p->fills; f; f = f->next) {
+        if (monarch_way_of(f->job) != way || !f->asked_ns || monarch_fill_is_over(f) ||
+            f->next_unit == DONE || !can_ask(p, -1, f->job))
+            continue;
+        unsigned rank = monarch_rank_in(turns, f->asked_by);
+        if (chosen && (!rank || monarch_due(turns, rank) >= due))
+            continue;
+        *first = chosen ? *first : f;
+        chosen = f;
+        due = monarch_due(turns, rank);
+        if (!rank) /* the first one */
+            break;
+    }
+    return chosen;
+}
+
+static void exchange(struct pool *p, struct fill *a, struct fill *b) {
+    struct fill **at_a = &p->fills, **at_b = &p->fills, *next;
+    while (*at_a != a)
+        at_a = &(*at_a)->next;
+    while (*at_b != b)
+        at_b = &(*at_b)->next;
+    *at_a = b;
+    *at_b = a;
+    next = a->next;
+    a->next = b->next;
+    b->next = next;
+}
+
+/* A reader that has waited for a unit wants the next ones soon. Files that readers wait for take
+ * turns, unit by unit. */
+static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
+    for (struct fill *first = NULL, *f; (f = whose_turn(p, way, &first));) {
+        uint64_t unit = unit_ahead(f);
+        if (unit == DONE)
+            continue;
+        monarch_claim(f, unit);
+        f->users++;
+        *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
+        exchange(p, first, f);
+        take_from_list(p, f);
+        put_last(p, f);
+        monarch_served(&p->turns[way], monarch_rank_in(&p->turns[way], f->asked_by));
+        return 1;
+    }
+    return 0;
+}
+
+/* The others are finished one by one, in whole blocks. */
+static int find_block(struct pool *p, enum monarch_way way, int in_use, struct work *w) {
+    struct fill *f = p->fills;
+    while (f && (f->next_block >= f->blocks || f->asked_ns || monarch_fill_is_over(f) ||
+                 monarch_way_of(f->job) != way || (int)f->job->result.in_use != in_use ||
+                 !can_ask_unasked(p, f->job)))
+        f = f->next;
+    if (!f)
+        return 0;
+    *w = (struct work){.fill = f, .block = f->next_block++};
+    f->users++;
+    return 1;
+}
+
+static int can_begin(const struct pool *p, enum monarch_way way, const struct queue *q) {
+    return q->first && (q->first->result.kind != MONARCH_FILL || has_slot(p, way));
+}
+
+static int find_job(struct pool *p, enum monarch_way way, struct queue *q, struct work *w) {
+    if (!can_begin(p, way, q))
+        return 0;
+    begins(p, q->first, w);
+    return 1;
+}
+
+static void put_aside(struct late *late, struct job *job) {
+    uint16_t peer = (uint16_t)job->peer[0];
+    unsigned i = 0;
+    while (i < late->peers && late->peer[i] != peer)
+        i++;
+    if (i == late->peers)
+        late->peer[late->peers++] = peer;
+    monarch_take_out(job);
+    monarch_push(&late->of[peer], job);
+}
+
+/* The first one of a peer that may be asked. Few are passed over: those that threads are at. */
+static struct job *first_late(struct pool *p, int in_use) {
+    struct late *late = &p->late[in_use];
+    for (unsigned i = 0; i < late->peers;) {
+        struct job *job = late->of[late->peer[i]].first;
+        if (job && can_ask_unasked(p, job))
+            return job;
+        if (job)
+            i++;
+        else
+            late->peer[i] = late->peer[--late->peers];
+    }
+    return NULL;
+}
+
+static int waits_for_reader(const struct pool *p, const struct job *job, uint64_t now) {
+    return job && job->result.kind == MONARCH_FILL && !job->is_kept &&
+           monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
+}
+
+/* Orders go behind all others while programs read their files at the source, to hand them over: a
+ * fill would open such a file a second time. Whether the first one waits for its reader all the
+ * same. */
+static int pass_over_read(const struct pool *p, struct queue *q) {
+    uint64_t now = monarch_now_ns();
+    for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
+         n++) {
+        struct job *job = q->first;
+        monarch_take_out(job);
+        monarch_push(q, job);
+    }
+    return waits_for_reader(p, q->first, now);
+}
+
+/* In their order, but that those whose peer has its share of the threads are passed over. */
+static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
+    enum monarch_way way = me->way;
+    struct queue *q = in_use ? &p->in_use[way] : &p->normal[way];
+    if (way == MONARCH_FROM_PEER && has_slot(p, way)) { /* all of them are fills */
+        struct job *job = first_late(p, in_use);
+        if (job) {
+            begins(p, job, w);
+            return 1;
+        }
+        while (q->first && !can_ask_unasked(p, q->first))
+            put_aside(&p->late[in_use], q->first);
+    }
+    if (way == MONARCH_FROM_SOURCE && pass_over_read(p, q)) {
+        me->awaits_reader = 1;
+        return 0;
+    }
+    return find_job(p, way, q, w);
+}
+
+uint32_t monarch_roles_of(const struct worker *me) {
+    int reads_ahead = me->way == MONARCH_FROM_SOURCE && me->number % 2;
+    return MONARCH_DOES_ALL | (reads_ahead ? MONARCH_READS_AHEAD : 0);
+}
+
+static int is_within_width(const struct pool *p, enum monarch_way way) {
+    return p->unasked[way] < p->width[way];
+}
+
+/* Takes up an order or a block that no reader has demanded. */
+static int find_unasked(struct pool *p, struct worker *me, int in_use, struct work *w) {
+    enum monarch_way way = me->way;
+    int is_ahead =
+        in_use && (way == MONARCH_FROM_PEER || is_within_width(p, way)) && find_ahead(p, way, w);
+    if (!is_ahead && (!is_within_width(p, way) ||
+                      !(find_block(p, way, in_use, w) || find_order(p, me, in_use, w))))
+        return 0;
+    /* A reader soon waits for the units ahead of it, and a peer has threads enough for them. */
+    if (is_ahead && way == MONARCH_FROM_PEER)
+        return 1;
+    me->is_unasked = 1;
+    p->unasked[way]++;
+    if (way == MONARCH_FROM_PEER)
+        p->unasked_at[me->unasked_peer = (w->job ? w->job : w->fill->job)->peer[0]]++;
+    return 1;
+}
+
+static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct work *w) {
+    enum monarch_way way = me->way;
+    return find_demand(p, me, w) ||
+           (way == MONARCH_FROM_SOURCE && find_job(p, way, &p->urgent, w)) ||
+           find_unasked(p, me, 1, w) ||
+           (roles & MONARCH_READS_AHEAD && find_job(p, way, &p->to_page_in, w)) ||
+           find_unasked(p, me, 0, w);
+}
+
+/* The thread has ended its work, and is counted among those that rest. */
+static void rest(struct pool *p, struct worker *me) {
+    go_to(p, me, -1);
+    p->unasked[me->way] -= (uint32_t)me->is_unasked;
+    if (me->is_unasked && me->way == MONARCH_FROM_PEER)
+        p->unasked_at[me->unasked_peer]--;
+    me->is_unasked = 0;
+    p->resting[me->number % 2] += me->is_at_work;
+    me->is_at_work = 0;
+}
+
+int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w) {
+    if (roles == MONARCH_DOES_DEMANDS)
+        return find_demand(p, me, w);
+    rest(p, me);
+    me->awaits_reader = 0;
+    if (!find_any(p, me, roles, w))
+        return 0;
+    go_to(p, me, (w->job ? w->job : w->fill->job)->peer[0]);
+    me->is_at_work = me->way == MONARCH_FROM_SOURCE;
+    p->resting[me->number % 2] -= me->is_at_work;
+    w->leaves_nobody = me->is_at_work && p->resting[me->number % 2] == 0;
+    return 1;
+}
+
+/* --- who is needed ------------------------------------------------------------------------------
+ */
+
+static int has_demand(const struct pool *p, enum monarch_way way) {
+    for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
+        if (!d || d == p->taken[i])
+            continue;
+        uint64_t id = monarch_demand_entry(d);
+        const struct fill *f = monarch_fill_of(p, id);
+        const struct job *job = f ? f->job : queued(p, way, id);
+        if (job ? monarch_way_of(job) == way && can_serve(p, -1, job)
+                : !monarch_has_order(p, id) && monarch_may_order(p, i, d))
+            return 1;
+    }
+    return 0;
+}
+
+/* Of a file that a reader has waited for, units ahead of it; of others, blocks. */
+static int has_ahead(const struct pool *p, enum monarch_way way) {
+    for (const struct fill *f = p->fills; f; f = f->next)
+        if (monarch_way_of(f->job) == way && !monarch_fill_is_over(f) && f->asked_ns &&
+            f->next_unit != DONE && can_ask(p, -1, f->job))
+            return 1;
+    return 0;
+}
+
+static int has_blocks(const struct pool *p, enum monarch_way way) {
+    for (const struct fill *f = p->fills; f; f = f->next)
+        if (monarch_way_of(f->job) == way && !monarch_fill_is_over(f) && !f->asked_ns &&
+            f->next_block < f->blocks && can_ask_unasked(p, f->job))
+            return 1;
+    return 0;
+}
+
+static int has_late(struct pool *p, enum monarch_way way) {
+    return way == MONARCH_FROM_PEER && has_slot(p, way) && (first_late(p, 0) || first_late(p, 1));
+}
+
+uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way) {
+    if (has_demand(p, way) || (way == MONARCH_FROM_SOURCE && can_begin(p, way, &p->urgent)))
+        return MONARCH_DOES_ALL;
+    uint32_t who = way == MONARCH_FROM_SOURCE && p->to_page_in.first ? MONARCH_READS_AHEAD : 0;
+    int is_within = is_within_width(p, way);
+    if (((is_within || way == MONARCH_FROM_PEER) && has_ahead(p, way)) ||
+        (is_within && (can_begin(p, way, &p->in_use[way]) || can_begin(p, way, &p->normal[way]) ||
+                       has_blocks(p, way) || has_late(p, way))))
+        who |= MONARCH_DOES_ALL;
+    return who;
+}

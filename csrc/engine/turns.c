@@ -1,0 +1,92 @@
+/* Start-time fair queueing (Goyal et al., 1996): a rank's next turn is due the later, the smaller
+ * its share. */
+#include "engine/turns.h"
+
+/* From one turn of a rank to its next one, for a share of 1. */
+#define LAP (1ULL << 24)
+
+static_assert(MONARCH_DEMANDS == 256, "a place is a byte, and so is the way from one to another");
+
+void monarch_served(struct turns *t, unsigned rank) {
+    if (!rank)
+        return;
+    t->now = monarch_due(t, rank);
+    t->due[rank] = t->now + LAP / t->share[rank];
+}
+
+void monarch_line_up(struct line *l, const struct turns *t, const uint64_t *demand,
+                     const uint64_t *taken, unsigned first) {
+    l->turns = t;
+    l->demand = demand;
+    l->taken = taken;
+    l->first = first;
+    l->passed = l->length = 0;
+    l->is_known = 0;
+}
+
+/* The demand at a place that somebody waits for, 0 for none. */
+static uint64_t look(const struct line *l, unsigned place) {
+    uint64_t d = __atomic_load_n(&l->demand[place], __ATOMIC_ACQUIRE);
+    return d == l->taken[place] ? 0 : d;
+}
+
+static void take_note(struct line *l, uint64_t demand, unsigned place) {
+    const struct turns *t = l->turns;
+    unsigned rank = monarch_rank_in(t, monarch_demand_rank(demand));
+    if (demand && rank)
+        l->of_ranks[l->length++] = (struct waiting){.demand = demand,
+                                                    .due = monarch_due(t, rank),
+                                                    .place = (uint8_t)place,
+                                                    .behind = (uint8_t)(place - t->next[rank]),
+                                                    .rank = (uint8_t)rank};
+}
+
+static int goes_before(const struct waiting *a, const struct waiting *b) {
+    return a->due != b->due ? a->due < b->due : a->behind < b->behind;
+}
+
+static struct waiting take_first(struct line *l) {
+    struct waiting *first = l->of_ranks, found;
+    for (unsigned i = 1; i < l->length; i++)
+        if (goes_before(&l->of_ranks[i], first))
+            first = &l->of_ranks[i];
+    found = *first;
+    *first = l->of_ranks[--l->length];
+    return found;
+}
+
+int monarch_next_waiting(struct line *l, struct waiting *w) {
+    while (l->passed < MONARCH_DEMANDS) {
+        unsigned place = (l->first + l->passed++) % MONARCH_DEMANDS;
+        uint64_t d = look(l, place);
+        if (!d)
+            continue;
+        if (!monarch_rank_in(l->turns, monarch_demand_rank(d))) {
+            *w = (struct waiting){.demand = d, .place = (uint8_t)place};
+            return 1;
+        }
+        if (!l->is_known) {
+            l->is_known = 1;
+            take_note(l, d, place);
+            for (unsigned k = l->passed; k < MONARCH_DEMANDS; k++)
+                take_note(l, look(l, (l->first + k) % MONARCH_DEMANDS),
+                          (l->first + k) % MONARCH_DEMANDS);
+        }
+        if (l->length) {
+            *w = take_first(l);
+            return 1;
+        }
+    }
+    /* Who was met by his place's turn may have been taken or answered since, in another's place. */
+    if (l->length) {
+        *w = take_first(l);
+        return 1;
+    }
+    return 0;
+}
+
+unsigned monarch_served_reader(const struct line *l, struct turns *t, const struct waiting *w) {
+    monarch_served(t, w->rank);
+    t->next[w->rank] = (uint8_t)(w->place + 1);
+    return (l->first + l->passed) % MONARCH_DEMANDS;
+}

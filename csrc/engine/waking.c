@@ -1,0 +1,84 @@
+/* Which of the copying threads are woken, and when they sleep.
+ *
+ * A thread is woken for work, not for every ring, and no work waits for a thread that sleeps:
+ *
+ * - Work is made under the lock; then the bell of its way is rung, which changes the word and wakes
+ *   one thread that could do it. A thread reads the word before it looks for work and sleeps only
+ *   while it is the same: one that looked too early does not fall asleep.
+ * - Whoever looks, and leaves work to those that sleep, wakes one of them. It need not ring: the
+ *   work was rung for, so that only who sleeps already does not know of it. Or that ring is still
+ *   to come, and wakes one more. But who leaves a peer for another makes room there for orders
+ *   that nobody has rung for since they were passed over, and rings.
+ * - Whoever may do everything and finds nothing wakes nobody: there is nothing for anybody.
+ * - A demand without an order counts as work of both ways, until a thread has ordered its file or
+ * left it to the daemon's loop (grant.c). */
+#define _GNU_SOURCE
+#include "engine/waking.h"
+
+#include "engine/doorbell.h"
+
+#define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
+
+void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who) {
+    if (who)
+        monarch_bell_ring(&p->shared.clients->engine[way], 1, who);
+}
+
+/* At the end: also where a client has written over what says that somebody sleeps. */
+void monarch_ring_all(struct pool *p, enum monarch_way way) {
+    struct monarch_bell *bell = &p->shared.clients->engine[way];
+    __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
+    monarch_futex_wake(&bell->rings);
+}
+
+void monarch_unlock_and_ring(struct pool *p) {
+    uint32_t who[MONARCH_WAYS];
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        who[way] = monarch_whom_it_needs(p, way);
+    pthread_mutex_unlock(&p->lock);
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        monarch_ring_one(p, way, who[way]);
+}
+
+static int look(struct worker *me, uint32_t roles, struct work *w) {
+    struct pool *p = me->pool;
+    enum monarch_way way = me->way;
+    struct monarch_bell *bell = &p->shared.clients->engine[way];
+    uint32_t who = 0, all = way == MONARCH_FROM_PEER ? MONARCH_DOES_ALL : EVERYTHING;
+    int was_at = me->peer;
+    pthread_mutex_lock(&p->lock);
+    int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
+    if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
+        who = monarch_whom_it_needs(p, way);
+    /* It would have done that itself: an order that it has left waits for its reader. */
+    if (!found && !has_left && roles & MONARCH_DOES_ALL)
+        who &= ~(uint32_t)MONARCH_DOES_ALL;
+    pthread_mutex_unlock(&p->lock);
+    if (who && has_left)
+        monarch_ring_one(p, way, who);
+    else if (who)
+        monarch_bell_wake(bell, 1, who);
+    return found;
+}
+
+int monarch_look(struct worker *me, uint32_t roles, struct work *w) {
+    int found;
+    do {
+        found = look(me, roles, w);
+        if (!me->unordered_count)
+            return found;
+        monarch_order_demanded(me->pool, me);
+    } while (!found);
+    return found;
+}
+
+int monarch_sleep(const struct worker *me, uint32_t seen, uint32_t roles, uint64_t until_ns) {
+    struct pool *p = me->pool;
+    struct monarch_bell *bell = &p->shared.clients->engine[me->way];
+    int was_rung = 1;
+    __atomic_fetch_add(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&p->shared.stopping, __ATOMIC_SEQ_CST))
+        was_rung = monarch_bell_sleep(bell, seen, roles, until_ns);
+    __atomic_fetch_sub(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
+    return was_rung;
+}

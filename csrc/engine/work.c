@@ -1,0 +1,342 @@
+/* What a copying thread does with the work that it finds. */
+#define _GNU_SOURCE
+#include "engine/work.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "engine/doorbell.h"
+#include "engine/waking.h"
+#include "handover/kept.h"
+#include "publish/writer.h"
+
+/* Results of published copies for which a daemon that waits for some is rung, and one that does
+ * not; and with fewer orders than this it may have others. */
+#define RESULTS_AWAITED 64
+#define RESULTS_AT_ONCE 512
+#define ORDERS_LEFT 64
+/* A reader has waited for a unit of the file within this time: it is moved in units [ns]. */
+#define ASKED_NS 500000000ULL
+/* Nothing here takes much of a stack, and files are read into a buffer [bytes]. */
+#define STACK_BYTES (256 * 1024)
+/* A thread without work keeps the memory of its buffer this long [ns]. */
+#define KEEPS_NS 1000000000ULL
+/* A look at an order that waits until its reader has ended [ns]. */
+#define READER_NS 50000000ULL
+/* A thread that rests does so for so many times what its work took, no longer than this [ns]. */
+#define REST 9
+#define MOST_REST_NS 2000000ULL
+/* Where no thread can be started (RLIMIT_NPROC, memory), the next attempt is this much later [ns].
+ */
+#define RETRY_NS 1000000000ULL
+
+/* A daemon that has been rung for one result takes all. A copy that serves already can wait for
+ * others, so that a turn of the daemon's loop is not spent on every file. */
+static int rings_for(const struct pool *p, const struct job *job) {
+    if (p->rung)
+        return 0;
+    if (job->result.kind == MONARCH_PAGE_IN)
+        return !p->to_page_in.length;
+    if (!job->result.is_published || p->done.length >= RESULTS_AT_ONCE)
+        return 1;
+    return p->awaits_results && (p->done.length >= RESULTS_AWAITED ||
+                                 p->normal[MONARCH_FROM_SOURCE].length < ORDERS_LEFT);
+}
+
+static void push_result(struct pool *p, struct job *job) {
+    pthread_mutex_lock(&p->lock);
+    unsigned free_before = p->free_slots;
+    if (job->result.is_published)
+        monarch_free_slot(p, job);
+    monarch_push(&p->done, job);
+    int rings = rings_for(p, job), ends_rest = 0;
+    p->rung |= rings;
+    ends_rest = monarch_leaves_again(p, job);
+    if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
+        monarch_unlock_and_ring(p); /* orders may have waited for a slot */
+    else
+        pthread_mutex_unlock(&p->lock);
+    if (ends_rest)
+        monarch_end_rest(p);
+    else if (rings)
+        monarch_doorbell_ring(&p->shared.clients->doorbell);
+}
+
+/* The order's answer. A copy that is whole is published here, and its result lies there for Python
+ * before the writer is let go: so it comes before that of a removal, which can be ordered as soon
+ * as the copy is visible, but sets the word first. */
+static void finish(struct pool *p, struct job *job) {
+    const struct monarch_engine *e = &p->shared;
+    uint64_t id = job->result.id;
+    if (!e->writer || !monarch_is_awaited(job) || job->result.status != MONARCH_DONE) {
+        push_result(p, job);
+        return;
+    }
+    /* The lock is held for long while the catalog grows. The copy is published with its result
+     * then, and this thread goes on. */
+    if (!monarch_lock_soon(e->writer)) {
+        push_result(p, job);
+        return;
+    }
+    int is_published = monarch_publish_result(e->writer, e->control, e->clients, &job->result);
+    job->result.is_published = (uint32_t)is_published;
+    push_result(p, job); /* from here on it may be gone */
+    pthread_mutex_unlock(&e->writer->lock);
+    if (is_published)
+        monarch_answer(e->clients, id, 0, MONARCH_FILL_UNITS);
+}
+
+/* Whoever leaves a fill last ends it. */
+static void leave(struct pool *p, struct fill *f) {
+    pthread_mutex_lock(&p->lock);
+    int last = --f->users == 0 && monarch_fill_is_over(f);
+    if (last)
+        monarch_remove_fill(p, f);
+    pthread_mutex_unlock(&p->lock);
+    if (last) {
+        struct job *job = f->job;
+        monarch_fill_end(&p->shared, f);
+        finish(p, job);
+    }
+}
+
+/* An order to read ahead of which a part is done, before all others. */
+static void put_back(struct pool *p, struct job *job) {
+    pthread_mutex_lock(&p->lock);
+    monarch_push_first(&p->to_page_in, job);
+    uint32_t who = monarch_whom_it_needs(p, MONARCH_FROM_SOURCE);
+    pthread_mutex_unlock(&p->lock);
+    monarch_ring_one(p, MONARCH_FROM_SOURCE, who);
+}
+
+/* The thread itself. */
+static __thread struct worker *me;
+
+static void begin(struct pool *p, struct job *job, char *buffer, int depth);
+
+/* Between two parts of something else. A file that is begun here begins no other in its middle. */
+#define DEEPEST 2
+static void serve_demands(struct pool *p, char *buffer, int depth) {
+    struct work w;
+    while (depth < DEEPEST && monarch_look(me, MONARCH_DOES_DEMANDS, &w)) {
+        if (w.job) {
+            begin(p, w.job, buffer, depth + 1);
+        } else {
+            monarch_fill_move(&p->shared, w.fill, w.unit, 1, buffer, NULL);
+            leave(p, w.fill);
+        }
+    }
+}
+
+void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
+    static __thread int is_inside;
+    if (is_inside)
+        return;
+    is_inside = 1;
+    serve_demands((struct pool *)e, buffer, 1);
+    is_inside = 0;
+}
+
+/* The next units of a block that nobody has taken up, as one run from *unit on; whole is set to 0
+ * when others have come before. */
+static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
+                          int *whole) {
+    uint64_t n = 0, most = 1;
+    /* A peer sends a whole block with the sum that it has recorded. */
+    uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
+    pthread_mutex_lock(&p->lock);
+    /* A program that has just opened the file is about to ask for its first unit. */
+    int is_expected = f->job->result.in_use && *unit == 0;
+    if (!is_expected && (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS))
+        most = run / f->unit_bytes ? run / f->unit_bytes : 1;
+    for (; *unit < end && monarch_is_claimed(f, *unit); ++*unit)
+        *whole = 0;
+    for (; n < most && *unit + n < end && !monarch_is_claimed(f, *unit + n); n++)
+        monarch_claim(f, *unit + n);
+    pthread_mutex_unlock(&p->lock);
+    return n;
+}
+
+static void move_block(struct pool *p, struct fill *f, uint64_t block, char *buffer, int depth) {
+    uint64_t per_block = f->block_bytes / f->unit_bytes, unit = block * per_block;
+    uint64_t end = unit + per_block < f->units ? unit + per_block : f->units;
+    struct block_sum_stream stream;
+    int whole = 1;
+    monarch_block_sum_begin(&stream, f->content_key);
+    for (uint64_t n; (n = claim_run(p, f, &unit, end, &whole)) > 0; unit += n) {
+        monarch_fill_move(&p->shared, f, unit, n, buffer, whole ? &stream : NULL);
+        if (unit + n < end)
+            serve_demands(p, buffer, depth);
+    }
+    monarch_block_sum_end(&stream, NULL);
+}
+
+static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    job->result.started_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
+    job->result.status = MONARCH_ABANDONED;
+    if (job->is_kept)
+        monarch_take_kept(p, job);
+    if (__atomic_load_n(&p->shared.stopping, __ATOMIC_RELAXED)) {
+        monarch_close_handed(&p->shared, job);
+        finish(p, job);
+    } else if (job->result.kind != MONARCH_FILL) {
+        monarch_do_job(&p->shared, job, buffer);
+        if (job->result.kind != MONARCH_PAGE_IN || job->result.status != MONARCH_ABANDONED)
+            finish(p, job);
+        else
+            put_back(p, job);
+    } else {
+        struct fill *f = monarch_fill_begin(&p->shared, job);
+        if (!f) {
+            monarch_answer(p->shared.clients, job->result.id, 0, MONARCH_FILL_UNITS);
+            finish(p, job);
+            return;
+        }
+        /* One unit is moved at once. More than that is for those who have nothing better to do:
+         * this thread may be here only because a reader waits. */
+        int is_small = f->units == 1, is_handed = job->handed >= 0;
+        uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
+        enum monarch_way way = monarch_way_of(job);
+        pthread_mutex_lock(&p->lock);
+        f->users = 1;
+        f->next_block = blocks;
+        monarch_add_fill(p, f);
+        uint32_t who = is_small || is_handed ? 0 : monarch_whom_it_needs(p, way);
+        pthread_mutex_unlock(&p->lock);
+        monarch_ring_one(p, way, who);
+        for (uint64_t b = 0; b < blocks; b++)
+            move_block(p, f, b, buffer, depth);
+        leave(p, f);
+    }
+}
+
+void monarch_do_handed(struct worker *w, struct job *job) {
+    me = w;
+    /* It serves nobody meanwhile: the program may want its descriptor back. */
+    begin(w->pool, job, w->buffer, DEEPEST);
+}
+
+static void do_work(struct pool *p, const struct work *w, char *buffer) {
+    if (w->job) {
+        begin(p, w->job, buffer, 0);
+        return;
+    }
+    if (w->is_unit)
+        monarch_fill_move(&p->shared, w->fill, w->unit, 1, buffer, NULL);
+    else
+        move_block(p, w->fill, w->block, buffer, 0);
+    leave(p, w->fill);
+}
+
+static void start_more(struct pool *p);
+
+/* Readers' demands wake others meanwhile. */
+static void rest(uint64_t since_ns) {
+    uint64_t ns = REST * (monarch_now_ns() - since_ns);
+    struct timespec t = {0, (long)(ns < MOST_REST_NS ? ns : MOST_REST_NS)};
+    nanosleep(&t, NULL);
+}
+
+/* A reader's claim ends without a ring. */
+static uint64_t next_look(const struct worker *w, int has_used) {
+    uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
+    return ns ? monarch_now_ns() + ns : 0;
+}
+
+/* The bell is the clients' as well: a wrong ring only wakes. */
+static void *work(void *arg) {
+    me = arg;
+    struct pool *p = me->pool;
+    const struct monarch_bell *bell = &p->shared.clients->engine[me->way];
+    uint32_t roles = monarch_roles_of(me);
+    int has_used = 0;
+    while (!__atomic_load_n(&p->shared.stopping, __ATOMIC_ACQUIRE)) {
+        struct work w;
+        uint32_t seen = __atomic_load_n(&bell->rings, __ATOMIC_SEQ_CST);
+        if (monarch_look(me, roles, &w)) {
+            if (w.leaves_nobody)
+                start_more(p);
+            uint64_t begun_ns = __atomic_load_n(&p->rests, __ATOMIC_RELAXED) ? monarch_now_ns() : 0;
+            do_work(p, &w, me->buffer);
+            has_used = 1;
+            if (begun_ns && me->is_unasked && me->way == MONARCH_FROM_SOURCE)
+                rest(begun_ns);
+        } else if (!monarch_sleep(me, seen, roles, next_look(me, has_used)) && !me->awaits_reader) {
+            madvise(me->buffer, MONARCH_CHUNK, MADV_DONTNEED);
+            has_used = 0;
+        }
+    }
+    monarch_unmap_buffer(me->buffer);
+    return NULL;
+}
+
+/* Of its buffer a thread has what it has touched: the size of its largest file. Huge pages would
+ * take all of it at once. */
+char *monarch_map_buffer(void) {
+    char *buffer =
+        mmap(NULL, MONARCH_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (buffer == MAP_FAILED)
+        return NULL;
+    madvise(buffer, MONARCH_CHUNK, MADV_NOHUGEPAGE);
+    return buffer;
+}
+
+void monarch_unmap_buffer(char *buffer) { munmap(buffer, MONARCH_CHUNK); }
+
+static int start(struct pool *p, struct worker *w, enum monarch_way way, int number) {
+    pthread_attr_t attributes;
+    char *buffer = monarch_map_buffer();
+    if (!buffer)
+        return 0;
+    *w = (struct worker){
+        .pool = p, .number = (uint32_t)number, .way = way, .peer = -1, .buffer = buffer};
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    int is_started = pthread_create(&w->thread, &attributes, work, w) == 0;
+    pthread_attr_destroy(&attributes);
+    if (is_started) /* as `top -H` shows it */
+        pthread_setname_np(w->thread, way == MONARCH_FROM_PEER ? "monarch-fetch" : "monarch-fill");
+    else
+        monarch_unmap_buffer(buffer);
+    return is_started;
+}
+
+/* The number is counted once the thread is there to be joined: whoever starts it is one of those
+ * before it. Under the lock, which is let go meanwhile. */
+static int start_next(struct pool *p) {
+    int number = p->threads;
+    p->resting[number % 2]++;
+    pthread_mutex_unlock(&p->lock);
+    int is_started = start(p, &p->worker[number], MONARCH_FROM_SOURCE, number);
+    pthread_mutex_lock(&p->lock);
+    p->resting[number % 2] -= !is_started;
+    __atomic_store_n(&p->threads, number + is_started, __ATOMIC_SEQ_CST);
+    return is_started;
+}
+
+/* Until some of each kind are without work, or as many run as may; whoever finds somebody at it
+ * leaves it to him. */
+static void start_more(struct pool *p) {
+    pthread_mutex_lock(&p->lock);
+    if (!p->is_starting && (!p->start_after_ns || monarch_now_ns() > p->start_after_ns)) {
+        int is_ok = p->is_starting = 1;
+        while (is_ok && p->threads < p->most_threads && !(p->resting[0] && p->resting[1]))
+            is_ok = start_next(p);
+        p->is_starting = 0;
+        p->start_after_ns = is_ok ? 0 : monarch_now_ns() + RETRY_NS;
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+int monarch_start_threads(struct pool *p, int peer_threads) {
+    start_more(p);
+    struct worker *workers = p->worker + p->most_threads;
+    int n = 0;
+    while (p->threads && n < peer_threads && start(p, &workers[n], MONARCH_FROM_PEER, n))
+        n++;
+    p->peer_threads = n;
+    return p->threads;
+}

@@ -1,0 +1,155 @@
+#define _GNU_SOURCE
+#include "handover/handed.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/orders.h"
+#include "publish/writer.h"
+
+/* --- the descriptor -----------------------------------------------------------------------------
+ */
+
+/* As the scan would spell it. */
+static int is_plain(const char *path) {
+    for (const char *at = path, *end;; at = end + 1) {
+        end = strchrnul(at, '/');
+        size_t n = (size_t)(end - at);
+        if (n == 0 || (n <= 2 && !memcmp(at, "..", n)))
+            return 0;
+        if (!*end)
+            return 1;
+    }
+}
+
+/* Whether the name leads to the file of the descriptor: its attributes. They are those that its
+ * reader's open has brought: the fill compares them with the source's. */
+static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
+    char target[1];
+    uint64_t ino = h->entry.ino;
+    return is_plain(h->path) && dev == p->shared.control->source[source].dev &&
+           monarch_statx_entry(p->roots[source], source, h->path, AT_STATX_DONT_SYNC, &h->entry,
+                               target, sizeof target) == 0 &&
+           h->entry.kind == MONARCH_FILE && h->entry.ino == ino;
+}
+
+struct handed *monarch_new_handed(const struct pool *p, int fd,
+                                  const struct monarch_handover *what) {
+    int is_known = !monarch_is_unmet(what->id);
+    size_t path_len = is_known ? 0 : what->path_len;
+    uint64_t dev, ino = monarch_inode_of(fd, &dev);
+    struct handed *h = ino ? calloc(1, sizeof *h + path_len + 1) : NULL;
+    if (!h)
+        return NULL;
+    h->fd = fd;
+    h->is_read = what->is_read != 0;
+    h->id = is_known ? what->id : MONARCH_NO_ENTRY;
+    h->claim = what->id;
+    h->since_ns = monarch_now_ns();
+    h->entry.ino = ino;
+    h->renames = __atomic_load_n(&p->shared.clients->renames, __ATOMIC_SEQ_CST);
+    memcpy(h->path, what->path, path_len);
+    if (!is_known && !describe(p, h, what->source, dev)) {
+        free(h);
+        return NULL;
+    }
+    h->entry.path_len = (uint16_t)path_len;
+    return h;
+}
+
+void monarch_give_back(struct pool *p, struct handed *h) {
+    if (h->fd < 0)
+        return;
+    close(h->fd);
+    h->fd = -1;
+    monarch_end_claim(p->shared.clients, h->claim);
+}
+
+void monarch_hand_to(struct handed *h, struct job *job) {
+    job->handed = h->fd;
+    job->claim = h->claim;
+    job->is_read = h->is_read;
+    h->fd = -1;
+}
+
+/* --- the order ----------------------------------------------------------------------------------
+ */
+
+/* An order that waits for its turn has it now; one for which peers are asked, or for which another
+ * descriptor waits, stays as it is. */
+static struct job *take_queued(struct pool *p, struct job *job) {
+    if (job->is_kept || monarch_way_of(job) != MONARCH_FROM_SOURCE)
+        return NULL;
+    monarch_unqueue(p, job);
+    p->pending[job->result.in_use][MONARCH_FROM_SOURCE]--;
+    p->pending[job->result.in_use = 1][MONARCH_FROM_SOURCE]++;
+    return job;
+}
+
+/* Policy says that a file is being filled before it hands its order over, and a thread takes an
+ * order before its fill is known. */
+static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
+    struct job *queued = monarch_queued_fill(p, id);
+    if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))
+        return MONARCH_NOT_YET;
+    *job = queued ? take_queued(p, queued) : NULL;
+    return MONARCH_TAKEN;
+}
+
+/* The bytes are here, so that no peer is asked. */
+static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint64_t id,
+                                 struct job **job) {
+    if (!p->grant.holds)
+        return MONARCH_NOT_YET;
+    *job = monarch_place_granted(p, c, id);
+    if (!*job)
+        return MONARCH_REFUSED;
+    for (int i = 0; i < MONARCH_ASKED; i++)
+        (*job)->peer[i] = -1;
+    (*job)->result.in_use = 1;
+    monarch_count(p, *job, 1);
+    return MONARCH_TAKEN;
+}
+
+/* Without room in the catalog it is left to policy. */
+static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
+    uint64_t id, added = 0;
+    if (!p->grant.holds)
+        return MONARCH_NOT_YET;
+    if (!(p->grant.meets >> h->entry.source & 1) ||
+        !monarch_add(c, &h->entry, 1, h->path, &id, &added) || id >= MONARCH_MAX_FILES)
+        return MONARCH_REFUSED;
+    h->id = id;
+    if (__atomic_load_n(&p->shared.clients->renames, __ATOMIC_SEQ_CST) != h->renames && added)
+        monarch_set_word(c, &monarch_table(c)[id], id, /* it may lie elsewhere by now */
+                         monarch_word(MONARCH_BYPASS, MONARCH_CHANGED, 0, 0));
+    if (h->is_read)
+        monarch_set_bit(&p->shared.clients->read, id);
+    return MONARCH_TAKEN;
+}
+
+enum monarch_answer monarch_order_handed(struct pool *p, struct monarch_catalog *c,
+                                         struct handed *h, struct job **job) {
+    enum monarch_answer met = h->id == MONARCH_NO_ENTRY ? meet(p, c, h) : MONARCH_TAKEN;
+    *job = NULL;
+    if (met != MONARCH_TAKEN)
+        return met;
+    if (h->id >= c->count || monarch_entries(c)[h->id].ino != h->entry.ino)
+        return MONARCH_ANOTHERS;
+    switch (MONARCH_WORD_STATE(monarch_entries(c)[h->id].word)) {
+    case MONARCH_FILLING:
+        return find_filling(p, h->id, job);
+    case MONARCH_ABSENT:
+    case MONARCH_WANTED:
+        return place(p, c, h->id, job);
+    default:
+        return MONARCH_TAKEN;
+    }
+}
+
+int monarch_asks_policy(struct pool *p, const struct handed *h) {
+    return h->id == MONARCH_NO_ENTRY || monarch_set_bit(&p->shared.clients->wanted, h->id);
+}

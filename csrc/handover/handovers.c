@@ -1,0 +1,260 @@
+/* A reader's descriptor comes with the number of its file's entry, and is trusted in nothing: the
+ * fill looks whether it is of the file that the catalog describes, as it does with one that it has
+ * opened itself. Threads of its own take them, so that a descriptor is closed soon: what hangs on
+ * an open file (flock) ends when the last of its descriptors is closed. */
+#define _GNU_SOURCE
+#include "handover/handovers.h"
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "engine/work.h"
+#include "handover/kept.h"
+#include "publish/writer.h"
+#include "shared/joining.h"
+
+/* So many files are copied at a time: each thread waits for the source to say that its file is
+ * unchanged. */
+#define THREADS 32
+#define STACK_BYTES (256 * 1024)
+
+struct handovers {
+    struct pool *pool;
+    int epoll;            /* of all sockets, and of */
+    int end;              /* an eventfd: the threads are to end */
+    pthread_mutex_t lock; /* of all below; no other is taken under it */
+    int threads, waiting; /* of them: for a descriptor */
+    struct taker {
+        struct handovers *all;
+        struct worker worker;
+    } taker[THREADS];
+};
+
+/* --- one file -----------------------------------------------------------------------------------
+ */
+
+/* The order of the file, with a slot, so that it begins at once. */
+static enum monarch_answer order(struct pool *p, struct handed *h, struct job **job) {
+    struct monarch_writer *w = p->shared.writer;
+    enum monarch_answer answer = MONARCH_NOT_YET;
+    *job = NULL;
+    if (!monarch_lock_soon(w))
+        return answer;
+    pthread_mutex_lock(&p->lock);
+    if (p->free_slots)
+        answer = monarch_order_handed(p, w->catalog, h, job);
+    if (*job)
+        (*job)->slot = p->slot[--p->free_slots];
+    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_unlock(&w->lock);
+    return answer;
+}
+
+/* The descriptor waits for policy's order, or is closed where another one fills the file, the
+ * program has asked for it, or no more may wait. */
+static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
+    int is_refused = answer == MONARCH_REFUSED;
+    int waits = is_refused || answer == MONARCH_NOT_YET || h->id == MONARCH_NO_ENTRY;
+    int asks = answer != MONARCH_TAKEN && answer != MONARCH_NOT_YET && monarch_asks_policy(p, h);
+    if (!waits || !monarch_keep(p->kept, h, is_refused)) {
+        asks |= answer == MONARCH_NOT_YET && monarch_asks_policy(p, h);
+        monarch_give_back(p, h);
+        free(h);
+    }
+    if (asks)
+        monarch_end_rest(p);
+}
+
+static void take(struct taker *me, struct handed *h) {
+    struct pool *p = me->all->pool;
+    struct job *job = NULL;
+    enum monarch_answer answer = MONARCH_ANOTHERS;
+    if (!monarch_is_recalled(p->shared.clients, h->claim, monarch_now_ns()))
+        answer = order(p, h, &job);
+    else
+        monarch_give_back(p, h);
+    if (!job) {
+        leave(p, h, answer);
+        return;
+    }
+    monarch_hand_to(h, job);
+    free(h);
+    monarch_do_handed(&me->worker, job);
+}
+
+/* fd : -1 where this process may have no more */
+static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
+    if (fd >= 0)
+        close(fd);
+    if (!monarch_is_unmet(what->id) && monarch_set_bit(&p->shared.clients->wanted, what->id))
+        monarch_end_rest(p);
+    monarch_end_claim(p->shared.clients, what->id);
+}
+
+/* --- the threads --------------------------------------------------------------------------------
+ */
+
+static int is_valid(const struct monarch_handover *what, ssize_t n) {
+    const ssize_t before = offsetof(struct monarch_handover, path);
+    if (n == offsetof(struct monarch_handover, source))
+        return what->id < MONARCH_MAX_FILES;
+    return n > before && monarch_is_unmet(what->id) && what->source < MONARCH_MAX_SOURCES &&
+           what->path_len < MONARCH_MAIL_PATH && n == before + what->path_len + 1 &&
+           strnlen(what->path, what->path_len + 1u) == what->path_len;
+}
+
+/* Each of what comes wakes one thread; the end wakes all. */
+static int watch(const struct handovers *h, int fd, int how) {
+    struct epoll_event event = {.events = EPOLLIN | (fd == h->end ? 0 : EPOLLONESHOT),
+                                .data.fd = fd};
+    return epoll_ctl(h->epoll, how, fd, &event);
+}
+
+/* The next file, and its descriptor: -1 where this process may have no more. Whether what came
+ * names a file. */
+static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
+    struct iovec part = {what, sizeof *what};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof control};
+    struct epoll_event from;
+    if (epoll_wait(h->epoll, &from, 1, -1) != 1 || from.data.fd == h->end)
+        return 0;
+    ssize_t n = recvmsg(from.data.fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    watch(h, from.data.fd, EPOLL_CTL_MOD);
+    const struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    *fd = -1;
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+        memcpy(fd, CMSG_DATA(c), sizeof *fd);
+    int is_ours = n > 0 && is_valid(what, n);
+    if (*fd >= 0 && !is_ours)
+        close(*fd);
+    return is_ours;
+}
+
+static void *take_all(void *arg);
+
+static void start(struct handovers *h) {
+    struct taker *fresh = &h->taker[h->threads];
+    pthread_attr_t attributes;
+    char *buffer = monarch_map_buffer();
+    if (!buffer)
+        return;
+    fresh->all = h;
+    fresh->worker =
+        (struct worker){.pool = h->pool, .way = MONARCH_FROM_SOURCE, .peer = -1, .buffer = buffer};
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    if (pthread_create(&fresh->worker.thread, &attributes, take_all, fresh) == 0) {
+        pthread_setname_np(fresh->worker.thread, "monarch-take");
+        h->threads++;
+        h->waiting++;
+    } else {
+        monarch_unmap_buffer(buffer);
+    }
+    pthread_attr_destroy(&attributes);
+}
+
+/* Whether somebody else is left to wait for the next one. */
+static void change_waiting(struct handovers *h, int by) {
+    pthread_mutex_lock(&h->lock);
+    h->waiting += by;
+    if (!h->waiting && h->threads < THREADS)
+        start(h);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void *take_all(void *arg) {
+    struct taker *me = arg;
+    struct handovers *h = me->all;
+    const int *stopping = &h->pool->shared.stopping;
+    while (!__atomic_load_n(stopping, __ATOMIC_ACQUIRE)) {
+        struct monarch_handover what;
+        int fd;
+        if (!receive(h, &what, &fd))
+            continue;
+        change_waiting(h, -1);
+        struct handed *file = fd >= 0 ? monarch_new_handed(h->pool, fd, &what) : NULL;
+        if (file)
+            take(me, file);
+        else
+            take_none(h->pool, fd, &what);
+        change_waiting(h, 1);
+    }
+    monarch_unmap_buffer(me->worker.buffer);
+    return NULL;
+}
+
+static int watch_all(const struct handovers *h, const int *sockets, int n) {
+    int failed = h->epoll < 0 || h->end < 0 || watch(h, h->end, EPOLL_CTL_ADD) != 0;
+    for (int i = 0; i < n && !failed; i++)
+        failed = watch(h, sockets[i], EPOLL_CTL_ADD) != 0;
+    return !failed;
+}
+
+static void free_handovers(struct handovers *h) {
+    if (h->epoll >= 0)
+        close(h->epoll);
+    if (h->end >= 0)
+        close(h->end);
+    pthread_mutex_destroy(&h->lock);
+    free(h);
+}
+
+int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n) {
+    struct pool *p = (struct pool *)e;
+    struct handovers *h = calloc(1, sizeof *h);
+    if (!h)
+        return -1;
+    h->pool = p;
+    h->epoll = epoll_create1(EPOLL_CLOEXEC);
+    h->end = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_init(&h->lock, NULL);
+    if (watch_all(h, sockets, n))
+        p->kept = monarch_new_kept(p);
+    pthread_mutex_lock(&h->lock);
+    if (p->kept)
+        start(h);
+    int is_started = h->threads > 0;
+    pthread_mutex_unlock(&h->lock);
+    if (is_started)
+        p->handovers = h;
+    else
+        free_handovers(h);
+    return is_started ? 0 : -1;
+}
+
+void monarch_end_handovers(struct pool *p) {
+    if (p->handovers)
+        eventfd_write(p->handovers->end, 1);
+    if (p->kept)
+        monarch_end_kept(p->kept);
+}
+
+int monarch_join_handovers(struct pool *p, const struct timespec *until) {
+    struct handovers *h = p->handovers;
+    int left = p->kept && !monarch_join_kept(p->kept, until);
+    /* One that was about to start others has done so when it is joined. */
+    for (int i = 0; h && i < h->threads; i++)
+        left += !monarch_join(h->taker[i].worker.thread, until);
+    if (left)
+        return left;
+    if (p->kept)
+        monarch_free_kept(p->kept);
+    if (h)
+        free_handovers(h);
+    p->kept = NULL;
+    p->handovers = NULL;
+    return 0;
+}

@@ -1,0 +1,309 @@
+/* A descriptor waits here while policy decides and nothing is granted, while policy has still to
+ * order its file, or to learn of it. The order that is made meanwhile opens no source: it takes the
+ * descriptor when it begins. Until then the program can have it back at any time. */
+#define _GNU_SOURCE
+#include "handover/kept.h"
+
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/orders.h"
+#include "engine/waking.h"
+#include "publish/writer.h"
+#include "shared/joining.h"
+
+/* The table holds at most KEPT descriptors, and one in SHARE of those that the process may have. */
+#define KEPT 768
+#define SHARE 4
+/* One waits no longer for its order, once policy knows of it and has had its turns [ns]. */
+#define ORDER_NS 50000000ULL
+#define TURNS 2
+/* A program that asks for its descriptor waits no longer [ns]. */
+#define LOOK_NS 20000000L
+#define STACK_BYTES (64 * 1024)
+
+struct kept_table {
+    struct pool *pool;
+    unsigned most;
+    pthread_mutex_t lock; /* of the next four; no other is taken under it */
+    uint64_t ino[KEPT];
+    struct handed *at[KEPT];
+    unsigned count;         /* atomic */
+    struct handed *dropped; /* the thread closes them: that may ask the source */
+    uint32_t bell;          /* futex: there is one again, some are dropped, or the end has come */
+    pthread_t thread;
+};
+
+/* --- the table: under its lock ------------------------------------------------------------------
+ */
+
+static void set_count(struct kept_table *t, unsigned count) {
+    __atomic_store_n(&t->count, count, __ATOMIC_RELAXED);
+}
+
+static void take_out(struct kept_table *t, unsigned i) {
+    set_count(t, t->count - 1);
+    t->at[i] = t->at[t->count];
+    t->ino[i] = t->ino[t->count];
+}
+
+static void drop(struct kept_table *t, unsigned i) {
+    struct handed *h = t->at[i];
+    take_out(t, i);
+    h->next = t->dropped;
+    t->dropped = h;
+}
+
+/* The descriptor alone is dropped: policy has still to learn of its file. */
+static void drop_descriptor(struct kept_table *t, struct handed *h) {
+    struct handed *dropped = h->fd >= 0 ? calloc(1, sizeof *dropped + 1) : NULL;
+    if (!dropped)
+        return;
+    dropped->fd = h->fd;
+    dropped->claim = h->claim;
+    h->fd = -1;
+    dropped->next = t->dropped;
+    t->dropped = dropped;
+}
+
+static int is_of(const struct handed *h, const struct job *job) {
+    if (h->id != MONARCH_NO_ENTRY)
+        return h->id == job->result.id;
+    return h->entry.source == job->entry.source && strcmp(h->path, job->path) == 0;
+}
+
+/* -1 for none. */
+static int find(const struct kept_table *t, const struct job *job) {
+    for (unsigned i = 0; i < t->count; i++)
+        if (t->ino[i] == job->entry.ino && is_of(t->at[i], job))
+            return (int)i;
+    return -1;
+}
+
+static void tell(struct kept_table *t, struct handed *h) {
+    h->is_told = 1;
+    h->told_at = __atomic_load_n(&t->pool->grant.turns, __ATOMIC_SEQ_CST);
+}
+
+static void ring(struct kept_table *t) {
+    __atomic_fetch_add(&t->bell, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &t->bell, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+int monarch_keep(struct kept_table *t, struct handed *h, int is_asked) {
+    pthread_mutex_lock(&t->lock);
+    int has_room = t->count < t->most, is_first = t->count == 0;
+    if (has_room) {
+        if (is_asked && h->id != MONARCH_NO_ENTRY)
+            tell(t, h);
+        t->ino[t->count] = h->entry.ino;
+        t->at[t->count] = h;
+        set_count(t, t->count + 1);
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (has_room && is_first)
+        ring(t);
+    return has_room;
+}
+
+/* --- orders -------------------------------------------------------------------------------------
+ */
+
+/* NULL for one without descriptors: it costs an order nothing. */
+static struct kept_table *table_of(const struct pool *p) {
+    struct kept_table *t = p->kept;
+    return t && __atomic_load_n(&t->count, __ATOMIC_RELAXED) ? t : NULL;
+}
+
+void monarch_note_kept(struct pool *p, struct job *job) {
+    struct kept_table *t = table_of(p);
+    if (!t || job->result.kind != MONARCH_FILL || monarch_way_of(job) != MONARCH_FROM_SOURCE)
+        return;
+    pthread_mutex_lock(&t->lock);
+    int i = find(t, job);
+    if (i >= 0)
+        t->at[i]->is_ordered = job->is_kept = 1;
+    pthread_mutex_unlock(&t->lock);
+}
+
+void monarch_take_kept(struct pool *p, struct job *job) {
+    struct kept_table *t = p->kept;
+    struct handed *h = NULL;
+    pthread_mutex_lock(&t->lock);
+    int i = find(t, job);
+    if (i >= 0) {
+        h = t->at[i];
+        take_out(t, (unsigned)i);
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (h && h->fd >= 0 && job->handed < 0)
+        monarch_hand_to(h, job);
+    else if (h)
+        monarch_give_back(p, h);
+    free(h);
+}
+
+uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
+                              struct monarch_entry *entries, uint64_t max, char *pool) {
+    struct kept_table *t = ((struct pool *)e)->kept;
+    uint64_t n = 0, used = 0;
+    pthread_mutex_lock(&t->lock);
+    for (unsigned i = 0; i < t->count && n < max; i++) {
+        struct handed *h = t->at[i];
+        if (h->id != MONARCH_NO_ENTRY || h->is_told || h->entry.source != source)
+            continue;
+        tell(t, h);
+        entries[n] = h->entry;
+        entries[n++].path = used;
+        memcpy(pool + used, h->path, h->entry.path_len + 1u);
+        used += h->entry.path_len + 1u;
+    }
+    pthread_mutex_unlock(&t->lock);
+    return n;
+}
+
+/* --- the thread that looks after them -----------------------------------------------------------
+ */
+
+/* Policy has had its turns, and there is no order. */
+static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
+    uint32_t turns = __atomic_load_n(&t->pool->grant.turns, __ATOMIC_SEQ_CST) - h->told_at;
+    return h->is_told && turns >= TURNS && now - h->since_ns > ORDER_NS;
+}
+
+/* Orders the fill within the grant, or asks policy. Whether the descriptor goes on waiting. Under
+ * the writer's lock, the pool's and the table's. */
+static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_catalog *c,
+                         int *asks) {
+    struct pool *p = t->pool;
+    struct job *job;
+    enum monarch_answer answer = monarch_order_handed(p, c, h, &job);
+    if (job) {
+        h->is_ordered = job->is_kept = 1;
+        monarch_push(&p->in_use[MONARCH_FROM_SOURCE], job);
+        monarch_remember(p, job);
+    }
+    if ((answer == MONARCH_REFUSED && !h->is_told) || answer == MONARCH_ANOTHERS) {
+        *asks |= monarch_asks_policy(p, h);
+        if (h->id != MONARCH_NO_ENTRY)
+            tell(t, h);
+    }
+    return job || answer == MONARCH_REFUSED || answer == MONARCH_NOT_YET;
+}
+
+/* c : NULL, while the catalog cannot be looked at. Whether it stays in the table: without a
+ * descriptor too, until policy knows of the file. */
+static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
+                 int *asks) {
+    if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))
+        drop_descriptor(t, h);
+    if (h->is_ordered)
+        return h->fd >= 0;
+    if (is_in_vain(t, h, now))
+        return 0;
+    if (h->fd >= 0)
+        return !c || is_still_kept(t, h, c, asks);
+    if (h->id == MONARCH_NO_ENTRY)
+        return 1;
+    *asks |= !h->is_told && monarch_asks_policy(t->pool, h);
+    return 0;
+}
+
+/* Whether policy is to be woken. */
+static int look_at(struct kept_table *t, struct monarch_catalog *c) {
+    uint64_t now = monarch_now_ns();
+    int asks = 0;
+    for (unsigned i = 0; i < t->count;)
+        if (stays(t, t->at[i], c, now, &asks))
+            i++;
+        else
+            drop(t, i);
+    return asks;
+}
+
+void monarch_look_at_kept(struct kept_table *t) {
+    struct pool *p = t->pool;
+    struct monarch_writer *w = p->shared.writer;
+    if (!__atomic_load_n(&t->count, __ATOMIC_RELAXED))
+        return;
+    int has_writer = monarch_lock_soon(w);
+    pthread_mutex_lock(&p->lock);
+    pthread_mutex_lock(&t->lock);
+    int asks = look_at(t, has_writer ? w->catalog : NULL), drops = t->dropped != NULL;
+    pthread_mutex_unlock(&t->lock);
+    monarch_unlock_and_ring(p);
+    if (has_writer)
+        pthread_mutex_unlock(&w->lock);
+    if (asks)
+        monarch_end_rest(p);
+    if (drops)
+        ring(t);
+}
+
+static void close_dropped(struct kept_table *t) {
+    pthread_mutex_lock(&t->lock);
+    struct handed *h = t->dropped;
+    t->dropped = NULL;
+    pthread_mutex_unlock(&t->lock);
+    for (struct handed *next; h; h = next) {
+        next = h->next;
+        monarch_give_back(t->pool, h);
+        free(h);
+    }
+}
+
+static void *look_after(void *arg) {
+    struct kept_table *t = arg;
+    const struct timespec limit = {0, LOOK_NS};
+    pthread_setname_np(pthread_self(), "monarch-keep");
+    for (;;) {
+        uint32_t bell = __atomic_load_n(&t->bell, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&t->pool->shared.stopping, __ATOMIC_ACQUIRE))
+            return NULL;
+        int is_empty = !__atomic_load_n(&t->count, __ATOMIC_RELAXED);
+        monarch_look_at_kept(t);
+        close_dropped(t);
+        syscall(SYS_futex, &t->bell, FUTEX_WAIT_PRIVATE, bell, is_empty ? NULL : &limit, NULL, 0);
+    }
+}
+
+struct kept_table *monarch_new_kept(struct pool *p) {
+    struct kept_table *t = calloc(1, sizeof *t);
+    pthread_attr_t attributes;
+    struct rlimit limit;
+    if (!t)
+        return NULL;
+    t->pool = p;
+    t->most = KEPT;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur / SHARE < KEPT)
+        t->most = (unsigned)(limit.rlim_cur / SHARE);
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    int is_started = pthread_create(&t->thread, &attributes, look_after, t) == 0;
+    pthread_attr_destroy(&attributes);
+    if (is_started)
+        return t;
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+    return NULL;
+}
+
+void monarch_end_kept(struct kept_table *t) { ring(t); }
+
+int monarch_join_kept(struct kept_table *t, const struct timespec *until) {
+    return monarch_join(t->thread, until);
+}
+
+void monarch_free_kept(struct kept_table *t) {
+    while (t->count)
+        drop(t, 0);
+    close_dropped(t);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+}

@@ -1,0 +1,306 @@
+/* Calls that give descriptors other numbers, take them away, or hang something on them: for what
+ * track.h knows of them. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+
+#include "preload/calls/descriptors.h"
+#include "preload/calls/locks.h"
+#include "preload/changes/record.h"
+#include "preload/descriptors/promote.h"
+#include "preload/fill/handover.h"
+#include "preload/fill/progress.h"
+#include "preload/lookup/serve.h"
+#include "preload/mappings/mappings.h"
+#include "preload/process/calls.h"
+#include "preload/process/momentary.h"
+#include "shared/sys.h"
+
+static void will_close_direct(int fd) {
+    uint64_t w = monarch_tracked(fd);
+    if (w & TRACK_DIRECT)
+        monarch_close_direct(fd, w);
+}
+
+/* Apart, so that a descriptor that we know nothing of costs two looks. */
+__attribute__((noinline)) static int close_known(int fd) {
+    if (monarch_has_companions() && monarch_is_companion(fd)) {
+        errno = EBADF;
+        return -1;
+    }
+    will_close_direct(fd);
+    monarch_will_close(fd);
+    return REAL(close)(fd);
+}
+
+PUBLIC int close(int fd) {
+    close_call real = REAL_IF_FOUND(close);
+    if (__builtin_expect(monarch_tracked(fd) || monarch_has_companions(), 0) || !real)
+        return close_known(fd);
+    return real(fd);
+}
+
+/* libc closes the stream's descriptor inside. */
+void monarch_will_close_stream(FILE *stream) {
+    if (!stream || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
+        return;
+    int old_errno = errno, fd = fileno(stream); /* a stream in memory has none */
+    monarch_progress_end(stream, fd);
+    will_close_direct(fd);
+    monarch_will_close(fd);
+    errno = old_errno;
+}
+
+PUBLIC int fclose(FILE *stream) {
+    monarch_will_close_stream(stream);
+    return REAL(fclose)(stream);
+}
+
+#ifndef CLOSE_RANGE_CLOEXEC
+#define CLOSE_RANGE_UNSHARE 2
+#define CLOSE_RANGE_CLOEXEC 4
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+
+/* glibc before 2.34 has neither behind us. */
+static int real_close_range(unsigned first, unsigned last, int flags) {
+    if (REAL(close_range))
+        return REAL(close_range)(first, last, flags);
+    long r = sys6(SYS_close_range, first, last, flags, 0, 0, 0);
+    if (r >= 0)
+        return 0;
+    errno = (int)-r;
+    return -1;
+}
+
+/* Linux 5.9; it may refuse the flags. Nothing is open there. */
+static int can_close_range(int flags) {
+    int old_errno = errno;
+    int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
+    errno = old_errno;
+    return can;
+}
+
+/* All but what stands behind descriptors that are not in the range. */
+static int close_around_companions(unsigned first, unsigned last, int flags) {
+    int r = 0;
+    if (flags & CLOSE_RANGE_CLOEXEC)
+        monarch_companion_flag_range(first, last);
+    else
+        monarch_companion_close_range(first, last);
+    for (uint64_t from = first, upto; r == 0 && from <= last; from = upto + 1) {
+        upto = monarch_companion_that_stays(from, first, last);
+        if (upto > from)
+            r = real_close_range((unsigned)from, (unsigned)(upto - 1), flags);
+    }
+    return r;
+}
+
+PUBLIC int close_range(unsigned first, unsigned last, int flags) {
+    if (!(flags & CLOSE_RANGE_CLOEXEC))
+        monarch_untrack_range(first, last);
+    return monarch_has_companions() && first <= last && can_close_range(flags)
+               ? close_around_companions(first, last, flags)
+               : real_close_range(first, last, flags);
+}
+
+PUBLIC void closefrom(int first) {
+    unsigned from = first < 0 ? 0 : (unsigned)first;
+    monarch_untrack_range(from, UINT_MAX);
+    if (monarch_has_companions() && can_close_range(0)) {
+        close_around_companions(from, UINT_MAX, 0);
+        return;
+    }
+    monarch_companion_close_range(from, UINT_MAX);
+    if (REAL(closefrom))
+        REAL(closefrom)(first);
+    else
+        real_close_range(from, UINT_MAX, 0);
+}
+
+/* It leaves the descriptors open, whatever its name says. */
+PUBLIC int fcloseall(void) {
+    monarch_untrack_range(0, UINT_MAX);
+    return REAL(fcloseall)();
+}
+
+static void will_share(int fd) { monarch_track_flag(fd, TRACK_SHARED); }
+
+static int duplicated(int fd, int fresh) {
+    if (monarch_has_companions())
+        monarch_companion_again_slow(fd, fresh);
+    if (__builtin_expect(monarch_tracked(fd) != 0, 0) && fresh >= 0 && fresh != fd)
+        monarch_track_again(fd, fresh);
+    return fresh;
+}
+
+PUBLIC int dup(int fd) {
+    will_share(fd);
+    return duplicated(fd, REAL(dup)(fd));
+}
+
+static void will_replace(int fd, int fresh, int flags) {
+    will_share(fd);
+    if (fd != fresh)
+        monarch_untrack(fresh);
+    if (monarch_has_companions())
+        monarch_companion_replace_slow(fd, fresh, flags);
+}
+
+PUBLIC int dup2(int fd, int fresh) {
+    will_replace(fd, fresh, 0);
+    return duplicated(fd, REAL(dup2)(fd, fresh));
+}
+
+PUBLIC int dup3(int fd, int fresh, int flags) {
+    will_replace(fd, fresh, flags);
+    return duplicated(fd, REAL(dup3)(fd, fresh, flags));
+}
+
+/* Leases, and the signals that tell of their end. */
+static int is_lease(int command) {
+    return command == F_SETLEASE || command == F_SETSIG || command == F_SETOWN ||
+           command == F_SETOWN_EX;
+}
+
+static int hangs_on_file(int command) {
+    return command == F_SETFL || command == F_NOTIFY || is_lease(command);
+}
+
+/* Opening the file again by a link in /proc, with O_NOFOLLOW among the flags, would fail. */
+__attribute__((noinline)) static int program_flags(int fd, int flags) {
+    return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
+}
+
+PUBLIC int fcntl(int fd, int command, ...) {
+    va_list args;
+    va_start(args, command);
+    void *arg = va_arg(args, void *); /* a register, passed on as it is */
+    va_end(args);
+    struct monarch_held held;
+    if (monarch_is_lock(command))
+        return monarch_lock(fd, command, arg);
+    if (is_lease(command) && !(monarch_settle(fd) && monarch_become_source(fd))) {
+        errno = ENOLCK;
+        return -1;
+    }
+    if (hangs_on_file(command))
+        monarch_keep_locks(fd);
+    if (command == F_DUPFD || command == F_DUPFD_CLOEXEC)
+        will_share(fd);
+    if (command == F_SETFD && monarch_has_companions())
+        monarch_companion_flag_slow(fd, (int)(intptr_t)arg);
+    /* A promotion in the middle would carry the old flag over. */
+    if (command == F_SETFD && monarch_track_hold(fd, 0, &held)) {
+        int done = REAL(fcntl)(fd, command, arg);
+        monarch_track_release(fd, &held, held.word);
+        return done;
+    }
+    int r = REAL(fcntl)(fd, command, arg);
+    if (command == F_GETFL && r >= 0 && r & O_NOFOLLOW)
+        return program_flags(fd, r);
+    return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
+}
+
+/* Who sets or asks the offset relies on it: this descriptor keeps it. */
+static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
+
+/* A copy has no holes: where they are, the source says. */
+static off_t seek_hole(int fd, off_t offset, int whence) {
+    struct stat st;
+    int sparse = fstat(fd, &st) == 0 && st.st_blocks * 512 < st.st_size;
+    int behind = sparse ? monarch_companion(fd) : -1;
+    off_t at = REAL(lseek)(behind >= 0 ? behind : fd, offset, whence);
+    return at < 0 || behind < 0 ? at : REAL(lseek)(fd, at, SEEK_SET);
+}
+
+PUBLIC off_t lseek(int fd, off_t offset, int whence) {
+    uses_offset(fd);
+    if (__builtin_expect(whence == SEEK_DATA || whence == SEEK_HOLE, 0))
+        return seek_hole(fd, offset, whence);
+    return REAL(lseek)(fd, offset, whence);
+}
+
+void monarch_count_stream(int fd) {
+    uint64_t w = monarch_tracked(fd);
+    struct session *s = w ? monarch_track_session(w) : NULL;
+    const struct monarch_catalog *c = s ? monarch_catalog_of(s) : NULL;
+    if (c && monarch_track_entry(w) < c->capacity)
+        monarch_count_source(s, monarch_entries(c)[monarch_track_entry(w)].size);
+}
+
+/* These move the offset inside libc or the kernel. */
+
+PUBLIC FILE *fdopen(int fd, const char *mode) {
+    uses_offset(fd);
+    FILE *f = REAL(fdopen)(fd, mode);
+    if (f)
+        monarch_count_stream(fd);
+    return f;
+}
+
+/* `at` is where the call has ended; NULL: at the descriptor's own offset. */
+static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
+    return monarch_count_read(from, n, at && n > 0 ? *at - n : -1);
+}
+
+PUBLIC ssize_t sendfile(int to, int from, off_t *at, size_t n) {
+    if (!at)
+        uses_offset(from);
+    ssize_t r = REAL(sendfile)(to, from, at, n);
+    return count_moved(from, r, at);
+}
+
+PUBLIC ssize_t splice(int from, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
+    if (!at)
+        uses_offset(from);
+    ssize_t r = REAL(splice)(from, at, to, to_at, n, flags);
+    return count_moved(from, r, at);
+}
+
+static ssize_t real_copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
+                                    unsigned flags) {
+    if (REAL(copy_file_range)) /* glibc 2.27 */
+        return REAL(copy_file_range)(from, at, to, to_at, n, flags);
+    long r = sys6(SYS_copy_file_range, from, (long)at, to, (long)to_at, (long)n, flags);
+    if (r >= 0)
+        return r;
+    errno = (int)-r;
+    return -1;
+}
+
+/* A copy lies on another file system than its file, from which the kernel may refuse to copy. */
+PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
+                               unsigned flags) {
+    if (!at)
+        uses_offset(from);
+    int old_errno = errno;
+    ssize_t r = real_copy_file_range(from, at, to, to_at, n, flags);
+    int behind = r < 0 && errno == EXDEV ? monarch_companion(from) : -1;
+    if (behind < 0)
+        return count_moved(from, r, at);
+    errno = old_errno;
+    r = real_copy_file_range(behind, at, to, to_at, n, flags);
+    if (r > 0 && !at)
+        sys_lseek(from, r, SEEK_CUR);
+    return r;
+}
+
+PUBLIC pid_t fork(void) {
+    monarch_track_share_all();
+    monarch_momentary_before_fork();
+    pid_t child = REAL(fork)();
+    if (child == 0) {
+        monarch_track_adopt();
+        monarch_momentary_forget();
+        monarch_mappings_after_fork();
+    } else {
+        monarch_momentary_after_fork();
+    }
+    return child;
+}
+
+TWINS_OF_DESCRIPTORS(TWIN)

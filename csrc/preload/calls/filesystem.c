@@ -1,0 +1,142 @@
+/* statfs and its relatives, and handles: of a source, and of copies as if they lay there. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+
+#include "preload/changes/record.h"
+#include "preload/descriptors/companion.h"
+#include "preload/lookup/copies.h"
+#include "preload/lookup/metadata.h"
+#include "preload/process/calls.h"
+#include "preload/session/roots.h"
+#include "shared/sys.h"
+
+static void fill(const struct monarch_filesystem *f, struct statfs *s) {
+    memset(s, 0, sizeof *s);
+    s->f_type = f->type;
+    s->f_bsize = f->bsize;
+    s->f_frsize = f->frsize;
+    s->f_namelen = f->namelen;
+    s->f_flags = f->flags;
+    s->f_blocks = f->blocks;
+    s->f_bfree = f->bfree;
+    s->f_bavail = f->bavail;
+    s->f_files = f->files;
+    s->f_ffree = f->ffree;
+    memcpy(&s->f_fsid, f->fsid, sizeof f->fsid);
+}
+
+/* 1: answered; 0: the kernel is to be asked. The numbers are as old as the last comparison with the
+ * source. */
+static int answer(const char *path, struct statfs *s) {
+    struct monarch_known k;
+    MAYBE_NULL(s);
+    if (!s || !monarch_know(AT_FDCWD, path, 1, &k))
+        return 0;
+    const struct monarch_filesystem *f = &k.session->control->source[k.entry->source].filesystem;
+    if (!f->bsize || !monarch_is_fresh(k.session) || !monarch_mounts_are_ours(k.session) ||
+        !monarch_can_tell(&k)) /* a file that is gone has no file system */
+        return 0;
+    fill(f, s);
+    return 1;
+}
+
+PUBLIC int statfs(const char *path, struct statfs *s) {
+    return answer(path, s) ? 0 : REAL(statfs)(path, s);
+}
+
+/* A copy's file may have no name any more; its source has one. */
+static const char *source_of(int fd) {
+    struct stat st;
+    const struct monarch_catalog *c;
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    const struct monarch_entry *e = s && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode)
+                                        ? monarch_behind_copy(&s, &c, &st)
+                                        : NULL;
+    return e ? s->control->source[e->source].path : NULL;
+}
+
+PUBLIC int fstatfs(int fd, struct statfs *s) {
+    const char *source = source_of(fd);
+    return source ? statfs(source, s) : REAL(fstatfs)(fd, s);
+}
+
+/* The newest libc tells the type besides, in what others leave 0: seen in its own answer. */
+static int tells_type(void) {
+    static int known;
+    struct statvfs v;
+    int tells = __atomic_load_n(&known, __ATOMIC_RELAXED), old_errno = errno;
+    if (!tells) {
+        const unsigned char *at = (const void *)(&v.f_namemax + 1);
+        tells = 1;
+        if (REAL(statvfs)("/", &v) == 0)
+            for (size_t i = 0; i < sizeof(int); i++)
+                tells |= at[i] ? 2 : 0;
+        errno = old_errno;
+        __atomic_store_n(&known, tells, __ATOMIC_RELAXED);
+    }
+    return tells & 2;
+}
+
+#define KERNEL_FILLED_FLAGS 0x20 /* a bit of the kernel's that statvfs does not show */
+
+static void to_statvfs(const struct statfs *s, struct statvfs *v) {
+    unsigned type = (unsigned)s->f_type;
+    memset(v, 0, sizeof *v);
+    v->f_bsize = (unsigned long)s->f_bsize;
+    v->f_frsize = (unsigned long)(s->f_frsize ? s->f_frsize : s->f_bsize);
+    v->f_blocks = s->f_blocks;
+    v->f_bfree = s->f_bfree;
+    v->f_bavail = s->f_bavail;
+    v->f_files = s->f_files;
+    v->f_ffree = s->f_ffree;
+    v->f_favail = s->f_ffree;
+    v->f_flag = (unsigned long)s->f_flags & ~(unsigned long)KERNEL_FILLED_FLAGS;
+    v->f_namemax = (unsigned long)s->f_namelen;
+    memcpy(&v->f_fsid, &s->f_fsid, sizeof v->f_fsid);
+    if (tells_type())
+        memcpy(&v->f_namemax + 1, &type, sizeof type);
+}
+
+PUBLIC int statvfs(const char *path, struct statvfs *v) {
+    struct statfs s;
+    MAYBE_NULL(v);
+    if (!v || !answer(path, &s))
+        return REAL(statvfs)(path, v);
+    to_statvfs(&s, v);
+    return 0;
+}
+
+PUBLIC int fstatvfs(int fd, struct statvfs *v) {
+    const char *source = source_of(fd);
+    return source ? statvfs(source, v) : REAL(fstatvfs)(fd, v);
+}
+
+/* Apart, so that few calls need the room for a path. */
+__attribute__((noinline)) static int
+handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount, int flags) {
+    char real[MONARCH_PATH_MAX];
+    if (monarch_names_copy(path, real) && real[0])
+        path = real;
+    return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
+}
+
+/* A handle names a file to its file system. */
+PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *handle, int *mount,
+                             int flags) {
+    MAYBE_NULL(path);
+    if (__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) && path) {
+        int behind = monarch_means_descriptor(path, flags) ? monarch_companion(dir) : -1;
+        if (behind == -2) {
+            errno = EOPNOTSUPP;
+            return -1;
+        }
+        if (behind >= 0)
+            dir = behind;
+        else if (flags & AT_SYMLINK_FOLLOW)
+            return handle_of_link(dir, path, handle, mount, flags);
+    }
+    return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
+}
+
+TWINS_OF_FILESYSTEM(TWIN)

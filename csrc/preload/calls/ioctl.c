@@ -1,0 +1,77 @@
+/* Requests that tell of a file's place on its file system, or share it: the source's to answer. All
+ * others go through. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
+#include <stdarg.h>
+#include <sys/ioctl.h>
+
+#include "preload/changes/record.h"
+#include "preload/descriptors/companion.h"
+#include "preload/process/calls.h"
+#include "preload/session/session.h"
+#include "shared/sys.h"
+
+/* The descriptor to ask instead of `fd`. */
+static int source_of(int fd) {
+    int behind = monarch_companion(fd);
+    return behind >= 0 ? behind : fd;
+}
+
+/* Blocks are shared within one file system alone: elsewhere the source need not be opened to hear
+ * that it cannot be done. */
+static int to_share(int from, int to) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    struct stat st;
+    return s && sys_fstat(to, &st) == 0 && monarch_source_on(s, st.st_dev, 0) >= 0 ? source_of(from)
+                                                                                   : from;
+}
+
+static int asks_file(unsigned long request) {
+    return request == FS_IOC_FIEMAP || request == FIBMAP || request == FIGETBSZ ||
+           request == FS_IOC_GETFLAGS || request == FS_IOC_GETVERSION ||
+           request == FS_IOC_FSGETXATTR;
+}
+
+static int changes_file(unsigned long request) {
+    return request == FS_IOC_SETFLAGS || request == FS_IOC_SETVERSION ||
+           request == FS_IOC_FSSETXATTR;
+}
+
+/* A bad pointer is the kernel's to find. */
+static int can_be_read(const void *at, size_t n) {
+    char copy[sizeof(struct file_clone_range)];
+    struct iovec from = {(void *)at, n}, to = {copy, n};
+    return n <= sizeof copy &&
+           sys6(SYS_process_vm_readv, sys_getpid(), (long)&to, 1, (long)&from, 1, 0) == (long)n;
+}
+
+PUBLIC int ioctl(int fd, unsigned long request, ...) {
+    va_list args;
+    va_start(args, request);
+    void *arg = va_arg(args, void *); /* a register, passed on as it is */
+    va_end(args);
+    if (__builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1))
+        return REAL(ioctl)(fd, request, arg);
+    request = (unsigned)request; /* the kernel looks at no more */
+    if (request == FICLONE)      /* the source of the bytes is the argument */
+        return REAL(ioctl)(fd, request, (void *)(long)to_share((int)(long)arg, fd));
+    if (request == FICLONERANGE && can_be_read(arg, sizeof(struct file_clone_range))) {
+        struct file_clone_range range = *(struct file_clone_range *)arg;
+        range.src_fd = to_share((int)range.src_fd, fd);
+        return REAL(ioctl)(fd, request, &range);
+    }
+    if (asks_file(request))
+        fd = source_of(fd);
+    if (changes_file(request)) {
+        int behind = monarch_companion(fd);
+        if (behind == -2) { /* never the copy */
+            errno = EMFILE;
+            return -1;
+        }
+        fd = behind >= 0 ? behind : fd;
+        monarch_changed_fd(fd);
+    }
+    return REAL(ioctl)(fd, request, arg);
+}

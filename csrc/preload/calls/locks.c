@@ -1,0 +1,102 @@
+/* Locks: always on the source's file, so that they exclude whoever reads or writes it, under the
+ * library or not. A copy's descriptor takes them through its companion. */
+#define _GNU_SOURCE
+#include "preload/calls/locks.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "preload/descriptors/companion.h"
+#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/promote.h"
+#include "preload/process/calls.h"
+
+static int no_lock(void) {
+    errno = ENOLCK;
+    return -1;
+}
+
+/* In `on`, the descriptor that a lock of `fd` is to be taken on; 0 with errno if there can be none.
+ */
+static int find_descriptor(int fd, int *on) {
+    int behind = monarch_settle(fd) ? monarch_companion(fd) : -2;
+    if (behind == -2) {
+        no_lock();
+        return 0;
+    }
+    *on = behind >= 0 ? behind : fd;
+    if (monarch_keep_locks(*on))
+        return 1;
+    no_lock();
+    return 0;
+}
+
+/* Sees to it that reads under a granted lock give what the last writer has left. */
+static int granted(int r, int fd, int on) {
+    int old_errno = errno;
+    if (r == 0 && on != fd)
+        monarch_companion_compare(fd);
+    else if (r == 0)
+        monarch_compare_source(fd);
+    errno = old_errno;
+    return r;
+}
+
+PUBLIC int flock(int fd, int operation) {
+    int on;
+    return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
+}
+
+/* Whether what came of it may be a closing's work. An answer that is neither is the file's own. A
+ * lock that stays doubtful is refused: it may have been lost, and a refusal stands as it is. */
+static int is_doubtful(int r, uint32_t closings) {
+    return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
+}
+
+PUBLIC int lockf(int fd, int command, off_t length) {
+    int on, r, old_errno = errno, rounds = 0;
+    uint32_t closings;
+    if (!find_descriptor(fd, &on))
+        return -1;
+    if (on != fd)
+        monarch_companion_has_posix_locks();
+    do {
+        if (!monarch_await_closings(&closings))
+            return no_lock();
+        r = REAL(lockf)(on, command, length);
+    } while (is_doubtful(r, closings) && ++rounds < MONARCH_LOCK_ROUNDS);
+    if (r == 0 && rounds == MONARCH_LOCK_ROUNDS)
+        return no_lock();
+    if (r == 0)
+        errno = old_errno;
+    return granted(r, fd, on);
+}
+
+int monarch_is_lock(int command) {
+    return command == F_GETLK || command == F_SETLK || command == F_SETLKW ||
+           command == F_OFD_GETLK || command == F_OFD_SETLK || command == F_OFD_SETLKW ||
+           command == F_GETLEASE;
+}
+
+int monarch_lock(int fd, int command, void *arg) {
+    int on, r, changes = command == F_SETLK || command == F_SETLKW, old_errno = errno, rounds = 0;
+    uint32_t closings;
+    if (!find_descriptor(fd, &on))
+        return -1;
+    if (on != fd && changes)
+        monarch_companion_has_posix_locks();
+    do {
+        int can_try = (!changes && command != F_GETLK) || monarch_await_closings(&closings);
+        if (changes && !can_try)
+            return no_lock();
+        r = REAL(fcntl)(on, command, arg);
+    } while (changes && is_doubtful(r, closings) && ++rounds < MONARCH_LOCK_ROUNDS);
+    if (r == 0 && rounds == MONARCH_LOCK_ROUNDS)
+        return no_lock();
+    if (r == 0)
+        errno = old_errno;
+    return granted(r, fd, on);
+}
+
+TWINS_OF_LOCKS(TWIN)

@@ -1,0 +1,186 @@
+/* Calls that make, move and remove names. Each does exactly what was asked, at the source; before
+ * it, the file that the name leads to is recorded as changed, so that nobody is given the old copy
+ * once it returns, and so are the directories that the names lie in. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "preload/changes/record.h"
+#include "preload/lookup/serve.h"
+#include "preload/process/calls.h"
+#include "shared/sys.h"
+
+static void before_rename(int fromdir, const char *from, int todir, const char *to) {
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
+        return;
+    monarch_changed_tree(fromdir, from);
+    monarch_changed_tree(todir, to);
+    monarch_changed_names(fromdir, from);
+    monarch_changed_names(todir, to);
+}
+
+/* What was catalogued below a directory between our look and the rename itself. */
+static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
+    int error = errno;
+    if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
+        monarch_changed_tree(todir, to);
+        monarch_changed_tree(fromdir, from); /* exists only after an exchange */
+    }
+    errno = error;
+    return r;
+}
+
+PUBLIC int rename(const char *from, const char *to) {
+    before_rename(AT_FDCWD, from, AT_FDCWD, to);
+    return after_rename(REAL(rename)(from, to), AT_FDCWD, from, AT_FDCWD, to);
+}
+
+PUBLIC int renameat(int fromdir, const char *from, int todir, const char *to) {
+    before_rename(fromdir, from, todir, to);
+    return after_rename(REAL(renameat)(fromdir, from, todir, to), fromdir, from, todir, to);
+}
+
+static int real_renameat2(int fromdir, const char *from, int todir, const char *to,
+                          unsigned flags) {
+    if (REAL(renameat2)) /* glibc 2.28 */
+        return REAL(renameat2)(fromdir, from, todir, to, flags);
+    long r = sys6(SYS_renameat2, fromdir, (long)from, todir, (long)to, flags, 0);
+    if (r >= 0)
+        return 0;
+    errno = (int)-r;
+    return -1;
+}
+
+PUBLIC int renameat2(int fromdir, const char *from, int todir, const char *to, unsigned flags) {
+    before_rename(fromdir, from, todir, to);
+    return after_rename(real_renameat2(fromdir, from, todir, to, flags), fromdir, from, todir, to);
+}
+
+PUBLIC int link(const char *from, const char *to) {
+    monarch_changed_path(AT_FDCWD, from, 0);
+    monarch_changed_names(AT_FDCWD, to);
+    return REAL(link)(from, to);
+}
+
+/* Apart, so that the room for one path is given back before the other's is needed. */
+__attribute__((noinline)) static int link_changed(int fromdir, const char *from, int todir,
+                                                  const char *to, int flags) {
+    char real[MONARCH_PATH_MAX];
+    const char *source = NULL;
+    if (monarch_means_descriptor(from, flags))
+        source = monarch_fd_to_change(fromdir, real);
+    else
+        from = monarch_path_to_change(fromdir, from, flags & AT_SYMLINK_FOLLOW, real);
+    if (source)
+        return REAL(linkat)(AT_FDCWD, source, todir, to, 0);
+    /* What `real` names is the file itself. */
+    return REAL(linkat)(fromdir, from, todir, to, from == real ? 0 : flags);
+}
+
+PUBLIC int linkat(int fromdir, const char *from, int todir, const char *to, int flags) {
+    monarch_changed_names(todir, to);
+    return link_changed(fromdir, from, todir, to, flags);
+}
+
+static void will_go(int dir, const char *path) {
+    if (monarch_changed_path(dir, path, 0))
+        monarch_changed_names(dir, path);
+}
+
+PUBLIC int unlink(const char *path) {
+    will_go(AT_FDCWD, path);
+    return REAL(unlink)(path);
+}
+
+PUBLIC int unlinkat(int dir, const char *path, int flags) {
+    will_go(dir, path);
+    return REAL(unlinkat)(dir, path, flags);
+}
+
+PUBLIC int remove(const char *path) {
+    will_go(AT_FDCWD, path);
+    return REAL(remove)(path);
+}
+
+PUBLIC int rmdir(const char *path) {
+    will_go(AT_FDCWD, path);
+    return REAL(rmdir)(path);
+}
+
+/* --- new ones --------------------------------------------------------------------------------- */
+
+PUBLIC int mkdir(const char *path, mode_t mode) {
+    monarch_changed_names(AT_FDCWD, path);
+    return REAL(mkdir)(path, mode);
+}
+
+PUBLIC int mkdirat(int dir, const char *path, mode_t mode) {
+    monarch_changed_names(dir, path);
+    return REAL(mkdirat)(dir, path, mode);
+}
+
+PUBLIC char *mkdtemp(char *name) {
+    char *made = REAL(mkdtemp)(name);
+    if (made)
+        monarch_changed_names(AT_FDCWD, made);
+    return made;
+}
+
+PUBLIC int symlink(const char *target, const char *path) {
+    monarch_changed_names(AT_FDCWD, path);
+    return REAL(symlink)(target, path);
+}
+
+PUBLIC int symlinkat(const char *target, int dir, const char *path) {
+    monarch_changed_names(dir, path);
+    return REAL(symlinkat)(target, dir, path);
+}
+
+PUBLIC int mkfifo(const char *path, mode_t mode) {
+    monarch_changed_names(AT_FDCWD, path);
+    return REAL(mkfifo)(path, mode);
+}
+
+PUBLIC int mkfifoat(int dir, const char *path, mode_t mode) {
+    monarch_changed_names(dir, path);
+    return REAL(mkfifoat)(dir, path, mode);
+}
+
+/* Before glibc 2.33, mknod is the name of an inline function that calls these. */
+PUBLIC int __xmknod(int version, const char *path, mode_t mode, dev_t *device) {
+    monarch_changed_names(AT_FDCWD, path);
+    return REAL(__xmknod)(version, path, mode, device);
+}
+
+PUBLIC int __xmknodat(int version, int dir, const char *path, mode_t mode, dev_t *device) {
+    monarch_changed_names(dir, path);
+    return REAL(__xmknodat)(version, dir, path, mode, device);
+}
+
+PUBLIC int mknodat(int dir, const char *path, mode_t mode, dev_t device) {
+    monarch_changed_names(dir, path);
+    return REAL(mknodat) ? REAL(mknodat)(dir, path, mode, device)
+                         : REAL(__xmknodat)(0, dir, path, mode, &device);
+}
+
+PUBLIC int mknod(const char *path, mode_t mode, dev_t device) {
+    monarch_changed_names(AT_FDCWD, path);
+    return REAL(mknod) ? REAL(mknod)(path, mode, device) : REAL(__xmknod)(0, path, mode, &device);
+}
+
+/* A local socket has a name, unless it begins with a NUL. Afterwards, because a bad pointer is the
+ * kernel's to find. */
+PUBLIC int bind(int fd, const struct sockaddr *address, socklen_t n) {
+    const struct sockaddr_un *local = (const void *)address;
+    char path[sizeof local->sun_path + 1];
+    size_t before = offsetof(struct sockaddr_un, sun_path);
+    int r = REAL(bind)(fd, address, n);
+    if (r == 0 && n > before && n <= sizeof *local && address->sa_family == AF_UNIX) {
+        memcpy(path, local->sun_path, n - before);
+        path[n - before] = 0;
+        monarch_changed_names(AT_FDCWD, path);
+    }
+    return r;
+}

@@ -1,0 +1,247 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/openat2.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "preload/changes/record.h"
+#include "preload/descriptors/promote.h"
+#include "preload/descriptors/track.h"
+#include "preload/fill/await.h"
+#include "preload/fill/progress.h"
+#include "preload/lookup/serve.h"
+#include "preload/process/calls.h"
+#include "shared/sys.h"
+
+__attribute__((noinline)) static int open_for_change(int dir, const char *path, int flags,
+                                                     mode_t mode, int plain) {
+    char real[MONARCH_PATH_MAX];
+    int follow = !(flags & O_NOFOLLOW), old_errno = errno;
+    /* Truncation happens inside the call: whoever is killed right after it has recorded it. */
+    if (flags & O_TRUNC)
+        path = monarch_path_to_change(dir, path, follow, real);
+    int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
+    /* O_RDONLY | O_CREAT changes no file that there is. */
+    if ((flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC)) {
+        if (fd >= 0)
+            monarch_made(fd, dir, path, real);
+        return fd;
+    }
+    /* A copy's descriptor opened again by its name in /proc: who writes, writes to the source. */
+    if (fd >= 0 && monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real)) {
+        REAL(close)(fd);
+        return REAL(open)(real, flags & ~O_CREAT);
+    }
+    if (fd < 0 && errno == EACCES && monarch_path_to_change(dir, path, follow, real) == real) {
+        errno = old_errno;
+        return REAL(open)(real, flags & ~O_CREAT);
+    }
+    return fd;
+}
+
+/* A copy that is made at this moment; -1 if the source is to be opened. */
+__attribute__((noinline)) static int open_awaited(struct session *s, int dir, const char *path,
+                                                  int flags, struct monarch_opening *o) {
+    int old_errno = errno;
+    int fd = monarch_wait_at_open(s, dir, path, flags, o)
+                 ? REAL(open)(o->copy, monarch_copy_flags(flags))
+                 : -1;
+    errno = old_errno;
+    if (fd >= 0) {
+        monarch_opened_copy(s, o);
+        /* Nobody sees how much of a copy is read. One that was waited for had none when it was
+         * opened, and counts as a small file that was read at the source. */
+        monarch_progress(s, (uint64_t)o->id, o->entry->size);
+    }
+    return fd;
+}
+
+/* The copy comes to the number of its source's file, unless the program has locks on that. */
+static int is_promoted(struct session *s, const struct monarch_opening *o, int flags, int fd) {
+    struct monarch_wanted w = {.session = s, .entry = o->entry, .id = (uint64_t)o->id};
+    w.version = __atomic_load_n(&o->entry->version, __ATOMIC_ACQUIRE);
+    w.ino = o->entry->ino;
+    if (!o->served || !monarch_is_plain(flags) || w.version & 1)
+        return 0;
+    monarch_track(s, fd, w.id, 0);
+    return monarch_promote(fd, monarch_tracked(fd), &w);
+}
+
+/* The first open in a directory outside every source has learnt that it leads into one: a program
+ * may open no other file there. */
+__attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
+                                                  int flags, int fd) {
+    struct monarch_opening o;
+    int old_errno = errno;
+    uint64_t since_ns = sys_now_ns();
+    monarch_look_up(s, dir, path, flags, &o);
+    if (o.entry && is_promoted(s, &o, flags, fd))
+        monarch_opened_copy(s, &o);
+    else if (o.entry)
+        monarch_opened_source(s, &o, flags, since_ns, fd);
+    errno = old_errno;
+}
+
+static int open_for_reading(int dir, const char *path, int flags, int plain) {
+    struct session *s = session_for_reading();
+    struct monarch_opening o;
+    struct monarch_aim aim;
+    if (!s)
+        return plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
+    if (monarch_begin_look_up(s, dir, path, flags, &aim, &o)) {
+        int old_errno = errno;
+        uint64_t guess = o.word;
+        int fd = guess ? REAL(open)(o.copy, monarch_copy_flags(flags)) : -1;
+        monarch_end_look_up(s, &aim, dir, path, flags, &o);
+        int is_right = o.served && (o.word ^ guess) >> 8 == 0;
+        if (fd >= 0 && !is_right)
+            REAL(close)(fd); /* who is behind us has seen it opened */
+        if (o.served && !is_right)
+            fd = REAL(open)(o.copy, monarch_copy_flags(flags));
+        errno = old_errno;
+        if (fd >= 0 && o.served) {
+            monarch_opened_copy(s, &o);
+            return fd;
+        }
+        /* No such copy any more, no O_DIRECT on the tier, ...: the source. */
+        if (!o.served && (fd = open_awaited(s, dir, path, flags, &o)) >= 0)
+            return fd;
+    }
+    uint64_t began_ns = o.id != MONARCH_OUTSIDE ? sys_now_ns() : 0;
+    int fd = plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
+    if (fd >= 0 && began_ns) {
+        monarch_note_source_open(began_ns);
+        monarch_opened_source(s, &o, flags, began_ns, fd);
+    }
+    if (fd >= 0 && !began_ns && monarch_opened_elsewhere(s, &o, path, fd))
+        open_learnt(s, dir, path, flags, fd);
+    if (fd < 0 && o.entry)
+        monarch_not_opened(s, &o);
+    return fd;
+}
+
+/* The name in /proc of a copy's descriptor is its file's, as it is now. */
+__attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
+    char real[MONARCH_PATH_MAX];
+    if (monarch_names_copy(path, real) && real[0])
+        path = real;
+    return open_for_reading(dir, path, flags, plain);
+}
+
+static int open_any(int dir, const char *path, int flags, mode_t mode, int plain) {
+    MAYBE_NULL(path);
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
+        return plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
+    if (monarch_may_change(flags))
+        return open_for_change(dir, path, flags, mode, plain);
+    if (monarch_names_copy(path, NULL))
+        return open_again(dir, path, flags, plain);
+    return open_for_reading(dir, path, flags, plain);
+}
+
+/* `mode` is read only when the flags say that it was passed. */
+static mode_t mode_of(int flags, va_list args) {
+    return monarch_needs_mode(flags) ? va_arg(args, mode_t) : 0;
+}
+
+PUBLIC int open(const char *path, int flags, ...) {
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = mode_of(flags, args);
+    va_end(args);
+    return open_any(AT_FDCWD, path, flags, mode, 1);
+}
+
+PUBLIC int openat(int dir, const char *path, int flags, ...) {
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = mode_of(flags, args);
+    va_end(args);
+    return open_any(dir, path, flags, mode, 0);
+}
+
+/* The fortified names take no mode; libc itself deals with callers that should have passed one. */
+int __open_2(const char *path, int flags);
+int __openat_2(int dir, const char *path, int flags);
+
+PUBLIC int __open_2(const char *path, int flags) {
+    if (monarch_needs_mode(flags) && REAL(__open_2))
+        return REAL(__open_2)(path, flags);
+    return open(path, flags);
+}
+
+PUBLIC int __openat_2(int dir, const char *path, int flags) {
+    if (monarch_needs_mode(flags) && REAL(__openat_2))
+        return REAL(__openat_2)(dir, path, flags);
+    return openat(dir, path, flags);
+}
+
+PUBLIC int creat(const char *path, mode_t mode) {
+    return open(path, O_CREAT | O_WRONLY | O_TRUNC, mode);
+}
+
+static int made(int fd, const char *name) {
+    char real[MONARCH_PATH_MAX];
+    if (fd >= 0)
+        monarch_opened_for_change(fd, 1, AT_FDCWD, name, real);
+    return fd;
+}
+
+/* Of the structure of openat2(2), which may have grown. */
+static int64_t flags_of(const struct open_how *how, size_t n) {
+    MAYBE_NULL(how);
+    return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
+}
+
+/* What RESOLVE_... asks for is the kernel's to see: reads go to the source. glibc has it
+ * since 2.43.
+ */
+int openat2(int dir, const char *path, const struct open_how *how, size_t n);
+PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {
+    char real[MONARCH_PATH_MAX];
+    int flags = (int)flags_of(how, n), changes = monarch_may_change(flags);
+    if (changes && flags & O_TRUNC)
+        monarch_changed_path(dir, path, !(flags & O_NOFOLLOW));
+    int fd = -1;
+    if (REAL(openat2))
+        fd = REAL(openat2)(dir, path, how, n);
+    else
+        errno = ENOSYS;
+    if (fd >= 0 && changes)
+        monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real);
+    return fd;
+}
+
+/* A handle says nothing of its file before it is open. */
+PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
+    int old_errno = errno, changes = monarch_may_change(flags);
+    if (changes && flags & O_TRUNC && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
+        int fd = REAL(open_by_handle_at)(mount, handle, O_PATH | O_CLOEXEC);
+        monarch_changed_fd(fd);
+        if (fd >= 0)
+            sys_close(fd);
+        errno = old_errno;
+    }
+    int fd = REAL(open_by_handle_at)(mount, handle, flags);
+    if (fd >= 0 && changes)
+        monarch_changed_fd(fd);
+    return fd;
+}
+
+/* The child opens it inside libc; spawn.c records it. */
+PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
+                                            const char *path, int flags, mode_t mode) {
+    char real[MONARCH_PATH_MAX];
+    if (monarch_may_change(flags))
+        path = monarch_path_to_change(AT_FDCWD, path, !(flags & O_NOFOLLOW), real);
+    return REAL(posix_spawn_file_actions_addopen)(actions, fd, path, flags, mode);
+}
+
+PUBLIC int mkstemp(char *name) { return made(REAL(mkstemp)(name), name); }
+PUBLIC int mkostemp(char *name, int flags) { return made(REAL(mkostemp)(name, flags), name); }
+PUBLIC int mkstemps(char *name, int suffix) { return made(REAL(mkstemps)(name, suffix), name); }
+PUBLIC int mkostemps(char *name, int suffix, int flags) {
+    return made(REAL(mkostemps)(name, suffix, flags), name);
+}
+
+TWINS_OF_OPEN(TWIN)

@@ -1,0 +1,116 @@
+/* Calls after which a process, or one of its threads, sees other files under the same names or has
+ * other rights. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <grp.h>
+#include <sched.h>
+#include <stdarg.h>
+
+#include "preload/mappings/mappings.h"
+#include "preload/process/calls.h"
+#include "preload/session/roots.h"
+
+/* Some thread may have a root of its own, and what we know of roots is the process's. */
+static uint32_t roots_part; /* atomic */
+
+static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELEASE); }
+
+PUBLIC int chroot(const char *path) {
+    if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
+        monarch_roots_are_foreign(); /* before: the answer of another thread must not be kept */
+    int r = REAL(chroot)(path);
+    monarch_roots_may_differ();
+    return r;
+}
+
+/* What is mounted from here on is for this process alone, and we do not hear of it. The other two
+ * flags give the thread a root of its own. */
+PUBLIC int unshare(int flags) {
+    monarch_mappings_end();
+    if (flags & (CLONE_FS | CLONE_NEWUSER))
+        root_may_part();
+    int r = REAL(unshare)(flags);
+    if (r == 0 && (flags & CLONE_NEWNS))
+        monarch_roots_are_foreign();
+    if (r == 0)
+        monarch_rights_may_differ();
+    return r;
+}
+
+PUBLIC int setns(int fd, int type) {
+    monarch_mappings_end();
+    int r = REAL(setns)(fd, type);
+    if (r == 0) {
+        monarch_roots_are_foreign();
+        monarch_rights_may_differ();
+    }
+    return r;
+}
+
+/* Of one thread; libc's setuid and its kind take all copies away, which belong to the user. */
+int capset(void *header, const void *data);
+PUBLIC int capset(void *header, const void *data) {
+    int r = REAL(capset)(header, data);
+    if (r == 0)
+        monarch_rights_may_differ();
+    return r;
+}
+
+/* A process that leaves a group may lose the right to a file. */
+static int after_groups(int r) {
+    if (r == 0)
+        monarch_rights_may_differ();
+    return r;
+}
+
+PUBLIC int setgroups(size_t n, const gid_t *groups) {
+    return after_groups(REAL(setgroups)(n, groups));
+}
+
+PUBLIC int initgroups(const char *user, gid_t group) {
+    return after_groups(REAL(initgroups)(user, group));
+}
+
+PUBLIC int setgid(gid_t gid) { return after_groups(REAL(setgid)(gid)); }
+PUBLIC int setegid(gid_t gid) { return after_groups(REAL(setegid)(gid)); }
+
+PUBLIC int setregid(gid_t real, gid_t effective) {
+    return after_groups(REAL(setregid)(real, effective));
+}
+
+PUBLIC int setresgid(gid_t real, gid_t effective, gid_t saved) {
+    return after_groups(REAL(setresgid)(real, effective, saved));
+}
+
+/* --- clone ------------------------------------------------------------------------------------ */
+
+struct start {
+    int (*run)(void *);
+    void *data;
+};
+
+static int run_in_new_place(void *at) {
+    struct start start = *(struct start *)at;
+    monarch_roots_are_foreign();
+    return start.run(start.data);
+}
+
+/* A child in name spaces of its own is served nothing, as after unshare. It hears of it before it
+ * runs, from the top of its stack. A child that shares our memory is a thread with a root of its
+ * own, unless it shares that, too. */
+PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
+    va_list args;
+    va_start(args, data);
+    void *parent = va_arg(args, void *), *tls = va_arg(args, void *), *child = va_arg(args, void *);
+    va_end(args);
+    if ((flags & CLONE_VM) && !(flags & CLONE_FS))
+        root_may_part();
+    if ((flags & (CLONE_NEWNS | CLONE_NEWUSER)) && run && stack) {
+        struct start *start = (struct start *)(((uintptr_t)stack & ~15UL) - sizeof *start);
+        *start = (struct start){run, data};
+        return REAL(clone)(run_in_new_place, start, flags, start, parent, tls, child);
+    }
+    return REAL(clone)(run, stack, flags, data, parent, tls, child);
+}
+
+TWINS_OF_PLACE(TWIN)

@@ -1,0 +1,494 @@
+/* Reads on descriptors of source files whose copies are being filled, or were filled since: what
+ * the copy has comes from the copy, what is on its way is waited for, and in any doubt the source
+ * answers. A read that uses the descriptor's own offset takes its range with one lseek, which the
+ * kernel makes atomic for all who share the offset, and then reads that range. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+
+#include "preload/descriptors/offset.h"
+#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/promote.h"
+#include "preload/descriptors/track.h"
+#include "preload/fill/await.h"
+#include "preload/fill/demand.h"
+#include "preload/fill/handover.h"
+#include "preload/fill/progress.h"
+#include "preload/lookup/serve.h"
+#include "preload/mappings/mappings.h"
+#include "preload/process/calls.h"
+#include "preload/process/log.h"
+#include "preload/process/momentary.h"
+#include "preload/session/roots.h"
+#include "shared/sys.h"
+
+/* The kernel moves no more in one call. */
+#define MOST 0x7ffff000UL
+
+/* --- which file ---------------------------------------------------------------------------------
+ */
+
+/* After a chroot or in another mount name space the names of copies may lead to other files. */
+static int is_readable(int fd, const struct monarch_wanted *w) {
+    struct session *s = w->session;
+    return MONARCH_WORD_STATE(__atomic_load_n(&w->entry->word, __ATOMIC_ACQUIRE)) !=
+               MONARCH_BYPASS &&
+           !monarch_is_changed(s->clients, s->control->source[w->entry->source].dev, w->ino) &&
+           monarch_sees_source(s, w->entry->source) && monarch_is_callers(fd, w);
+}
+
+/* The file behind a tracked descriptor; 0 if there is nothing to gain any more. */
+static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
+    struct session *s = session_for_reading();
+    w->id = monarch_track_entry(tracked);
+    if (monarch_is_unmet(w->id))
+        return 0;
+    if (s && s == monarch_track_session(tracked)) {
+        const struct monarch_catalog *c = monarch_catalog_of(s);
+        w->session = s;
+        w->entry = &monarch_entries(c)[w->id];
+        w->since_ns = w->limit_ns = 0;
+        w->is_instead = 0;
+        w->version = __atomic_load_n(&w->entry->version, __ATOMIC_ACQUIRE);
+        w->ino = w->entry->ino;
+        monarch_tick(s);
+        if (!(w->version & 1) && is_readable(fd, w))
+            return 1;
+        /* No more of its reads are seen, once it is not tracked. */
+        if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
+                                             &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
+            monarch_count_source(s, w->entry->size);
+    } else if (s && !monarch_is_off(s) && !s->control->off) {
+        ; /* another daemon's by now: it has other numbers */
+    } else {
+        return 0; /* switched off for a while, or between two daemons */
+    }
+    /* Another thread may have to give back what it has claimed of the offset. */
+    if (!(tracked & TRACK_OFFSET))
+        monarch_untrack_seen(fd, tracked);
+    return 0;
+}
+
+/* --- from the copy -------------------------------------------------------------------------------
+ */
+
+/* No descriptor stays open across a wait, and none between calls. */
+static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uint64_t n,
+                          uint64_t at) {
+    char path[MONARCH_COPY_PATH];
+    uint64_t done = 0;
+    monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), path);
+    monarch_momentary_begin();
+    int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    for (long r;
+         fd >= 0 && done < n && (r = sys_pread(fd, buf + done, n - done, (long)(at + done))) > 0;)
+        done += (uint64_t)r;
+    if (fd >= 0)
+        sys_close(fd);
+    monarch_momentary_end();
+    return done;
+}
+
+/* Whether somebody fills it, or will when told. */
+static int is_coming(const struct monarch_wanted *w, uint64_t word) {
+    return MONARCH_WORD_STATE(word) != MONARCH_ABSENT ||
+           monarch_want(w->session, w->entry, w->id, w->n);
+}
+
+/* Reads [w->at, w->at + w->n), within the file; returns how much of it, from its beginning, the
+ * copy gave. The source gives the rest. */
+static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
+    uint64_t begin = w->at, filling = 0;
+    struct monarch_stats *stats = monarch_my_stats(w->session);
+    while (w->n) {
+        uint64_t word = monarch_word_of(w);
+        unsigned state = MONARCH_WORD_STATE(word);
+        int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
+        if (state == MONARCH_FILLING)
+            ready = monarch_ready(w, word);
+        /* Parts of one file are not joined to those of the one that has taken its name. */
+        if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) || !is_coming(w, word) ||
+            (!ready && monarch_is_fast(w->session, w->entry)))
+            break;
+        if (ready) {
+            uint64_t got = read_from(w->session, word, buf, (uint64_t)ready, w->at);
+            filling += state == MONARCH_FILLING ? got : 0;
+            if (w->since_ns && w->entry->size <= MONARCH_UNIT)
+                monarch_note_source_read(w->since_ns); /* the fill has waited for it */
+            w->since_ns = 0;
+            buf += got;
+            w->at += got;
+            w->n -= got;
+            if (got < (uint64_t)ready)
+                break;
+        } else if (!monarch_demand_and_wait(w)) {
+            monarch_log("read", monarch_pool(monarch_catalog_of(w->session), w->entry->path),
+                        "source: waited in vain");
+            __atomic_fetch_add(&stats->fallbacks, 1, __ATOMIC_RELAXED);
+            break;
+        }
+    }
+    if (filling)
+        __atomic_fetch_add(&stats->bytes_while_filling, filling, __ATOMIC_RELAXED);
+    monarch_progress(w->session, w->id, w->at - begin);
+    return w->at - begin;
+}
+
+/* Another file is on the number, by another thread, or none. */
+#define OTHER_FILE (-2)
+
+/* The source's file, opened by its name for the library alone, because another thread has closed
+ * the descriptor that a call began with; -1: its name leads elsewhere by now. monarch_close_unseen
+ * ends it. */
+__attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w) {
+    char path[MONARCH_PATH_MAX];
+    if (!monarch_source_path(w->session, monarch_catalog_of(w->session), w->entry, path))
+        return -1;
+    int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 || monarch_is_callers(fd, w))
+        return fd;
+    monarch_close_unseen(fd, -1);
+    return -1;
+}
+
+static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
+    monarch_momentary_begin();
+    int fd = open_by_name(w);
+    /* Our own call: a cancellation in libc's would leave the descriptor open. */
+    ssize_t r = fd >= 0 ? sys_pread(fd, buf, n, at) : 0;
+    if (fd >= 0)
+        monarch_close_unseen(fd, -1);
+    monarch_momentary_end();
+    if (fd < 0)
+        return OTHER_FILE;
+    if (r < 0) {
+        errno = (int)-r;
+        return -1;
+    }
+    if (r > 0)
+        monarch_count_source(w->session, (uint64_t)r);
+    return r;
+}
+
+/* What the copy has not given, from the source. Bytes of another file must not be joined to those
+ * that are there, or be given for those of an offset that was the first one's. Where the number was
+ * promoted meanwhile the copy is complete. */
+static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
+    int old_errno = errno;
+    uint64_t began_ns = sys_now_ns();
+    ssize_t r = REAL(pread)(fd, buf, n, at);
+    monarch_note_source_read(began_ns);
+    if (monarch_is_callers(fd, w))
+        return monarch_count_read(fd, r, at);
+    errno = old_errno;
+    uint64_t word = monarch_word_of(w), got = 0;
+    if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_replaced(w))
+        got = read_from(w->session, word, buf, w->n, w->at);
+    return got ? (ssize_t)got : read_by_name(w, buf, n, at);
+}
+
+/* --- reads with an offset of their own -----------------------------------------------------------
+ */
+
+/* More than there are addresses: the kernel refuses it before it looks at the file. */
+static int is_absurd(size_t n) { return n >> 46 != 0; }
+
+/* joined: to what has been read before; then the answer may be OTHER_FILE. */
+static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
+                       int joined) {
+    uint64_t size = w->entry->size;
+    w->at = (uint64_t)at;
+    w->n = 0;
+    if (at < 0 || w->at >= size || !n || is_absurd(n))
+        return joined ? read_rest(fd, w, buf, n, at) : REAL(pread)(fd, buf, n, at);
+    n = n < MOST ? n : MOST;
+    w->n = n < size - w->at ? n : size - w->at;
+    size_t wanted = w->n, done = read_copy(w, buf);
+    if (done == wanted)
+        return (ssize_t)done;
+    int old_errno = errno;
+    ssize_t r = read_rest(fd, w, (char *)buf + done, n - done, at + (off_t)done);
+    if (r == OTHER_FILE && !done && !joined)
+        return REAL(pread)(fd, buf, n, at);
+    if (r >= 0 || !done)
+        return r < 0 ? r : r + (ssize_t)done;
+    errno = old_errno; /* what was read before an error counts */
+    return (ssize_t)done;
+}
+
+/* n : bytes that are asked for */
+__attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag, size_t n,
+                                            struct monarch_wanted *w) {
+    if (!tracked)
+        return 0;
+    if (flag && !(tracked & flag))
+        monarch_track_flag(fd, flag);
+    tracked |= flag;
+    if (tracked & TRACK_DIRECT && !monarch_direct_is_over(fd, tracked))
+        return 0;
+    tracked &= ~TRACK_DIRECT;
+    if (!find_file(fd, tracked, w))
+        return 0;
+    /* Another thread may close the number as soon as it is the copy's: this call reads by its own
+     * descriptor all the same. */
+    if (monarch_promote(fd, monarch_tracked(fd), w))
+        monarch_progress_unseen(w->session, w->id, n);
+    return 1;
+}
+
+/* A read that the kernel has answered. One of a direct descriptor says how long its source takes.
+ */
+static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
+    if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
+        monarch_note_source_read(since_ns);
+    return monarch_count_read(fd, n, at);
+}
+
+/* Apart, so that a descriptor that is none of ours pays for no room on the stack. */
+__attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
+    struct monarch_wanted w;
+    if (served(fd, monarch_tracked(fd), 0, n, &w))
+        return read_at(fd, &w, buf, n, at, 0);
+    uint64_t since_ns = sys_now_ns();
+    return given(fd, REAL(pread)(fd, buf, n, at), at, since_ns);
+}
+
+PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
+    pread_call real = REAL_IF_FOUND(pread);
+    if (__builtin_expect(monarch_tracked(fd) != 0, 0) || !real)
+        return pread_tracked(fd, buf, n, at);
+    return real(fd, buf, n, at);
+}
+
+/* --- reads at the descriptor's offset
+ * ------------------------------------------------------------- */
+
+static ssize_t read_next(int fd, uint64_t tracked, struct monarch_wanted *w, void *buf, size_t n) {
+    if (!n || is_absurd(n) || !monarch_claim_offset(fd, tracked, w, n < MOST ? n : MOST))
+        return REAL(read)(fd, buf, n);
+    size_t wanted = w->n;
+    off_t at = (off_t)w->at;
+    size_t done = read_copy(w, buf);
+    if (done == wanted)
+        return (ssize_t)done;
+    int old_errno = errno;
+    ssize_t r = read_rest(fd, w, (char *)buf + done, wanted - done, at + (off_t)done);
+    if (r < 0 && done)
+        errno = old_errno;
+    if (r == OTHER_FILE) /* whose offset is its own */
+        return done ? (ssize_t)done : REAL(read)(fd, buf, n);
+    size_t got = done + (r > 0 ? (size_t)r : 0);
+    monarch_give_back_offset(fd, tracked, (long)(wanted - got));
+    return r < 0 && !done ? r : (ssize_t)got;
+}
+
+__attribute__((noinline)) static ssize_t read_tracked(int fd, void *buf, size_t n) {
+    uint64_t tracked = monarch_tracked(fd);
+    struct monarch_wanted w;
+    if (served(fd, tracked, TRACK_OFFSET, n, &w))
+        return read_next(fd, tracked, &w, buf, n);
+    uint64_t since_ns = sys_now_ns();
+    return given(fd, REAL(read)(fd, buf, n), -1, since_ns);
+}
+
+PUBLIC ssize_t read(int fd, void *buf, size_t n) {
+    read_call real = REAL_IF_FOUND(read);
+    if (__builtin_expect(monarch_tracked(fd) != 0, 0) || !real)
+        return read_tracked(fd, buf, n);
+    return real(fd, buf, n);
+}
+
+/* --- reads into several parts
+ * --------------------------------------------------------------------- */
+
+static int are_usable(const struct iovec *parts, int count, size_t *total) {
+    *total = 0;
+    MAYBE_NULL(parts);
+    if (!parts || count <= 0 || count > IOV_MAX)
+        return 0;
+    for (int i = 0; i < count; i++) {
+        if (parts[i].iov_len > MOST - *total)
+            return 0;
+        *total += parts[i].iov_len;
+    }
+    return *total > 0;
+}
+
+/* One after the other, each in full, `most` bytes in all: a short one is the end, or an error after
+ * what was read. OTHER_FILE: nothing was. */
+static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
+                          size_t most, off_t at) {
+    ssize_t done = 0;
+    int old_errno = errno;
+    for (int i = 0; i < count && (size_t)done < most; i++) {
+        size_t left = most - (size_t)done, n = parts[i].iov_len < left ? parts[i].iov_len : left;
+        if (!n)
+            continue;
+        ssize_t r = read_at(fd, w, parts[i].iov_base, n, at + (off_t)done, 1);
+        if (r < 0 && !done)
+            return r;
+        if (r < 0)
+            errno = old_errno;
+        done += r > 0 ? r : 0;
+        if (r < (ssize_t)n)
+            break;
+    }
+    return done;
+}
+
+PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
+    uint64_t tracked = monarch_tracked(fd);
+    struct monarch_wanted w;
+    size_t n;
+    if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
+        !served(fd, tracked, TRACK_OFFSET, n, &w) || !monarch_claim_offset(fd, tracked, &w, n))
+        return monarch_count_read(fd, REAL(readv)(fd, parts, count), -1);
+    long wanted = (long)w.n; /* no more is read: what has grown since is for the next call */
+    ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
+    if (r == OTHER_FILE)
+        return REAL(readv)(fd, parts, count);
+    monarch_give_back_offset(fd, tracked, wanted - (r > 0 ? r : 0));
+    return r;
+}
+
+PUBLIC ssize_t preadv(int fd, const struct iovec *parts, int count, off_t at) {
+    uint64_t tracked = monarch_tracked(fd);
+    struct monarch_wanted w;
+    size_t n;
+    if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) || at < 0 ||
+        !served(fd, tracked, 0, n, &w))
+        return monarch_count_read(fd, REAL(preadv)(fd, parts, count, at), at);
+    ssize_t r = fill_parts(fd, &w, parts, count, n, at);
+    return r == OTHER_FILE ? REAL(preadv)(fd, parts, count, at) : r;
+}
+
+static ssize_t real_preadv2(int fd, const struct iovec *parts, int count, off_t at, int flags) {
+    if (REAL(preadv2)) /* glibc 2.26 */
+        return REAL(preadv2)(fd, parts, count, at, flags);
+    long r = sys6(SYS_preadv2, fd, (long)parts, count, at, 0, flags);
+    if (r >= 0)
+        return r;
+    errno = (int)-r;
+    return -1;
+}
+
+PUBLIC ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t at, int flags) {
+    if (__builtin_expect(monarch_tracked(fd) == 0, 1) || flags)
+        return real_preadv2(fd, parts, count, at, flags);
+    return at == -1 ? readv(fd, parts, count) : preadv(fd, parts, count, at);
+}
+
+/* --- fortified names: who reads more than there is room for is libc's to end
+ * ----------------------- */
+
+ssize_t __read_chk(int fd, void *buf, size_t n, size_t room);
+ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room);
+
+PUBLIC ssize_t __read_chk(int fd, void *buf, size_t n, size_t room) {
+    return n > room ? REAL(__read_chk)(fd, buf, n, room) : read(fd, buf, n);
+}
+
+PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
+    return n > room ? REAL(__pread_chk)(fd, buf, n, at, room) : pread(fd, buf, n, at);
+}
+
+/* --- mappings
+ * --------------------------------------------------------------------------------------- */
+
+/* Raw, because open is a cancellation point and mmap is none. ThreadSanitizer counts descriptors
+ * that libc's functions are given, and must hear of this one. */
+#ifdef __SANITIZE_THREAD__
+#define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
+#define CLOSE(fd) REAL(close)(fd)
+#else
+#define OPEN(path) sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
+#define CLOSE(fd) sys_close(fd)
+#endif
+
+/* The path of the complete copy, whose name may not be in the catalog yet; whether there is one. */
+static int find_whole(struct monarch_wanted *w, char *path) {
+    w->at = 0;
+    w->n = w->entry->size;
+    if (!is_coming(w, monarch_word_of(w)) || !monarch_wait_for_all(w))
+        return 0;
+    uint64_t word = monarch_word_of(w);
+    if (monarch_is_replaced(w))
+        return 0;
+    monarch_copy_path(&w->session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
+                      path);
+    return 1;
+}
+
+static void *map_copy(void *at, size_t n, int prot, int flags, struct monarch_wanted *w,
+                      off_t offset) {
+    char path[MONARCH_COPY_PATH];
+    if (!find_whole(w, path))
+        return MAP_FAILED;
+    monarch_momentary_begin();
+    int copy = OPEN(path);
+    void *r = copy >= 0 ? REAL(mmap)(at, n, prot, flags, copy, offset) : MAP_FAILED;
+    if (copy >= 0)
+        CLOSE(copy);
+    monarch_momentary_end();
+    return r;
+}
+
+/* Bytes of the file among `n` from `offset` on, which count as read. */
+static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t offset) {
+    uint64_t left = (uint64_t)offset < w->entry->size ? w->entry->size - (uint64_t)offset : 0;
+    n = n < left ? n : left;
+    monarch_progress(w->session, w->id, n);
+    return n;
+}
+
+static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
+                         uint64_t tracked) {
+    struct monarch_wanted w;
+    /* The copy is made from the pages that the mapping brings. */
+    if (tracked & TRACK_DIRECT)
+        monarch_hand_over(fd, tracked, 0);
+    if (!find_file(fd, tracked, &w))
+        return REAL(mmap)(at, n, prot, flags, fd, offset);
+    int moves = w.session->control->promote_mappings && monarch_mapping_can_wait(prot, flags);
+    int old_errno = errno;
+    void *r = tracked & TRACK_DIRECT ? MAP_FAILED : map_copy(at, n, prot, flags, &w, offset);
+    if (r != MAP_FAILED) {
+        monarch_mappings_say(r, n, MONARCH_FORGET);
+        count_mapped(&w, n, offset);
+        return r;
+    }
+    errno = old_errno;
+    /* Another thread may have closed the number, or given it to another file, during the wait. */
+    int is_callers = monarch_is_callers(fd, &w);
+    if (!is_callers)
+        monarch_momentary_begin();
+    int named = is_callers ? -1 : open_by_name(&w), from = named >= 0 ? named : fd;
+    r = REAL(mmap)(at, n, prot, flags, from, offset);
+    if (r != MAP_FAILED && moves && monarch_is_callers(from, &w)) {
+        monarch_mappings_say(r, n, MONARCH_FORGET);
+        monarch_mapping_add(&w, r, n, flags, (uint64_t)offset);
+    }
+    if (r != MAP_FAILED)
+        monarch_count_source(w.session, count_mapped(&w, n, offset));
+    if (named >= 0)
+        monarch_close_unseen(named, -1);
+    if (!is_callers)
+        monarch_momentary_end();
+    return r;
+}
+
+PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset) {
+    uint64_t tracked = flags & MAP_ANONYMOUS ? 0 : monarch_tracked(fd);
+    if (flags & MAP_FIXED)
+        monarch_mappings_say(at, n, MONARCH_FORGET);
+    if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
+        return map_tracked(at, n, prot, flags, fd, offset, tracked);
+    void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
+    /* What was there before has gone by a system call that we did not see. */
+    if (r != MAP_FAILED && !(flags & MAP_FIXED))
+        monarch_mappings_say(r, n, MONARCH_FORGET);
+    return r;
+}
+
+TWINS_OF_READ(TWIN)

@@ -1,0 +1,110 @@
+/* Calls that remove or change mappings: for what mappings.h knows of them. Each speaks before it
+ * acts; if it then fails, the mapping stays on the source. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+
+#include "preload/mappings/mappings.h"
+#include "preload/process/calls.h"
+#include "shared/sys.h"
+
+PUBLIC int munmap(void *at, size_t n) {
+    monarch_mappings_say(at, n, MONARCH_FORGET);
+    return REAL(munmap)(at, n);
+}
+
+PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
+    va_list args;
+    va_start(args, flags);
+    void *to = va_arg(args, void *); /* a register, passed on as it is */
+    va_end(args);
+    monarch_mappings_say(at, n, MONARCH_FORGET);
+    if (flags & MREMAP_FIXED)
+        monarch_mappings_say(to, wanted, MONARCH_FORGET);
+    return REAL(mremap)(at, n, wanted, flags, to);
+}
+
+/* To what it is already: nothing changes. */
+PUBLIC int mprotect(void *at, size_t n, int prot) {
+    if (prot != PROT_READ)
+        monarch_mappings_say(at, n, MONARCH_FORGET);
+    return REAL(mprotect)(at, n, prot);
+}
+
+static int result_of(long r) {
+    if (r >= 0)
+        return (int)r;
+    errno = (int)-r;
+    return -1;
+}
+
+/* glibc has it since 2.27, and mlock2. */
+PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
+    if (prot != PROT_READ || key != -1)
+        monarch_mappings_say(at, n, MONARCH_FORGET);
+    if (REAL(pkey_mprotect))
+        return REAL(pkey_mprotect)(at, n, prot, key);
+    if (key == -1)
+        return REAL(mprotect)(at, n, prot);
+    return result_of(sys6(SYS_pkey_mprotect, (long)at, (long)n, prot, key, 0, 0));
+}
+
+#ifndef MADV_COLD
+#define MADV_COLD 20
+#define MADV_PAGEOUT 21
+#endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
+/* How it will be read is said again of the copy. What is done at once leaves nothing to carry over,
+ * and of the rest we know too little. */
+static void advised(void *at, size_t n, int advice) {
+    if (advice == MADV_WILLNEED || advice == MADV_DONTNEED || advice == MADV_COLD ||
+        advice == MADV_PAGEOUT || advice == MADV_POPULATE_READ)
+        return;
+    int is_kept = advice == MADV_NORMAL || advice == MADV_RANDOM || advice == MADV_SEQUENTIAL;
+    monarch_mappings_say(at, n, is_kept ? advice : MONARCH_FORGET);
+}
+
+PUBLIC int madvise(void *at, size_t n, int advice) {
+    advised(at, n, advice);
+    return REAL(madvise)(at, n, advice);
+}
+
+/* The same numbers, as far as they are known. */
+PUBLIC int posix_madvise(void *at, size_t n, int advice) {
+    advised(at, n, advice);
+    return REAL(posix_madvise)(at, n, advice);
+}
+
+/* A replacement would not be in memory. */
+PUBLIC int mlock(const void *at, size_t n) {
+    monarch_mappings_say(at, n, MONARCH_FORGET);
+    return REAL(mlock)(at, n);
+}
+
+PUBLIC int mlock2(const void *at, size_t n, unsigned flags) {
+    monarch_mappings_say(at, n, MONARCH_FORGET);
+    if (REAL(mlock2))
+        return REAL(mlock2)(at, n, flags);
+    return flags ? result_of(sys6(SYS_mlock2, (long)at, (long)n, (long)flags, 0, 0, 0))
+                 : REAL(mlock)(at, n);
+}
+
+PUBLIC int mlockall(int flags) {
+    monarch_mappings_refuse(1);
+    return REAL(mlockall)(flags);
+}
+
+PUBLIC int munlockall(void) {
+    int r = REAL(munlockall)();
+    monarch_mappings_refuse(0);
+    return r;
+}
+
+PUBLIC int remap_file_pages(void *at, size_t n, int prot, size_t page, int flags) {
+    monarch_mappings_say(at, n, MONARCH_FORGET);
+    return REAL(remap_file_pages)(at, n, prot, page, flags);
+}

@@ -1,0 +1,293 @@
+/* The logical file's attributes: by path from the catalog while its copy is served, by descriptor
+ * from the kernel and, when that descriptor is a copy's, from the catalog over it. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+
+#include "preload/lookup/metadata.h"
+#include "preload/lookup/serve.h"
+#include "preload/process/calls.h"
+#include "preload/session/roots.h"
+#include "shared/sys.h"
+
+static struct timespec time_of(int64_t ns) {
+    struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    if (t.tv_nsec < 0) {
+        t.tv_sec--;
+        t.tv_nsec += 1000000000;
+    }
+    return t;
+}
+
+static void fill(const struct session *s, const struct monarch_entry *e, struct stat *st) {
+    memset(st, 0, sizeof *st);
+    st->st_dev = s->control->source[e->source].dev;
+    st->st_ino = e->ino;
+    st->st_mode = e->mode;
+    st->st_nlink = e->nlink;
+    st->st_uid = e->uid;
+    st->st_gid = e->gid;
+    st->st_size = (off_t)e->size;
+    st->st_blksize = e->blksize * 512;
+    st->st_blocks = (blkcnt_t)e->blocks;
+    st->st_atim = time_of(e->atime_ns);
+    st->st_mtim = time_of(e->mtime_ns);
+    st->st_ctim = time_of(e->ctime_ns);
+}
+
+/* 1: answered; 0: the kernel is to be asked. */
+static int answer_path(int dir, const char *path, struct stat *st, int follow) {
+    struct monarch_known k;
+    struct stat found;
+    MAYBE_NULL(st);
+    if (!st) /* the kernel says what is wrong */
+        return 0;
+    if (!monarch_know(dir, path, follow, &k) || !monarch_can_tell(&k))
+        return 0;
+    fill(k.session, k.entry, &found);
+    if (!monarch_is_same_version(&k))
+        return 0;
+    *st = found;
+    return 1;
+}
+
+/* Descriptors of copies stay what they are while everything is switched off. */
+static const struct monarch_entry *behind(struct session **s, const struct monarch_catalog **c,
+                                          const struct stat *st) {
+    *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
+}
+
+/* Of a file that was changed and has the content still that was opened: owner, mode and links are
+ * those of now. Apart, because few calls need the room for a path. */
+__attribute__((noinline)) static void refresh(const struct session *s,
+                                              const struct monarch_catalog *c,
+                                              const struct monarch_entry *e, struct stat *st) {
+    char path[MONARCH_PATH_MAX];
+    struct stat now;
+    if (monarch_source_path(s, c, e, path) &&
+        sys_fstatat(AT_FDCWD, path, &now, AT_SYMLINK_NOFOLLOW) == 0 && now.st_ino == e->ino &&
+        now.st_dev == st->st_dev && now.st_size == st->st_size) {
+        st->st_mode = now.st_mode;
+        st->st_uid = now.st_uid;
+        st->st_gid = now.st_gid;
+        st->st_nlink = now.st_nlink;
+        st->st_ctim = now.st_ctim;
+    }
+}
+
+/* What a descriptor of a copy says of its file: the version that was opened. */
+static const struct monarch_entry *correct(struct stat *st) {
+    struct session *s;
+    const struct monarch_catalog *c;
+    const struct monarch_entry *e = behind(&s, &c, st);
+    if (!e)
+        return NULL;
+    fill(s, e, st);
+    /* A daemon that has gone is told of no change any more. */
+    if (s != __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || !monarch_is_serving(s) ||
+        monarch_is_changed(s->clients, st->st_dev, e->ino))
+        refresh(s, c, e, st);
+    return e;
+}
+
+static int may_be_copy(const struct stat *st) {
+    const struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    return s && (st->st_mode & 07777) == 0400 && S_ISREG(st->st_mode) &&
+           monarch_tier_on(s, st->st_dev, 0) >= 0;
+}
+
+static int result(int r) {
+    if (r >= 0)
+        return 0;
+    errno = -r;
+    return -1;
+}
+
+/* glibc before 2.33 has no such symbols behind us: the system call is what they are. */
+static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
+    return result(sys_fstatat(dir, path, st, flags));
+}
+
+PUBLIC int stat(const char *path, struct stat *st) {
+    if (answer_path(AT_FDCWD, path, st, 1))
+        return 0;
+    int r = REAL(stat) ? REAL(stat)(path, st) : kernel_stat(AT_FDCWD, path, st, 0);
+    if (r == 0 && !correct(st)) /* /proc/self/fd/N of a copy */
+        monarch_learn_stat(path, st);
+    return r;
+}
+
+PUBLIC int lstat(const char *path, struct stat *st) {
+    if (answer_path(AT_FDCWD, path, st, 0))
+        return 0;
+    int r =
+        REAL(lstat) ? REAL(lstat)(path, st) : kernel_stat(AT_FDCWD, path, st, AT_SYMLINK_NOFOLLOW);
+    if (r == 0)
+        monarch_learn_stat(path, st);
+    return r;
+}
+
+PUBLIC int fstat(int fd, struct stat *st) {
+    int r = REAL(fstat) ? REAL(fstat)(fd, st) : result(sys_fstat(fd, st));
+    /* A copy that is removed between the kernel's answer and our look has no link any more, and is
+     * then known by that. */
+    if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
+        correct(st);
+    return r;
+}
+
+PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
+    if (!(flags & ~(AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH)) &&
+        answer_path(dir, path, st, !(flags & AT_SYMLINK_NOFOLLOW)))
+        return 0;
+    int r = REAL(fstatat) ? REAL(fstatat)(dir, path, st, flags) : kernel_stat(dir, path, st, flags);
+    MAYBE_NULL(path); /* newer kernels take none with AT_EMPTY_PATH */
+    if (r == 0 && !correct(st) && path && (dir == AT_FDCWD || *path == '/'))
+        monarch_learn_stat(path, st);
+    return r;
+}
+
+/* The versioned names that programs built before glibc 2.33 call. Only the version whose struct
+ * is this one is ours to answer. */
+#define CURRENT(version) ((version) == 1 || (version) == 0)
+
+PUBLIC int __xstat(int version, const char *path, struct stat *st) {
+    return CURRENT(version) || !REAL(__xstat) ? stat(path, st) : REAL(__xstat)(version, path, st);
+}
+
+PUBLIC int __lxstat(int version, const char *path, struct stat *st) {
+    return CURRENT(version) || !REAL(__lxstat) ? lstat(path, st)
+                                               : REAL(__lxstat)(version, path, st);
+}
+
+PUBLIC int __fxstat(int version, int fd, struct stat *st) {
+    return CURRENT(version) || !REAL(__fxstat) ? fstat(fd, st) : REAL(__fxstat)(version, fd, st);
+}
+
+PUBLIC int __fxstatat(int version, int dir, const char *path, struct stat *st, int flags) {
+    return CURRENT(version) || !REAL(__fxstatat) ? fstatat(dir, path, st, flags)
+                                                 : REAL(__fxstatat)(version, dir, path, st, flags);
+}
+
+static struct statx_timestamp statx_time_of(struct timespec t) {
+    return (struct statx_timestamp){.tv_sec = t.tv_sec, .tv_nsec = (uint32_t)t.tv_nsec};
+}
+
+/* The fields that the catalog knows. */
+#define KNOWN (STATX_BASIC_STATS | STATX_BTIME)
+#ifndef STATX_MNT_ID
+#define STATX_MNT_ID 0x1000U /* Linux 5.8 */
+#endif
+
+static int real_statx(int dir, const char *path, int flags, unsigned mask, struct statx *x) {
+    if (REAL(statx))
+        return REAL(statx)(dir, path, flags, mask, x);
+    return result((int)sys6(SYS_statx, dir, (long)path, flags, (long)mask, (long)x, 0));
+}
+
+/* `st` is what the catalog says; the rest is what the source's file system says of all its files.
+ */
+static void fill_statx(const struct session *s, const struct monarch_entry *e,
+                       const struct stat *st, unsigned mask, struct statx *x) {
+    const struct monarch_filesystem *f = &s->control->source[e->source].filesystem;
+    memset(x, 0, sizeof *x);
+    x->stx_mask = f->statx_mask[(mask & STATX_BTIME) != 0];
+    x->stx_attributes_mask = f->attributes_mask;
+    x->stx_dev_major = major(st->st_dev);
+    x->stx_dev_minor = minor(st->st_dev);
+    x->stx_ino = st->st_ino;
+    x->stx_mode = (uint16_t)st->st_mode;
+    x->stx_nlink = (uint32_t)st->st_nlink;
+    x->stx_uid = st->st_uid;
+    x->stx_gid = st->st_gid;
+    x->stx_size = (uint64_t)st->st_size;
+    x->stx_blksize = (uint32_t)st->st_blksize;
+    x->stx_blocks = (uint64_t)st->st_blocks;
+    x->stx_atime = statx_time_of(st->st_atim);
+    x->stx_mtime = statx_time_of(st->st_mtim);
+    x->stx_ctime = statx_time_of(st->st_ctim);
+    if (x->stx_mask & STATX_BTIME)
+        x->stx_btime = statx_time_of(time_of(e->btime_ns));
+    /* Older headers have no name for the field behind the device. */
+    if (x->stx_mask & STATX_MNT_ID)
+        memcpy(&x->stx_dev_minor + 1, &f->mount, sizeof f->mount);
+}
+
+static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsigned mask) {
+    return !(mask & ~KNOWN) && !(e->flags & MONARCH_ATTRIBUTES) &&
+           s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
+}
+
+/* Newer kernels leave it out unless it is asked for, and copies that come and go are known by it.
+ */
+__attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
+                                                   const struct statx *x, struct timespec *mtime) {
+    struct statx now;
+    if (x->stx_mask & STATX_MTIME)
+        *mtime = (struct timespec){x->stx_mtime.tv_sec, x->stx_mtime.tv_nsec};
+    else if (monarch_has_mode_of_copy(x->stx_mode) &&
+             sys6(SYS_statx, dir, (long)path, flags, STATX_MTIME, (long)&now, 0) == 0 &&
+             now.stx_ino == x->stx_ino)
+        *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
+}
+
+/* Apart, because few calls need the room for a path. */
+__attribute__((noinline)) static int ask_source(const struct session *s,
+                                                const struct monarch_catalog *c,
+                                                const struct monarch_entry *e, unsigned mask,
+                                                struct statx *x) {
+    char path[MONARCH_PATH_MAX];
+    struct statx now;
+    if (!monarch_source_path(s, c, e, path) ||
+        sys6(SYS_statx, AT_FDCWD, (long)path, AT_SYMLINK_NOFOLLOW, (long)mask, (long)&now, 0) !=
+            0 ||
+        now.stx_ino != e->ino)
+        return 0;
+    *x = now;
+    return 1;
+}
+
+static void correct_statx(int dir, const char *given, int flags, struct statx *x, unsigned mask) {
+    struct session *s;
+    const struct monarch_catalog *c;
+    struct stat st = {.st_dev = makedev(x->stx_dev_major, x->stx_dev_minor), .st_ino = x->stx_ino};
+    st.st_mode = x->stx_mode;
+    st.st_nlink = x->stx_nlink;
+    st.st_size = (off_t)x->stx_size;
+    time_of_copy(dir, given, flags, x, &st.st_mtim);
+    const struct monarch_entry *e = behind(&s, &c, &st);
+    if (!e)
+        return;
+    correct(&st);
+    if (can_fill_statx(s, e, mask) || !ask_source(s, c, e, mask, x))
+        fill_statx(s, e, &st, mask, x);
+}
+
+static int answer_statx(int dir, const char *path, int flags, unsigned mask, struct statx *x) {
+    struct monarch_known k;
+    struct stat st;
+    MAYBE_NULL(x);
+    if (!x || mask & ~KNOWN ||
+        flags & ~(AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH | AT_STATX_DONT_SYNC))
+        return 0;
+    if (!monarch_know(dir, path, !(flags & AT_SYMLINK_NOFOLLOW), &k) || !monarch_can_tell(&k))
+        return 0;
+    fill(k.session, k.entry, &st);
+    if (!can_fill_statx(k.session, k.entry, mask) || !monarch_is_same_version(&k))
+        return 0;
+    fill_statx(k.session, k.entry, &st, mask, x);
+    return 1;
+}
+
+PUBLIC int statx(int dir, const char *path, int flags, unsigned mask, struct statx *x) {
+    if (answer_statx(dir, path, flags, mask, x))
+        return 0;
+    int r = real_statx(dir, path, flags, mask, x);
+    if (r == 0)
+        correct_statx(dir, path, flags, x, mask);
+    return r;
+}
+
+TWINS_OF_STAT(TWIN)

@@ -1,0 +1,213 @@
+#define _GNU_SOURCE
+#include "preload/changes/record.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "preload/changes/tell.h"
+#include "preload/lookup/serve.h"
+#include "preload/process/calls.h"
+#include "preload/process/log.h"
+#include "preload/process/text.h"
+#include "shared/sys.h"
+
+/* Whether a daemon has to hear of changes: by its session *s, which is NULL where there is no room
+ * to map it. */
+static int is_heard(struct session **s) {
+    *s = session_for_change();
+    return *s || monarch_lacks_room();
+}
+
+static int is_on_source(const struct session *s, const struct stat *st) {
+    return s && monarch_source_on(s, st->st_dev, 0) >= 0;
+}
+
+/* Whether it lies on a source's device. */
+static int mark(struct session *s, const struct stat *st, int is_tree) {
+    int is_told = monarch_lacks_room() && monarch_tell_change(st, is_tree);
+    if (!is_on_source(s, st))
+        return is_told;
+    if (monarch_logging) {
+        char inode[24];
+        put_number(inode, st->st_ino, 10, 1);
+        monarch_log("changed, inode", inode, NULL);
+    }
+    monarch_mark_changed(s->clients, st->st_dev, st->st_ino);
+    return 1;
+}
+
+int monarch_changed_path(int dir, const char *path, int follow) {
+    struct session *s;
+    struct stat st;
+    return is_heard(&s) && sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0 &&
+           mark(s, &st, 0);
+}
+
+void monarch_changed_fd(int fd) {
+    struct session *s;
+    struct stat st;
+    if (is_heard(&s) && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+        mark(s, &st, 0);
+}
+
+static void mark_below(struct session *s, const struct monarch_catalog *c,
+                       const struct monarch_entry *directory, uint64_t count) {
+    const struct monarch_entry *entries = monarch_entries(c);
+    const char *prefix = monarch_pool(c, directory->path);
+    uint64_t dev = s->control->source[directory->source].dev;
+    for (uint64_t i = 0; i < count; i++) {
+        const char *path = monarch_pool(c, entries[i].path);
+        size_t n = directory->path_len; /* 0 is the root, and everything is below it */
+        if (entries[i].source == directory->source && entries[i].path_len > n &&
+            (!n || path[n] == '/') && memcmp(path, prefix, n) == 0)
+            monarch_mark_changed(s->clients, dev, entries[i].ino);
+    }
+}
+
+/* What happens to a directory happens to every file below it: a new name gives them all other
+ * paths, and other rights may close them. The whole catalog is looked through, which a training job
+ * does not do in a loop. What the daemon's scan finds meanwhile it asks for again, because the
+ * count has moved. */
+static void mark_below_directory(struct session *s, const struct stat *st) {
+    __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
+    const struct monarch_catalog *c = monarch_catalog_of(s);
+    uint64_t count = c ? __atomic_load_n(&c->count, __ATOMIC_ACQUIRE) : 0;
+    for (uint64_t i = 0; i < count; i++) {
+        const struct monarch_entry *e = &monarch_entries(c)[i];
+        if (e->kind == MONARCH_DIR && e->ino == st->st_ino &&
+            s->control->source[e->source].dev == st->st_dev)
+            mark_below(s, c, e, count);
+    }
+}
+
+static void mark_all(struct session *s, const struct stat *st) {
+    int is_tree = S_ISDIR(st->st_mode);
+    mark(s, st, is_tree);
+    if (is_tree && is_on_source(s, st))
+        mark_below_directory(s, st);
+}
+
+void monarch_changed_tree(int dir, const char *path) {
+    struct session *s;
+    struct stat st;
+    if (is_heard(&s) && sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        mark_all(s, &st);
+}
+
+/* Descriptors of copies outlive the daemon: this asks for none. */
+static int describes_copy(const struct stat *st, char *real) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    const struct monarch_catalog *c;
+    const struct monarch_entry *e =
+        s && S_ISREG(st->st_mode) ? monarch_behind_copy(&s, &c, st) : NULL;
+    struct stat now;
+    if (!e || !real)
+        return e != NULL;
+    if (!monarch_source_path(s, c, e, real) ||
+        sys_fstatat(AT_FDCWD, real, &now, AT_SYMLINK_NOFOLLOW) != 0 || now.st_ino != e->ino ||
+        now.st_dev != s->control->source[e->source].dev)
+        real[0] = 0;
+    return 1;
+}
+
+int monarch_is_copy(int fd, char *real) {
+    struct stat st;
+    return __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) && sys_fstat(fd, &st) == 0 &&
+           describes_copy(&st, real);
+}
+
+int monarch_leads_to_copy(const char *path, char *real) {
+    struct stat st;
+    return __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) &&
+           sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
+}
+
+/* `st` is of what is to change; whether it was a copy, and its source file is instead. */
+static int record(struct stat *st, char *real) {
+    struct session *s;
+    int is_due = is_heard(&s), is_copy = describes_copy(st, real);
+    if (is_due && (!is_copy || sys_fstatat(AT_FDCWD, real, st, AT_SYMLINK_NOFOLLOW) == 0))
+        mark_all(s, st);
+    return is_copy;
+}
+
+int monarch_means_descriptor(const char *path, int flags) {
+    MAYBE_NULL(path);
+    return (flags & AT_EMPTY_PATH) && path && !*path;
+}
+
+/* Marks the directory that `path` (MONARCH_PATH_MAX bytes, and changed) lies in. */
+static void mark_above(struct session *s, int dir, char *path) {
+    struct stat st;
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    while (n && path[n - 1] != '/')
+        n--;
+    strcpy(path + n, n ? "" : ".");
+    if (sys_fstatat(dir, path, &st, 0) == 0)
+        mark(s, &st, 0);
+}
+
+/* 0 for a path that the kernel does not take. */
+static int copy_path(char *to, const char *path) {
+    size_t n = strnlen(path, MONARCH_PATH_MAX);
+    if (!n || n == MONARCH_PATH_MAX)
+        return 0;
+    memcpy(to, path, n + 1);
+    return 1;
+}
+
+void monarch_changed_names(int dir, const char *path) {
+    char above[MONARCH_PATH_MAX];
+    struct session *s;
+    struct stat st;
+    /* A bad pointer is the kernel's to find. */
+    if (is_heard(&s) && sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != -EFAULT &&
+        copy_path(above, path))
+        mark_above(s, dir, above);
+}
+
+void monarch_changed_names_of(int dir, char *path) {
+    struct session *s;
+    if (is_heard(&s) && *path)
+        mark_above(s, dir, path);
+}
+
+/* The name that was made may be one that a link in `path` leads to. */
+static void mark_made(const struct stat *st, int fd, int dir, const char *path, char *real) {
+    struct session *s;
+    if (is_heard(&s) && (is_on_source(s, st) || monarch_lacks_room()) &&
+        (monarch_name_of(fd, real) || copy_path(real, path)))
+        mark_above(s, dir, real);
+}
+
+void monarch_made(int fd, int dir, const char *path, char *real) {
+    struct stat st;
+    if (sys_fstat(fd, &st) == 0)
+        mark_made(&st, fd, dir, path, real);
+}
+
+const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real) {
+    struct stat st;
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0)
+        return NULL;
+    if (created)
+        mark_made(&st, fd, dir, path, real);
+    return record(&st, real) ? real : NULL;
+}
+
+const char *monarch_path_to_change(int dir, const char *path, int follow, char *real) {
+    struct stat st;
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) ||
+        sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) != 0)
+        return path;
+    return record(&st, real) ? real : path;
+}
+
+const char *monarch_fd_to_change(int fd, char *real) {
+    struct stat st;
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0)
+        return NULL;
+    return record(&st, real) ? real : NULL;
+}

@@ -1,0 +1,67 @@
+/* Changes are recorded through these, before or while the interposed functions make them. */
+#ifndef MONARCH_RECORD_H
+#define MONARCH_RECORD_H
+
+#include <fcntl.h>
+
+#include "preload/process/attributes.h"
+
+/* Records that a file is no longer what its copy is. Each returns at once when the path or the
+ * descriptor lies on no source's device; the first says whether it does. `monarch_changed_tree` is
+ * for renamed directories. */
+int monarch_changed_path(int dir, const char *path, int follow);
+void monarch_changed_fd(int fd);
+void monarch_changed_tree(int dir, const char *path);
+
+/* For a call that changes what `path` leads to: records it, and returns the path that the call is
+ * to be given. That is `path`, unless it leads to a copy (/proc/self/fd/N and the like): then the
+ * source file's, in `real` (MONARCH_PATH_MAX bytes), which is empty if that name leads to another
+ * file by now: the call fails (ENOENT), and nobody else's file is changed. */
+const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
+/* The same for a descriptor; NULL if it is none of a copy, and so is what the call is to be given.
+ */
+const char *monarch_fd_to_change(int fd, char *real);
+/* Whether the descriptor is one of a copy / the path is the name in /proc or /dev of one: then
+ * `real` is as above, and nothing is recorded. */
+int monarch_is_copy(int fd, char *real);
+int monarch_leads_to_copy(const char *path, char *real);
+/* Letter by letter, for the first ones tell nearly all paths apart. */
+static inline int monarch_names_copy(const char *path, char *real) {
+    MAYBE_NULL(path);
+    if (!path || path[0] != '/')
+        return 0;
+    int may_lead = path[1] == 'p'
+                       ? path[2] == 'r' && path[3] == 'o' && path[4] == 'c' && path[5] == '/'
+                       : path[1] == 'd' && path[2] == 'e' && path[3] == 'v' && path[4] == '/' &&
+                             ((path[5] == 'f' && path[6] == 'd' && path[7] == '/') ||
+                              (path[5] == 's' && path[6] == 't' && path[7] == 'd'));
+    return may_lead && monarch_leads_to_copy(path, real);
+}
+
+/* Whether open(2) reads its argument `mode`. O_TMPFILE contains the O_DIRECTORY bit, so compare the
+ * full pattern: opening a directory passes no mode. */
+static inline int monarch_needs_mode(int flags) {
+    return (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE;
+}
+
+/* Whether an open with these flags may change the file or make one. O_RDONLY | O_TRUNC truncates,
+ * and access mode 3 is for ioctl with the right to write. */
+static inline int monarch_may_change(int flags) {
+    return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || monarch_needs_mode(flags);
+}
+
+/* With the flag AT_EMPTY_PATH, an empty path is the descriptor itself. */
+int monarch_means_descriptor(const char *path, int flags);
+
+/* A name is made or removed: what is listed of the directory that `path` lies in holds no longer.
+ */
+void monarch_changed_names(int dir, const char *path);
+/* The same for a path that need not be kept: it is cut in place. */
+void monarch_changed_names_of(int dir, char *path);
+/* After an open of `path` that may have made the file; `real` is room for a path. */
+void monarch_made(int fd, int dir, const char *path, char *real);
+/* After an open of `path` that may write, or make the file (`created`): records both. The path is
+ * as in monarch_fd_to_change. */
+const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real);
+
+#endif

@@ -1,0 +1,349 @@
+#define _GNU_SOURCE
+#include "preload/descriptors/companion.h"
+
+#include <errno.h>
+#include <sys/resource.h>
+
+#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/promote.h"
+#include "preload/descriptors/track.h"
+#include "preload/lookup/serve.h"
+#include "preload/process/proc.h"
+#include "shared/sys.h"
+
+/* Out of the way of programs that count on the lowest number. */
+#define FIRST_NUMBER 500
+
+/* By descriptor: that of its companion + 1, or, with this bit, that of the one which it stands
+ * behind + 1. Both ways, because a program may close numbers that it does not know. */
+#define IS_COMPANION 0x80000000U
+static uint32_t table[MONARCH_TRACKED] SELDOM;
+/* Of a companion's number: lower half of its file's inode. System calls of the program's own may
+ * have closed it, and opened another file there. */
+static uint32_t inode[MONARCH_TRACKED] SELDOM;
+uint32_t monarch_companions;
+
+static unsigned highest;     /* nothing above it ever had one, or was one */
+static uint32_t posix_locks; /* some were taken */
+
+static uint32_t get(int fd) {
+    return (unsigned)fd < MONARCH_TRACKED ? __atomic_load_n(&table[fd], __ATOMIC_ACQUIRE) : 0;
+}
+
+static int change(int fd, uint32_t from, uint32_t to) {
+    return __atomic_compare_exchange_n(&table[fd], &from, to, 0, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_RELAXED);
+}
+
+static int companion_of(int fd) {
+    uint32_t w = get(fd);
+    return w && !(w & IS_COMPANION) ? (int)w - 1 : -1;
+}
+
+static int is_ours(int companion) {
+    struct stat st;
+    return sys_fstat(companion, &st) == 0 && S_ISREG(st.st_mode) &&
+           (uint32_t)st.st_ino == __atomic_load_n(&inode[companion], __ATOMIC_RELAXED) &&
+           (sys_fcntl(companion, F_GETFL, 0) & O_ACCMODE) == O_RDONLY;
+}
+
+/* --- made and closed -------------------------------------------------------------------------- */
+
+static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
+
+/* A duplicate of `of` with a high number; -1 if there is none. Whatever is closed on the way is a
+ * descriptor that the program never had. */
+static int high_duplicate(int of, int cloexec) {
+    int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
+    int high = sys_fcntl(of, command, FIRST_NUMBER);
+    if (high < 0) /* the limit is lower than that */
+        high = sys_fcntl(of, command, 0);
+    if (high < MONARCH_TRACKED)
+        return high < 0 ? -1 : high;
+    monarch_close_unseen(high, of);
+    return -1;
+}
+
+/* Notes that `high` stands behind `fd`, instead of `before` (-1: of nothing); whether it does. */
+static int note(int fd, int high, int before) {
+    struct stat st;
+    sys_fstat(high, &st);
+    __atomic_store_n(&inode[high], (uint32_t)st.st_ino, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&monarch_companions, 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&table[high], IS_COMPANION | (uint32_t)(fd + 1), __ATOMIC_RELEASE);
+    unsigned seen = __atomic_load_n(&highest, __ATOMIC_RELAXED);
+    unsigned end = (unsigned)(high > fd ? high : fd);
+    while (end > seen && !__atomic_compare_exchange_n(&highest, &seen, end, 0, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED))
+        ;
+    int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
+    int left = noted ? before : high; /* what is no companion (any more) */
+    if (left >= 0 && change(left, IS_COMPANION | (uint32_t)(fd + 1), 0))
+        __atomic_fetch_sub(&monarch_companions, 1, __ATOMIC_SEQ_CST);
+    return noted;
+}
+
+/* Gives `fd` the companion `high`, or closes that if it has one meanwhile; returns what it has. */
+static int stand_behind(int fd, int high) {
+    if (note(fd, high, -1))
+        return high;
+    int known = companion_of(fd); /* another thread was faster */
+    monarch_close_unseen(high, known);
+    return known;
+}
+
+/* The number is to be another file's, by a program that has never heard of what is there. */
+static void give_way(int companion, int fd) {
+    int high = high_duplicate(companion, close_on_exec(fd));
+    if (high >= 0 && note(fd, high, companion))
+        monarch_close_unseen(companion, high);
+    else if (high >= 0)
+        monarch_close_unseen(high, companion);
+    else
+        monarch_companion_close_slow(fd); /* no number is left, and with it go the locks */
+}
+
+/* Closing any descriptor of a file drops the process's POSIX locks on it, also those that were
+ * taken through another. */
+static void drop_locks(int fd) {
+    struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
+    struct stat copy, other;
+    if (sys_fstat(fd, &copy) != 0 || (copy.st_mode & 07777) != 0400)
+        return;
+    for (unsigned i = 0; i <= __atomic_load_n(&highest, __ATOMIC_RELAXED); i++)
+        if (companion_of((int)i) >= 0 && sys_fstat((int)i, &other) == 0 &&
+            other.st_ino == copy.st_ino && other.st_dev == copy.st_dev)
+            sys_fcntl(companion_of((int)i), F_SETLK, (long)&all);
+}
+
+void monarch_companion_close_slow(int fd) {
+    uint32_t w = get(fd);
+    if ((!w && !__atomic_load_n(&posix_locks, __ATOMIC_RELAXED)) || !monarch_track_is_mine())
+        return;
+    if (!w && __atomic_load_n(&posix_locks, __ATOMIC_RELAXED))
+        drop_locks(fd);
+    if (!w)
+        return;
+    int other = (int)(w & ~IS_COMPANION) - 1;
+    if (!change(fd, w, 0))
+        return;
+    if (w & IS_COMPANION) {
+        change(other, (uint32_t)fd + 1, 0);
+    } else if (change(other, IS_COMPANION | (uint32_t)(fd + 1), 0) && is_ours(other)) {
+        sys_close(other);
+    }
+    __atomic_fetch_sub(&monarch_companions, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Whether dup3 will succeed. */
+static int can_replace(int fd, int fresh, int flags) {
+    struct rlimit limit;
+    return fd != fresh && fresh >= 0 && !(flags & ~O_CLOEXEC) && sys_fcntl(fd, F_GETFD, 0) >= 0 &&
+           sys6(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, (long)&limit, 0, 0) == 0 &&
+           (rlim_t)fresh < limit.rlim_cur;
+}
+
+void monarch_companion_replace_slow(int fd, int fresh, int flags) {
+    if (!can_replace(fd, fresh, flags))
+        return;
+    if (monarch_is_companion(fresh))
+        give_way(fresh, (int)(get(fresh) & ~IS_COMPANION) - 1);
+    else
+        monarch_companion_close_slow(fresh);
+}
+
+static int stays(int companion, unsigned first, unsigned last) {
+    uint32_t w = get(companion), fd = (w & ~IS_COMPANION) - 1;
+    return (w & IS_COMPANION) && (fd < first || fd > last) && is_ours(companion);
+}
+
+uint64_t monarch_companion_that_stays(uint64_t from, unsigned first, unsigned last) {
+    unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
+    for (; from <= last && from <= end; from++)
+        if (stays((int)from, first, last))
+            return from;
+    return (uint64_t)last + 1;
+}
+
+void monarch_companion_close_range(unsigned first, unsigned last) {
+    unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
+    for (uint64_t fd = first; fd <= last && fd <= end && monarch_has_companions(); fd++)
+        if (!stays((int)fd, first, last))
+            monarch_companion_close_slow((int)fd);
+}
+
+void monarch_companion_flag_range(unsigned first, unsigned last) {
+    unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
+    for (uint64_t fd = first; fd <= last && fd <= end; fd++)
+        monarch_companion_flag_slow((int)fd, FD_CLOEXEC);
+}
+
+void monarch_companion_again_slow(int fd, int fresh) {
+    int behind = companion_of(fd);
+    if (behind < 0 || fresh < 0 || fresh == fd || !monarch_track_is_mine())
+        return;
+    int high = fresh < MONARCH_TRACKED ? high_duplicate(behind, close_on_exec(fresh)) : -1;
+    if (high >= 0)
+        stand_behind(fresh, high);
+}
+
+void monarch_companion_flag_slow(int fd, int flag) {
+    int behind = companion_of(fd);
+    if (behind >= 0 && monarch_track_is_mine())
+        sys_fcntl(behind, F_SETFD, flag & FD_CLOEXEC);
+}
+
+/* --- duplicates that were made before -----------------------------------------------------------
+ */
+
+#define KCMP_FILE 0
+
+struct duplicates {
+    int of, by; /* by: what `act` is to use */
+    void (*act)(int fd, const struct duplicates *d);
+};
+
+static void if_duplicate(int fd, void *data) {
+    const struct duplicates *d = data;
+    long pid = sys_getpid();
+    if (fd != d->of && sys6(SYS_kcmp, pid, pid, KCMP_FILE, d->of, fd, 0) == 0)
+        d->act(fd, d);
+}
+
+/* Calls act for each other descriptor of this process that shares `fd`'s offset. Where the kernel
+ * does not compare descriptors, for none. */
+static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
+    struct duplicates d = {fd, by, act};
+    monarch_for_descriptors(if_duplicate, &d);
+}
+
+static void share(int fd, const struct duplicates *d) { monarch_companion_again_slow(d->of, fd); }
+
+static void replace(int fd, const struct duplicates *d) {
+    sys6(SYS_dup3, d->by, fd, close_on_exec(fd) ? O_CLOEXEC : 0, 0, 0, 0);
+}
+
+void monarch_companion_has_posix_locks(void) {
+    __atomic_store_n(&posix_locks, 1, __ATOMIC_RELAXED);
+}
+
+int monarch_is_companion(int fd) {
+    return (get(fd) & IS_COMPANION) && monarch_track_is_mine() && is_ours(fd);
+}
+
+/* --- for the calls ------------------------------------------------------------------------------
+ */
+
+/* A high number for what `path` names, if that still is the entry's file; as monarch_companion. To
+ * close a descriptor that is a path alone ends no locks. */
+static int reserve(const char *path, int cloexec, const struct session *s,
+                   const struct monarch_entry *e) {
+    int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
+    if (place < 0)
+        return place == -ENOENT ? -1 : -2;
+    if (monarch_is_still(place, s, e)) {
+        high = high_duplicate(place, cloexec);
+        high = high < 0 ? -2 : high;
+    }
+    sys_close(place);
+    return high;
+}
+
+/* The source's file behind the copy's descriptor `fd`, opened with a high number. */
+static int open_behind(int fd, const char *path, const struct session *s,
+                       const struct monarch_entry *e) {
+    int cloexec = close_on_exec(fd), high = reserve(path, cloexec, s, e);
+    if (high < 0)
+        return high;
+    int flags = sys_fcntl(fd, F_GETFL, 0) & (O_NONBLOCK | O_LARGEFILE | O_NOATIME);
+    int fresh = sys_openat(AT_FDCWD, path, flags | O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    int is_it = fresh >= 0 && monarch_is_still(fresh, s, e);
+    is_it = is_it && sys6(SYS_dup3, fresh, high, cloexec ? O_CLOEXEC : 0, 0, 0, 0) == high;
+    if (!is_it)
+        sys_close(high);
+    if (fresh >= 0)
+        monarch_close_unseen(fresh, is_it ? high : -1);
+    return is_it ? high : fresh >= 0 || fresh == -ENOENT || fresh == -ELOOP ? -1 : -2;
+}
+
+/* The companion there is, or a new one. */
+static int find_or_open(int fd) {
+    char path[MONARCH_PATH_MAX];
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    const struct monarch_catalog *c;
+    struct stat st;
+    const struct monarch_entry *e = s && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode)
+                                        ? monarch_behind_copy(&s, &c, &st)
+                                        : NULL;
+    if (!e)
+        return -1;
+    monarch_track_mark();
+    if (fd >= MONARCH_TRACKED || !monarch_track_is_mine())
+        return -2;
+    int known = monarch_has_companions() ? companion_of(fd) : -1;
+    if (known >= 0 && monarch_is_still(known, s, e))
+        return known;
+    if (known >= 0) /* of what had this number before, and was closed unseen */
+        monarch_companion_close_slow(fd);
+    if (!monarch_source_path(s, c, e, path))
+        return -1;
+    int high = open_behind(fd, path, s, e);
+    if (high < 0)
+        return high;
+    high = stand_behind(fd, high);
+    if (high < 0)
+        return -2;
+    for_duplicates(fd, share, -1);
+    return high;
+}
+
+int monarch_companion(int fd) {
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || fd < 0)
+        return -1;
+    int behind = find_or_open(fd);
+    if (behind >= 0) {
+        long at = sys_lseek(fd, 0, SEEK_CUR);
+        if (at >= 0)
+            sys_lseek(behind, at, SEEK_SET);
+    }
+    return behind;
+}
+
+static int is_one_thread(void) {
+    struct stat st;
+    return sys_fstatat(AT_FDCWD, "/proc/self/task", &st, 0) == 0 && st.st_nlink == 3;
+}
+
+static void become_source(int fd, int behind) {
+    sys_lseek(behind, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
+    /* In another thread the number of a duplicate may be another file's by now: they keep the copy.
+     */
+    if (is_one_thread())
+        for_duplicates(fd, replace, behind);
+    replace(fd, &(struct duplicates){.by = behind});
+}
+
+void monarch_companion_compare(int fd) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    const struct monarch_catalog *c;
+    struct stat copy, now;
+    int behind = companion_of(fd);
+    const struct monarch_entry *e =
+        behind >= 0 && s && sys_fstat(fd, &copy) == 0 ? monarch_behind_copy(&s, &c, &copy) : NULL;
+    if (!e || sys_fstat(behind, &now) != 0 || now.st_ino != e->ino ||
+        ((uint64_t)now.st_size == e->size &&
+         monarch_time_ns(now.st_mtim.tv_sec, now.st_mtim.tv_nsec) == e->mtime_ns &&
+         monarch_time_ns(now.st_ctim.tv_sec, now.st_ctim.tv_nsec) == e->ctime_ns))
+        return;
+    monarch_mark_changed(s->clients, now.st_dev, now.st_ino);
+    become_source(fd, behind);
+}
+
+int monarch_become_source(int fd) {
+    int behind = monarch_companion(fd);
+    if (behind >= 0) {
+        monarch_companion_compare(fd);
+        become_source(fd, behind);
+    }
+    return behind != -2;
+}

@@ -1,0 +1,199 @@
+#define _GNU_SOURCE
+#include "preload/descriptors/posix_locks.h"
+
+#include <signal.h>
+#include <string.h>
+
+#include "preload/descriptors/promote.h"
+#include "preload/process/proc.h"
+#include "preload/process/text.h"
+#include "shared/sys.h"
+
+/* As many ranges of one file are kept; a program that has more loses the others. */
+#define MOST 128
+#define WORD 24
+
+/* Closings. Those under way are counted in the lower half, behind the number of the process: in the
+ * child of a fork they never end. */
+static uint64_t under_way;
+static uint32_t so_far;
+/* They take microseconds, unless the source hangs. */
+#define PATIENCE_NS 5000000000ULL
+
+struct held {
+    struct stat file;
+    int but; /* the descriptor that is closed */
+    unsigned count;
+    struct range {
+        int fd; /* through which it was taken */
+        struct flock lock;
+    } range[MOST];
+    struct monarch_reader reader;
+};
+
+/* --- which there are ------------------------------------------------------------------------- */
+
+/* The next word of a line, cut to its room; whether there is one. */
+static int next_word(struct monarch_reader *r, char *word, char *end) {
+    unsigned n = 0;
+    do
+        *end = monarch_reader_next(r);
+    while (*end == ' ' || *end == '\t');
+    for (; *end > ' '; *end = monarch_reader_next(r))
+        if (n < WORD - 1)
+            word[n++] = *end;
+    word[n] = 0;
+    return n > 0;
+}
+
+static int64_t number(const char *digits) {
+    int64_t v = 0;
+    for (; *digits >= '0' && *digits <= '9'; digits++)
+        v = v * 10 + (*digits - '0');
+    return v;
+}
+
+/* "lock:  1: POSIX  ADVISORY  READ 1234 fe:00:5678 0 EOF"; whether there was a line. */
+static int read_line(struct held *h, int fd) {
+    char word[WORD], end = ' ';
+    int field = 0, is_lock = 1, upto_end = 0;
+    struct flock lock = {.l_whence = SEEK_SET, .l_type = F_RDLCK};
+    while (end && end != '\n' && next_word(&h->reader, word, &end)) {
+        if (field == 0)
+            is_lock &= !strcmp(word, "lock:");
+        if (field == 2)
+            is_lock &= !strcmp(word, "POSIX");
+        if (field == 4 && word[0] == 'W')
+            lock.l_type = F_WRLCK;
+        if (field == 7)
+            lock.l_start = number(word);
+        if (field == 8 && !(upto_end = !strcmp(word, "EOF")))
+            lock.l_len = number(word) - lock.l_start + 1;
+        field++;
+    }
+    if (is_lock && field == 9 && h->count < MOST)
+        h->range[h->count++] = (struct range){fd, lock};
+    return end == '\n';
+}
+
+static int is_same(const struct held *h, int fd) {
+    struct stat st;
+    return sys_fstat(fd, &st) == 0 && st.st_ino == h->file.st_ino && st.st_dev == h->file.st_dev;
+}
+
+static void read_locks_of(int fd, void *data) {
+    struct held *h = data;
+    char path[64];
+    if (fd == h->but || !is_same(h, fd))
+        return;
+    put_number(put(path, "/proc/self/fdinfo/"), (uint64_t)fd, 10, 1);
+    if (!monarch_reader_open(&h->reader, path))
+        return;
+    while (read_line(h, fd))
+        ;
+    monarch_reader_close(&h->reader);
+}
+
+/* --- kept ------------------------------------------------------------------------------------ */
+
+/* Holds read locks for an open file that is no descriptor's, only a mapping's: to close it ends
+ * nothing of the process's. (What the process has locked for writing, nobody can lock anew: in the
+ * moment between, another may.) */
+static long hold_meanwhile(const struct held *h) {
+    char path[64];
+    put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
+    int own = sys_openat(AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (own < 0)
+        return -1;
+    for (unsigned i = 0; i < h->count; i++) {
+        struct flock lock = h->range[i].lock;
+        if (lock.l_type == F_RDLCK)
+            sys_fcntl(own, F_OFD_SETLK, (long)&lock);
+    }
+    long page = sys6(SYS_mmap, 0, 4096, PROT_NONE, MAP_PRIVATE, own, 0);
+    sys_close(own);
+    return page;
+}
+
+static void take_again(const struct held *h, int kept) {
+    for (unsigned i = 0; i < h->count; i++) {
+        const struct range *r = &h->range[i];
+        /* Any will do, but one that may write is not ours, and may be another file's by now. */
+        int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
+        if (is_same(h, fd))
+            sys_fcntl(fd, F_SETLK, (long)&r->lock);
+    }
+}
+
+static uint32_t count_of(uint64_t word, uint64_t self) {
+    return word >> 32 == self ? (uint32_t)word : 0;
+}
+
+static void count(int more) {
+    uint64_t seen = __atomic_load_n(&under_way, __ATOMIC_SEQ_CST), next;
+    uint64_t self = (uint32_t)sys_getpid();
+    do {
+        uint32_t n = count_of(seen, self);
+        next = self << 32 | (more ? n + 1 : n ? n - 1 : 0);
+    } while (!__atomic_compare_exchange_n(&under_way, &seen, next, 0, __ATOMIC_SEQ_CST,
+                                          __ATOMIC_SEQ_CST));
+}
+
+/* In this order: who has seen the second sees the first. */
+static void begin_closing(void) {
+    count(1);
+    __atomic_fetch_add(&so_far, 1, __ATOMIC_SEQ_CST);
+}
+
+static void end_closing(void) { count(0); }
+
+int monarch_await_closings(uint32_t *closings) {
+    uint64_t since_ns = 0, seen;
+    unsigned n = 0;
+    *closings = __atomic_load_n(&so_far, __ATOMIC_SEQ_CST);
+    while ((uint32_t)(seen = __atomic_load_n(&under_way, __ATOMIC_SEQ_CST)) &&
+           count_of(seen, (uint32_t)sys_getpid())) {
+        since_ns = since_ns ? since_ns : sys_now_ns();
+        if (sys_now_ns() - since_ns > PATIENCE_NS)
+            return 0;
+        sys_relax(n++);
+    }
+    return 1;
+}
+
+int monarch_has_closed_since(uint32_t closings) {
+    return __atomic_load_n(&so_far, __ATOMIC_SEQ_CST) != closings;
+}
+
+static void close_and_keep_locks(int fd, int kept) {
+    struct stat st;
+    struct held *h = NULL;
+    long page = -1, room = -1; /* errors */
+    if (sys_fstat(fd, &st) == 0 && monarch_has_locks(st.st_dev, st.st_ino))
+        room = sys6(SYS_mmap, 0, sizeof *h, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                    0);
+    if (is_address(room)) {
+        h = (struct held *)room;
+        h->file = st;
+        h->but = fd;
+        monarch_for_descriptors(read_locks_of, h);
+    }
+    if (h && h->count)
+        page = hold_meanwhile(h);
+    sys_close(fd);
+    if (h && h->count)
+        take_again(h, kept);
+    if (is_address(page))
+        sys_unmap((void *)page, 4096);
+    if (h)
+        sys_unmap(h, sizeof *h);
+}
+
+/* A signal's handler that locks would wait for what it stands above. */
+void monarch_close_unseen(int fd, int kept) {
+    uint64_t signals = sys_signals(SIG_BLOCK, MOST_SIGNALS);
+    begin_closing();
+    close_and_keep_locks(fd, kept);
+    end_closing();
+    sys_signals(SIG_SETMASK, signals);
+}

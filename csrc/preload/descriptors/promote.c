@@ -1,0 +1,160 @@
+#define _GNU_SOURCE
+#include "preload/descriptors/promote.h"
+
+#include <sys/sysmacros.h>
+
+#include "preload/descriptors/track.h"
+#include "preload/fill/handover.h"
+#include "preload/lookup/copies.h"
+#include "preload/lookup/serve.h"
+#include "preload/process/attributes.h"
+#include "preload/process/log.h"
+#include "preload/process/momentary.h"
+#include "shared/sys.h"
+
+/* Files with locks, by two bits each: no list that grows, and few others are taken for one. The
+ * bits stay for the life of the process: one that locks thousands of files has most others read as
+ * if they were locked, which costs time alone. */
+#define LOCKED_BITS 8192
+static uint64_t locked[LOCKED_BITS / 64] SELDOM;
+
+static uint64_t bit_of(uint64_t dev, uint64_t ino, int which) {
+    return (monarch_mix(ino ^ monarch_mix(dev)) >> (which * 32)) % LOCKED_BITS;
+}
+
+int monarch_has_locks(uint64_t dev, uint64_t ino) {
+    for (int i = 0; i < 2; i++) {
+        uint64_t bit = bit_of(dev, ino, i);
+        if (!(__atomic_load_n(&locked[bit / 64], __ATOMIC_SEQ_CST) >> (bit % 64) & 1))
+            return 0;
+    }
+    return 1;
+}
+
+/* Files whose descriptors are being replaced: the kernel drops a process's POSIX locks on the old
+ * file when it closes that, which for some sources is a question to the server (flush). Each is the
+ * process << 40 | a hash of the file; 0: free, and so is one of a process that this one was forked
+ * from. */
+#define CLOSINGS 16
+#define CLOSING_LIMIT_NS 5000000000ULL
+static uint64_t closings[CLOSINGS] SELDOM;
+
+static uint64_t closing_of(uint64_t dev, uint64_t ino) {
+    return (uint64_t)monarch_track_process() << 40 | monarch_mix(ino ^ monarch_mix(dev)) >> 24;
+}
+
+/* NULL: as many as may be are under way. */
+static uint64_t *begin_closing(uint64_t mark) {
+    for (int i = 0; i < CLOSINGS; i++) {
+        uint64_t w = __atomic_load_n(&closings[i], __ATOMIC_SEQ_CST);
+        if ((!w || w >> 40 != mark >> 40) &&
+            __atomic_compare_exchange_n(&closings[i], &w, mark, 0, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST))
+            return &closings[i];
+    }
+    return NULL;
+}
+
+static int wait_for_closings(uint64_t dev, uint64_t ino) {
+    uint64_t mark = closing_of(dev, ino), until_ns = 0;
+    for (int i = 0; i < CLOSINGS; i++)
+        for (unsigned n = 0; __atomic_load_n(&closings[i], __ATOMIC_SEQ_CST) == mark;) {
+            uint64_t now = sys_now_ns();
+            until_ns = until_ns ? until_ns : now + CLOSING_LIMIT_NS;
+            if (now > until_ns)
+                return 0;
+            sys_relax(n++);
+        }
+    return 1;
+}
+
+int monarch_keep_locks(int fd) {
+    struct stat st;
+    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0 ||
+        !S_ISREG(st.st_mode))
+        return 1;
+    for (int i = 0; i < 2; i++) {
+        uint64_t bit = bit_of(st.st_dev, st.st_ino, i);
+        __atomic_fetch_or(&locked[bit / 64], 1ULL << (bit % 64), __ATOMIC_SEQ_CST);
+    }
+    monarch_keep_descriptor(fd);
+    return wait_for_closings(st.st_dev, st.st_ino);
+}
+
+void monarch_compare_source(int fd) {
+    uint64_t w = monarch_tracked(fd), id = monarch_track_entry(w);
+    struct session *s = w ? monarch_track_session(w) : NULL;
+    const struct monarch_catalog *c = s && s->clients ? monarch_catalog_of(s) : NULL;
+    struct stat now;
+    if (!c || id >= c->capacity || sys_fstat(fd, &now) != 0)
+        return;
+    const struct monarch_entry *e = &monarch_entries(c)[id];
+    if (now.st_ino == e->ino && now.st_dev == s->control->source[e->source].dev &&
+        !monarch_is_as_scanned(s, e, &now))
+        monarch_mark_changed(s->clients, now.st_dev, now.st_ino);
+}
+
+static int is_inode(int fd, uint64_t dev, uint64_t ino) {
+    struct statx x;
+    if (sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO,
+             (long)&x, 0) == 0)
+        return S_ISREG(x.stx_mode) && x.stx_ino == ino &&
+               makedev(x.stx_dev_major, x.stx_dev_minor) == dev;
+    struct stat st; /* before Linux 4.11 */
+    return sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_ino == ino && st.st_dev == dev;
+}
+
+int monarch_is_still(int fd, const struct session *s, const struct monarch_entry *e) {
+    return is_inode(fd, s->control->source[e->source].dev, e->ino);
+}
+
+int monarch_is_callers(int fd, const struct monarch_wanted *w) {
+    return is_inode(fd, w->session->control->source[w->entry->source].dev, w->ino);
+}
+
+/* The number is held. Whether it is the copy's now. */
+static int replace(int fd, int copy, const struct monarch_wanted *w) {
+    uint64_t dev = w->session->control->source[w->entry->source].dev;
+    int fd_flags = sys_fcntl(fd, F_GETFD, 0), done = 0;
+    uint64_t *closing = fd_flags < 0 ? NULL : begin_closing(closing_of(dev, w->ino));
+    if (!closing)
+        return 0;
+    if (!monarch_is_replaced(w) && monarch_is_callers(fd, w) && !monarch_has_locks(dev, w->ino))
+        done = sys6(SYS_dup3, copy, fd, fd_flags & FD_CLOEXEC ? O_CLOEXEC : 0, 0, 0, 0) == fd;
+    __atomic_store_n(closing, 0, __ATOMIC_SEQ_CST);
+    return done;
+}
+
+int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
+    uint64_t word = monarch_word_of(w);
+    char path[MONARCH_COPY_PATH];
+    struct monarch_held held;
+    /* An offset that has moved was moved by a call that we do not see: it stays where it is. Asked
+     * before the number is held, because lseek waits for other threads' reads. */
+    if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_HELD) ||
+        MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_mine() ||
+        monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)
+        return 0;
+    int flags = sys_fcntl(fd, F_GETFL, 0), done = 0;
+    monarch_copy_path(&w->session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
+                      path);
+    monarch_momentary_begin();
+    int copy =
+        flags < 0 ? -1
+                  : sys_openat(AT_FDCWD, path,
+                               monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW)) |
+                                   O_CLOEXEC);
+    /* close, dup2 and the like were there before, and this fails, or they wait. */
+    if (copy >= 0 && monarch_track_hold(fd, tracked, &held)) {
+        done = replace(fd, copy, w);
+        monarch_track_release(fd, &held, done ? 0 : held.word | TRACK_SHARED);
+    }
+    if (copy >= 0)
+        sys_close(copy);
+    monarch_momentary_end();
+    if (done)
+        monarch_log("promoted to", path, NULL);
+    if (done)
+        __atomic_fetch_add(&monarch_my_stats(w->session)->promotions, 1, __ATOMIC_RELAXED);
+    return done;
+}

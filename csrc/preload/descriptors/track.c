@@ -1,0 +1,311 @@
+#define _GNU_SOURCE
+#include "preload/descriptors/track.h"
+
+#include <signal.h>
+#include <sys/sysmacros.h>
+
+#include "preload/process/attributes.h"
+#include "preload/process/momentary.h"
+#include "preload/process/proc.h"
+#include "shared/sys.h"
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
+uint64_t monarch_track_table[MONARCH_TRACKED] SELDOM;
+static unsigned highest; /* nothing above it was ever tracked */
+
+/* --- whose table it is --------------------------------------------------------------------------
+ * A child of vfork runs in its parent's memory with descriptors of its own: what it closes and
+ * duplicates is none of the table's business. */
+
+static uint32_t owner; /* atomic: the process whose descriptors are meant */
+/* A page that the kernel clears in children of forks that we do not see; not in those of vfork. */
+static uint32_t *forked_mark;
+
+void monarch_track_mark(void) {
+    uint32_t *page = 0;
+    if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE))
+        return;
+    long p = sys6(SYS_mmap, 0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p < 0 && p > -4096)
+        return;
+    if (sys6(SYS_madvise, p, 4096, MADV_WIPEONFORK, 0, 0, 0) == 0) {
+        *(uint32_t *)p = 1;
+        if (__atomic_compare_exchange_n(&forked_mark, &page, (uint32_t *)p, 0, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED))
+            return;
+    }
+    sys_unmap((void *)p, 4096);
+}
+
+static int is_unseen_child(void) {
+    const uint32_t *mark = __atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE);
+    return mark && !__atomic_load_n(mark, __ATOMIC_RELAXED);
+}
+
+/* A child of vfork finds everything in memory as its parent does: only the kernel tells. */
+int monarch_track_is_mine(void) {
+    uint32_t pid = (uint32_t)sys_getpid(), known = __atomic_load_n(&owner, __ATOMIC_ACQUIRE);
+    if (known == pid)
+        return 1;
+    if (known && !is_unseen_child())
+        return 0;
+    monarch_track_adopt();
+    return 1;
+}
+
+static int change(int fd, uint64_t *seen, uint64_t to) {
+    return __atomic_compare_exchange_n(&monarch_track_table[fd], seen, to, 0, __ATOMIC_SEQ_CST,
+                                       __ATOMIC_SEQ_CST);
+}
+
+int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
+    return !(seen & TRACK_HELD) && change(fd, &seen, to);
+}
+
+/* The parent shares the offsets of what was open. What its threads were about to do with a number
+ * they do with the parent's. */
+static void inherit(void) {
+    unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
+    for (unsigned fd = 0; fd <= end; fd++) {
+        uint64_t w = monarch_tracked((int)fd);
+        while (w && !change((int)fd, &w,
+                            (w & ~(TRACK_HELD | TRACK_SEEKING)) | TRACK_SHARED | TRACK_FORKED))
+            ;
+    }
+}
+
+void monarch_track_adopt(void) {
+    uint32_t *mark = __atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE), pid = (uint32_t)sys_getpid();
+    uint32_t before = __atomic_load_n(&owner, __ATOMIC_ACQUIRE);
+    if (before && before != pid) {
+        inherit();
+        monarch_momentary_forget();
+    }
+    __atomic_store_n(&owner, pid, __ATOMIC_RELEASE);
+    if (mark)
+        __atomic_store_n(mark, 1, __ATOMIC_RELEASE);
+}
+
+uint32_t monarch_track_process(void) {
+    if (__builtin_expect(is_unseen_child(), 0))
+        monarch_track_adopt();
+    return __atomic_load_n(&owner, __ATOMIC_ACQUIRE);
+}
+
+/* --- the words ----------------------------------------------------------------------------------
+ */
+
+static uint32_t opens; /* counted, so that one open of a file is not taken for a later one */
+
+void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
+    if ((unsigned)fd >= MONARCH_TRACKED || !monarch_fills_of(s))
+        return;
+    monarch_track_mark();
+    /* A direct word of a vfork's child, in a place that its parent does not use, does no harm: the
+     * parent's reads are the kernel's, and the daemon looks at what it is handed. */
+    int needs_owner = !(flags & TRACK_DIRECT) || monarch_tracked(fd) || !monarch_track_process();
+    if (needs_owner && !monarch_track_is_mine())
+        return;
+    uint64_t number = __atomic_fetch_add(&opens, 1, __ATOMIC_RELAXED) & 0x7FFFFF;
+    unsigned seen = __atomic_load_n(&highest, __ATOMIC_RELAXED);
+    while ((unsigned)fd > seen && !__atomic_compare_exchange_n(&highest, &seen, (unsigned)fd, 0,
+                                                               __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+    __atomic_store_n(&monarch_track_table[fd],
+                     (uint64_t)monarch_session_number(s) << 4 | number << 9 | (entry + 1) << 32 |
+                         flags,
+                     __ATOMIC_SEQ_CST);
+}
+
+/* Whether the number of the word is a copy's by now. No word with a server. */
+static int is_of_copy(int fd, uint64_t w) {
+    const struct session *s = monarch_track_session(w);
+    struct statx x;
+    if (sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, (long)&x, 0))
+        return 0;
+    uint64_t dev = makedev(x.stx_dev_major, x.stx_dev_minor), id = monarch_track_entry(w);
+    const struct monarch_catalog *c = __atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE);
+    if (monarch_tier_on(s, dev, 0) < 0 || !c || id >= c->capacity)
+        return 0;
+    const struct monarch_entry *e = &monarch_entries(c)[id];
+    return s->control->source[e->source].dev != dev || e->ino != x.stx_ino;
+}
+
+/* A held word, after round `n` of waiting. A promotion gives the number to the copy before the
+ * kernel closes the source's file, for which it may ask the source: nobody has to wait for that. */
+static uint64_t wait_held(int fd, uint64_t w, unsigned n) {
+    if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
+        change(fd, &w, 0);
+    else
+        sys_relax(n);
+    return monarch_tracked(fd);
+}
+
+void monarch_track_flag_slow(int fd, uint64_t flag) {
+    /* To a child of vfork, whom only a system call would tell from us, a flag does no harm. */
+    if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE) ? !monarch_track_process()
+                                                        : !monarch_track_is_mine())
+        return;
+    uint64_t w = monarch_tracked(fd);
+    for (unsigned n = 0; w && (w & TRACK_HELD || (w & flag) != flag);) {
+        if (w & TRACK_HELD) {
+            w = wait_held(fd, w, n++);
+        } else if (change(fd, &w, w | flag)) {
+            return;
+        }
+    }
+}
+
+void monarch_track_again(int fd, int fresh) {
+    uint64_t w = monarch_tracked(fd);
+    struct session *s = w ? monarch_track_session(w) : NULL;
+    /* An earlier daemon's entry means nothing to the session that is there now. */
+    if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED &&
+        !(w & TRACK_HANDED && monarch_is_unmet(monarch_track_entry(w)))) {
+        monarch_track(s, fresh, monarch_track_entry(w), w & TRACK_HANDED ? 0 : w & TRACK_DIRECT);
+        monarch_track_flag(fresh, TRACK_SHARED);
+    }
+}
+
+/* What stays as long as a thread seeks. */
+static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
+
+/* Where /proc does not answer (no descriptor is left, the process is not dumpable), a thread that
+ * seeks counts as having entered once a close has waited so many rounds of sys_relax in all, less
+ * than a second. Rounds, because a stopped process makes none while time passes. */
+#define ENTERED_ROUNDS 800
+
+/* Whether the thread that seeks has come so far that the kernel has the open file, whatever becomes
+ * of its number. Mostly it comes back at once; else it waits there for another thread's read. */
+static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
+    return n >= 40 && n % 8 == 0 &&
+           (in_all >= ENTERED_ROUNDS || monarch_sleeps_in(SYS_lseek, (uint64_t)fd, seek_of(w)));
+}
+
+/* *in_all: rounds that the call has waited for threads that seek. */
+static void untrack(int fd, unsigned *in_all) {
+    uint64_t w = monarch_tracked(fd);
+    for (unsigned n = 0, held = 0; w;) {
+        if (w & TRACK_HELD) {
+            w = wait_held(fd, w, held++);
+        } else if (w & TRACK_SEEKING && !has_entered(fd, w, n, *in_all)) {
+            sys_relax(n++);
+            ++*in_all;
+            w = monarch_tracked(fd);
+        } else if (change(fd, &w, 0)) {
+            return;
+        }
+    }
+}
+
+void monarch_untrack_slow(int fd) {
+    unsigned in_all = 0;
+    uint64_t w = monarch_tracked(fd);
+    /* That the parent's word goes with the close of a vfork's child costs it nothing. */
+    if (w & TRACK_HANDED && !(w & (TRACK_HELD | TRACK_SEEKING)) && change(fd, &w, 0))
+        return;
+    if (monarch_track_is_mine())
+        untrack(fd, &in_all);
+}
+
+void monarch_untrack_range(unsigned first, unsigned last) {
+    unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED), in_all = 0;
+    for (unsigned fd = first; fd <= last && fd <= end; fd++)
+        if (monarch_tracked((int)fd) && monarch_track_is_mine())
+            untrack((int)fd, &in_all);
+}
+
+void monarch_untrack_seen(int fd, uint64_t seen) {
+    if (!(seen & (TRACK_HELD | TRACK_SEEKING)) && monarch_track_is_mine())
+        change(fd, &seen, 0);
+}
+
+void monarch_untrack_session(unsigned number) {
+    unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
+    for (unsigned fd = 0; fd <= end; fd++) {
+        uint64_t w = monarch_tracked((int)fd);
+        while (w && (w >> 4 & 31) == number && !(w & (TRACK_HELD | TRACK_SEEKING)) &&
+               !change((int)fd, &w, 0))
+            ;
+    }
+}
+
+void monarch_track_share_all(void) {
+    unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
+    for (unsigned fd = 0; fd <= end; fd++)
+        monarch_track_flag((int)fd, TRACK_SHARED | TRACK_FORKED);
+}
+
+/* --- holding ------------------------------------------------------------------------------------
+ */
+
+/* Nothing of a descriptor that is never replaced needs to be relied on. */
+static int is_kept(uint64_t w) { return (w & (TRACK_OFFSET | TRACK_SHARED)) != 0; }
+
+int monarch_track_hold(int fd, uint64_t expected, struct monarch_held *held) {
+    if (!monarch_tracked(fd) || !monarch_track_is_mine())
+        return 0;
+    held->signals = sys_signals(SIG_BLOCK, ~0ULL);
+    uint64_t w = monarch_tracked(fd);
+    for (unsigned n = 0; w && !is_kept(w) && (!expected || w == expected);) {
+        if (w & TRACK_HELD) {
+            w = wait_held(fd, w, n++);
+        } else if (change(fd, &w, w | TRACK_HELD)) {
+            held->word = w;
+            return 1;
+        }
+    }
+    sys_signals(SIG_SETMASK, held->signals);
+    return 0;
+}
+
+void monarch_track_release(int fd, const struct monarch_held *held, uint64_t word) {
+    /* Another thread's open may have the number by now, after a close that we did not see. */
+    uint64_t seen = held->word | TRACK_HELD;
+    change(fd, &seen, word);
+    sys_signals(SIG_SETMASK, held->signals);
+}
+
+/* --- seeking ------------------------------------------------------------------------------------
+ * The kernel makes lseek wait while another thread reads from the open file, for as long as the
+ * source takes. Nothing can be held so long; but the number must not become another file's between
+ * the look at it and the call, or that one's offset would be moved. So it is marked for these few
+ * instructions, and whoever wants the number and finds the mark to stay asks /proc whether the call
+ * has begun. A duplicate would do without that, but its close can be a question to the source. */
+
+#define SEEK_ROUNDS 64
+
+static int begin_seek(int fd, uint64_t *w) {
+    return !(*w & (TRACK_HELD | TRACK_SEEKING)) && change(fd, w, *w | TRACK_SEEKING | TRACK_OFFSET);
+}
+
+static void end_seek(int fd, uint64_t seek) {
+    uint64_t w = monarch_tracked(fd);
+    while (w && seek_of(w) == seek && w & TRACK_SEEKING && !change(fd, &w, w & ~TRACK_SEEKING))
+        ;
+}
+
+/* Signals are blocked, so that no handler that closes the number waits for its own thread. That is
+ * no matter while the call waits: no signal would end that, nor the wait of a read. */
+long monarch_track_seek(int fd, uint64_t tracked, long by) {
+    if (!monarch_track_is_mine())
+        return -1;
+    for (unsigned n = 0; n < SEEK_ROUNDS; sys_relax(n++)) {
+        uint64_t w = monarch_tracked(fd);
+        if ((w ^ tracked) & ~TRACK_FLAGS)
+            return -1;
+        uint64_t signals = sys_signals(SIG_BLOCK, ~0ULL);
+        int begins = begin_seek(fd, &w);
+        /* The fourth argument is for those who look for this call in /proc. */
+        long at = begins ? sys6(SYS_lseek, fd, by, SEEK_CUR, (long)seek_of(w), 0, 0) : -1;
+        if (begins)
+            end_seek(fd, seek_of(w));
+        sys_signals(SIG_SETMASK, signals);
+        if (begins)
+            return at < 0 ? -1 : at;
+    }
+    return -1;
+}

@@ -1,0 +1,309 @@
+#define _GNU_SOURCE
+#include "preload/fill/demand.h"
+
+#include "preload/descriptors/track.h"
+#include "preload/process/attributes.h"
+#include "preload/session/rank.h"
+#include "preload/session/ring.h"
+#include "shared/sys.h"
+
+/* Demands that one call has standing: what it needs first, and what comes next. */
+#define AHEAD 8
+/* Places that are tried for a demand. */
+#define TRIES 32
+/* A look at the daemon's signs of life, and how long it may show none: it is rung at every look,
+ * its loop beats then, and every unit counts [ns]. */
+#define SLICE_NS 50000000L
+#ifndef SILENCE_NS /* tests have more: a busy machine may stop the daemon for longer */
+#define SILENCE_NS 250000000ULL
+#endif
+/* A daemon that lives may have a slow source: the reader would not have it faster [ns]. */
+#ifndef PATIENCE_NS /* tests have less, or more */
+#define PATIENCE_NS 5000000000ULL
+#endif
+/* A wait in vain is a debt that time pays off, so that a few hiccups in a long life turn nothing
+ * off for good. Each costs its file and the process DEBT_NS. A file that owes for more than one,
+ * and everything while the process owes for more than seven, is read from the source [ns]. */
+#ifndef DEBT_NS
+#define DEBT_NS 60000000000ULL
+#endif
+#define FILE_LIMIT (2 * DEBT_NS)
+#define LIMIT (8 * DEBT_NS)
+/* Besides, a process waits in vain for a minute at most, and then for a 20th of its time [ns]. */
+#ifndef WASTE_NS
+#define WASTE_NS 60000000000ULL
+#endif
+#define WASTE_SHARE 20
+#define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
+
+/* Limits for a caller that needs the whole file: it waits at most WHOLE_NS, and only if at most
+ * WHOLE_BYTES are missing; then at most WORD_NS for the daemon to publish the copy. */
+#define WHOLE_NS 1000000000ULL
+#ifndef WHOLE_BYTES /* tests want mappings that do not wait */
+#define WHOLE_BYTES (64ULL << 20)
+#endif
+#define WORD_NS 200000000ULL
+
+/* Debts are times of CLOCK_MONOTONIC: when they will be paid off. Children of a fork inherit them.
+ */
+static uint64_t file_debts[1024] SELDOM; /* by entry */
+static uint64_t debt, waste_debt;
+static uint32_t next_tag;
+
+/* NULL as long as nothing in this process has mapped them: see monarch_fills_of. */
+static const struct monarch_fills *fills_of(const struct session *s) {
+    return __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
+}
+
+/* Never 0. Callers have mapped `fills`. */
+static uint64_t signs_of_life(const struct session *s) {
+    return (__atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED) +
+            __atomic_load_n(&fills_of(s)->units, __ATOMIC_RELAXED)) |
+           1ULL << 63;
+}
+
+/* What is owed of a debt that never exceeds `limit`: more than that comes from another clock (a
+ * child in a time namespace of its own). */
+static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
+    uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
+    return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
+}
+
+static void owe(uint64_t *what, uint64_t more, uint64_t limit, uint64_t now) {
+    uint64_t seen = __atomic_load_n(what, __ATOMIC_RELAXED), sum;
+    do
+        sum = owed(&seen, limit, now) + more;
+    while (!__atomic_compare_exchange_n(what, &seen, now + (sum < limit ? sum : limit), 0,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
+static int is_silent(const struct session *s) {
+    uint64_t *silent_at = &s->clients->silent_at;
+    uint64_t silent = __atomic_load_n(silent_at, __ATOMIC_RELAXED);
+    if (silent && silent == signs_of_life(s))
+        return 1;
+    if (silent)
+        __atomic_store_n(silent_at, 0, __ATOMIC_RELAXED);
+    return 0;
+}
+
+static int may_wait(const struct monarch_wanted *w) {
+    uint64_t now = sys_now_ns();
+    return !monarch_is_fast(w->session, w->entry) && !is_silent(w->session) &&
+           owed(&file_debts[w->id % 1024], FILE_LIMIT, now) <= FILE_LIMIT - DEBT_NS &&
+           owed(&debt, LIMIT, now) <= LIMIT - DEBT_NS &&
+           owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
+}
+
+/* That a whole file does not come within a limit says nothing of its parts: it is time wasted, and
+ * no debt. An open that waits instead of the source keeps its own account (await.c). */
+static void note_timeout(const struct monarch_wanted *w) {
+    uint64_t now = sys_now_ns();
+    if (w->is_instead)
+        return;
+    owe(&waste_debt, (now - w->since_ns) * WASTE_SHARE, WASTE_LIMIT, now);
+    if (w->limit_ns)
+        return;
+    owe(&file_debts[w->id % 1024], DEBT_NS, FILE_LIMIT, now);
+    owe(&debt, DEBT_NS, LIMIT, now);
+}
+
+static const struct monarch_fill *map_of(const struct monarch_fills *fills, uint64_t word,
+                                         unsigned *slot) {
+    for (unsigned i = 0; i < MONARCH_FILL_SLOTS; i++)
+        if (__atomic_load_n(&fills->word[i], __ATOMIC_ACQUIRE) == word) {
+            *slot = i;
+            return &fills->fill[i];
+        }
+    return NULL;
+}
+
+static int is_done(const struct monarch_fill *f, uint64_t unit) {
+    return unit < MONARCH_FILL_UNITS &&
+           (__atomic_load_n(&f->done[unit / 64], __ATOMIC_ACQUIRE) >> (unit % 64) & 1);
+}
+
+int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
+    unsigned slot;
+    const struct monarch_fills *fills = fills_of(w->session);
+    const struct monarch_fill *f = fills ? map_of(fills, word, &slot) : NULL;
+    if (!fills)
+        return -1;
+    if (!f)
+        return 0;
+    uint64_t unit_bytes = __atomic_load_n(&f->unit_bytes, __ATOMIC_ACQUIRE);
+    uint64_t failed = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE), end = w->at;
+    if (unit_bytes && !failed)
+        for (uint64_t unit = w->at / unit_bytes; end < w->at + w->n && is_done(f, unit); unit++)
+            end = (unit + 1) * unit_bytes;
+    /* What was read belongs to this copy only if the slot has not been given to another. */
+    if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
+        return 0;
+    if (!unit_bytes || failed)
+        return -1;
+    return (int64_t)((end < w->at + w->n ? end : w->at + w->n) - w->at);
+}
+
+/* Its place, NULL when there is none. */
+static uint64_t *place(struct session *s, uint64_t demand, uint32_t tag) {
+    for (uint32_t i = 0; i < TRIES; i++) {
+        uint64_t *at = &s->clients->demand[(tag * 7 + i) % MONARCH_DEMANDS], free = 0;
+        if (__atomic_load_n(at, __ATOMIC_RELAXED) == 0 &&
+            __atomic_compare_exchange_n(at, &free, demand, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+            return at;
+    }
+    return NULL;
+}
+
+static void ring_engine(struct session *s) {
+    for (int way = 0; way < MONARCH_WAYS; way++) {
+        struct monarch_bell *bell = &s->clients->engine[way];
+        __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST))
+            sys_futex_wake(&bell->rings);
+    }
+}
+
+/* Whether a look at the entry would now tell the reader what to do. */
+static int is_settled(const struct monarch_wanted *w) {
+    uint64_t word = monarch_word_of(w);
+    if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
+        return monarch_ready(w, word) != 0;
+    return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ||
+           MONARCH_WORD_STATE(word) == MONARCH_BYPASS;
+}
+
+/* The demand is answered by a 0 in its place, and by a wake. */
+static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
+    uint64_t start = sys_now_ns(), now = start, alive_ns = start, signs = signs_of_life(w->session);
+    uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
+    int timed_out = w->since_ns && start - w->since_ns > patience_ns;
+    /* Also of answers that bring nothing there is a bound. */
+    if (!w->since_ns)
+        w->since_ns = start;
+    while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {
+        uint64_t left_ns = w->since_ns + patience_ns > now ? w->since_ns + patience_ns - now : 0;
+        sys_futex_wait((const uint32_t *)at, (uint32_t)demand,
+                       left_ns < SLICE_NS ? (long)left_ns : SLICE_NS);
+        uint64_t seen = signs_of_life(w->session);
+        now = sys_now_ns();
+        if (seen != signs)
+            alive_ns = now;
+        else
+            monarch_ring(w->session);
+        signs = seen;
+        timed_out = now - alive_ns > SILENCE_NS || now - w->since_ns > patience_ns ||
+                    !monarch_is_serving(w->session);
+    }
+    __atomic_compare_exchange_n(at, &demand, 0, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    struct monarch_stats *n = monarch_my_stats(w->session);
+    now = sys_now_ns();
+    __atomic_fetch_add(&n->waits, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&n->wait_ns, now - start, __ATOMIC_RELAXED);
+    if (timed_out && now - alive_ns > SILENCE_NS)
+        __atomic_store_n(&w->session->clients->silent_at, signs, __ATOMIC_RELAXED);
+    else if (timed_out)
+        note_timeout(w);
+    return !timed_out;
+}
+
+int monarch_demand_and_wait(struct monarch_wanted *w) {
+    struct session *s = w->session;
+    uint64_t unit_bytes = monarch_unit_of(w->entry->size, s->control->block_bytes);
+    uint64_t word = monarch_word_of(w), demand = 0;
+    uint64_t first = w->at / unit_bytes, last = (w->at + w->n - 1) / unit_bytes;
+    uint64_t *at = NULL;
+    /* A file of more units than a map has bits cannot be read before it is complete. */
+    if ((w->entry->size - 1) / unit_bytes >= MONARCH_FILL_UNITS || !may_wait(w))
+        return 0;
+    if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
+        last = first; /* what begins the fill */
+    for (uint64_t unit = first; unit <= last && unit < first + AHEAD; unit++) {
+        uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
+        uint64_t d = monarch_demand(w->id, unit, tag, monarch_rank);
+        uint64_t *here = place(s, d, tag + monarch_track_process());
+        if (unit == first) {
+            at = here;
+            demand = d;
+        }
+    }
+    if (!at)
+        return 0;
+    ring_engine(s);
+    return wait_at(w, at, demand);
+}
+
+/* After the last unit comes the daemon's word that the source has not changed meanwhile. */
+static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
+    struct timespec pause = {0, 200000};
+    for (uint64_t start = sys_now_ns(); sys_now_ns() - start < limit_ns;) {
+        unsigned state = MONARCH_WORD_STATE(monarch_word_of(w));
+        if (state != MONARCH_FILLING)
+            return state == MONARCH_PRESENT;
+        sys6(SYS_nanosleep, (long)&pause, 0, 0, 0, 0, 0);
+    }
+    return 0;
+}
+
+/* The daemon's word may take as long as the rest of a caller's own limit. */
+static uint64_t left_for_word(const struct monarch_wanted *w) {
+    uint64_t waited = sys_now_ns() - w->since_ns;
+    uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;
+    return left < WORD_NS || w->limit_ns < WHOLE_NS ? left : WORD_NS;
+}
+
+/* Bytes of the file that are not there yet, as far as it is known without waiting. */
+static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
+    unsigned slot;
+    const struct monarch_fill *f = MONARCH_WORD_STATE(word) == MONARCH_FILLING
+                                       ? map_of(fills_of(w->session), word, &slot)
+                                       : NULL;
+    uint64_t unit_bytes = f ? __atomic_load_n(&f->unit_bytes, __ATOMIC_ACQUIRE) : 0, done = 0;
+    if (!unit_bytes)
+        return w->entry->size;
+    uint64_t units = (w->entry->size + unit_bytes - 1) / unit_bytes;
+    for (uint64_t i = 0; i < (units + 63) / 64 && i < MONARCH_FILL_UNITS / 64; i++)
+        done += (uint64_t)__builtin_popcountll(__atomic_load_n(&f->done[i], __ATOMIC_ACQUIRE));
+    return done < units ? (units - done) * unit_bytes : 0;
+}
+
+int monarch_wait_for_all(const struct monarch_wanted *wanted) {
+    struct monarch_wanted w = *wanted;
+    w.at = 0;
+    w.n = w.entry->size;
+    w.since_ns = sys_now_ns();
+    w.limit_ns = wanted->limit_ns ? wanted->limit_ns : WHOLE_NS;
+    if (!monarch_fills_of(w.session) || missing(&w, monarch_word_of(&w)) > WHOLE_BYTES)
+        return 0;
+    while (w.n) {
+        uint64_t word = monarch_word_of(&w);
+        if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
+            return 1;
+        if (MONARCH_WORD_STATE(word) == MONARCH_BYPASS)
+            return 0;
+        int64_t ready = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_ready(&w, word) : 0;
+        if (ready < 0)
+            return 0;
+        w.at += (uint64_t)ready;
+        w.n -= (uint64_t)ready;
+        /* Answered, and still ABSENT: nobody fills it. */
+        if (!ready && (!monarch_demand_and_wait(&w) ||
+                       MONARCH_WORD_STATE(monarch_word_of(&w)) == MONARCH_ABSENT))
+            return 0;
+    }
+    return wait_for_word(&w, left_for_word(&w));
+}
+
+int monarch_is_under_way(struct session *s, uint64_t word) {
+    unsigned slot;
+    const struct monarch_fills *fills = monarch_fills_of(s);
+    return fills && map_of(fills, word, &slot) != NULL;
+}
+
+void monarch_demand_first(const struct monarch_wanted *w) {
+    uint64_t unit_bytes = monarch_unit_of(w->entry->size, w->session->control->block_bytes);
+    uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
+    uint64_t demand = monarch_demand(w->id, w->at / unit_bytes, tag, monarch_rank);
+    if (!is_silent(w->session) && place(w->session, demand, tag + monarch_track_process()))
+        ring_engine(w->session);
+}

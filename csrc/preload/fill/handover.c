@@ -1,0 +1,421 @@
+#define _GNU_SOURCE
+#include "preload/fill/handover.h"
+
+#include <stddef.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/sysmacros.h>
+#include <sys/un.h>
+
+#include "preload/descriptors/promote.h"
+#include "preload/descriptors/track.h"
+#include "preload/fill/await.h"
+#include "preload/fill/demand.h"
+#include "preload/fill/progress.h"
+#include "preload/lookup/serve.h"
+#include "preload/lookup/where.h"
+#include "preload/process/momentary.h"
+#include "preload/process/proc.h"
+#include "preload/process/text.h"
+#include "preload/session/ring.h"
+#include "preload/session/segments.h"
+#include "shared/path.h"
+#include "shared/sys.h"
+
+/* A file that is closed when this part of it was read is worth its copy; of one of which less was
+ * read, the source would have to give more than the program asked for. */
+#define WORTH 2
+/* A program that reads a larger file at random shows it within this part of the file. */
+#define PART 8
+/* Of the files of a mount without pages, one in so many is read as if there were some. */
+#define LOOKS 128
+/* Of the number of a socket. */
+#define DIGITS 2
+/* A call that changes what hangs on an open file waits no longer [ns]. */
+#define AWAIT_NS 50000000ULL
+
+/* NULL for a file that has none. */
+static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
+    const struct monarch_catalog *c = monarch_catalog_of(s);
+    return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
+}
+
+/* Where the kernel keeps no pages, the daemon would have to read all of it again. One file in some
+ * shows whether that is still so. */
+static int keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
+    return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
+           id % LOOKS == 0;
+}
+
+int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id) {
+    return e->size && e->size <= s->control->handed_bytes && id < MONARCH_MAX_FILES &&
+           (!s->control->shares || e->flags & MONARCH_OWN) && !monarch_is_fast(s, e) &&
+           keeps_pages(s, 1U << e->source, id) &&
+           !monarch_has_locks(s->control->source[e->source].dev, e->ino);
+}
+
+/* --- claims -------------------------------------------------------------------------------------
+ */
+
+/* One whose descriptor is on its way keeps its place: somebody may wait for its end. */
+static int is_on_its_way(uint64_t claim, uint64_t now_ns) {
+    return claim & MONARCH_CLAIM_HANDED && monarch_claim_holds(claim, now_ns);
+}
+
+void monarch_claim_file(struct session *s, uint64_t id) {
+    uint64_t *at = monarch_claim_at(s->clients, id), now = sys_now_ns();
+    uint64_t seen = __atomic_load_n(at, __ATOMIC_RELAXED);
+    if (!is_on_its_way(seen, now))
+        __atomic_compare_exchange_n(at, &seen, monarch_claim_of(id, 0, now), 0, __ATOMIC_SEQ_CST,
+                                    __ATOMIC_RELAXED);
+}
+
+/* The claim of a descriptor that is to be sent; 0: another one of this file is on its way, or has
+ * the place. */
+static uint64_t begin_claim(struct session *s, uint64_t id) {
+    uint64_t *at = monarch_claim_at(s->clients, id), now = sys_now_ns();
+    uint64_t seen = __atomic_load_n(at, __ATOMIC_SEQ_CST);
+    uint64_t claim = monarch_claim_of(id, MONARCH_CLAIM_HANDED, now);
+    while (!is_on_its_way(seen, now))
+        if (__atomic_compare_exchange_n(at, &seen, claim, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            return claim;
+    return 0;
+}
+
+/* It may have been recalled meanwhile. */
+static void end_claim(struct session *s, uint64_t id, uint64_t claim) {
+    uint64_t *at = monarch_claim_at(s->clients, id), seen = claim;
+    while ((seen & ~MONARCH_CLAIM_RECALLED) == claim &&
+           !__atomic_compare_exchange_n(at, &seen, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+}
+
+/* One whose descriptor is on its way is the daemon's to end. */
+static void give_up_claim(struct session *s, uint64_t id) {
+    uint64_t claim = __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED);
+    if (monarch_claim_names(claim, id) && !(claim & MONARCH_CLAIM_HANDED))
+        end_claim(s, id, claim);
+}
+
+void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id) {
+    give_up_claim(s, id);
+    monarch_want(s, e, id, 0);
+}
+
+/* From here on its reads ask for what they need of the copy. */
+static void fill_in_parts(struct session *s, const struct monarch_entry *e, int fd,
+                          uint64_t tracked) {
+    if (monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
+        monarch_fill_instead(s, e, monarch_track_entry(tracked));
+}
+
+static void await_end(int fd) {
+    uint64_t w = monarch_tracked(fd), start = 0;
+    struct session *s = w ? monarch_track_session(w) : NULL;
+    if (!s || !s->clients)
+        return;
+    uint64_t id = monarch_track_entry(w), *at = monarch_claim_at(s->clients, id);
+    for (unsigned n = 0;; sys_relax(n++)) {
+        uint64_t claim = __atomic_load_n(at, __ATOMIC_SEQ_CST), now = sys_now_ns();
+        start = start ? start : now;
+        if (!monarch_claim_names(claim, id) || !is_on_its_way(claim, now) || now - start > AWAIT_NS)
+            return;
+        if (!(claim & MONARCH_CLAIM_RECALLED) &&
+            __atomic_compare_exchange_n(at, &claim, claim | MONARCH_CLAIM_RECALLED, 0,
+                                        __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+            monarch_ring(s);
+    }
+}
+
+/* Ends the direct reads of a descriptor: its next read asks for a copy. The fill is not ordered
+ * here, before the lock is granted: it would copy what a writer is about to change. */
+static void read_in_parts(int fd, uint64_t tracked) {
+    uint64_t id = monarch_track_entry(tracked);
+    struct session *s = monarch_track_session(tracked);
+    const struct monarch_entry *e = s->clients ? entry_of(s, id) : NULL;
+    if (e && monarch_progress_of(id) < e->size / WORTH &&
+        monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
+        give_up_claim(s, id);
+}
+
+void monarch_keep_descriptor(int fd) {
+    uint64_t w = monarch_tracked(fd);
+    if (w & TRACK_DIRECT && !(w & TRACK_HANDED))
+        read_in_parts(fd, w);
+    await_end(fd);
+}
+
+/* --- sending ------------------------------------------------------------------------------------
+ */
+
+/* The address of a file's socket. A name that is too long for one is reached by a descriptor of its
+ * directory, which is returned; else -1. */
+static int address(struct sockaddr_un *to, uint64_t id) {
+    static const char name[] = "/handovers.";
+    const char *dir = monarch_session_dir();
+    int by = -1;
+    to->sun_family = AF_UNIX;
+    char *at;
+    if (strlen(dir) + sizeof name + DIGITS <= sizeof to->sun_path) {
+        at = put(put(to->sun_path, dir), name);
+    } else {
+        by = sys_openat(AT_FDCWD, dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        at = put(to->sun_path, "/proc/self/fd/");
+        at = put(put_number(at, (uint64_t)(by < 0 ? 0 : by), 10, 1), name);
+    }
+    put_number(at, id % MONARCH_HANDOVER_SOCKETS, 10, 1);
+    return by;
+}
+
+/* Whether it was sent. No server of the source hears of it, and nothing waits. */
+static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
+    struct sockaddr_un to;
+    struct iovec part = {what, n};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof fd)];
+    } control = {.room = {0}};
+    monarch_momentary_begin();
+    int dir = address(&to, id);
+    struct msghdr message = {.msg_name = &to,
+                             .msg_namelen = sizeof to,
+                             .msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof control.room};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    long by = sys6(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, 0, 0, 0), sent = -1;
+    if (by >= 0) {
+        sent = sys6(SYS_sendmsg, by, (long)&message, MSG_DONTWAIT | MSG_NOSIGNAL, 0, 0, 0);
+        sys_close((int)by);
+    }
+    if (dir >= 0)
+        sys_close(dir);
+    monarch_momentary_end();
+    return sent >= 0;
+}
+
+/* --- files without an entry ---------------------------------------------------------------------
+ */
+
+#define UNMET 64
+
+/* How much of each was read, by descriptor. A descriptor that comes to the place of another one
+ * has that forgotten. */
+static struct unmet {
+    uint64_t word; /* atomic: of the descriptor, without flags */
+    uint64_t size, bytes;
+} unmet[UNMET] SELDOM;
+
+static struct unmet *unmet_at(int fd) { return &unmet[(unsigned)fd % UNMET]; }
+
+/* Of the bytes that it has, those that were read, with `n` more; 0: it is forgotten. */
+static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) {
+    struct unmet *at = unmet_at(fd);
+    *size = __atomic_load_n(&at->size, __ATOMIC_RELAXED);
+    return __atomic_load_n(&at->word, __ATOMIC_ACQUIRE) == (tracked & ~TRACK_FLAGS)
+               ? __atomic_add_fetch(&at->bytes, n, __ATOMIC_RELAXED)
+               : 0;
+}
+
+/* Whether a small file of any source on this device is read as fast as its copy. Fills say so.
+ * Before there are enough of them this process's own reads do, if there is only one source. */
+static int is_fast_device(const struct session *s, uint64_t dev) {
+    uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
+    uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
+    if (s->control->sources == 1 && !judged)
+        return monarch_source_is_near();
+    for (uint32_t i = 0; fast && i < s->control->sources; i++)
+        here |= (uint32_t)(s->control->source[i].dev == dev) << i;
+    return (fast & here) != 0;
+}
+
+int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
+    struct unmet *at = unmet_at(fd);
+    if (st->st_size <= 0 || (uint64_t)st->st_size > s->control->handed_bytes ||
+        s->control->shares || monarch_source_is_at_hand() ||
+        (st->st_size <= MONARCH_UNIT && is_fast_device(s, st->st_dev)) ||
+        !keeps_pages(s, UINT32_MAX, st->st_ino))
+        return 0;
+    monarch_track(s, fd, monarch_unmet(st->st_ino), TRACK_DIRECT);
+    uint64_t w = monarch_tracked(fd);
+    if (!(w & TRACK_DIRECT))
+        return 0;
+    __atomic_store_n(&at->word, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&at->size, (uint64_t)st->st_size, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->bytes, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->word, w & ~TRACK_FLAGS, __ATOMIC_RELEASE);
+    monarch_claim_file(s, monarch_unmet(st->st_ino));
+    return 1;
+}
+
+/* The file's path, as the kernel has it. Apart, so that nothing else is on the stack with it but
+ * what is to be sent. */
+__attribute__((noinline)) static int find_path(const struct session *s, int fd,
+                                               struct monarch_handover *what) {
+    char path[MONARCH_PATH_MAX];
+    const char *rel;
+    size_t n = monarch_name_of(fd, path) ? strlen(path) : 0;
+    int source = n ? monarch_prefix(s->control, path, n, &rel) : -1;
+    n -= source < 0 ? n : (size_t)(rel - path);
+    if (!n || n >= sizeof what->path)
+        return 0;
+    what->source = (uint32_t)source;
+    what->path_len = (uint32_t)n;
+    memcpy(what->path, rel, n + 1);
+    return 1;
+}
+
+/* Whether it was sent. */
+__attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, uint64_t tracked,
+                                                   int is_read) {
+    struct monarch_handover what = {.id = monarch_track_entry(tracked),
+                                    .is_read = (uint32_t)is_read};
+    struct statx x;
+    /* Attributes that are no older than its open are good enough: the source is not asked. */
+    if (tracked & TRACK_FORKED ||
+        sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, (long)&x, 0) !=
+            0 ||
+        monarch_unmet(x.stx_ino) != what.id || !find_path(s, fd, &what))
+        return 0;
+    uint64_t claim = begin_claim(s, what.id);
+    int done = claim && !monarch_has_locks(makedev(x.stx_dev_major, x.stx_dev_minor), x.stx_ino) &&
+               send_descriptor(fd, what.id, &what,
+                               offsetof(struct monarch_handover, path) + what.path_len + 1);
+    if (claim && !done)
+        end_claim(s, what.id, claim);
+    return done;
+}
+
+/* --- descriptors --------------------------------------------------------------------------------
+ */
+
+int monarch_direct_is_over(int fd, uint64_t tracked) {
+    const struct monarch_entry *e =
+        entry_of(monarch_track_session(tracked), monarch_track_entry(tracked));
+    uint64_t word = e ? __atomic_load_n(&e->word, __ATOMIC_ACQUIRE) : 0;
+    return !(tracked & TRACK_HANDED) && MONARCH_WORD_STATE(word) == MONARCH_PRESENT &&
+           monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT);
+}
+
+static int send_entry(int fd, uint64_t id, int is_read) {
+    struct {
+        uint64_t id;
+        uint32_t is_read;
+    } what = {id, (uint32_t)is_read};
+    return send_descriptor(fd, id, &what, offsetof(struct monarch_handover, source));
+}
+
+/* The number may be another file's by now, after a close that nobody has seen: the daemon looks.
+ * Where locks may hang on the open file, or other processes share it, the daemon opens the file
+ * itself. The mark and the claim come before the look at the locks: who takes one marks the file
+ * first and looks for the claim then. */
+static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
+                   uint64_t tracked, int is_read) {
+    if (tracked & TRACK_FORKED)
+        return 0;
+    uint64_t claim = begin_claim(s, id);
+    if (!claim)
+        return monarch_claim_names(
+            __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED), id);
+    int done = !monarch_has_locks(s->control->source[e->source].dev, e->ino) &&
+               send_entry(fd, id, is_read);
+    if (!done)
+        end_claim(s, id, claim);
+    return done;
+}
+
+static void hand_over_unmet(struct session *s, int fd, uint64_t tracked, int is_read) {
+    if (monarch_is_serving(s) && !is_sent_unmet(s, fd, tracked, is_read))
+        monarch_tell_unknown(s, fd, 0);
+}
+
+void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
+    struct session *s = monarch_track_session(tracked);
+    uint64_t id = monarch_track_entry(tracked);
+    const struct monarch_entry *e = s && s->clients ? entry_of(s, id) : NULL;
+    if (!s || !s->clients || (!e && !monarch_is_unmet(id)) ||
+        tracked & (TRACK_HANDED | TRACK_HELD) ||
+        !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
+        return;
+    if (!e) {
+        hand_over_unmet(s, fd, tracked, is_read);
+        return;
+    }
+    monarch_progress_begin_again(id);
+    if (monarch_is_serving(s) && !is_sent(s, e, id, fd, tracked, is_read))
+        monarch_want(s, e, id, e->size);
+}
+
+static uint64_t offset_of(int fd) {
+    monarch_momentary_begin();
+    uint64_t at = monarch_offset_of(fd);
+    monarch_momentary_end();
+    return at;
+}
+
+/* Whether the file is not read from its beginning on. It is asked once, when `bytes` of it have
+ * been read, the last `n` of them up to `end`; small files are read whole all the same. */
+static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
+                             int64_t end) {
+    uint64_t part = e->size / PART;
+    if (e->size <= MONARCH_UNIT || bytes < part || bytes - n >= part)
+        return 0;
+    return (end < 0 ? offset_of(fd) : (uint64_t)end) != bytes;
+}
+
+void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
+    struct session *s = monarch_track_session(tracked);
+    uint64_t id = monarch_track_entry(tracked), size, bytes;
+    if (monarch_is_unmet(id)) {
+        bytes = add_unmet(fd, tracked, n, &size);
+        if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
+            monarch_hand_over(fd, tracked, 1);
+        else if (s && s->clients && !(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
+            monarch_claim_file(s, id); /* its reader takes longer than a claim lasts */
+        return;
+    }
+    const struct monarch_entry *e = entry_of(s, id);
+    bytes = monarch_progress(s, id, n);
+    if (tracked & TRACK_HANDED) /* it is read once more: from the copy, as soon as that is there */
+        monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
+    else if (e && bytes >= e->size)
+        monarch_hand_over(fd, tracked, 1);
+    else if (e && is_read_at_random(fd, e, bytes, n, end))
+        fill_in_parts(s, e, fd, tracked);
+    else if (e && e->size > MONARCH_UNIT)
+        monarch_claim_file(s, id);
+}
+
+/* The bytes of the file that were read by now, as far as they are known; else 0. */
+static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
+    uint64_t id = monarch_track_entry(tracked);
+    uint64_t bytes =
+        monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
+    if (tracked & TRACK_FORKED || (bytes && !(tracked & TRACK_SHARED)))
+        return bytes;
+    /* By a duplicate libc's own calls may have read: a stream's, as np.load makes one. */
+    uint64_t at = offset_of(fd);
+    return at > bytes ? at : bytes;
+}
+
+void monarch_close_direct(int fd, uint64_t tracked) {
+    struct session *s = monarch_track_session(tracked);
+    uint64_t id = monarch_track_entry(tracked), size = 0;
+    const struct monarch_entry *e = s && s->clients ? entry_of(s, id) : NULL;
+    if (!s || !s->clients || (!e && !monarch_is_unmet(id)) || tracked & TRACK_HANDED)
+        return;
+    uint64_t bytes = read_by_now(fd, tracked, &size);
+    size = e ? e->size : size;
+    if (bytes && bytes >= size / WORTH)
+        monarch_hand_over(fd, tracked, bytes >= size);
+    else if (!e)
+        monarch_tell_unknown(s, fd, bytes > 0);
+    else if (!bytes) /* by calls that nobody sees, or not at all */
+        monarch_want(s, e, id, e->size);
+    give_up_claim(s, id);
+}

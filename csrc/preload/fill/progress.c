@@ -1,0 +1,113 @@
+#define _GNU_SOURCE
+#include "preload/fill/progress.h"
+
+#include "preload/descriptors/track.h"
+#include "preload/process/attributes.h"
+#include "shared/sys.h"
+
+#define PLACES 1024
+#define BYTES ((1ULL << 40) - 1)
+/* Who has read this part of a file before its copy was there is taken to read the rest. */
+#define PART 8
+#define STREAMS 64
+
+/* What this process has read of files: entry << 40 | bytes. A file that shares its place with
+ * another begins again. */
+static uint64_t progress[PLACES] SELDOM;
+
+/* Streams on copies; one that shares its place with another is forgotten. */
+static struct stream {
+    const FILE *stream; /* atomic */
+    struct session *session;
+    uint64_t id;
+} streams[STREAMS] SELDOM;
+
+static_assert(MONARCH_MAX_FILES <= 1 << 24, "a number and its bytes share a word");
+
+static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
+    const struct monarch_catalog *c =
+        s && s->clients && id < MONARCH_MAX_FILES ? monarch_catalog_of(s) : NULL;
+    return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
+}
+
+static int is_followed(const struct session *s) {
+    return __atomic_load_n(&s->control->follow_reads, __ATOMIC_RELAXED) != 0;
+}
+
+/* NULL if the daemon does not want to hear of it. */
+static const struct monarch_entry *followed(struct session *s, uint64_t id) {
+    return s && s->clients && is_followed(s) ? entry_of(s, id) : NULL;
+}
+
+/* The bytes of the file that this process has read so far, with `n` more. */
+static uint64_t add(uint64_t id, uint64_t n) {
+    uint64_t *at = &progress[id % PLACES], old = __atomic_load_n(at, __ATOMIC_RELAXED), sum;
+    do {
+        sum = (old >> 40 == id ? old & BYTES : 0) + (n < BYTES ? n : BYTES);
+        sum = sum < BYTES ? sum : BYTES;
+    } while (!__atomic_compare_exchange_n(at, &old, id << 40 | sum, 0, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    return sum;
+}
+
+uint64_t monarch_progress(struct session *s, uint64_t id, uint64_t n) {
+    const struct monarch_entry *e = entry_of(s, id);
+    uint64_t sum = e && n ? add(id, n) : 0;
+    if (sum && sum >= e->size && is_followed(s))
+        monarch_set_bit(&s->clients->read, id);
+    return sum;
+}
+
+uint64_t monarch_progress_of(uint64_t id) {
+    uint64_t word = __atomic_load_n(&progress[id % PLACES], __ATOMIC_RELAXED);
+    return word >> 40 == id ? word & BYTES : 0;
+}
+
+void monarch_progress_begin_again(uint64_t id) {
+    uint64_t *at = &progress[id % PLACES], word = __atomic_load_n(at, __ATOMIC_RELAXED);
+    if (word >> 40 == id)
+        __atomic_compare_exchange_n(at, &word, id << 40, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n) {
+    const struct monarch_entry *e = followed(s, id);
+    if (e && add(id, n) >= e->size / PART)
+        monarch_set_bit(&s->clients->read, id);
+}
+
+static struct stream *place_of(const FILE *stream) {
+    return &streams[monarch_mix((uint64_t)stream) % STREAMS];
+}
+
+void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream) {
+    struct stream *at = place_of(stream);
+    if (!followed(s, id))
+        return;
+    __atomic_store_n(&at->stream, NULL, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->session, s, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->id, id, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->stream, stream, __ATOMIC_RELEASE);
+}
+
+/* What a stream has read lies before its descriptor's offset. */
+static void look_at_offset(struct session *s, uint64_t id, int fd) {
+    const struct monarch_entry *e = followed(s, id);
+    if (e && e->size && sys_lseek(fd, 0, SEEK_CUR) == (long)e->size)
+        monarch_set_bit(&s->clients->read, id);
+}
+
+void monarch_progress_end(const FILE *stream, int fd) {
+    struct stream *at = place_of(stream);
+    uint64_t w = monarch_tracked(fd);
+    if (__builtin_expect(w != 0, 0)) {
+        /* Who shares it may be reading: lseek would wait for that. */
+        if (w & TRACK_OFFSET && !(w & TRACK_SHARED))
+            look_at_offset(monarch_track_session(w), monarch_track_entry(w), fd);
+    } else if (__builtin_expect(__atomic_load_n(&at->stream, __ATOMIC_ACQUIRE) == stream && fd >= 0,
+                                0)) {
+        struct session *s = __atomic_load_n(&at->session, __ATOMIC_RELAXED);
+        uint64_t id = __atomic_load_n(&at->id, __ATOMIC_RELAXED);
+        __atomic_store_n(&at->stream, NULL, __ATOMIC_RELAXED);
+        look_at_offset(s, id, fd);
+    }
+}

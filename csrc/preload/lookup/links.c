@@ -1,0 +1,264 @@
+#define _GNU_SOURCE
+#include "preload/lookup/links.h"
+
+#include <string.h>
+#include <sys/sysmacros.h>
+
+#include "preload/lookup/copies.h"
+#include "preload/lookup/cwd.h"
+#include "preload/session/roots.h"
+#include "shared/sys.h"
+#include "shared/xxh3.h"
+
+/* Directories that the table can hold. A directory that finds its set full takes a place there: the
+ * one that is lost is learned again. */
+#define SETS 1024
+#define WAYS 4
+/* A directory that leads elsewhere is looked at once more in so many opens of a thread: a link in
+ * it may be new. A look is one fstat. */
+#define LOOK_AGAIN 64
+#ifndef STATX_MNT_ID
+#define STATX_MNT_ID 0x1000U /* Linux 5.8 */
+#endif
+
+uint32_t monarch_links_met;
+
+/* Bits of the hash | length of the prefix, 12 bits | enum monarch_lead, 2 bits; atomic, 0: free. */
+static uint64_t table[SETS][WAYS] SELDOM;
+#define TAG(word) ((word) >> 14)
+#define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)
+#define LEAD(word) ((enum monarch_lead)((word)&3))
+
+/* --- the table -------------------------------------------------------------------------------- */
+
+/* Relative paths have other keys in every working directory. */
+static uint64_t key_of(const char *path, size_t n) {
+    uint64_t base =
+        *path == '/' ? 0 : (__atomic_load_n(&monarch_cwd_is, __ATOMIC_RELAXED) >> 2) + 1;
+    return monarch_xxh3(path, n) ^ base * 0x9E3779B97F4A7C15ULL;
+}
+
+static uint64_t find(uint64_t key) {
+    const uint64_t *set = table[key % SETS];
+    for (int i = 0; i < WAYS; i++) {
+        uint64_t word = __atomic_load_n(&set[i], __ATOMIC_RELAXED);
+        if (TAG(word) == TAG(key) && word)
+            return word;
+    }
+    return 0;
+}
+
+/* The place of this key; else a free one; else one that is cheap to learn again. */
+static uint64_t *place_for(uint64_t key) {
+    uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
+    for (int i = 0; i < WAYS; i++) {
+        uint64_t word = __atomic_load_n(&set[i], __ATOMIC_RELAXED);
+        uint64_t old = __atomic_load_n(best, __ATOMIC_RELAXED);
+        if (word && TAG(word) == TAG(key))
+            return &set[i];
+        if (LEAD(word) < LEAD(old))
+            best = &set[i];
+    }
+    return best;
+}
+
+static void keep(uint64_t key, enum monarch_lead lead, size_t prefix) {
+    uint64_t word = lead ? TAG(key) << 14 | prefix << 2 | lead : 0;
+    uint64_t *place = place_for(key);
+    if (!lead && TAG(__atomic_load_n(place, __ATOMIC_RELAXED)) != TAG(key))
+        return;
+    __atomic_store_n(place, word, __ATOMIC_RELAXED);
+    if (lead > MONARCH_LEAD_ELSEWHERE && !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED))
+        __atomic_store_n(&monarch_links_met, 1, __ATOMIC_RELAXED);
+}
+
+static int is_due(void) {
+    static __thread unsigned opens __attribute__((tls_model("initial-exec")));
+    return ++opens % LOOK_AGAIN == 0;
+}
+
+/* Length of the directory in a path of `n` bytes. */
+static size_t directory_length(const char *path, size_t n) {
+    const char *slash = memrchr(path, '/', n);
+    return slash ? (size_t)(slash - path) : 0;
+}
+
+/* A directory below one that is known to lead into a source leads there as well. */
+static uint64_t inherit(const char *path, size_t directory) {
+    uint64_t key = key_of(path, directory);
+    for (size_t i = 1; i < directory; i++) {
+        uint64_t word = path[i] == '/' ? find(key_of(path, i)) : 0;
+        if (LEAD(word) == MONARCH_LEAD_DIRECTORY && PREFIX(word) == i) {
+            keep(key, MONARCH_LEAD_DIRECTORY, i);
+            return word;
+        }
+    }
+    return 0;
+}
+
+/* What is known of the path itself, which may be the link, and of the directories above. */
+__attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
+                                                      uint64_t word) {
+    uint64_t own = find(key_of(path, n));
+    if (LEAD(own) == MONARCH_LEAD_DIRECTORY)
+        return own;
+    return word ? word : inherit(path, directory);
+}
+
+struct monarch_hint monarch_hint_for(const char *path, size_t n) {
+    size_t directory = directory_length(path, n);
+    uint64_t word = find(key_of(path, directory));
+    if (__builtin_expect(__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED), 0) &&
+        LEAD(word) < MONARCH_LEAD_DIRECTORY)
+        word = look_around(path, n, directory, word);
+    if (LEAD(word) == MONARCH_LEAD_ELSEWHERE && __builtin_expect(is_due(), 0))
+        word = 0;
+    return (struct monarch_hint){LEAD(word), PREFIX(word)};
+}
+
+/* --- what the kernel says --------------------------------------------------------------------- */
+
+/* A file may be in several sources: one in the other. */
+static int64_t entry_of(const struct session *s, const struct monarch_catalog *c, uint64_t dev,
+                        uint64_t ino) {
+    for (int i = monarch_source_on(s, dev, 0); i >= 0; i = monarch_source_on(s, dev, i + 1)) {
+        int64_t id = monarch_find_inode(c, (unsigned)i, ino);
+        if (id >= 0)
+            return id;
+    }
+    return -1;
+}
+
+/* What is cached of the directory will do: which one it is, the kernel knows without the source's
+ * server. */
+static int look(const char *path, struct statx *x) {
+    return sys6(SYS_statx, AT_FDCWD, (long)path, AT_STATX_DONT_SYNC,
+                STATX_TYPE | STATX_INO | STATX_MNT_ID, (long)x, 0) == 0 &&
+           S_ISDIR(x->stx_mode);
+}
+
+/* Two mounts of one directory need not have the same mounted below them. Older headers have no name
+ * for the mount's field, which lies behind the device. */
+static int is_same_directory(const struct statx *a, const struct statx *b) {
+    uint64_t mount_a, mount_b;
+    memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
+    memcpy(&mount_b, &b->stx_dev_minor + 1, sizeof mount_b);
+    return a->stx_ino == b->stx_ino && a->stx_dev_major == b->stx_dev_major &&
+           a->stx_dev_minor == b->stx_dev_minor && a->stx_mask & b->stx_mask & STATX_MNT_ID &&
+           mount_a == mount_b;
+}
+
+/* The catalog's inode alone would not do: the directory may have been moved since, and another may
+ * have its path. So the path is looked at as well. */
+__attribute__((noinline)) static const struct monarch_entry *
+directory_at(const struct session *s, const struct monarch_catalog *c, const char *path, size_t n) {
+    char name[MONARCH_PATH_MAX];
+    struct statx named, known;
+    if (n >= sizeof name)
+        return NULL;
+    memcpy(name, path, n);
+    name[n] = 0;
+    if (!look(name, &named))
+        return NULL;
+    int64_t id = entry_of(s, c, makedev(named.stx_dev_major, named.stx_dev_minor), named.stx_ino);
+    const struct monarch_entry *e = id >= 0 ? &monarch_entries(c)[id] : NULL;
+    return e && e->kind == MONARCH_DIR && monarch_source_path(s, c, e, name) &&
+                   look(name, &known) && is_same_directory(&named, &known)
+               ? e
+               : NULL;
+}
+
+const struct monarch_entry *monarch_enter_directory(struct session *s,
+                                                    const struct monarch_catalog *c,
+                                                    const char *path, size_t prefix) {
+    const struct monarch_entry *e = directory_at(s, c, path, prefix);
+    if (!e) {
+        keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
+        keep(key_of(path, prefix), MONARCH_LEAD_NEW, 0);
+    }
+    return e;
+}
+
+int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
+                           const char *path, int follow, uint32_t *version) {
+    struct stat st;
+    if (sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) != 0)
+        return MONARCH_OUTSIDE;
+    int64_t id = S_ISREG(st.st_mode) ? entry_of(s, c, st.st_dev, st.st_ino) : -1;
+    if (id >= 0) {
+        const struct monarch_entry *e = &monarch_entries(c)[id];
+        *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
+        /* Its copy has a name in the daemon's tree of files. */
+        return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
+                   ? id
+                   : MONARCH_OUTSIDE;
+    }
+    /* Most files of the directory may be of another kind, and should not pay for the few. */
+    if (is_due())
+        keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
+    return MONARCH_OUTSIDE;
+}
+
+/* --- learning --------------------------------------------------------------------------------- */
+
+/* `st` is what `path` leads to, and `n` bytes of it are what is learned of. Returns whether it
+ * leads into a source. */
+static int learn(struct session *s, const char *path, size_t n, const struct stat *st) {
+    const struct monarch_catalog *c = monarch_catalog_of(s);
+    uint64_t key = key_of(path, n);
+    int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
+    if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
+        /* A file may be known once its source has been scanned; a directory that leads nowhere may
+         * hold links. */
+        if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
+            keep(key, MONARCH_LEAD_ELSEWHERE, 0);
+        return 0;
+    }
+    for (size_t i = 1; i <= n; i++)
+        if ((i == n || path[i] == '/') && path[i - 1] != '/' && directory_at(s, c, path, i)) {
+            keep(key_of(path, i), MONARCH_LEAD_DIRECTORY, i);
+            keep(key, MONARCH_LEAD_DIRECTORY, i);
+            return 1;
+        }
+    if (S_ISREG(st->st_mode))
+        keep(key, MONARCH_LEAD_FILES, 0);
+    return S_ISREG(st->st_mode);
+}
+
+int monarch_learn_open(struct session *s, const char *path, int fd) {
+    struct stat st;
+    return sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
+           learn(s, path, directory_length(path, strlen(path)), &st);
+}
+
+/* Whether what `n` bytes of `path` lead to is worth a look. Paths that lead into a source by their
+ * letters are none of ours, relative ones that may do so neither. */
+static int is_new(const struct session *s, const char *path, size_t n) {
+    const char *rel;
+    uint64_t word = find(key_of(path, n));
+    if (LEAD(word) > MONARCH_LEAD_ELSEWHERE || (word && !is_due()))
+        return 0;
+    return *path == '/' ? monarch_prefix(s->control, path, strlen(path), &rel) < 0
+                        : monarch_is_far(AT_FDCWD, path);
+}
+
+static size_t without_slashes(const char *path) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    return n;
+}
+
+void monarch_learn_directory(const char *path, const struct stat *st) {
+    struct session *s = session_for_reading();
+    size_t n = s && monarch_source_on(s, st->st_dev, 0) >= 0 ? without_slashes(path) : 0;
+    if (n && is_new(s, path, n))
+        learn(s, path, n, st);
+}
+
+void monarch_learn_listed(const char *path, int fd) {
+    struct session *s = session_for_reading();
+    struct stat st;
+    if (s && is_new(s, path, without_slashes(path)) && sys_fstat(fd, &st) == 0)
+        learn(s, path, without_slashes(path), &st);
+}

@@ -1,0 +1,56 @@
+/* Paths that lie outside every source and lead into one through a link: ~/data -> /pfs/imagenet, or
+ * a directory full of links to single files.
+ *
+ * A small table remembers what the directories that paths name have led to. It is a hint: what it
+ * says is compared with what the kernel says now, before anything is served. So the table may be
+ * out of date or lose entries, and needs no lock, neither in signal handlers nor across forks. */
+#ifndef MONARCH_LINKS_H
+#define MONARCH_LINKS_H
+
+#include <sys/stat.h>
+
+#include "preload/process/attributes.h"
+#include "preload/session/session.h"
+
+enum monarch_lead {
+    MONARCH_LEAD_NEW, /* nothing is known, or it is time to look again */
+    MONARCH_LEAD_ELSEWHERE,
+    MONARCH_LEAD_DIRECTORY, /* the first `prefix` bytes of the path name a source's directory */
+    MONARCH_LEAD_FILES,     /* files of a source have names in this directory */
+};
+
+struct monarch_hint {
+    enum monarch_lead lead;
+    size_t prefix;
+};
+
+/* Whether this process has met such a path. Atomic, and 0 in nearly all processes. */
+extern uint32_t monarch_links_met HIDDEN;
+
+/* The hint for an absolute path, or one relative to the working directory; of `n` bytes. */
+struct monarch_hint monarch_hint_for(const char *path, size_t n);
+
+/* The entry of the directory that the first `prefix` bytes of `path` lead to now; NULL, and the
+ * hint is dropped, if that is no directory of a source. */
+const struct monarch_entry *monarch_enter_directory(struct session *s,
+                                                    const struct monarch_catalog *c,
+                                                    const char *path, size_t prefix);
+/* The entry of the file that `path` leads to now, if the file is as it was scanned; else
+ * MONARCH_OUTSIDE. One system call at the source. *version is the entry's as long as it is of that
+ * file. */
+int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
+                           const char *path, int follow, uint32_t *version);
+
+/* After the source has opened a path that the hint calls new: learns where it leads. Returns
+ * whether that is a file of a source, so that a look-up by the path may find it now. */
+int monarch_learn_open(struct session *s, const char *path, int fd);
+/* The same after a successful stat or opendir of a directory, by any path. Stats of files are too
+ * many to learn from. */
+void monarch_learn_directory(const char *path, const struct stat *st);
+static inline void monarch_learn_stat(const char *path, const struct stat *st) {
+    if (__builtin_expect(S_ISDIR(st->st_mode), 0))
+        monarch_learn_directory(path, st);
+}
+void monarch_learn_listed(const char *path, int fd);
+
+#endif

@@ -1,0 +1,157 @@
+#define _GNU_SOURCE
+#include "preload/lookup/metadata.h"
+
+#include <errno.h>
+#include <sys/sysmacros.h>
+
+#include "preload/session/ring.h"
+#include "shared/sys.h"
+
+/* A look at a directory holds for a second. Its time is kept in ticks of 2^20 ns, which leaves room
+ * for the entry's number in the same word. */
+#define TICK_BITS 20
+#define TIME_BITS 39
+#define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
+
+static int is_changed(const struct session *s, const struct monarch_entry *e) {
+    return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
+}
+
+/* What was compared with the source is told for a bounded time. */
+int monarch_is_fresh(struct session *s) {
+    uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
+    if (at && sys_now_ns() - at < s->control->revalidate_ns)
+        return 1;
+    if (at && s->control->revalidate_ns && !__atomic_load_n(&s->clients->stale, __ATOMIC_RELAXED)) {
+        __atomic_store_n(&s->clients->stale, 1, __ATOMIC_RELAXED);
+        monarch_ring(s);
+    }
+    return 0;
+}
+
+/* --- looks at directories --------------------------------------------------------------------- */
+
+static uint64_t *look_at(const struct monarch_known *k, uint64_t id) {
+    return &k->session->clients->look[monarch_mix(id) % MONARCH_LOOKS];
+}
+
+static int look_holds(const struct monarch_known *k, uint64_t now_ns) {
+    uint64_t id = (uint64_t)(k->entry - monarch_entries(k->catalog));
+    uint64_t look = __atomic_load_n(look_at(k, id), __ATOMIC_ACQUIRE);
+    uint64_t at = look & ((1ULL << TIME_BITS) - 1);
+    return look >> TIME_BITS == id + 1 && (now_ns >> TICK_BITS) - at < LOOK_HOLDS;
+}
+
+static void keep_look(const struct monarch_known *k, uint64_t now_ns) {
+    uint64_t id = (uint64_t)(k->entry - monarch_entries(k->catalog));
+    __atomic_store_n(look_at(k, id), (id + 1) << TIME_BITS | now_ns >> TICK_BITS, __ATOMIC_RELEASE);
+}
+
+static int is_time(const struct statx_timestamp *t, int64_t ns) {
+    return monarch_time_ns(t->tv_sec, t->tv_nsec) == ns;
+}
+
+/* Asks for what a plain opendir would see. NFS asks its server whenever a directory is opened, FUSE
+ * whenever one is listed; the attributes that both keep, and a plain stat tells, may be a minute
+ * older. Apart, because few calls need the room for the answer. */
+__attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
+                                                  const char *path) {
+    struct statx now;
+    const struct monarch_entry *e = k->entry;
+    uint64_t dev = k->session->control->source[e->source].dev;
+    long r = sys6(SYS_statx, dir, (long)path, AT_STATX_FORCE_SYNC,
+                  STATX_TYPE | STATX_INO | STATX_MTIME | STATX_CTIME, (long)&now, 0);
+    if (r == 0 && S_ISDIR(now.stx_mode) && now.stx_ino == e->ino &&
+        makedev(now.stx_dev_major, now.stx_dev_minor) == dev &&
+        is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
+        return 1;
+    /* The source lists it from now on, and a listing costs it no look besides. Other errors may
+     * pass. */
+    if (r == 0 || r == -ENOENT || r == -ENOTDIR)
+        monarch_mark_changed(k->session->clients, dev, e->ino);
+    return 0;
+}
+
+/* --- listings --------------------------------------------------------------------------------- */
+
+/* A damaged one would lead anywhere. */
+static int is_within(const struct monarch_catalog *c, uint64_t listing) {
+    return monarch_listing_first(listing) + monarch_listing_length(listing) <= c->capacity;
+}
+
+/* What the directory listed when it was last walked, unless it is known to have changed. */
+static uint64_t last_listing(const struct monarch_known *k) {
+    const struct monarch_entry *e = k->entry;
+    uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
+    uint64_t listing = e->kind == MONARCH_DIR && MONARCH_WORD_STATE(word) != MONARCH_BYPASS
+                           ? __atomic_load_n(&e->copy_ino, __ATOMIC_ACQUIRE)
+                           : 0;
+    return listing && is_within(k->catalog, listing) && !is_changed(k->session, e) ? listing : 0;
+}
+
+uint64_t monarch_listing_of(const struct monarch_known *k) {
+    uint64_t listing = last_listing(k);
+    return listing && look_holds(k, sys_now_ns()) ? listing : 0;
+}
+
+uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const char *path) {
+    uint64_t listing = last_listing(k), now_ns = sys_now_ns();
+    if (!listing || look_holds(k, now_ns))
+        return listing;
+    /* Once more afterwards: the daemon marks a directory before it notes its new times, which the
+     * look may just have found unchanged. */
+    if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
+        return 0;
+    keep_look(k, now_ns);
+    return listing;
+}
+
+/* --- attributes ------------------------------------------------------------------------------- */
+
+/* A file's attributes are what was scanned, or what its copy was made of, for as long as nobody
+ * says that it changed. */
+static int can_tell(const struct monarch_known *k) {
+    const struct monarch_entry *e = k->entry;
+    uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
+    if (e->kind == MONARCH_DIR)
+        return monarch_listing_of(k) != 0;
+    if (e->kind == MONARCH_OTHER || is_changed(k->session, e))
+        return 0;
+    /* Before the scan has ended there is nothing to be compared with: these were looked at just
+     * now. */
+    const struct monarch_control *control = k->session->control;
+    if ((!control->revalidate_ns || __atomic_load_n(&control->compared_ns, __ATOMIC_ACQUIRE)) &&
+        !monarch_is_fresh(k->session))
+        return 0;
+    unsigned reason = MONARCH_WORD_STATE(word) == MONARCH_BYPASS ? word >> 4 & 15 : 0;
+    return reason != MONARCH_CHANGED && reason != MONARCH_UNSUPPORTED && reason != MONARCH_FAILED;
+}
+
+int monarch_can_tell(const struct monarch_known *k) {
+    if (!can_tell(k))
+        return 0;
+    monarch_count_told(k);
+    return 1;
+}
+
+int monarch_know_near(int dir, const char *path, int follow, struct monarch_known *k) {
+    struct session *s = session_for_reading();
+    if (!s || !s->control->metadata_cached)
+        return 0;
+    int64_t id = monarch_locate(s, &k->catalog, dir, path, follow);
+    /* Another user may not see what ours may. */
+    if (id < 0 || s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
+        return 0;
+    monarch_tick(s);
+    if (monarch_is_off(s))
+        return 0;
+    k->session = s;
+    k->entry = &monarch_entries(k->catalog)[id];
+    k->version = __atomic_load_n(&k->entry->version, __ATOMIC_ACQUIRE);
+    return !(k->version & 1);
+}
+
+int monarch_is_same_version(const struct monarch_known *k) {
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(&k->entry->version, __ATOMIC_RELAXED) == k->version;
+}

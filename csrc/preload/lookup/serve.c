@@ -1,0 +1,283 @@
+#define _GNU_SOURCE
+#include "preload/lookup/serve.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "preload/descriptors/track.h"
+#include "preload/fill/await.h"
+#include "preload/fill/demand.h"
+#include "preload/fill/handover.h"
+#include "preload/fill/progress.h"
+#include "preload/process/attributes.h"
+#include "preload/process/log.h"
+#include "preload/session/rank.h"
+#include "preload/session/ring.h"
+#include "shared/sys.h"
+
+/* What was asked for of files that are not to be filled at once: entry << 32 | KiB. A file that
+ * shares its place with another begins again. */
+static uint64_t asked[1024] SELDOM;
+
+static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
+                     uint64_t n) {
+    uint64_t share = s->control->fill_after, *at = &asked[id % 1024];
+    if (!share)
+        return 1;
+    uint64_t old = __atomic_load_n(at, __ATOMIC_RELAXED), kib;
+    do {
+        kib = (old >> 32 == id ? old & 0xFFFFFFFF : 0) + (n + 1023) / 1024;
+        kib = kib < 0xFFFFFFFF ? kib : 0xFFFFFFFF;
+    } while (!__atomic_compare_exchange_n(at, &old, id << 32 | kib, 0, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    return kib * 1024 / 100 * MONARCH_SHARES >= e->size / 100 * share;
+}
+
+int monarch_want(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n) {
+    if (!s->control->fill_on_open || id >= MONARCH_MAX_FILES || !is_enough(s, e, id, n))
+        return 0;
+    if (monarch_set_bit(&s->clients->wanted, id))
+        monarch_ring(s);
+    return 1;
+}
+
+/* Why an open gets the source's file. */
+static const char *why_source(const struct session *s, const struct monarch_entry *e) {
+    static const char *const reasons[16] = {
+        "left to the source", "source: no tier has room",    "source: excluded",
+        "source: changed",    "source: could not be copied", "source: attributes",
+    };
+    static const char *const states[] = {"source: no copy yet", "source: wanted",
+                                         "source: being copied", "source: its copy is gone"};
+    uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
+    if (monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino))
+        return reasons[MONARCH_CHANGED];
+    unsigned state = MONARCH_WORD_STATE(word);
+    return state < MONARCH_BYPASS ? states[state] : reasons[word >> 4 & 7];
+}
+
+static void count(struct session *s, int from_copy, uint64_t size, int missed) {
+    struct monarch_stats *n = monarch_my_stats(s);
+    __atomic_fetch_add(from_copy ? &n->hits : &n->misses, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(from_copy ? &n->bytes_from_tier : &n->bytes_from_source, size,
+                       __ATOMIC_RELAXED);
+    monarch_count_rank(s, size, missed);
+}
+
+/* Of a descriptor that an earlier daemon's session knew, nobody counts: see monarch_session_at. */
+void monarch_count_source(struct session *s, uint64_t n_bytes) {
+    if (!s->clients)
+        return;
+    __atomic_fetch_add(&monarch_my_stats(s)->source_bytes_read_by_programs, n_bytes,
+                       __ATOMIC_RELAXED);
+}
+
+ssize_t monarch_count_read(int fd, ssize_t n, off_t at) {
+    uint64_t w = monarch_tracked(fd);
+    if (__builtin_expect(w != 0, 0) && n > 0) {
+        struct session *s = monarch_track_session(w);
+        monarch_count_source(s, (uint64_t)n);
+        if (w & TRACK_DIRECT)
+            monarch_read_direct(fd, w, (uint64_t)n, at < 0 ? -1 : at + n);
+        else
+            monarch_progress(s, monarch_track_entry(w), (uint64_t)n);
+    }
+    return n;
+}
+
+/* The daemon looks in its own time: it is not rung, and an open that it has not seen yet costs the
+ * next one of the same file a load. */
+static void tell_opened(struct session *s, uint64_t id) {
+    if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
+        id >= MONARCH_MAX_FILES)
+        return;
+    monarch_set_bit(&s->clients->opened, id);
+}
+
+void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
+    if (__builtin_expect(monarch_logging, 0))
+        monarch_log("open", monarch_pool(monarch_catalog_of(s), o->entry->path), o->copy);
+    count(s, 1, o->entry->size, o->waited);
+    tell_opened(s, (uint64_t)o->id);
+}
+
+/* Tells the daemon of a file that the catalog does not know, by the name that the kernel has for
+ * it: links and dots are resolved there. Only once it is open, because the daemon asks the source
+ * for what it is told of, and nobody may pay for files that do not exist. Apart, because few opens
+ * need the room for a path. */
+__attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
+    char path[MONARCH_PATH_MAX];
+    const char *rel;
+    if (!monarch_may_mail(s))
+        return;
+    size_t n = monarch_name_of(fd, path) ? strlen(path) : 0;
+    int source = n ? monarch_prefix(s->control, path, n, &rel) : -1;
+    if (source >= 0)
+        monarch_mail_path(s, (unsigned)source, rel, n - (size_t)(rel - path), is_part);
+}
+
+/* By how long programs wait the daemon sees whether it asks too much of the source. */
+static void count_wait(struct session *s, uint64_t since_ns) {
+    struct monarch_stats *n = monarch_my_stats(s);
+    __atomic_fetch_add(&n->source_opens, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&n->source_open_ns, sys_now_ns() - since_ns, __ATOMIC_RELAXED);
+}
+
+/* A small file that the source gives as soon as a copy: to follow its descriptor takes longer than
+ * to read it. It is taken to be read to its end. */
+static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
+    return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
+}
+
+/* The file has no copy, no fill of it has begun, and no program has asked for one since the daemon
+ * last looked. Policy's order for a larger file, if it is still to come, comes while that is read.
+ */
+static int is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
+                          uint64_t word) {
+    if (!monarch_is_read_direct(s, e, id))
+        return 0;
+    if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
+        return !monarch_is_under_way(s, word);
+    if (MONARCH_WORD_STATE(word) == MONARCH_WANTED)
+        return 1;
+    return MONARCH_WORD_STATE(word) == MONARCH_ABSENT &&
+           !monarch_bit_is_set(s->clients->wanted.word, id);
+}
+
+void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
+                           uint64_t since_ns, int fd) {
+    struct stat st;
+    count_wait(s, since_ns);
+    if (__builtin_expect(monarch_logging, 0))
+        monarch_log("open", o->entry ? monarch_pool(monarch_catalog_of(s), o->entry->path) : NULL,
+                    o->entry ? why_source(s, o->entry) : "source: not scanned yet");
+    if (o->entry) {
+        uint64_t word = __atomic_load_n(&o->entry->word, __ATOMIC_ACQUIRE);
+        count(s, 0, o->entry->size, MONARCH_WORD_STATE(word) != MONARCH_BYPASS);
+        tell_opened(s, (uint64_t)o->id);
+        int may_come = MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size;
+        int is_direct = o->claimed && is_read_direct(s, o->entry, (uint64_t)o->id, word);
+        if (may_come && is_left_alone(s, o->entry))
+            monarch_progress(s, (uint64_t)o->id, o->entry->size);
+        else if (may_come && monarch_is_plain(flags))
+            monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
+        if (is_direct && o->entry->size > MONARCH_UNIT) /* whether it is read in order */
+            monarch_progress_begin_again((uint64_t)o->id);
+        if (o->claimed && !(monarch_tracked(fd) & TRACK_DIRECT))
+            monarch_fill_instead(s, o->entry, (uint64_t)o->id);
+        if (!monarch_tracked(fd))
+            monarch_count_source(s, o->entry->size);
+    }
+    if (!o->entry && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
+        count(s, 0, (uint64_t)st.st_size, 1);
+        if (!monarch_is_plain(flags) || !monarch_read_unmet(s, fd, &st)) {
+            monarch_count_source(s, (uint64_t)st.st_size);
+            monarch_tell_unknown(s, fd, 0);
+        }
+    }
+}
+
+void monarch_not_opened(struct session *s, const struct monarch_opening *o) {
+    int old_errno = errno;
+    if (o->claimed)
+        monarch_fill_instead(s, o->entry, (uint64_t)o->id);
+    errno = old_errno;
+}
+
+/* With `metadata: source`, each open asks whether the file is what its copy was made of. One that
+ * is another is recorded as changed, for all. */
+static int is_as_known(struct session *s, const struct monarch_entry *e, int dir, const char *path,
+                       int flags) {
+    uint64_t dev = s->control->source[e->source].dev;
+    struct stat now;
+    if (s->control->metadata_cached)
+        return 1;
+    if (sys_fstatat(dir, path, &now, flags & O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0) == 0 &&
+        monarch_is_as_scanned(s, e, &now))
+        return 1;
+    monarch_mark_changed(s->clients, dev, e->ino);
+    return 0;
+}
+
+int monarch_begin_look_up(struct session *s, int dir, const char *path, int flags,
+                          struct monarch_aim *a, struct monarch_opening *o) {
+    o->entry = NULL;
+    o->id = MONARCH_OUTSIDE;
+    o->served = o->waited = o->is_new = o->claimed = 0;
+    o->word = o->version = 0;
+    /* The first two open no file; see monarch_copy_flags for the third. */
+    if (!path || flags & (O_PATH | O_DIRECTORY | O_DSYNC))
+        return 0;
+    if (!monarch_aim(s, dir, path, 1, a)) {
+        o->is_new = a->is_new;
+        return 0;
+    }
+    monarch_tick(s); /* while the memory that was asked for comes */
+    if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
+        uint64_t word;
+        a->likely = monarch_guess(a->catalog, a->hash, &word);
+        unsigned tier = MONARCH_WORD_TIER(word);
+        if (word && tier < s->control->tiers) {
+            monarch_copy_path(&s->control->tier[tier], MONARCH_WORD_COPY(word), o->copy);
+            o->word = word;
+        }
+    }
+    return 1;
+}
+
+void monarch_look_up(struct session *s, int dir, const char *path, int flags,
+                     struct monarch_opening *o) {
+    struct monarch_aim a;
+    if (monarch_begin_look_up(s, dir, path, flags, &a, o))
+        monarch_end_look_up(s, &a, dir, path, flags, o);
+}
+
+/* Of a file that was found by its inode: whether the entry is of another file by now. Asked after
+ * the word, which may name that one's copy. */
+static int is_anothers(const struct monarch_entry *e, uint32_t version) {
+    return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
+}
+
+void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, const char *path,
+                         int flags, struct monarch_opening *o) {
+    int64_t id = monarch_locate_aimed(s, a, dir, path, !(flags & O_NOFOLLOW));
+    if (id < 0) {
+        o->id = id;
+        o->is_new = a->is_new;
+        return;
+    }
+    const struct monarch_entry *e = &monarch_entries(a->catalog)[id];
+    if (e->kind != MONARCH_FILE)
+        return;
+    o->id = id;
+    o->entry = e;
+    /* Who does not own the file may not ask for it; every copy is our own. */
+    if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
+        return;
+    uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
+    if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
+        !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino) &&
+        is_as_known(s, e, dir, path, flags)) {
+        /* Guessed right, mostly: then the path is written already, and the copy open. Its number is
+         * never given again: where it is dropped before the open, that fails and the source
+         * answers. */
+        if (!o->word || (word ^ o->word) >> 8)
+            monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
+                              o->copy);
+        o->word = word;
+        o->served = 1;
+    } else if (is_read_direct(s, e, (uint64_t)id, word)) {
+        monarch_claim_file(s, (uint64_t)id);
+        o->claimed = 1;
+    } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
+               MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
+        monarch_want(s, e, (uint64_t)id, 0); /* one that is filled ahead is in use from now on */
+    }
+    if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {
+        o->entry = NULL;
+        o->id = MONARCH_OUTSIDE;
+        o->served = 0;
+    } else if (a->lead != MONARCH_LEAD_FILES && !o->served) {
+        o->version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
+    }
+}

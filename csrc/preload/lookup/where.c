@@ -1,0 +1,175 @@
+#define _GNU_SOURCE
+#include "preload/lookup/where.h"
+
+#include <string.h>
+
+#include "preload/lookup/copies.h"
+#include "preload/session/roots.h"
+#include "shared/sys.h"
+
+int monarch_name_of(int fd, char *out) {
+    char link[32] = "/proc/self/fd/", digits[12];
+    int n = 0, at = 14;
+    if (fd < 0)
+        return 0;
+    do
+        digits[n++] = (char)('0' + fd % 10);
+    while (fd /= 10);
+    while (n)
+        link[at++] = digits[--n];
+    link[at] = 0;
+    long len = sys_readlink(link, out, MONARCH_PATH_MAX - 1);
+    if (len <= 0 || out[0] != '/')
+        return 0;
+    out[len] = 0;
+    return 1;
+}
+
+/* The canonical path of an open directory of a source; 0 for any other. */
+static int directory_path(struct session *s, int dir, char *out) {
+    struct stat st, there; /* a removed directory's link says "/path (deleted)" */
+    if (dir < 0 || sys_fstat(dir, &st) != 0 || !S_ISDIR(st.st_mode) ||
+        monarch_source_on(s, st.st_dev, 0) < 0 || !monarch_name_of(dir, out))
+        return 0;
+    return sys_fstatat(AT_FDCWD, out, &there, 0) == 0 && there.st_ino == st.st_ino &&
+           there.st_dev == st.st_dev;
+}
+
+/* The directory's path at the source, without a slash at its end. */
+static int base_path(const struct session *s, const struct monarch_aim *a, char *out) {
+    if (!monarch_source_path(s, a->catalog, a->base, out))
+        return 0;
+    if (!a->base->path_len)
+        out[strlen(out) - 1] = 0;
+    return 1;
+}
+
+void monarch_locate_place(struct session *s, const struct monarch_aim *a, int dir, const char *path,
+                          int follow, struct monarch_place *place) {
+    place->path[0] = 0;
+    place->entry = MONARCH_OUTSIDE;
+    if (a->base) {
+        if (!base_path(s, a, place->path))
+            return;
+        path = path[a->skip] ? path + a->skip : ".";
+    } else if (*path != '/') {
+        if (dir == AT_FDCWD
+                ? sys_getcwd(place->path, sizeof place->path) <= 0 || place->path[0] != '/'
+                : !directory_path(s, dir, place->path))
+            return;
+    }
+    monarch_resolve(s->control, a->catalog, s->clients, place->path, path, follow, place);
+    if (place->entry != MONARCH_OUTSIDE && !monarch_root_is_ours(s, (unsigned)place->source, 0))
+        place->entry = MONARCH_OUTSIDE;
+}
+
+/* Apart, because few calls need the room for a path. */
+__attribute__((noinline)) static int64_t locate_odd(struct session *s, const struct monarch_aim *a,
+                                                    int dir, const char *path, int follow) {
+    struct monarch_place place;
+    monarch_locate_place(s, a, dir, path, follow, &place);
+    return place.entry;
+}
+
+/* By a hint that leads into a source. Apart, because few calls need the registers that it takes. */
+__attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
+                                                 struct monarch_hint hint, struct monarch_aim *a) {
+    if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
+        return 0;
+    a->lead = hint.lead;
+    if (hint.lead == MONARCH_LEAD_FILES)
+        return 1; /* an open's look at the file costs less than what it saves */
+    a->base = monarch_enter_directory(s, a->catalog, path, hint.prefix);
+    a->is_new = !a->base;
+    if (!a->base)
+        return 0;
+    a->skip = hint.prefix + strspn(path + hint.prefix, "/");
+    a->is_alias = !path[hint.prefix];
+    a->rel = path + a->skip;
+    a->len = n - a->skip;
+    if (a->base->path_len || monarch_is_odd(a->rel, a->len))
+        return 1;
+    a->source = a->base->source;
+    a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
+    return monarch_root_is_ours(s, (unsigned)a->source, 0);
+}
+
+/* For a path that leads to no source by its letters. */
+static inline int aim_through_link(struct session *s, const char *path, size_t n,
+                                   struct monarch_aim *a) {
+    if ((!a->is_open && !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED)) ||
+        n >= MONARCH_PATH_MAX)
+        return 0;
+    struct monarch_hint hint = monarch_hint_for(path, n);
+    a->is_new = hint.lead == MONARCH_LEAD_NEW;
+    if (__builtin_expect(hint.lead > MONARCH_LEAD_ELSEWHERE, 0))
+        return aim_by_hint(s, path, n, hint, a);
+    a->lead = hint.lead;
+    return 0;
+}
+
+int monarch_aim(struct session *s, int dir, const char *path, int is_open, struct monarch_aim *a) {
+    *a = (struct monarch_aim){.source = -1, .likely = -1, .is_open = is_open};
+    size_t n = strlen(path);
+    if (path[0] == '/') {
+        a->source = monarch_prefix(s->control, path, n, &a->rel);
+        if (a->source < 0) {
+            /* Nearly every open ends here: its directory is known to lead elsewhere. */
+            int leads = aim_through_link(s, path, n, a);
+            if (leads || a->lead != MONARCH_LEAD_NEW || !monarch_is_odd(path, n) ||
+                monarch_is_outside(s->control, path))
+                return leads;
+        }
+    } else if (!n) {
+        return 0;
+    } else if (dir == AT_FDCWD) {
+        monarch_find_cwd(s);
+        if (monarch_is_far(dir, path))
+            return aim_through_link(s, path, n, a);
+    }
+    if (!(a->catalog = monarch_catalog_of(s)))
+        return 0;
+    if (a->source < 0)
+        return 1;
+    a->len = n - (size_t)(a->rel - path);
+    a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
+    /* What is before `rel` was compared with the source's name. 16 bytes are looked at at once. */
+    size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
+    if (monarch_is_odd(path + from, n - from)) {
+        a->source = -1;
+        return 1;
+    }
+    const struct monarch_source *root = &s->control->source[a->source];
+    int by_alias = root->alias_len && !monarch_is_below(path, root->path, root->path_len);
+    a->is_alias = by_alias && !a->len;
+    return monarch_root_is_ours(s, (unsigned)a->source, by_alias);
+}
+
+int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
+                             int follow) {
+    if (a->lead == MONARCH_LEAD_FILES)
+        return monarch_enter_file(s, a->catalog, dir, path, follow, &a->version);
+    if (a->is_alias && !follow)
+        return MONARCH_OUTSIDE;
+    if (a->source >= 0) {
+        int64_t id = monarch_find_prepared(a->catalog, (unsigned)a->source, a->rel, a->len, a->hash,
+                                           a->likely);
+        if (id >= 0 && monarch_entries(a->catalog)[id].kind != MONARCH_LINK)
+            return id;
+    }
+    int64_t id = locate_odd(s, a, dir, path, follow);
+    if (id == MONARCH_OUTSIDE && !a->base && (dir == AT_FDCWD || *path == '/') &&
+        aim_through_link(s, path, strlen(path), a))
+        return monarch_locate_aimed(s, a, dir, path, follow);
+    return id;
+}
+
+int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
+                       const char *path, int follow) {
+    struct monarch_aim a;
+    if (!monarch_aim(s, dir, path, 0, &a))
+        return MONARCH_OUTSIDE;
+    int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
+    *c = a.catalog; /* a second try may have fetched a larger one, in which the entry is */
+    return id;
+}

@@ -1,0 +1,215 @@
+/* The thread that puts copies in the place of live mappings; it runs while some wait. It makes its
+ * own system calls alone, has all signals blocked, and leaves nothing open. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+
+#include "preload/descriptors/promote.h"
+#include "preload/lookup/serve.h"
+#include "preload/mappings/mapping_table.h"
+#include "preload/process/calls.h"
+#include "preload/process/momentary.h"
+
+/* Between two looks of the thread: while a copy is being made, and before that [ns]. */
+#define SOON_NS 10000000L
+#define LATER_NS 20000000L
+/* Its frames take 6 KiB. glibc takes static thread-locals out of it, signals their frame [bytes].*/
+#define STACK 262144
+/* Looks at an entry that is PRESENT and whose copy cannot be mapped (no descriptors, no address
+ * space), and the time that a daemon may show no sign of life, before a mapping is left alone. */
+#define TRIES 500
+#define SILENCE_NS 60000000000ULL
+
+/* --- replacing ------------------------------------------------------------------------------- */
+
+enum verdict { LATER, SOON, NOW, NEVER };
+
+static enum verdict judge(const struct slot *s, uint64_t *word) {
+    struct session *now = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    struct monarch_wanted w = {.session = s->session, .id = s->id, .version = s->version};
+    if (now != s->session || !monarch_is_serving(now))
+        return NEVER;
+    *word = monarch_word_of(&w);
+    unsigned state = MONARCH_WORD_STATE(*word);
+    const struct monarch_entry *e = &monarch_entries(monarch_catalog_of(now))[s->id];
+    if (state == MONARCH_BYPASS || monarch_is_replaced(&w) ||
+        monarch_is_changed(now->clients, now->control->source[e->source].dev, e->ino))
+        return NEVER;
+    if (state != MONARCH_PRESENT)
+        return state == MONARCH_FILLING ? SOON : LATER;
+    return monarch_is_off(now) || now->control->off ? LATER : NOW;
+}
+
+#define NO_COPY (-4096) /* no number of an error */
+
+/* A descriptor of the copy, or an error; NO_COPY if it must not be used. */
+static int open_copy(const struct slot *s, uint64_t word) {
+    const struct monarch_control *k = s->session->control;
+    const struct monarch_tier *tier = &k->tier[MONARCH_WORD_TIER(word)];
+    const struct monarch_entry *e = &monarch_entries(monarch_catalog_of(s->session))[s->id];
+    char path[MONARCH_COPY_PATH];
+    struct stat st;
+    monarch_copy_path(tier, MONARCH_WORD_COPY(word), path);
+    if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return -ENOENT;
+    /* Closing a descriptor drops the process's locks on the file, also those taken by another. */
+    if (!S_ISREG(st.st_mode) || st.st_dev != tier->dev || st.st_ino != e->copy_ino ||
+        (uint64_t)st.st_size != e->size || monarch_has_locks(st.st_dev, st.st_ino))
+        return NO_COPY;
+    return sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+}
+
+/* A mapping of the copy in the place of the one there. The kernel removes what is there before it
+ * asks the file system, so that one is made elsewhere first, to see that it can be. */
+static int map_over(const struct slot *s, int copy, uint64_t word) {
+    uint64_t n = s->end - s->begin, now;
+    int flags = s->flags & (MAP_SHARED | MAP_PRIVATE | MAP_NORESERVE), done = 0;
+    long trial = sys6(SYS_mmap, 0, (long)n, PROT_READ, flags, copy, (long)s->offset);
+    if (!is_address(trial))
+        return 0;
+    /* [check] then [map] */
+    if (judge(s, &now) == NOW && now == word &&
+        monarch_is_mapped(s->begin, s->end, &s->file, s->offset,
+                          (s->flags & MAP_TYPE) != MAP_PRIVATE)) {
+        long r = sys6(SYS_mmap, (long)s->begin, (long)n, PROT_READ, flags | MAP_FIXED, copy,
+                      (long)s->offset);
+        if (!is_address(r)) /* the kernel has no memory for a line of its table */
+            r = sys6(SYS_mremap, trial, (long)n, (long)n, MREMAP_MAYMOVE | MREMAP_FIXED,
+                     (long)s->begin, 0);
+        done = is_address(r);
+        if (done && s->advice)
+            sys6(SYS_madvise, (long)s->begin, (long)n, s->advice, 0, 0, 0);
+    } else {
+        done = -1;
+    }
+    sys6(SYS_munmap, trial, (long)n, 0, 0, 0, 0);
+    return done;
+}
+
+/* [take] [mark] From here on who changes the range waits for us. */
+static int take(struct own *o, struct slot *s, const struct slot *seen) {
+    int taken = 0;
+    if (!monarch_slots_lock(o))
+        return 0;
+    if (GET(s->state) == WAITING && s->number == seen->number) {
+        __atomic_store_n(&s->state, REPLACING, __ATOMIC_SEQ_CST);
+        taken = 1;
+    }
+    monarch_slots_unlock(o);
+    /* [given_up] Who has lost the lock looks for REPLACING after it has given up: one of us sees
+     * the other. */
+    if (taken && monarch_slots_are_lost()) {
+        __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
+        taken = 0;
+    }
+    return taken;
+}
+
+/* [drop] Frees the slot, if it is as it was seen and there is no hope. */
+static void drop(struct own *o, struct slot *s, const struct slot *seen, int hopeless) {
+    if (!monarch_slots_lock(o))
+        return;
+    if (GET(s->state) == WAITING && s->number == seen->number && (++s->tries > TRIES || hopeless))
+        monarch_slot_free(s);
+    monarch_slots_unlock(o);
+}
+
+/* [open] The copy is opened before the slot is taken: a tier may hang. */
+static void replace(struct own *o, struct slot *s, const struct slot *seen, uint64_t word) {
+    monarch_momentary_begin();
+    int copy = open_copy(seen, word), done = 0;
+    if (copy >= 0 && take(o, s, seen)) {
+        done = map_over(seen, copy, word);
+        s->tries++;
+        /* [release] Without the lock: that may be lost, and somebody waits. */
+        __atomic_store_n(&s->state, done || s->tries > TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
+        if (monarch_slots_lock(o)) {
+            monarch_slots_recount();
+            monarch_slots_unlock(o);
+        }
+    } else if (copy < 0) {
+        drop(o, s, seen, copy == NO_COPY);
+    }
+    if (copy >= 0)
+        sys_close(copy);
+    monarch_momentary_end();
+    if (done > 0)
+        __atomic_fetch_add(&monarch_my_stats(seen->session)->promotions, 1, __ATOMIC_RELAXED);
+}
+
+/* --- the thread ------------------------------------------------------------------------------ */
+
+/* Whether the daemon has shown any life of late. A killed one leaves its session as it was. */
+static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
+    uint64_t now = sys_now_ns(), seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);
+    if (seen != *beat || !*since_ns) {
+        *beat = seen;
+        *since_ns = now;
+    }
+    return now - *since_ns < SILENCE_NS;
+}
+
+/* [look] [judge] One look at all that wait; how long until the next [ns], 0 when none does. */
+static long look(struct own *o, uint64_t *beat, uint64_t *since_ns) {
+    struct session *current = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    long next_ns = LATER_NS;
+    int alive = current && monarch_is_serving(current) && lives(current, beat, since_ns);
+    if (alive)
+        monarch_tick(current);
+    for (int i = 0; i < SLOTS && GET(monarch_mappings_waiting); i++) {
+        if (__atomic_load_n(&monarch_slots[i].state, __ATOMIC_ACQUIRE) == FREE ||
+            !monarch_slots_lock(o))
+            continue;
+        struct slot seen = monarch_slots[i];
+        monarch_slots_unlock(o);
+        uint64_t word = 0;
+        enum verdict verdict = seen.state != WAITING ? LATER : alive ? judge(&seen, &word) : NEVER;
+        if (verdict == NEVER)
+            drop(o, &monarch_slots[i], &seen, 1);
+        else if (verdict == NOW)
+            replace(o, &monarch_slots[i], &seen, word);
+        else if (verdict == SOON)
+            next_ns = SOON_NS;
+    }
+    /* [leave] */
+    if (!monarch_slots_lock(o))
+        return 0;
+    monarch_slots_recount();
+    if (!GET(monarch_mappings_waiting)) {
+        SET(o->helper, 0);
+        next_ns = 0;
+    }
+    monarch_slots_unlock(o);
+    return next_ns;
+}
+
+static void *help(void *data) {
+    struct own *o = data;
+    uint64_t beat = 0, since_ns = 0;
+    sys_signals(SIG_SETMASK, MOST_SIGNALS);
+    __atomic_store_n(&o->tid, (uint32_t)sys6(SYS_gettid, 0, 0, 0, 0, 0, 0), __ATOMIC_RELEASE);
+    sys6(SYS_prctl, PR_SET_NAME, (long)"monarch-maps", 0, 0, 0, 0);
+    for (;;) {
+        uint32_t bell = __atomic_load_n(&o->bell, __ATOMIC_ACQUIRE);
+        long ns = look(o, &beat, &since_ns);
+        if (!ns)
+            return NULL;
+        sys_futex_wait(&o->bell, bell, ns);
+    }
+}
+
+int monarch_start_mover(struct own *o) {
+    pthread_attr_t attr;
+    pthread_t thread;
+    /* On glibc before 2.34 these are in libpthread, which the program may not have. */
+    if (!REAL(pthread_create) || !REAL(pthread_attr_init) || !REAL(pthread_attr_setstacksize) ||
+        !REAL(pthread_attr_setdetachstate) || !REAL(pthread_attr_destroy) ||
+        REAL(pthread_attr_init)(&attr) != 0)
+        return 0;
+    int started = REAL(pthread_attr_setstacksize)(&attr, STACK) == 0 &&
+                  REAL(pthread_attr_setdetachstate)(&attr, PTHREAD_CREATE_DETACHED) == 0 &&
+                  REAL(pthread_create)(&thread, &attr, help, o) == 0;
+    REAL(pthread_attr_destroy)(&attr);
+    return started;
+}

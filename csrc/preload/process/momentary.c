@@ -1,0 +1,55 @@
+#define _GNU_SOURCE
+#include "preload/process/momentary.h"
+
+#include "shared/sys.h"
+
+/* A fork waits no longer: the tier, or the source, may hang [ns]. */
+#define FORK_NS 20000000ULL
+/* From its beginning a fork keeps nobody from opening for longer: the kernel has copied the
+ * descriptors long since, or a handler has jumped out of the fork [ns]. */
+#define FORKING_NS 100000000ULL
+
+static uint32_t open_now, forking; /* atomic: threads */
+static uint64_t fork_ns;           /* atomic: when the last fork began */
+
+static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATOMIC_SEQ_CST); }
+static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
+
+/* A child that nobody has seen begin forgets both counts when it is noticed: never below 0. */
+static void drop(uint32_t *count) {
+    uint32_t n = get(count);
+    while (n &&
+           !__atomic_compare_exchange_n(count, &n, n - 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+}
+
+static int is_forking(void) {
+    return get(&forking) && sys_now_ns() - __atomic_load_n(&fork_ns, __ATOMIC_RELAXED) < FORKING_NS;
+}
+
+/* The count is raised before the look: one of the two threads sees the other. */
+void monarch_momentary_begin(void) {
+    add(&open_now);
+    for (unsigned n = 0; __builtin_expect(is_forking(), 0);) {
+        drop(&open_now);
+        sys_relax(n++);
+        add(&open_now);
+    }
+}
+
+void monarch_momentary_end(void) { drop(&open_now); }
+
+void monarch_momentary_before_fork(void) {
+    uint64_t start = sys_now_ns();
+    __atomic_store_n(&fork_ns, start, __ATOMIC_RELAXED);
+    add(&forking);
+    for (unsigned n = 0; get(&open_now) && sys_now_ns() - start < FORK_NS;)
+        sys_relax(n++);
+}
+
+void monarch_momentary_after_fork(void) { drop(&forking); }
+
+void monarch_momentary_forget(void) {
+    __atomic_store_n(&open_now, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&forking, 0, __ATOMIC_SEQ_CST);
+}

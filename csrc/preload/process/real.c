@@ -1,0 +1,167 @@
+/* Finds the functions that ours stand in front of, as dlsym(RTLD_NEXT) would, each when it is first
+ * called: most processes that a job starts are short and call few of them. dlsym itself is not for
+ * us: it lies in libdl before glibc 2.34 (we link to libc alone), it takes a lock, which is not for
+ * signal handlers and the child of a vfork, and it may allocate, which re-enters our open() under a
+ * replaced malloc. So we keep in mind where the tables of names lie, and read these. */
+#define _GNU_SOURCE
+#include <elf.h>
+#include <link.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "preload/process/calls.h"
+
+struct real_calls monarch_real;
+
+/* More libraries than that before libc: the others among them are not asked. */
+#define TABLES 64
+/* In the place of a function that no library has. */
+#define ABSENT ((void *)1)
+
+/* The dynamic symbol table of one loaded library. */
+struct table {
+    const ElfW(Sym) * symbols;
+    const char *strings;
+    const ElfW(Half) * versions;
+    const uint32_t *gnu_hash;
+    ElfW(Addr) base;
+};
+
+/* Of the libraries behind us up to libc, in their order. Those were there when the program started
+ * and are never unloaded; what was loaded since stands behind libc, which has nearly all names. */
+static struct table table[TABLES] SELDOM;
+static uint32_t tables; /* atomic: 0 until they are known */
+
+struct search {
+    struct real_calls found; /* of MONARCH_FOUND */
+    uint32_t n;
+    int behind_us, behind_libc;
+};
+
+static uint32_t gnu_hash(const char *s) {
+    uint32_t h = 5381;
+    while (*s)
+        h = h * 33 + (unsigned char)*s++;
+    return h;
+}
+
+static int read_table(struct table *t, const struct dl_phdr_info *info) {
+    const ElfW(Dyn) *dyn = NULL;
+    memset(t, 0, sizeof *t);
+    t->base = info->dlpi_addr;
+    for (int i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+            dyn = (const ElfW(Dyn) *)(t->base + info->dlpi_phdr[i].p_vaddr);
+    if (!dyn)
+        return 0;
+    for (; dyn->d_tag != DT_NULL; dyn++) {
+        /* glibc relocates these in place; the kernel's vDSO has them still relative. */
+        ElfW(Addr) at = dyn->d_un.d_ptr < t->base ? dyn->d_un.d_ptr + t->base : dyn->d_un.d_ptr;
+        if (dyn->d_tag == DT_SYMTAB)
+            t->symbols = (const void *)at;
+        else if (dyn->d_tag == DT_STRTAB)
+            t->strings = (const void *)at;
+        else if (dyn->d_tag == DT_VERSYM)
+            t->versions = (const void *)at;
+        else if (dyn->d_tag == DT_GNU_HASH)
+            t->gnu_hash = (const void *)at;
+    }
+    return t->symbols && t->strings && t->gnu_hash;
+}
+
+static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
+    void *at = (void *)(t->base + symbol->st_value);
+    if (ELF64_ST_TYPE(symbol->st_info) == STT_GNU_IFUNC)
+        return ((void *(*)(void))at)();
+    return at;
+}
+
+/* A default version beats a hidden one (`__xstat` has only hidden ones since glibc 2.33). */
+static void *lookup(const struct table *t, const char *name, uint32_t hash) {
+    const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
+    const ElfW(Addr) *bloom = (const void *)(h + 4);
+    const uint32_t *bucket = h + 4 + blooms * (sizeof *bloom / 4), *chain = bucket + buckets;
+    const unsigned bits = 8 * sizeof *bloom;
+    void *found = NULL;
+    if (!buckets || !blooms)
+        return NULL;
+    /* Most libraries have none of the names: two bits of a filter say so. Its size is a power of
+     * two, or the dynamic linker would not have loaded the library. */
+    ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
+    if (!(word >> hash % bits & word >> (hash >> h[3]) % bits & 1))
+        return NULL;
+    for (uint32_t i = bucket[hash % buckets]; i >= first; i++) {
+        const ElfW(Sym) *symbol = &t->symbols[i];
+        if ((chain[i - first] | 1) == (hash | 1) && symbol->st_shndx != SHN_UNDEF &&
+            symbol->st_value && strcmp(t->strings + symbol->st_name, name) == 0) {
+            if (!found || !t->versions || !(t->versions[i] & 0x8000))
+                found = address_of(t, symbol);
+        }
+        if (chain[i - first] & 1)
+            break;
+    }
+    return found;
+}
+
+static int contains_us(const struct dl_phdr_info *info) {
+    ElfW(Addr) us = (uintptr_t)&monarch_real;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *p = &info->dlpi_phdr[i];
+        if (p->p_type == PT_LOAD && us - (info->dlpi_addr + p->p_vaddr) < p->p_memsz)
+            return 1;
+    }
+    return 0;
+}
+
+static int is_libc(const struct table *t) {
+    static const char name[] = "gnu_get_libc_version";
+    return lookup(t, name, gnu_hash(name)) != NULL;
+}
+
+static int visit(struct dl_phdr_info *info, size_t size, void *data) {
+    struct search *s = data;
+    struct table t;
+    (void)size;
+    if (!s->behind_us) {
+        s->behind_us = contains_us(info);
+        return 0;
+    }
+    if (!read_table(&t, info))
+        return 0;
+#define F(name, ret, args) \
+    if (!s->found.name)    \
+        s->found.name = lookup(&t, #name, gnu_hash(#name));
+    MONARCH_FOUND(F)
+#undef F
+    if (s->behind_libc)
+        return 0;
+    s->behind_libc = is_libc(&t);
+    if (s->n < TABLES - 1 || (s->n < TABLES && s->behind_libc))
+        table[s->n++] = t;
+    return 0;
+}
+
+/* Several threads may come here at once before the constructor: they store the same answers, one
+ * after the other, because dl_iterate_phdr has a lock. */
+void monarch_real_init(void) {
+    struct search s;
+    memset(&s, 0, sizeof s);
+    dl_iterate_phdr(visit, &s);
+#define F(name, ret, args) __atomic_store_n(&monarch_real.name, s.found.name, __ATOMIC_RELAXED);
+    MONARCH_FOUND(F)
+#undef F
+    __atomic_store_n(&tables, s.n, __ATOMIC_RELEASE);
+}
+
+void *monarch_real_find(void **at, const char *name) {
+    uint32_t hash = gnu_hash(name);
+    void *found = NULL;
+    if (__atomic_load_n(at, __ATOMIC_RELAXED) == ABSENT)
+        return NULL;
+    if (!__atomic_load_n(&tables, __ATOMIC_ACQUIRE))
+        monarch_real_init();
+    for (uint32_t i = 0, n = __atomic_load_n(&tables, __ATOMIC_ACQUIRE); i < n && !found; i++)
+        found = lookup(&table[i], name, hash);
+    __atomic_store_n(at, found ? found : ABSENT, __ATOMIC_RELAXED);
+    return found;
+}

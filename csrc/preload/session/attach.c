@@ -1,0 +1,224 @@
+/* Which daemon's session the process is attached to: found at load, followed when daemons come and
+ * go. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "preload/changes/tell.h"
+#include "preload/descriptors/track.h"
+#include "preload/process/calls.h"
+#include "preload/process/log.h"
+#include "preload/session/rank.h"
+#include "preload/session/retire.h"
+#include "preload/session/rights.h"
+#include "preload/session/roots.h"
+#include "preload/session/segments.h"
+#include "preload/session/session.h"
+#include "shared/sys.h"
+
+#define NODE_BYTES 4096 /* a page for each daemon that comes after the first */
+#define NUMBERS 32
+
+static struct session first;
+static uint64_t last_tick; /* [s] */
+static uint32_t lacks_room;
+
+int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC_RELAXED); }
+
+/* --- attaching ------------------------------------------------------------------------------ */
+
+static struct session *new_session(void) {
+    long p =
+        sys6(SYS_mmap, 0, NODE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return is_address(p) ? (struct session *)p : NULL;
+}
+
+/* Maps the session that is there now into `s`, which no other thread knows yet. */
+static int map_into(struct session *s, const struct monarch_segment *control) {
+    int reused = 0;
+    struct monarch_clients *m = monarch_map_range(MONARCH_RANGE_CLIENTS, &reused);
+    if (m && m->magic == MONARCH_MAGIC) {
+        s->control = control->map;
+        s->clients = m;
+        s->dev = control->dev;
+        s->ino = control->ino;
+        s->reused = (uint32_t)reused;
+        s->distrusts = (uint32_t)monarch_has_foreign_tier(s->control);
+        monarch_log("daemon", monarch_session_dir(), "attached");
+        return 1;
+    }
+    if (m)
+        monarch_discard_range(MONARCH_RANGE_CLIENTS, m, reused);
+    return 0;
+}
+
+/* The session that is there now: `old` itself, or one that nobody has seen yet; NULL for none. */
+static struct session *attach(struct session *old) {
+    struct monarch_segment control;
+    struct session *s = NULL;
+    int is_mapped = monarch_map_segment("control", &control);
+    __atomic_store_n(&lacks_room, !is_mapped && control.size != 0, __ATOMIC_RELAXED);
+    if (!is_mapped)
+        return NULL;
+    if (old && old->ino == control.ino && old->dev == control.dev) {
+        sys_unmap(control.map, control.size);
+        return old;
+    }
+    int is_usable = monarch_control_is_usable(control.map, control.size);
+    if (is_usable)
+        s = old ? new_session() : &first;
+    if (s && map_into(s, &control))
+        return s;
+    __atomic_store_n(&lacks_room, (uint32_t)is_usable, __ATOMIC_RELAXED);
+    if (s && old)
+        sys_unmap(s, NODE_BYTES);
+    sys_unmap(control.map, control.size);
+    return NULL;
+}
+
+static void detach(struct session *s) {
+    monarch_discard_range(MONARCH_RANGE_CLIENTS, s->clients, (int)s->reused);
+    sys_unmap(s->control, sizeof *s->control);
+    sys_unmap(s, NODE_BYTES);
+}
+
+static uint32_t looks; /* atomic: at switches and rights */
+
+static uint32_t begin_look(void) { return __atomic_add_fetch(&looks, 1, __ATOMIC_SEQ_CST) << 1; }
+
+/* A look counts unless another thread has begun one after it. */
+static void end_look(struct session *s, uint32_t look, uint32_t off) {
+    uint32_t seen = __atomic_load_n(&s->off, __ATOMIC_RELAXED);
+    while ((int32_t)(look - (seen & ~1U)) > 0 &&
+           !__atomic_compare_exchange_n(&s->off, &seen, look | off, 0, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_RELAXED))
+        ;
+}
+
+static void look_at_switches(struct session *s, int is_gone) {
+    struct stat st;
+    uint32_t look = begin_look();
+    uint32_t off = s->distrusts || is_gone || !monarch_rights_suffice(s);
+    for (int i = 0; i < 2; i++) {
+        const char *path = s->control->switch_file[i];
+        off |= path[0] && sys_fstatat(AT_FDCWD, path, &st, 0) == 0;
+    }
+    end_look(s, look, off);
+}
+
+/* Threads that meet a new daemon at once all map its session, each for itself, and one of them
+ * makes its own the process's: a lock could be held by a thread that a signal handler of ours
+ * interrupts, or by a child of vfork that was killed. */
+static struct session *attach_again(struct session *old) {
+    struct session *fresh = attach(old);
+    if (!fresh || fresh == old)
+        return fresh;
+    fresh->before = old;
+    fresh->number = (old->number + 1) % NUMBERS;
+    look_at_switches(fresh, 0);
+    monarch_untrack_session(fresh->number);
+    if (__atomic_compare_exchange_n(&monarch_current, &old, fresh, 0, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE)) {
+        monarch_retire(fresh);
+        return fresh;
+    }
+    detach(fresh);
+    return old; /* another thread's, which was faster */
+}
+
+/* The session of the daemon that serves now; NULL if none does. */
+static struct session *follow(struct session *s) {
+    for (;;) {
+        struct session *next = attach_again(s);
+        if (!next || monarch_is_serving(next) || next == s)
+            return next && monarch_is_serving(next) ? next : NULL;
+        s = next;
+    }
+}
+
+static uint64_t coarse_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static int second_has_passed(void) {
+    uint64_t now = coarse_ns() / 1000000000, last = __atomic_load_n(&last_tick, __ATOMIC_RELAXED);
+    return now != last && __atomic_compare_exchange_n(&last_tick, &last, now, 0, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED);
+}
+
+void monarch_tick(struct session *s) {
+    if (!second_has_passed())
+        return;
+    int is_gone = !monarch_is_linked(s);
+    look_at_switches(s, is_gone);
+    if (is_gone)
+        follow(s);
+}
+
+void monarch_rights_may_differ(void) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    uint32_t look = begin_look();
+    if (s && !monarch_rights_suffice(s))
+        end_look(s, look, 1);
+}
+
+/* Once in a tick of the coarse clock: a daemon takes longer to start. */
+static int is_linked_still(struct session *s) {
+    uint64_t now = coarse_ns();
+    if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
+        return 1;
+    if (!monarch_is_linked(s))
+        return 0;
+    __atomic_store_n(&s->linked_ns, now, __ATOMIC_RELAXED);
+    return 1;
+}
+
+/* A change must miss no daemon that has just started. One whose session was removed, and that
+ * nobody has taken the place of, may still be read from by others. */
+struct session *monarch_session_for_change(void) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    int serves = monarch_is_serving(s);
+    if (serves && is_linked_still(s))
+        return s;
+    struct session *now = follow(s);
+    return now ? now : serves ? s : NULL;
+}
+
+struct session *monarch_session_slow(void) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    if (!monarch_is_serving(s) && (!second_has_passed() || !(s = follow(s))))
+        return NULL;
+    monarch_tick(s);
+    return s->control->off || monarch_is_off(s) ? NULL : s;
+}
+
+__attribute__((constructor)) static void load(void) {
+    monarch_real_init();
+    const char *config = secure_getenv("MONARCH_CONFIG"), *off = secure_getenv("MONARCH_DISABLE");
+    if (!config || !*config || (off && *off && strcmp(off, "0") != 0))
+        return;
+    int old_errno = errno;
+    monarch_log_init();
+    monarch_rank_init();
+    if (!monarch_find_session_dir(config)) {
+        monarch_warn("MONARCH_CONFIG names no file that can be found:", config,
+                     "give its absolute path");
+    } else {
+        struct session *s = attach(NULL);
+        if (s)
+            look_at_switches(s, 0);
+        else if (monarch_lacks_room())
+            monarch_warn("no room to map what the daemon shares, for", config,
+                         "raise the limit of addresses (ulimit -v)");
+        else if (!monarch_was_stopped()) /* a shell whose daemon was stopped need not hear of it */
+            monarch_warn("no daemon serves", config,
+                         "monarch start starts one; eval \"$(monarch env --unset)\" takes the "
+                         "library back");
+        __atomic_store_n(&monarch_current, s ? s : &monarch_waiting, __ATOMIC_RELEASE);
+    }
+    monarch_pass_warning_on();
+    errno = old_errno;
+}

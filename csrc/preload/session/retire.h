@@ -1,0 +1,11 @@
+/* Sessions of daemons that are gone, and that nothing of is needed any more. */
+#ifndef MONARCH_RETIRE_H
+#define MONARCH_RETIRE_H
+
+#include "preload/session/session.h"
+
+/* After `newest` has taken the place of another: gives back what sessions before that one have
+ * mapped, but for those that the process has copies or listings open of. */
+void monarch_retire(struct session *newest);
+
+#endif

@@ -1,0 +1,91 @@
+#define _GNU_SOURCE
+#include "preload/session/rights.h"
+
+#include <errno.h>
+#include <linux/capability.h>
+
+#include "shared/sys.h"
+
+static int are_our_users(const struct monarch_control *k) {
+    struct stat st;
+    return sys_fstatat(AT_FDCWD, "/proc/self/ns/user", &st, 0) == 0 && st.st_ino == k->users;
+}
+
+/* --- capabilities ----------------------------------------------------------------------------- */
+
+static uint32_t falls_short; /* atomic: some thread has not the daemon's rights; it stays so */
+
+static int may_read_everything(const struct monarch_control *k) {
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2] = {{.effective = 0}};
+    const uint32_t mask = 1U << CAP_DAC_OVERRIDE | 1U << CAP_DAC_READ_SEARCH;
+    /* In a name space of users of its own, root is root over some files alone. */
+    return sys6(SYS_capget, (long)&header, (long)data, 0, 0, 0, 0) == 0 &&
+           (data[0].effective & mask) && are_our_users(k);
+}
+
+/* --- groups ------------------------------------------------------------------------------------
+ * A file that only its group may read is closed to a process that has left the group, or was
+ * started without it. */
+
+#define FEW 64         /* groups of nearly all processes */
+#define MOST 65536     /* NGROUPS_MAX */
+#define UNMAPPED 65534 /* what a name space of users shows of a group that has no number in it */
+
+/* Whether all of the daemon's groups are among `n`. Both lists are sorted, as a rule, so that each
+ * search goes on where the last one ended. */
+static int has_groups(const struct monarch_control *k, const uint32_t *groups, long n) {
+    long at = 0, unmapped = 0, missing = 0;
+    for (long i = 0; i < n; i++)
+        unmapped += groups[i] == UNMAPPED;
+    for (uint32_t i = 0; i < k->groups; i++) {
+        long tried = 0;
+        for (; tried < n && groups[at] != k->group[i]; tried++)
+            at = at + 1 < n ? at + 1 : 0;
+        if (tried == n && ++missing > unmapped)
+            return 0;
+    }
+    /* In a container the process keeps the groups that it came with, most of them without a number:
+     * no call adds one of these. */
+    return !missing || !are_our_users(k);
+}
+
+/* The effective group and all others. -EINVAL: they are more than `room`. */
+static long get_groups(uint32_t *groups, long room) {
+    groups[0] = (uint32_t)sys6(SYS_getegid, 0, 0, 0, 0, 0, 0);
+    long n = sys6(SYS_getgroups, room - 1, (long)(groups + 1), 0, 0, 0, 0);
+    return n < 0 ? n : n + 1;
+}
+
+static int has_many_groups(const struct monarch_control *k) {
+    const unsigned long bytes = (MOST + 1) * sizeof(uint32_t);
+    long n = 0, at = sys6(SYS_mmap, 0, (long)bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!is_address(at))
+        return 0;
+    n = get_groups((uint32_t *)at, MOST + 1);
+    int has = n > 0 && has_groups(k, (uint32_t *)at, n);
+    sys_unmap((void *)at, bytes);
+    return has;
+}
+
+static int has_daemons_groups(const struct monarch_control *k) {
+    uint32_t few[FEW];
+    long n = get_groups(few, FEW);
+    return k->groups <= MONARCH_MAX_GROUPS &&
+           (n == -EINVAL ? has_many_groups(k) : n > 0 && has_groups(k, few, n));
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+
+/* Another user has no rights over copies. */
+int monarch_rights_suffice(const struct session *s) {
+    const struct monarch_control *k = s->control;
+    if (sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) == (long)k->owner) {
+        if (!k->reads_everything)
+            return has_daemons_groups(k);
+        if (!may_read_everything(k))
+            __atomic_store_n(&falls_short, 1, __ATOMIC_RELAXED);
+    }
+    return !__atomic_load_n(&falls_short, __ATOMIC_RELAXED);
+}

@@ -1,0 +1,15 @@
+/* Telling the daemon something. */
+#ifndef MONARCH_RING_H
+#define MONARCH_RING_H
+
+#include "preload/session/session.h"
+
+/* Wakes it if it sleeps. */
+void monarch_ring(struct session *s);
+/* Whether there may be room for a path. */
+int monarch_may_mail(const struct session *s);
+/* Sends it a path that it does not know. A hint: dropped when there is no room. */
+void monarch_mail_path(struct session *s, unsigned source, const char *path, size_t len,
+                       int is_part);
+
+#endif

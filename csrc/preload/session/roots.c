@@ -1,0 +1,133 @@
+#define _GNU_SOURCE
+#include "preload/session/roots.h"
+
+#include <string.h>
+
+#include "shared/sys.h"
+
+static uint32_t foreign; /* atomic: some thread sees other mounts or another root, for good */
+
+/* --- mounts --------------------------------------------------------------------------------- */
+
+/* In another mount name space than the daemon's (a container): what is mounted below a source there
+ * is not what was scanned. Returns whether a mount point lies below `path`; 1 in doubt. The stack
+ * may be small. */
+__attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
+    char buf[512];
+    unsigned field = 0; /* of a line, from 0; the fifth is the mount point */
+    size_t same = 0;    /* of it, as long as it is the path's beginning */
+    int differs = 0, found = 0;
+    int fd = sys_openat(AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 1;
+    for (long n; !found && (n = sys_read(fd, buf, sizeof buf)) > 0;)
+        for (const char *at = buf; !found && at < buf + n; at++) {
+            if (*at == '\n') {
+                found = field < 4;
+                field = 0;
+                same = 0;
+                differs = 0;
+            } else if (*at == ' ') {
+                field++;
+            } else if (field == 4 && !differs) {
+                differs = same == path_len || *at != path[same];
+                /* Blanks in it are written as \040: then the comparison ends there, in doubt. */
+                found = differs && *at == (same == path_len ? '/' : '\\');
+                same++;
+            }
+        }
+    sys_close(fd);
+    return found;
+}
+
+static int is_our_name_space(const struct monarch_control *k) {
+    struct stat st;
+    return !k->mounts ||
+           (sys_fstatat(AT_FDCWD, "/proc/self/ns/mnt", &st, 0) == 0 && st.st_ino == k->mounts);
+}
+
+int monarch_mounts_are_ours(struct session *s) {
+    uint32_t known = __atomic_load_n(&s->mounts, __ATOMIC_RELAXED);
+    if (!known) {
+        known = is_our_name_space(s->control) ? 1 : 2;
+        __atomic_store_n(&s->mounts, known, __ATOMIC_RELAXED);
+    }
+    return known == 1 && !__atomic_load_n(&foreign, __ATOMIC_ACQUIRE);
+}
+
+/* --- tiers ---------------------------------------------------------------------------------- */
+
+static const struct monarch_tier *foreign_tier(const struct monarch_control *k) {
+    const uid_t user = (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0);
+    struct stat st;
+    for (uint32_t i = 0; i < k->tiers; i++) {
+        const struct monarch_tier *t = &k->tier[i];
+        if (t->usable && sys_fstatat(AT_FDCWD, t->path, &st, 0) == 0 &&
+            (st.st_dev != t->dev || st.st_ino != t->ino || st.st_uid != user || st.st_mode & 077))
+            return t;
+    }
+    return NULL;
+}
+
+int monarch_has_foreign_tier(const struct monarch_control *k) {
+    const struct monarch_tier *t = foreign_tier(k);
+    if (t)
+        monarch_warn("a tier is not the directory that the daemon uses:", t->path,
+                     "monarch doctor says more");
+    return t != NULL;
+}
+
+/* --- roots ---------------------------------------------------------------------------------- */
+
+/* A session has a word for the sources' paths and one for their aliases: two bits a source, 1 for
+ * ours and 2 for another's, below the number of changes of root. */
+static_assert(MONARCH_MAX_SOURCES <= 16, "their bits fill the lower half");
+
+static int is_ours_now(const struct session *s, unsigned source, int by_alias) {
+    const struct monarch_source *root = &s->control->source[source];
+    const char *path = by_alias ? root->alias : root->path;
+    struct stat st;
+    return sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && st.st_dev == root->dev &&
+           st.st_ino == root->ino &&
+           (is_our_name_space(s->control) ||
+            !is_mounted_upon(path, by_alias ? root->alias_len : root->path_len));
+}
+
+int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) {
+    uint64_t *word = &s->roots[by_alias], seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    for (;;) {
+        uint64_t known = seen >> source * 2 & 3, then = seen;
+        if (__atomic_load_n(&foreign, __ATOMIC_ACQUIRE))
+            return 0;
+        if (known)
+            return known == 1;
+        /* After a chroot the tiers' names may lead elsewhere too. */
+        uint64_t same =
+            is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
+        /* An answer from before a chroot must not outlive it: then the number has changed. */
+        while (seen >> 32 == then >> 32)
+            if (__atomic_compare_exchange_n(word, &seen, seen | (same ? 1ULL : 2ULL) << source * 2,
+                                            0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+                return (int)same;
+    }
+}
+
+static void forget_roots(struct session *s) {
+    for (int i = 0; i < 2; i++) {
+        uint64_t seen = __atomic_load_n(&s->roots[i], __ATOMIC_ACQUIRE);
+        while (!__atomic_compare_exchange_n(&s->roots[i], &seen, ((seen >> 32) + 1) << 32, 0,
+                                            __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            ;
+    }
+}
+
+void monarch_roots_may_differ(void) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    if (s)
+        forget_roots(s);
+}
+
+void monarch_roots_are_foreign(void) {
+    __atomic_store_n(&foreign, 1, __ATOMIC_RELEASE);
+    monarch_roots_may_differ();
+}

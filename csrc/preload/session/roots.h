@@ -1,0 +1,31 @@
+/* Whether this process sees what the daemon sees: the same directories under the same names. */
+#ifndef MONARCH_ROOTS_H
+#define MONARCH_ROOTS_H
+
+#include "preload/session/session.h"
+
+/* Whether the source's root, in this process's name space, is the directory that was scanned. */
+int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias);
+static inline int monarch_root_is_ours(struct session *s, unsigned source, int by_alias) {
+    uint64_t known = __atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3;
+    return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
+}
+/* The same by either of the source's names: a program may use the alias alone. */
+static inline int monarch_sees_source(struct session *s, unsigned source) {
+    for (int by_alias = 0; by_alias < 2; by_alias++)
+        if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)
+            return 1;
+    return monarch_root_is_ours_slow(s, source, 0) ||
+           (s->control->source[source].alias_len && monarch_root_is_ours_slow(s, source, 1));
+}
+int monarch_mounts_are_ours(struct session *s);
+
+void monarch_roots_may_differ(void);  /* after chroot */
+void monarch_roots_are_foreign(void); /* in another mount name space, for good */
+
+/* Whether a tier's name leads this process to another directory than the daemon's: other bytes
+ * under the names of copies. One that leads nowhere (a container without it) serves nothing anyway.
+ */
+int monarch_has_foreign_tier(const struct monarch_control *k);
+
+#endif

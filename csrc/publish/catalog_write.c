@@ -1,0 +1,359 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/doorbell.h"
+#include "publish/writer.h"
+#include "shared/path.h"
+#include "shared/sys.h"
+
+struct monarch_writer *monarch_writer_new(void) {
+    struct monarch_writer *w = calloc(1, sizeof *w);
+    if (w)
+        pthread_mutex_init(&w->lock, NULL);
+    return w;
+}
+
+void monarch_writer_free(struct monarch_writer *w) {
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes) {
+    struct monarch_catalog c;
+    monarch_lay_out(&c, capacity, pool_bytes);
+    return c.bytes;
+}
+
+void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes) {
+    struct monarch_catalog *c = map;
+    memset(c, 0, sizeof *c);
+    c->magic = MONARCH_MAGIC;
+    c->generation = generation;
+    monarch_lay_out(c, capacity, pool_bytes);
+}
+
+static void put_inode(struct monarch_catalog *c, const struct monarch_entry *e, uint64_t id) {
+    uint32_t *slots = (uint32_t *)((char *)c + c->inodes_at);
+    uint64_t hash = monarch_mix(e->ino + e->source), i = monarch_first_slot(hash, c->slots);
+    while (slots[i])
+        i = monarch_next_slot(c, i);
+    __atomic_store_n(&slots[i], monarch_inode_slot(hash, id), __ATOMIC_SEQ_CST);
+    c->inodes_used++;
+}
+
+/* The upper half of a copy's slot is the lower half of its hash. */
+void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
+    uint64_t *slots = (uint64_t *)((char *)c + c->copies_at);
+    uint64_t hash = monarch_mix(ino + tier), i = monarch_first_slot(hash, c->slots);
+    while (slots[i])
+        i = monarch_next_slot(c, i);
+    __atomic_store_n(&slots[i], hash << 32 | (id + 1), __ATOMIC_SEQ_CST);
+    c->copies_used++;
+}
+
+static void put_path(struct monarch_catalog *c, const struct monarch_entry *e, uint64_t id) {
+    uint64_t i = monarch_first_path_slot(e->hash, c->slots);
+    while (monarch_path_slot(c, i)->place)
+        i = monarch_next_slot(c, i);
+    __atomic_store_n(&monarch_path_slot(c, i)->copy, monarch_guess_of(e->hash, e->word),
+                     __ATOMIC_SEQ_CST);
+    __atomic_store_n(&monarch_path_slot(c, i)->place, monarch_slot_of(e->hash, e->path, id),
+                     __ATOMIC_SEQ_CST);
+}
+
+static uint64_t text_bytes(uint64_t len) {
+    return (len + 1 + MONARCH_TEXT_UNIT - 1) / MONARCH_TEXT_UNIT * MONARCH_TEXT_UNIT;
+}
+
+static uint64_t put_text(struct monarch_catalog *c, const char *text, uint64_t len) {
+    uint64_t at = c->pool_used;
+    memcpy((char *)c + c->pool_at + at, text, len + 1);
+    c->pool_used += text_bytes(len);
+    return at;
+}
+
+static void index_entry(struct monarch_catalog *c, uint64_t id) {
+    const struct monarch_entry *e = &monarch_entries(c)[id];
+    put_inode(c, e, id);
+    put_path(c, e, id);
+}
+
+/* An entry comes again: a file that a client told of, when the scan meets it; a directory, once by
+ * its own name and once with all the names in it, in either order. */
+static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
+    int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
+                  e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
+    /* A file that was replaced before its directory was listed gets no place there, and is
+     * compared by itself: nothing about its directory will change for it any more. */
+    if (e->place != MONARCH_NO_PLACE && (is_same || mine->kind == MONARCH_DIR))
+        mine->place = e->place;
+    if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)
+        mine->sum =
+            e->ino == mine->ino && e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns
+                ? mine->sum | e->sum
+                : 0;
+}
+
+uint64_t monarch_add(struct monarch_catalog *c, const struct monarch_entry *entries, uint64_t n,
+                     const char *pool, uint64_t *ids, uint64_t *added) {
+    struct monarch_entry *table = monarch_table(c);
+    for (uint64_t i = 0; i < n; i++) {
+        const struct monarch_entry *e = &entries[i];
+        const char *path = pool + e->path, *target = pool + e->copy_ino;
+        int64_t known = monarch_find(c, e->source, path, e->path_len);
+        if (known >= 0) {
+            ids[i] = (uint64_t)known;
+            meet_again(&table[known], e);
+            continue;
+        }
+        uint64_t text =
+            text_bytes(e->path_len) + (e->kind == MONARCH_LINK ? text_bytes(strlen(target)) : 0);
+        if (c->count >= c->capacity || c->pool_used + text > c->pool_bytes)
+            return i;
+        struct monarch_entry *mine = &table[c->count];
+        *mine = *e;
+        mine->hash = monarch_path_hash(e->source, path, e->path_len);
+        mine->path = put_text(c, path, e->path_len);
+        mine->copy_ino = e->kind == MONARCH_LINK ? put_text(c, target, strlen(target)) : 0;
+        ids[i] = c->count;
+        if (e->place == MONARCH_NO_PLACE)
+            monarch_catalog_unlist(c, monarch_catalog_parent(c, mine));
+        index_entry(c, c->count);
+        __atomic_store_n(&c->count, c->count + 1, __ATOMIC_SEQ_CST);
+        ++*added;
+    }
+    return n;
+}
+
+uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
+                             uint64_t n, const char *pool, uint64_t *ids, uint64_t *added) {
+    pthread_mutex_lock(&w->lock);
+    uint64_t taken = monarch_add(w->catalog, entries, n, pool, ids, added);
+    pthread_mutex_unlock(&w->lock);
+    return taken;
+}
+
+static void set_flags(struct monarch_entry *e, unsigned which, unsigned flags) {
+    uint16_t now = (uint16_t)((e->flags & ~which) | (flags & which));
+    __atomic_store_n(&e->flags, now, __ATOMIC_RELAXED);
+}
+
+static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
+    struct monarch_entry *e = monarch_table(c) + id;
+    uint64_t old_ino = e->ino;
+    /* What can still be added has its slots. */
+    if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
+        return -1;
+    uint32_t version = e->version;
+    __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
+    /* What readers look the entry up by stays as it is; so do its word and its place. */
+#define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
+    REPLACE(ino);
+    REPLACE(size);
+    REPLACE(copy_ino); /* 0: there is no copy */
+    REPLACE(sum);
+    REPLACE(blksize);
+    REPLACE(mtime_ns);
+    REPLACE(ctime_ns);
+    REPLACE(atime_ns);
+    REPLACE(btime_ns);
+    REPLACE(blocks);
+    REPLACE(mode);
+    REPLACE(uid);
+    REPLACE(gid);
+    REPLACE(nlink);
+#undef REPLACE
+    set_flags(e, MONARCH_ATTRIBUTES, fresh->flags);
+    __atomic_store_n(&e->version, version + 2, __ATOMIC_SEQ_CST);
+    if (e->ino != old_ino)
+        put_inode(c, e, id);
+    return 0;
+}
+
+int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
+                           const struct monarch_entry *fresh) {
+    pthread_mutex_lock(&w->lock);
+    int r = update(w->catalog, id, fresh);
+    pthread_mutex_unlock(&w->lock);
+    return r;
+}
+
+void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home) {
+    if (id < c->count)
+        set_flags(&monarch_table(c)[id], MONARCH_OWN | MONARCH_OF_OTHERS, home);
+}
+
+static int copy(const struct monarch_catalog *from, struct monarch_catalog *to) {
+    struct monarch_entry *table = monarch_table(to);
+    if (from->count > to->capacity || from->pool_used > to->pool_bytes || to->count)
+        return -1;
+    memcpy(table, monarch_entries(from), from->count * sizeof *table);
+    uint64_t names = from->capacity < to->capacity ? from->capacity : to->capacity;
+    memcpy((char *)to + to->names_at, monarch_names(from), names * sizeof(uint32_t));
+    memcpy((char *)to + to->pool_at, monarch_pool(from, 0), from->pool_used);
+    to->pool_used = from->pool_used;
+    to->stamped = from->stamped;
+    to->evicting = from->evicting;
+    to->salt = from->salt;
+    for (uint64_t id = 0; id < from->count; id++) {
+        const struct monarch_entry *e = &table[id];
+        index_entry(to, id);
+        if (e->kind == MONARCH_FILE && e->copy_ino && MONARCH_WORD_COPY(e->word) &&
+            MONARCH_WORD_TIER(e->word) + 1 != to->stamped)
+            monarch_put_copy(to, e->copy_ino, MONARCH_WORD_TIER(e->word), id);
+    }
+    to->count = from->count;
+    return 0;
+}
+
+int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
+                         uint64_t *generation) {
+    pthread_mutex_lock(&w->lock);
+    int r = w->catalog ? copy(w->catalog, to) : 0;
+    if (r == 0) {
+        w->catalog = to;
+        __atomic_store_n(generation, to->generation, __ATOMIC_SEQ_CST);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return r;
+}
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
+
+void monarch_collapse(const char *path) {
+    struct stat st;
+    int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &st) == 0 && st.st_size >= MONARCH_HUGE_PAGE) {
+        uint64_t bytes = (uint64_t)st.st_size, huge = bytes / MONARCH_HUGE_PAGE * MONARCH_HUGE_PAGE;
+        char *map = sys_map_aligned(fd, bytes, PROT_READ | PROT_WRITE, MONARCH_HUGE_PAGE);
+        /* One huge page at a time: when memory is short, those that were had remain. */
+        for (uint64_t at = 0; map && at < huge; at += MONARCH_HUGE_PAGE)
+            if (madvise(map + at, MONARCH_HUGE_PAGE, MADV_COLLAPSE) != 0)
+                break;
+        if (map)
+            munmap(map, bytes);
+    }
+    close(fd);
+}
+
+static int64_t find_behind_links(const struct monarch_control *k, const struct monarch_clients *m,
+                                 const struct monarch_catalog *c, unsigned source,
+                                 const char *path) {
+    struct monarch_place place;
+    monarch_resolve(k, c, m, k->source[source].path, path, 1, &place);
+    return place.entry < 0 ? -1 : place.entry;
+}
+
+void monarch_find_all(const struct monarch_control *k, const struct monarch_clients *m,
+                      const struct monarch_catalog *c, unsigned source, const char *prefix,
+                      uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
+                      int64_t *ids) {
+    char path[MONARCH_PATH_MAX];
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t len = starts[i + 1] - starts[i];
+        ids[i] = -1;
+        if (starts[i + 1] < starts[i] || prefix_len + len >= sizeof path)
+            continue;
+        memcpy(path, prefix, prefix_len);
+        memcpy(path + prefix_len, pool + starts[i], len);
+        path[prefix_len + len] = 0;
+        ids[i] = monarch_find(c, source, path, prefix_len + len);
+        if (ids[i] < 0 || monarch_entries(c)[ids[i]].kind == MONARCH_LINK)
+            ids[i] = find_behind_links(k, m, c, source, path);
+    }
+}
+
+/* The bits of one word, whose bit in the summary goes first: one that is set meanwhile sets it
+ * again. */
+static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
+    uint64_t n = 0;
+    __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);
+    uint64_t bits = __atomic_exchange_n(&b->word[word], 0, __ATOMIC_SEQ_CST);
+    for (; bits; bits &= bits - 1) {
+        uint64_t id = word * 64 + (uint64_t)__builtin_ctzll(bits);
+        if (id < count) /* a client of an earlier daemon may set any bit */
+            ids[n++] = id;
+    }
+    return n;
+}
+
+static uint64_t take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max) {
+    uint64_t n = 0, files = count < MONARCH_MAX_FILES ? count : MONARCH_MAX_FILES;
+    for (uint64_t i = 0; i < (files + 4095) / 4096; i++) {
+        uint64_t above = __atomic_load_n(&b->summary[i], __ATOMIC_RELAXED);
+        for (; above && n + 64 <= max; above &= above - 1)
+            n += take_word(b, i * 64 + (uint64_t)__builtin_ctzll(above), count, ids + n);
+    }
+    return n;
+}
+
+uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids,
+                            uint64_t max) {
+    return take_bits(&m->wanted, count, ids, max);
+}
+
+uint64_t monarch_take_opened(struct monarch_clients *m, uint64_t count, uint64_t *ids,
+                             uint64_t max) {
+    return take_bits(&m->opened, count, ids, max);
+}
+
+uint64_t monarch_take_read(struct monarch_clients *m, uint64_t count, uint64_t *ids, uint64_t max) {
+    return take_bits(&m->read, count, ids, max);
+}
+
+void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,
+                          const struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
+                          uint8_t *flags) {
+    for (uint64_t i = 0; i < n; i++) {
+        const struct monarch_entry *e = &monarch_entries(c)[ids[i]];
+        flags[i] = (uint8_t)monarch_is_marked(m, k->source[e->source].dev, e->ino);
+    }
+}
+
+static void mark_source(struct monarch_clients *m, const struct monarch_control *k,
+                        const struct monarch_catalog *c, uint32_t source) {
+    const struct monarch_entry *entries = monarch_entries(c);
+    __atomic_fetch_add(&m->renames, 1, __ATOMIC_SEQ_CST);
+    for (uint64_t i = 0; i < c->count; i++)
+        if (entries[i].source == source)
+            monarch_mark_changed(m, k->source[source].dev, entries[i].ino);
+}
+
+void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
+                          const struct monarch_catalog *c, int fd, uint64_t *at) {
+    struct monarch_change change;
+    for (uint64_t told; (told = __atomic_load_n(&m->told, __ATOMIC_SEQ_CST));) {
+        while (pread(fd, &change, sizeof change, (off_t)*at) == (ssize_t)sizeof change) {
+            *at += sizeof change;
+            monarch_mark_changed(m, change.dev, change.ino);
+            for (uint32_t i = 0; change.is_tree && i < k->sources; i++)
+                if (k->source[i].dev == change.dev)
+                    mark_source(m, k, c, i);
+        }
+        for (uint32_t i = 0; told == MONARCH_CHANGE_UNKNOWN && i < k->sources; i++)
+            mark_source(m, k, c, i);
+        __atomic_compare_exchange_n(&m->told, &told, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    }
+}
+
+uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int timeout_ms) {
+    struct timespec limit = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
+    __atomic_store_n(&m->sleeping, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&m->doorbell, __ATOMIC_SEQ_CST) == seen)
+        syscall(SYS_futex, &m->doorbell, FUTEX_WAIT, seen, &limit, NULL, 0);
+    __atomic_store_n(&m->sleeping, 0, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&m->doorbell, __ATOMIC_SEQ_CST);
+}
+
+void monarch_ring_doorbell(struct monarch_clients *m) { monarch_doorbell_ring(&m->doorbell); }

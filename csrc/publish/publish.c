@@ -1,0 +1,108 @@
+/* Publishing copies in the catalog: the words of its entries, and the table that finds an entry by
+ * the inode of its copy. */
+#include "publish/writer.h"
+
+#include <time.h>
+
+/* For so long a copying thread waits for the writer's lock [ns]. */
+#define LOCK_NS 20000000L
+
+int monarch_lock_soon(struct monarch_writer *w) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += LOCK_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return pthread_mutex_timedlock(&w->lock, &until) == 0;
+}
+
+/* The word, and what the index says of it. A guess may be old, so that the order is of no account;
+ * but what was set last stays. */
+void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
+                      uint64_t word) {
+    uint64_t old = e->word;
+    int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
+    __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
+    /* A copy that is gone is known by its slot or its stamp. Its inode's number would come into the
+     * index of a larger catalog once more, and for the first tier. */
+    if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
+        __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
+    if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
+        return;
+    uint64_t i = monarch_first_path_slot(e->hash, c->slots), place;
+    while ((place = monarch_path_slot(c, i)->place) && monarch_slot_id(place) != id)
+        i = monarch_next_slot(c, i);
+    if (place)
+        __atomic_store_n(&monarch_path_slot(c, i)->copy, monarch_guess_of(e->hash, word),
+                         __ATOMIC_SEQ_CST);
+}
+
+void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
+                       const uint64_t *words) {
+    pthread_mutex_lock(&w->lock);
+    struct monarch_entry *table = monarch_table(w->catalog);
+    for (uint64_t i = 0; i < n; i++)
+        monarch_set_word(w->catalog, &table[ids[i]], ids[i], words[i]);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static int is_stamped(const struct monarch_catalog *c, uint64_t word, int is_made) {
+    unsigned tier = MONARCH_WORD_TIER(word);
+    return tier + 1 == c->stamped || (is_made && (c->evicting >> tier & 1));
+}
+
+static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
+                   const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
+                   const uint8_t *made) {
+    struct monarch_entry *table = monarch_table(c);
+    uint64_t places = 0;
+    for (uint64_t i = 0; i < n; i++)
+        places += !is_stamped(c, words[i], made && made[i]);
+    if (places && c->copies_used + places > MONARCH_FULL(c->slots))
+        return -1;
+    for (uint64_t i = 0; i < n; i++) {
+        struct monarch_entry *e = &table[ids[i]];
+        unsigned tier = MONARCH_WORD_TIER(words[i]);
+        /* A dropped copy's entry keeps its inode for descriptors that are still open. Once the file
+         * system gives the number to another copy there are none. */
+        int has_stamp = is_stamped(c, words[i], made && made[i]);
+        int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
+        if (old >= 0 && (uint64_t)old != ids[i])
+            __atomic_store_n(&table[old].copy_ino, 0, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&e->sum, sums[i], __ATOMIC_RELEASE);
+        __atomic_store_n(&e->copy_ino, copy_inos[i], __ATOMIC_SEQ_CST);
+        if (!has_stamp)
+            monarch_put_copy(c, copy_inos[i], tier, ids[i]);
+        monarch_set_word(c, e, ids[i], words[i]);
+    }
+    return 0;
+}
+
+int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
+                    const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
+                    const uint8_t *made) {
+    pthread_mutex_lock(&w->lock);
+    int r = publish(w->catalog, n, ids, words, copy_inos, sums, made);
+    pthread_mutex_unlock(&w->lock);
+    return r;
+}
+
+void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
+    pthread_mutex_lock(&w->lock);
+    w->lost |= 1U << tier;
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* A change that is marked after the look at the filter makes no stale copy visible: every open asks
+ * the filter itself. So that its room comes back, Python asks once more when it takes the result:
+ * a mark that it has counted before, when the file was not PRESENT yet, is seen then. */
+int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
+                           const struct monarch_clients *m, const struct monarch_result *r) {
+    uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);
+    uint8_t is_made = r->kind == MONARCH_FILL;
+    const struct monarch_entry *e = &monarch_entries(w->catalog)[r->id];
+    return !(w->lost >> r->tier & 1) &&
+           e->word == monarch_word(MONARCH_FILLING, 0, r->tier, r->copy) &&
+           !monarch_is_changed(m, k->source[e->source].dev, e->ino) &&
+           publish(w->catalog, 1, &r->id, &present, &r->copy_ino, &r->sum, &is_made) == 0;
+}

@@ -1,0 +1,281 @@
+/* The copy that a peer's request means, and how much of it there is: as for a reader in the
+ * library, the word of an entry and the map of its fill are the truth. */
+#define _GNU_SOURCE
+#include "serving/held.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "copy/sums.h"
+#include "engine/doorbell.h"
+#include "engine/engine.h"
+
+/* Demands that peers' requests have standing: the others are this node's own readers'. */
+#define DEMANDS (MONARCH_DEMANDS / 4)
+/* A source that has given nothing for this long is stuck, and an asker's own way to it may not be:
+ * with the time of an answer less than the 2 s that a reader may wait for what is stuck [ns]. */
+#define STUCK_NS 1000000000ULL
+/* A file that changes while it is looked up is looked up again this often. */
+#define LOOKS 3
+
+typedef struct monarch_holdings holdings;
+
+static void want(holdings *h, uint64_t id) {
+    if (monarch_set_bit(&h->clients->wanted, id))
+        monarch_doorbell_ring(&h->clients->doorbell);
+}
+
+static int slot_of(const holdings *h, uint64_t word) {
+    for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
+        if (__atomic_load_n(&h->fills->word[i], __ATOMIC_ACQUIRE) == word)
+            return i;
+    return -1;
+}
+
+/* As a reader of this node does, so that it comes before what nobody waits for. The engine or the
+ * daemon's turn takes it away. */
+static void demand(holdings *h, uint64_t id, uint64_t unit) {
+    uint64_t *to = NULL, none = 0;
+    for (int i = 0; i < DEMANDS; i++) {
+        uint64_t *at = &h->clients->demand[i], d = __atomic_load_n(at, __ATOMIC_RELAXED);
+        if (d && monarch_demand_entry(d) == id && monarch_demand_unit(d) == unit)
+            return;
+        to = d || to ? to : at;
+    }
+    uint32_t tag = __atomic_fetch_add(&h->next_tag, 2, __ATOMIC_RELAXED);
+    if (to && __atomic_compare_exchange_n(to, &none, monarch_demand(id, unit, tag, 0), 0,
+                                          __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+        monarch_ring_for_demand(h->clients);
+}
+
+/* Whoever asks for a whole block of many units has time, unless he says otherwise. A unit alone is
+ * demanded in any case: two nodes that have as many orders as they may, all for each other's small
+ * files, would wait for each other, and what is demanded is ordered all the same. */
+static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
+    uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
+    return (wanted->is_awaited || wanted->length <= unit) &&
+           wanted->size / unit < MONARCH_FILL_UNITS;
+}
+
+static void demand_first(holdings *h, uint64_t id, const struct monarch_peer_request *wanted) {
+    if (wanted->length && is_hasty(h, wanted))
+        demand(h, id, wanted->first / monarch_unit_of(wanted->size, h->block_bytes));
+}
+
+static void note_whole(holdings *h, struct held *held) {
+    held->is_whole = 1;
+    held->sums = monarch_sums_hold(h->sums, MONARCH_WORD_COPY(held->word), held->blocks);
+}
+
+/* The copy that `word` names; its number is never given to another. */
+static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer_request *wanted,
+                                          uint64_t id, uint64_t word, int slot,
+                                          struct monarch_peer_opened *out) {
+    char name[MONARCH_COPY_NAME + 4];
+    struct held *held = malloc(sizeof *held);
+    snprintf(name, sizeof name, "%0*llx", MONARCH_COPY_NAME,
+             (unsigned long long)MONARCH_WORD_COPY(word));
+    int fd = openat(h->copies[MONARCH_WORD_TIER(word)], name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (!held || fd < 0) {
+        free(held);
+        if (fd >= 0)
+            close(fd);
+        return MONARCH_PEER_UNKNOWN_FILE;
+    }
+    uint64_t size = wanted->size, blocks = (size + h->block_bytes - 1) / h->block_bytes;
+    uint64_t sum = __atomic_load_n(&monarch_entries(h->catalog)[id].sum, __ATOMIC_RELAXED);
+    *held = (struct held){.id = id,
+                          .word = word,
+                          .size = size,
+                          .blocks = blocks,
+                          .block_bytes = h->block_bytes,
+                          .sum = sum,
+                          .fd = fd,
+                          .slot = slot,
+                          .is_hasty = is_hasty(h, wanted),
+                          .is_doubted = wanted->is_doubted != 0};
+    if (slot < 0)
+        note_whole(h, held);
+    *out = (struct monarch_peer_opened){held, fd, size, h->block_bytes};
+    return MONARCH_PEER_OK;
+}
+
+/* Whether it is not known yet what this node keeps, and he waits for that. */
+static int waits(const holdings *h, const struct monarch_peer_request *wanted) {
+    int patience = __atomic_load_n(&h->patience, __ATOMIC_ACQUIRE);
+    return patience == MONARCH_EVERYBODY_WAITS ||
+           (patience == MONARCH_WHO_HAS_TIME_WAITS && !wanted->is_awaited);
+}
+
+/* Of what this node does not fill for others. */
+static enum monarch_peer_status not_kept(const holdings *h,
+                                         const struct monarch_peer_request *wanted) {
+    return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
+}
+
+/* Makes this node the keeper of a file whose owner a peer takes it for, and has the daemon told.
+ * Returns 0 if the node has given the file to another one, or if too many files wait until the
+ * daemon hears of them. */
+static int begin_to_keep(holdings *h, uint64_t id) {
+    pthread_mutex_lock(&h->checking);
+    unsigned home = monarch_home_here(h, id);
+    if (home == MONARCH_KEPT_ELSEWHERE && h->moved_count < MONARCH_MOVED &&
+        id < MONARCH_MAX_FILES) {
+        h->moved_here[h->moved_count++] = id;
+        __atomic_store_n(&h->home[id], home = MONARCH_KEPT_HERE, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&h->checking);
+    return home == MONARCH_KEPT_HERE;
+}
+
+/* Whether this node fills the file when a peer asks for it. */
+static int keeps(holdings *h, uint64_t id, const struct monarch_peer_request *wanted) {
+    return monarch_home_here(h, id) == MONARCH_KEPT_HERE ||
+           (wanted->is_owner && !waits(h, wanted) && begin_to_keep(h, id));
+}
+
+/* Asks the daemon for the copy of a file that has neither a copy nor a fill. */
+static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
+                                              const struct monarch_peer_request *wanted) {
+    if (!keeps(h, id, wanted))
+        return not_kept(h, wanted);
+    want(h, id);
+    demand_first(h, id, wanted);
+    return MONARCH_PEER_LATER;
+}
+
+/* Whether the entry is of the very file that is meant, and its word then. It gets other attributes
+ * only when it has no copy: what word and attributes say at one time is of one file. */
+static int is_meant(const holdings *h, const struct monarch_entry *e,
+                    const struct monarch_peer_request *wanted, uint64_t *word) {
+    for (int i = 0; i < LOOKS; i++) {
+        uint32_t version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
+        struct monarch_entry seen = {.mtime_ns = __atomic_load_n(&e->mtime_ns, __ATOMIC_ACQUIRE),
+                                     .ctime_ns = __atomic_load_n(&e->ctime_ns, __ATOMIC_ACQUIRE)};
+        uint64_t size = __atomic_load_n(&e->size, __ATOMIC_ACQUIRE);
+        uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_ACQUIRE);
+        *word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
+        if (version % 2 == 0 && __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) == version)
+            return size == wanted->size && monarch_times_of(&seen) == wanted->mtime_ns &&
+                   !monarch_is_changed(h->clients, h->device[e->source], ino);
+    }
+    return 0;
+}
+
+static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
+                                           const struct monarch_peer_request *wanted,
+                                           struct monarch_peer_opened *out) {
+    const struct monarch_entry *e = &monarch_entries(h->catalog)[id];
+    if (e->kind != MONARCH_FILE)
+        return MONARCH_PEER_UNKNOWN_FILE;
+    unsigned home = monarch_home_here(h, id);
+    uint64_t word;
+    if (!is_meant(h, e, wanted, &word))
+        return MONARCH_PEER_CHANGED;
+    if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
+        return open_copy(h, wanted, id, word, -1, out);
+    /* What the hash says is wrong where a plan is still to come. */
+    if (!wanted->is_awaited && waits(h, wanted))
+        return MONARCH_PEER_LATER;
+    if (home >= MONARCH_MOVED_TO)
+        return MONARCH_PEER_MOVED + (home - MONARCH_MOVED_TO);
+    switch (MONARCH_WORD_STATE(word)) {
+    case MONARCH_ABSENT:
+    case MONARCH_WANTED:
+        return begin_filling(h, id, wanted);
+    case MONARCH_FILLING: {
+        /* Not one that begins to be kept: its fill may wait for the very node that asks. */
+        if (home != MONARCH_KEPT_HERE)
+            return not_kept(h, wanted);
+        int slot = slot_of(h, word);
+        if (slot >= 0)
+            return open_copy(h, wanted, id, word, slot, out);
+        demand_first(h, id, wanted);
+        return MONARCH_PEER_LATER;
+    }
+    default:
+        return MONARCH_WORD_REASON(word) == MONARCH_NO_ROOM && home == MONARCH_KEPT_ELSEWHERE
+                   ? begin_filling(h, id, wanted)
+                   : MONARCH_PEER_UNKNOWN_FILE;
+    }
+}
+
+enum monarch_peer_status monarch_held_open(void *arg, const struct monarch_peer_request *wanted,
+                                           struct monarch_peer_opened *out) {
+    holdings *h = arg;
+    enum monarch_peer_status status = not_kept(h, wanted);
+    pthread_rwlock_rdlock(&h->lock);
+    if (h->catalog && wanted->source < MONARCH_MAX_SOURCES) {
+        int64_t id = monarch_find_hash(h->catalog, wanted->source, wanted->path_hash);
+        if (id >= 0)
+            status = open_entry(h, (uint64_t)id, wanted, out);
+    }
+    pthread_rwlock_unlock(&h->lock);
+    return status;
+}
+
+/* Of a fill that is over its map may have been given to another: then the entry says what came of
+ * it. */
+static uint64_t available_when_over(holdings *h, struct held *held) {
+    uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
+                                    MONARCH_WORD_COPY(held->word));
+    pthread_rwlock_rdlock(&h->lock);
+    int is_there = h->catalog && __atomic_load_n(&monarch_entries(h->catalog)[held->id].word,
+                                                 __ATOMIC_ACQUIRE) == present;
+    pthread_rwlock_unlock(&h->lock);
+    if (is_there)
+        note_whole(h, held);
+    return is_there ? held->size : MONARCH_PEER_NEVER;
+}
+
+/* The last block is held back until the source was found unchanged: only then do the bytes belong
+ * together, and whoever asked for them has no other way to know. */
+uint64_t monarch_held_available(void *arg, void *file, uint64_t at) {
+    holdings *h = arg;
+    struct held *held = file;
+    if (held->is_whole)
+        return held->size;
+    const struct monarch_fill *f = &h->fills->fill[held->slot];
+    uint64_t unit_bytes = __atomic_load_n(&f->unit_bytes, __ATOMIC_ACQUIRE), done = at;
+    uint64_t failed = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE);
+    uint64_t whole = __atomic_load_n(&f->whole, __ATOMIC_ACQUIRE);
+    uint64_t stop = (held->blocks - 1) * held->block_bytes;
+    /* A file of more units than the map has bits is not read before it is whole. */
+    for (uint64_t u = unit_bytes ? at / unit_bytes : 0; unit_bytes && done < held->size; u++) {
+        if (u >= MONARCH_FILL_UNITS ||
+            !(__atomic_load_n(&f->done[u / 64], __ATOMIC_ACQUIRE) >> (u % 64) & 1))
+            break;
+        done = (u + 1) * unit_bytes;
+    }
+    if (__atomic_load_n(&h->fills->word[held->slot], __ATOMIC_ACQUIRE) != held->word)
+        return available_when_over(h, held);
+    if (failed)
+        return MONARCH_PEER_NEVER;
+    if (whole) {
+        note_whole(h, held);
+        return held->size;
+    }
+    uint64_t end = done < stop ? done : stop > at ? stop : at;
+    if (end == at && held->is_hasty && unit_bytes && done < held->size)
+        demand(h, held->id, done / unit_bytes);
+    return end;
+}
+
+/* What a request waits for comes from this node's source alone, once it is known that it does. */
+int monarch_held_is_coming(void *arg) {
+    const holdings *h = arg;
+    if (__atomic_load_n(&h->patience, __ATOMIC_ACQUIRE) != MONARCH_NOBODY_WAITS)
+        return 1;
+    uint64_t last = __atomic_load_n(&h->fills->source_ns, __ATOMIC_RELAXED);
+    return last && monarch_now_ns() - last < STUCK_NS;
+}
+
+void monarch_held_close(void *arg, void *file) {
+    const holdings *h = arg;
+    struct held *held = file;
+    monarch_sums_release(h->sums, held->sums);
+    close(held->fd);
+    free(held);
+}

@@ -1,0 +1,237 @@
+/* Answers the server of peers from the catalog; nothing waits here. What it sends it sends with its
+ * sum, and a copy that is not what its fill has written is dropped. */
+#define _GNU_SOURCE
+#include "serving/holdings.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "copy/sums.h"
+#include "engine/doorbell.h"
+#include "engine/engine.h"
+#include "peers/connection.h"
+#include "serving/held.h"
+
+/* For how long it is enough that a block was looked through; and the same for who says that it came
+ * wrong: it may have rotted since, and who makes it up costs a look a second [ns]. */
+#define CHECKED_NS 60000000000ULL
+#define DOUBTED_NS 1000000000ULL
+
+typedef struct monarch_holdings holdings;
+
+static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
+                  struct monarch_digest *digest) {
+    const struct held *held = file;
+    const struct monarch_digest *known = held->sums ? monarch_sums_digest(held->sums, block) : NULL;
+    (void)arg;
+    if (!known)
+        return 0;
+    *sum = monarch_sums_of(held->sums, block);
+    *digest = *known;
+    return 1;
+}
+
+/* Whether the entry has this copy still. */
+static int is_current(holdings *h, const struct held *held) {
+    pthread_rwlock_rdlock(&h->lock);
+    int is_it = h->catalog && __atomic_load_n(&monarch_entries(h->catalog)[held->id].word,
+                                              __ATOMIC_ACQUIRE) == held->word;
+    pthread_rwlock_unlock(&h->lock);
+    return is_it;
+}
+
+static int agrees(holdings *h, const struct held *held, uint64_t block, uint64_t sum) {
+    if (held->sums)
+        return sum == monarch_sums_of(held->sums, block);
+    /* Of a copy of one block the catalog's sum tells as much. */
+    if (held->blocks == 1)
+        return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
+    /* The sums of one that was dropped, maybe because it has rotted, go after it. */
+    return is_current(h, held);
+}
+
+static struct checked *last_check(holdings *h, const struct held *held, uint64_t block) {
+    return &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
+}
+
+/* This node's own programs read it too. */
+static void note_rotten(holdings *h, const struct held *held) {
+    uint64_t i = 0;
+    pthread_mutex_lock(&h->checking);
+    while (i < h->rotten_count && h->rotten[i].word != held->word)
+        i++;
+    int is_new = i == h->rotten_count && i < MONARCH_ROTTEN;
+    if (is_new)
+        h->rotten[h->rotten_count++] = (struct rotten){held->id, held->word};
+    pthread_mutex_unlock(&h->checking);
+    if (is_new)
+        monarch_doorbell_ring(&h->clients->doorbell);
+}
+
+/* Readers that wait ask for a block in many parts: it is looked through once for all of them. */
+static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
+    holdings *h = arg;
+    const struct held *held = file;
+    uint64_t now = monarch_now_ns();
+    int is_good;
+    if (held->slot >= 0) /* as it comes from the source */
+        return 1;
+    int agreed = sum && agrees(h, held, block, *sum);
+    if (sum && !agreed)
+        note_rotten(h, held);
+    pthread_mutex_lock(&h->checking);
+    struct checked *last = last_check(h, held, block);
+    if (sum) /* what was good before is so no more */
+        *last = (struct checked){agreed ? held->word : 0, block, now};
+    is_good = last->word == held->word && last->block == block &&
+              now - last->at_ns < (held->is_doubted ? DOUBTED_NS : CHECKED_NS);
+    pthread_mutex_unlock(&h->checking);
+    return is_good;
+}
+
+/* --- from Python --------------------------------------------------------------------------------
+ */
+
+holdings *monarch_holdings_new(struct monarch_clients *clients, const struct monarch_fills *fills,
+                               uint64_t block_bytes, const unsigned char *content_key) {
+    holdings *h = calloc(1, sizeof *h);
+    uint16_t *home = calloc(MONARCH_MAX_FILES, sizeof *home);
+    struct monarch_sums *sums = monarch_sums_new();
+    if (!h || !home || !sums) {
+        free(h);
+        free(home);
+        monarch_sums_free(sums);
+        return NULL;
+    }
+    h->clients = clients;
+    h->fills = fills;
+    h->block_bytes = block_bytes;
+    h->home = home;
+    h->sums = sums;
+    memcpy(h->content_key, content_key, sizeof h->content_key);
+    for (int i = 0; i < MONARCH_MAX_TIERS; i++)
+        h->copies[i] = -1;
+    pthread_rwlock_init(&h->lock, NULL);
+    pthread_mutex_init(&h->waking, NULL);
+    pthread_mutex_init(&h->checking, NULL);
+    return h;
+}
+
+void monarch_holdings_source(holdings *h, uint32_t source, uint64_t device) {
+    h->device[source] = device;
+}
+
+void monarch_holdings_tier(holdings *h, uint32_t tier, int copies) { h->copies[tier] = copies; }
+
+void monarch_holdings_catalog(holdings *h, const struct monarch_catalog *c) {
+    pthread_rwlock_wrlock(&h->lock);
+    h->catalog = c;
+    pthread_rwlock_unlock(&h->lock);
+}
+
+void monarch_holdings_keep(holdings *h, uint64_t n, const uint64_t *ids, const uint16_t *home) {
+    for (uint64_t i = 0; i < n; i++)
+        if (ids[i] < MONARCH_MAX_FILES)
+            __atomic_store_n(&h->home[ids[i]], home[i], __ATOMIC_RELAXED);
+}
+
+uint64_t monarch_holdings_moved(holdings *h, uint64_t *ids) {
+    pthread_mutex_lock(&h->checking);
+    uint64_t n = h->moved_count;
+    memcpy(ids, h->moved_here, n * sizeof *ids);
+    h->moved_count = 0;
+    pthread_mutex_unlock(&h->checking);
+    return n;
+}
+
+struct monarch_peer_server *monarch_holdings_serve(holdings *h,
+                                                   const struct monarch_peer_bounds *bounds) {
+    struct monarch_peer_files files = {
+        h,     monarch_held_open, monarch_held_available, monarch_held_is_coming, sum_of,
+        check, monarch_held_close};
+    struct monarch_peer_server *s = monarch_peer_serve(&files, bounds, h->content_key);
+    pthread_mutex_lock(&h->waking);
+    h->server = s;
+    pthread_mutex_unlock(&h->waking);
+    return s;
+}
+
+void monarch_holdings_wake(holdings *h, uint32_t source, uint64_t path_hash) {
+    if (!h)
+        return;
+    pthread_mutex_lock(&h->waking);
+    if (h->server)
+        monarch_peer_wake(h->server, source, path_hash);
+    pthread_mutex_unlock(&h->waking);
+}
+
+const unsigned char *monarch_holdings_key(const holdings *h) { return h ? h->content_key : NULL; }
+
+void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
+                           const struct monarch_digest *digests, uint64_t blocks) {
+    if (h && sums)
+        monarch_sums_keep(h->sums, copy, sums, digests, blocks);
+    else if (h)
+        monarch_sums_drop(h->sums, copy);
+}
+
+/* Of what is wanted or in the making here something will still be told. */
+static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
+    holdings *h = arg;
+    unsigned state = MONARCH_BYPASS;
+    pthread_rwlock_rdlock(&h->lock);
+    int64_t id = h->catalog ? monarch_find_hash(h->catalog, wanted->source, wanted->path_hash) : -1;
+    if (id >= 0 && monarch_home_here(h, (uint64_t)id) < MONARCH_MOVED_TO)
+        state = MONARCH_WORD_STATE(
+            __atomic_load_n(&monarch_entries(h->catalog)[id].word, __ATOMIC_ACQUIRE));
+    pthread_rwlock_unlock(&h->lock);
+    return state != MONARCH_ABSENT && state != MONARCH_WANTED && state != MONARCH_FILLING;
+}
+
+void monarch_holdings_answer(holdings *h) {
+    pthread_mutex_lock(&h->waking);
+    if (h->server)
+        monarch_peer_wake_if(h->server, is_settled, h);
+    pthread_mutex_unlock(&h->waking);
+}
+
+static int is_any(void *arg, const struct monarch_peer_request *wanted) {
+    return (void)arg, (void)wanted, 1;
+}
+
+void monarch_holdings_patience(holdings *h, int patience) {
+    if (__atomic_exchange_n(&h->patience, patience, __ATOMIC_ACQ_REL) == patience)
+        return;
+    pthread_mutex_lock(&h->waking);
+    if (h->server)
+        monarch_peer_wake_if(h->server, is_any, NULL);
+    pthread_mutex_unlock(&h->waking);
+}
+
+uint64_t monarch_holdings_rotten(holdings *h, uint64_t *ids, uint64_t *words) {
+    uint64_t n = 0;
+    pthread_mutex_lock(&h->checking);
+    for (; h->rotten_count; n++) {
+        const struct rotten *r = &h->rotten[--h->rotten_count];
+        ids[n] = r->id;
+        words[n] = r->word;
+    }
+    pthread_mutex_unlock(&h->checking);
+    return n;
+}
+
+void monarch_holdings_stop(holdings *h, struct monarch_peer_server *s) {
+    pthread_mutex_lock(&h->waking);
+    h->server = NULL;
+    pthread_mutex_unlock(&h->waking);
+    monarch_peer_end(s);
+}
+
+void monarch_holdings_free(holdings *h) {
+    pthread_rwlock_destroy(&h->lock);
+    pthread_mutex_destroy(&h->waking);
+    pthread_mutex_destroy(&h->checking);
+    monarch_sums_free(h->sums);
+    free(h->home);
+    free(h);
+}

@@ -1,0 +1,38 @@
+/* Spaces the operations of several threads evenly; a pause is not caught up by a burst. */
+#ifndef MONARCH_PACE_H
+#define MONARCH_PACE_H
+
+#include <errno.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "shared/sys.h"
+
+struct monarch_pace {
+    uint64_t interval_ns; /* 0: no limit */
+    uint64_t next_ns;     /* atomic */
+};
+
+static inline void monarch_pace_init(struct monarch_pace *p, uint64_t ops_per_s) {
+    p->interval_ns = ops_per_s ? 1000000000ULL / ops_per_s : 0;
+    p->next_ns = 0;
+}
+
+/* Sleeps until it is the caller's turn; 0, without a sleep, if that is later than `until_ns`
+ * [CLOCK_MONOTONIC]. */
+static inline int monarch_keep_pace(struct monarch_pace *p, uint64_t until_ns) {
+    uint64_t now = sys_now_ns(), next = __atomic_load_n(&p->next_ns, __ATOMIC_RELAXED), mine = now;
+    if (p->interval_ns)
+        do
+            mine = next > now ? next : now;
+        while (!__atomic_compare_exchange_n(&p->next_ns, &next, mine + p->interval_ns, 0,
+                                            __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    if (mine > until_ns)
+        return 0;
+    struct timespec t = {(time_t)(mine / 1000000000ULL), (long)(mine % 1000000000ULL)};
+    while (mine > now && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
+        ;
+    return 1;
+}
+
+#endif
