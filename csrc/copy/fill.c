@@ -1,17 +1,25 @@
 /* The fill of one copy. Its units may come in any order and from several threads; readers are let
  * at each as soon as it is written. */
 #define _GNU_SOURCE
+#include "copy/fill.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "engine/doorbell.h"
-#include "engine/engine.h"
+#include "copy/flow.h"
+#include "copy/job.h"
+#include "copy/origin.h"
+#include "copy/state.h"
+#include "serving/serving.h"
+#include "shared/clock.h"
+#include "shared/doorbell.h"
 
 /* --- readers -----------------------------------------------------------------------------------
  */

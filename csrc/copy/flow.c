@@ -1,6 +1,9 @@
 /* How much threads get from each place that has a file, and how long that takes: what the choice of
  * places is made from (NoPFS 4: r_j(p_j) / p_j). */
-#include "engine/engine.h"
+#include "copy/flow.h"
+
+#include "copy/state.h"
+#include "shared/clock.h"
 
 /* A source gives a small file sooner than this where it lies on a local disk or in the page cache,
  * and later where a network file system asks its server twice [ns]. */

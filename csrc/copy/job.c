@@ -1,6 +1,8 @@
 /* One order that is no fill: check a copy, compare one with its source, drop one, bring one into
  * memory; and what they have in common with fills. */
 #define _GNU_SOURCE
+#include "copy/job.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,9 +15,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
+#include "copy/flow.h"
+#include "copy/state.h"
+#include "serving/serving.h"
 #include "shared/buffer.h"
+#include "shared/clock.h"
 #include "shared/sys.h"
+#include "shared/xxh3.h"
 
 #ifndef RWF_DONTCACHE
 #define RWF_DONTCACHE 0x80 /* Linux 6.14 */
@@ -77,12 +83,6 @@ void monarch_remove_copy(struct job *job) {
 
 /* --- limits ------------------------------------------------------------------------------------
  */
-
-uint64_t monarch_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 /* Takes the next free span of a second that is shared out evenly; returns when it begins. What was
  * not used in the past is lost, but for a little: threads do not wake to the microsecond. */

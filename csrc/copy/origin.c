@@ -1,11 +1,18 @@
 /* Where the bytes of a fill come from: a peer that holds the file, and when there is none or it
  * fails, the source. */
 #define _GNU_SOURCE
+#include "copy/origin.h"
+
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
+#include "copy/flow.h"
+#include "copy/job.h"
+#include "copy/state.h"
+#include "peers/peers.h"
+#include "serving/serving.h"
+#include "shared/clock.h"
 
 /* A peer that lives may have to wait for the source itself, and says so after 0.6 s. If its source
  * gives nothing (TIMEOUT), a reader is not kept waiting for more than two answers; what nobody

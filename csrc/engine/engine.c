@@ -7,13 +7,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "copy/fill.h"
+#include "copy/flow.h"
+#include "copy/job.h"
 #include "engine/orders.h"
 #include "engine/schedule.h"
 #include "engine/waking.h"
 #include "engine/work.h"
-#include "handover/handovers.h"
+#include "peers/peers.h"
 #include "publish/writer.h"
 #include "shared/joining.h"
+#include "simulator/state.h"
 
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
@@ -200,7 +204,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     struct timespec until = monarch_join_limit(limit_ms);
     int left = 0;
     __atomic_store_n(&e->stopping, 1, __ATOMIC_SEQ_CST);
-    monarch_end_handovers(p);
+    if (p->listener)
+        p->listener->ends(p);
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
@@ -211,7 +216,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     /* One that was about to start others has done so when it is joined. */
     for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
         left += !monarch_join(p->worker[i].thread, &until);
-    left += monarch_join_handovers(p, &until);
+    if (p->listener)
+        left += p->listener->joins(p, &until);
     if (left)
         return left;
     abandon_fills(p);

@@ -6,11 +6,13 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/doorbell.h"
+#include "copy/fill.h"
+#include "copy/flow.h"
 #include "engine/orders.h"
 #include "engine/waking.h"
-#include "handover/kept.h"
 #include "publish/writer.h"
+#include "shared/doorbell.h"
+#include "simulator/state.h"
 
 /* More than any tier holds; with it sums do not wrap [bytes]. */
 #define LARGEST (1ULL << 51)
@@ -20,10 +22,6 @@ static_assert(MONARCH_ASKED == 2, "a home names two");
 static int is_still_there(const struct pool *p, const struct waiting *reader) {
     const uint64_t *demand = &p->shared.clients->demand[reader->place];
     return __atomic_load_n(demand, __ATOMIC_ACQUIRE) == reader->demand;
-}
-
-int monarch_may_order(const struct pool *p, unsigned place, uint64_t demand) {
-    return p->shared.writer && p->grant.refused[place] != demand;
 }
 
 /* --- one file -----------------------------------------------------------------------------------
@@ -191,8 +189,8 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
     memset(g->is_early, 0, sizeof g->is_early);
     g->holds = e->writer != NULL;
     monarch_unlock_and_ring(p); /* readers may have asked meanwhile */
-    if (p->kept)
-        monarch_look_at_kept(p->kept);
+    if (p->listener)
+        p->listener->granted(p);
 }
 
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out) {

@@ -4,9 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "copy/job.h"
 #include "engine/waking.h"
-#include "handover/kept.h"
 #include "publish/writer.h"
+#include "simulator/state.h"
 
 struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, int kind,
                               uint64_t id, uint32_t tier, uint64_t copy, uint64_t sum,
@@ -84,7 +85,8 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                               peers ? peers + i * MONARCH_ASKED : NULL);
         if (!job)
             break;
-        monarch_note_kept(p, job);
+        if (p->listener)
+            p->listener->made(p, job);
         monarch_push(&fresh, job);
     }
     if (e->writer)

@@ -2,6 +2,8 @@
 
 #include <stddef.h>
 
+#include "copy/job.h"
+
 void monarch_push(struct queue *q, struct job *job) {
     job->next = NULL;
     job->before = q->last;

@@ -2,7 +2,9 @@
 #ifndef MONARCH_QUEUE_H
 #define MONARCH_QUEUE_H
 
-#include "engine/engine.h"
+#include <stdint.h>
+
+struct job;
 
 struct queue {
     struct job *first, *last;

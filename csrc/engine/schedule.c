@@ -2,6 +2,9 @@
  * what is read ahead, then all others. */
 #include "engine/schedule.h"
 
+#include "copy/fill.h"
+#include "shared/clock.h"
+
 /* No unit is left to be taken up. */
 #define DONE UINT64_MAX
 /* Threads that one peer's readers leave to the others'. */
@@ -208,6 +211,11 @@ int monarch_has_order(const struct pool *p, uint64_t id) {
     return job != NULL;
 }
 
+/* Whether a thread has still to look at a demand without an order. */
+static int may_order(const struct pool *p, unsigned place, uint64_t demand) {
+    return p->shared.writer && p->grant.refused[place] != demand;
+}
+
 static int find_for(struct pool *p, struct worker *me, const struct waiting *reader,
                     struct work *w) {
     uint64_t id = monarch_demand_entry(reader->demand);
@@ -215,7 +223,7 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
     if (f)
         return monarch_way_of(f->job) == me->way && find_unit(p, me, f, reader, w);
     if (!monarch_has_order(p, id) && me->unordered_count < MONARCH_UNORDERED &&
-        monarch_may_order(p, reader->place, reader->demand))
+        may_order(p, reader->place, reader->demand))
         me->unordered[me->unordered_count++] = *reader;
     return find_queued(p, me, id, w);
 }
@@ -460,7 +468,7 @@ static int has_demand(const struct pool *p, enum monarch_way way) {
         const struct fill *f = monarch_fill_of(p, id);
         const struct job *job = f ? f->job : queued(p, way, id);
         if (job ? monarch_way_of(job) == way && can_serve(p, -1, job)
-                : !monarch_has_order(p, id) && monarch_may_order(p, i, d))
+                : !monarch_has_order(p, id) && may_order(p, i, d))
             return 1;
     }
     return 0;

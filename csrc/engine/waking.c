@@ -15,9 +15,7 @@
 #define _GNU_SOURCE
 #include "engine/waking.h"
 
-#include "engine/doorbell.h"
-
-#define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
+#include "shared/doorbell.h"
 
 void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who) {
     if (who)
@@ -38,38 +36,6 @@ void monarch_unlock_and_ring(struct pool *p) {
     pthread_mutex_unlock(&p->lock);
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_one(p, way, who[way]);
-}
-
-static int look(struct worker *me, uint32_t roles, struct work *w) {
-    struct pool *p = me->pool;
-    enum monarch_way way = me->way;
-    struct monarch_bell *bell = &p->shared.clients->engine[way];
-    uint32_t who = 0, all = way == MONARCH_FROM_PEER ? MONARCH_DOES_ALL : EVERYTHING;
-    int was_at = me->peer;
-    pthread_mutex_lock(&p->lock);
-    int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
-    if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
-        who = monarch_whom_it_needs(p, way);
-    /* It would have done that itself: an order that it has left waits for its reader. */
-    if (!found && !has_left && roles & MONARCH_DOES_ALL)
-        who &= ~(uint32_t)MONARCH_DOES_ALL;
-    pthread_mutex_unlock(&p->lock);
-    if (who && has_left)
-        monarch_ring_one(p, way, who);
-    else if (who)
-        monarch_bell_wake(bell, 1, who);
-    return found;
-}
-
-int monarch_look(struct worker *me, uint32_t roles, struct work *w) {
-    int found;
-    do {
-        found = look(me, roles, w);
-        if (!me->unordered_count)
-            return found;
-        monarch_order_demanded(me->pool, me);
-    } while (!found);
-    return found;
 }
 
 int monarch_sleep(const struct worker *me, uint32_t seen, uint32_t roles, uint64_t until_ns) {

@@ -9,8 +9,6 @@ void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who);
 void monarch_ring_all(struct pool *p, enum monarch_way way);
 /* After a change under the pool's lock that may have made work of any kind. */
 void monarch_unlock_and_ring(struct pool *p);
-/* What the caller does next, if there is anything. */
-int monarch_look(struct worker *me, uint32_t roles, struct work *w);
 /* Unless its way was rung since the bell said `seen`; no longer than `until_ns` [CLOCK_MONOTONIC],
  * if that is not 0. Returns 0 if that time has come. */
 int monarch_sleep(const struct worker *me, uint32_t seen, uint32_t roles, uint64_t until_ns);

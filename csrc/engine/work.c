@@ -6,10 +6,15 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "engine/doorbell.h"
+#include "copy/fill.h"
+#include "copy/job.h"
+#include "copy/origin.h"
+#include "engine/grant.h"
 #include "engine/waking.h"
-#include "handover/kept.h"
 #include "publish/writer.h"
+#include "shared/clock.h"
+#include "shared/doorbell.h"
+#include "simulator/state.h"
 
 /* Results of published copies for which a daemon that waits for some is rung, and one that does
  * not; and with fewer orders than this it may have others. */
@@ -30,6 +35,8 @@
 /* Where no thread can be started (RLIMIT_NPROC, memory), the next attempt is this much later [ns].
  */
 #define RETRY_NS 1000000000ULL
+
+#define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
 /* A daemon that has been rung for one result takes all. A copy that serves already can wait for
  * others, so that a turn of the daemon's loop is not spent on every file. */
@@ -110,6 +117,39 @@ static void put_back(struct pool *p, struct job *job) {
     monarch_ring_one(p, MONARCH_FROM_SOURCE, who);
 }
 
+static int look_once(struct worker *me, uint32_t roles, struct work *w) {
+    struct pool *p = me->pool;
+    enum monarch_way way = me->way;
+    struct monarch_bell *bell = &p->shared.clients->engine[way];
+    uint32_t who = 0, all = way == MONARCH_FROM_PEER ? MONARCH_DOES_ALL : EVERYTHING;
+    int was_at = me->peer;
+    pthread_mutex_lock(&p->lock);
+    int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
+    if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
+        who = monarch_whom_it_needs(p, way);
+    /* It would have done that itself: an order that it has left waits for its reader. */
+    if (!found && !has_left && roles & MONARCH_DOES_ALL)
+        who &= ~(uint32_t)MONARCH_DOES_ALL;
+    pthread_mutex_unlock(&p->lock);
+    if (who && has_left)
+        monarch_ring_one(p, way, who);
+    else if (who)
+        monarch_bell_wake(bell, 1, who);
+    return found;
+}
+
+/* What the caller does next, if there is anything. */
+static int find_next(struct worker *me, uint32_t roles, struct work *w) {
+    int found;
+    do {
+        found = look_once(me, roles, w);
+        if (!me->unordered_count)
+            return found;
+        monarch_order_demanded(me->pool, me);
+    } while (!found);
+    return found;
+}
+
 /* The thread itself. */
 static __thread struct worker *me;
 
@@ -119,7 +159,7 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 #define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;
-    while (depth < DEEPEST && monarch_look(me, MONARCH_DOES_DEMANDS, &w)) {
+    while (depth < DEEPEST && find_next(me, MONARCH_DOES_DEMANDS, &w)) {
         if (w.job) {
             begin(p, w.job, buffer, depth + 1);
         } else {
@@ -178,7 +218,7 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
     job->result.started_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
     job->result.status = MONARCH_ABANDONED;
     if (job->is_kept)
-        monarch_take_kept(p, job);
+        p->listener->begins(p, job);
     if (__atomic_load_n(&p->shared.stopping, __ATOMIC_RELAXED)) {
         monarch_close_handed(&p->shared, job);
         finish(p, job);
@@ -256,7 +296,7 @@ static void *work(void *arg) {
     while (!__atomic_load_n(&p->shared.stopping, __ATOMIC_ACQUIRE)) {
         struct work w;
         uint32_t seen = __atomic_load_n(&bell->rings, __ATOMIC_SEQ_CST);
-        if (monarch_look(me, roles, &w)) {
+        if (find_next(me, roles, &w)) {
             if (w.leaves_nobody)
                 start_more(p);
             uint64_t begun_ns = __atomic_load_n(&p->rests, __ATOMIC_RELAXED) ? monarch_now_ns() : 0;

@@ -7,8 +7,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "copy/fill.h"
+#include "copy/job.h"
+#include "engine/grant.h"
 #include "engine/orders.h"
 #include "publish/writer.h"
+#include "shared/clock.h"
 
 /* --- the descriptor -----------------------------------------------------------------------------
  */

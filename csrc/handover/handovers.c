@@ -3,8 +3,6 @@
  * opened itself. Threads of its own take them, so that a descriptor is closed soon: what hangs on
  * an open file (flock) ends when the last of its descriptors is closed. */
 #define _GNU_SOURCE
-#include "handover/handovers.h"
-
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -14,10 +12,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "copy/fill.h"
+#include "engine/grant.h"
 #include "engine/work.h"
 #include "handover/kept.h"
 #include "publish/writer.h"
+#include "shared/clock.h"
 #include "shared/joining.h"
+#include "simulator/state.h"
 
 /* So many files are copied at a time: each thread waits for the source to say that its file is
  * unchanged. */
@@ -212,37 +214,14 @@ static void free_handovers(struct handovers *h) {
     free(h);
 }
 
-int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n) {
-    struct pool *p = (struct pool *)e;
-    struct handovers *h = calloc(1, sizeof *h);
-    if (!h)
-        return -1;
-    h->pool = p;
-    h->epoll = epoll_create1(EPOLL_CLOEXEC);
-    h->end = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    pthread_mutex_init(&h->lock, NULL);
-    if (watch_all(h, sockets, n))
-        p->kept = monarch_new_kept(p);
-    pthread_mutex_lock(&h->lock);
-    if (p->kept)
-        start(h);
-    int is_started = h->threads > 0;
-    pthread_mutex_unlock(&h->lock);
-    if (is_started)
-        p->handovers = h;
-    else
-        free_handovers(h);
-    return is_started ? 0 : -1;
-}
-
-void monarch_end_handovers(struct pool *p) {
+static void end(struct pool *p) {
     if (p->handovers)
         eventfd_write(p->handovers->end, 1);
     if (p->kept)
         monarch_end_kept(p->kept);
 }
 
-int monarch_join_handovers(struct pool *p, const struct timespec *until) {
+static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
     /* One that was about to start others has done so when it is joined. */
@@ -254,7 +233,40 @@ int monarch_join_handovers(struct pool *p, const struct timespec *until) {
         monarch_free_kept(p->kept);
     if (h)
         free_handovers(h);
+    p->listener = NULL;
     p->kept = NULL;
     p->handovers = NULL;
     return 0;
+}
+
+static const struct listener listener = {
+    .made = monarch_note_kept,
+    .begins = monarch_take_kept,
+    .granted = monarch_look_at_kept,
+    .ends = end,
+    .joins = join,
+};
+
+int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n) {
+    struct pool *p = (struct pool *)e;
+    struct handovers *h = calloc(1, sizeof *h);
+    if (!h)
+        return -1;
+    h->pool = p;
+    h->epoll = epoll_create1(EPOLL_CLOEXEC);
+    h->end = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_init(&h->lock, NULL);
+    if (watch_all(h, sockets, n))
+        p->kept = monarch_new_kept(p);
+    p->listener = p->kept ? &listener : NULL;
+    pthread_mutex_lock(&h->lock);
+    if (p->kept)
+        start(h);
+    int is_started = h->threads > 0;
+    pthread_mutex_unlock(&h->lock);
+    if (is_started)
+        p->handovers = h;
+    else
+        free_handovers(h);
+    return is_started ? 0 : -1;
 }

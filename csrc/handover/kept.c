@@ -12,10 +12,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "copy/fill.h"
+#include "engine/grant.h"
 #include "engine/orders.h"
 #include "engine/waking.h"
 #include "publish/writer.h"
+#include "shared/clock.h"
 #include "shared/joining.h"
+#include "simulator/state.h"
 
 /* The table holds at most KEPT descriptors, and one in SHARE of those that the process may have. */
 #define KEPT 768
@@ -226,7 +230,7 @@ static int look_at(struct kept_table *t, struct monarch_catalog *c) {
     return asks;
 }
 
-void monarch_look_at_kept(struct kept_table *t) {
+static void look(struct kept_table *t) {
     struct pool *p = t->pool;
     struct monarch_writer *w = p->shared.writer;
     if (!__atomic_load_n(&t->count, __ATOMIC_RELAXED))
@@ -243,6 +247,11 @@ void monarch_look_at_kept(struct kept_table *t) {
         monarch_end_rest(p);
     if (drops)
         ring(t);
+}
+
+void monarch_look_at_kept(struct pool *p) {
+    if (p->kept)
+        look(p->kept);
 }
 
 static void close_dropped(struct kept_table *t) {
@@ -266,7 +275,7 @@ static void *look_after(void *arg) {
         if (__atomic_load_n(&t->pool->shared.stopping, __ATOMIC_ACQUIRE))
             return NULL;
         int is_empty = !__atomic_load_n(&t->count, __ATOMIC_RELAXED);
-        monarch_look_at_kept(t);
+        look(t);
         close_dropped(t);
         syscall(SYS_futex, &t->bell, FUTEX_WAIT_PRIVATE, bell, is_empty ? NULL : &limit, NULL, 0);
     }

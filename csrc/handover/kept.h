@@ -10,7 +10,7 @@ struct kept_table *monarch_new_kept(struct pool *p);
 int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 
 /* Orders what waits for it, as far as there is a grant, and closes what waits no longer. */
-void monarch_look_at_kept(struct kept_table *t);
+void monarch_look_at_kept(struct pool *p);
 /* An order is made: a descriptor may wait for it (job->is_kept). */
 void monarch_note_kept(struct pool *p, struct job *job);
 /* The order begins: the descriptor is its own, unless the program has asked for it. */

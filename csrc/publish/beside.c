@@ -1,7 +1,8 @@
 /* Finding the files of a directory that have no copy yet. */
 #include <string.h>
 
-#include "engine/engine.h"
+#include "native.h"
+#include "shared/clock.h"
 
 static int lies_in(const struct monarch_catalog *c, const struct monarch_entry *e,
                    const char *directory, uint64_t length, int is_deep) {

@@ -8,8 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/doorbell.h"
 #include "publish/writer.h"
+#include "shared/doorbell.h"
 #include "shared/path.h"
 #include "shared/sys.h"
 

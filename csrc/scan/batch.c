@@ -2,12 +2,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/doorbell.h"
 #include "scan/scan.h"
+#include "shared/doorbell.h"
 #include "shared/sys.h"
 
 #define BATCH_ENTRIES 4096
 #define BATCH_POOL (512 * 1024)
+
+void monarch_count_scan_error(struct monarch_scan *s, int error) {
+    pthread_mutex_lock(&s->lock);
+    s->errors++;
+    if (!s->error)
+        s->error = error;
+    pthread_mutex_unlock(&s->lock);
+}
 
 void monarch_batch_free(struct monarch_batch *b) {
     if (b) {

@@ -7,8 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "engine/doorbell.h"
 #include "scan/scan.h"
+#include "shared/doorbell.h"
 #include "shared/joining.h"
 
 /* A look at a source that lies elsewhere has its thread sleep. One that hardly ever sleeps takes a

@@ -71,6 +71,8 @@ struct monarch_scan {
 /* --- batch.c: what is found ---------------------------------------------------------------------
  */
 
+/* Counts a directory or file that could not be looked at. Takes the lock. */
+void monarch_count_scan_error(struct monarch_scan *s, int error);
 /* Adds a file, or a directory, to what the thread has found. *batch is the thread's own, NULL at
  * first. */
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
@@ -109,8 +111,6 @@ void monarch_wake_scan(struct monarch_scan *s);
 /* --- walk.c: listing directories, and looking at files ------------------------------------------
  */
 
-/* Counts a directory or file that could not be looked at. Takes the lock. */
-void monarch_count_scan_error(struct monarch_scan *s, int error);
 void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
 void monarch_walk_directory(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
 /* How many names this thread has looked at. */

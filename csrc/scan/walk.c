@@ -16,14 +16,6 @@
 /* Listings that a thread begins in the middle of another. */
 #define DEEPEST 4
 
-void monarch_count_scan_error(struct monarch_scan *s, int error) {
-    pthread_mutex_lock(&s->lock);
-    s->errors++;
-    if (!s->error)
-        s->error = error;
-    pthread_mutex_unlock(&s->lock);
-}
-
 static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
 
 static int is_on_source(struct monarch_scan *s, const char *path) {

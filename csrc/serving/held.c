@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "copy/sums.h"
-#include "engine/doorbell.h"
-#include "engine/engine.h"
+#include "serving/sums.h"
+#include "shared/clock.h"
+#include "shared/doorbell.h"
 
 /* Demands that peers' requests have standing: the others are this node's own readers'. */
 #define DEMANDS (MONARCH_DEMANDS / 4)

@@ -5,7 +5,7 @@
 #include <pthread.h>
 
 #include "peers/files.h"
-#include "serving/holdings.h"
+#include "serving/serving.h"
 
 /* Blocks that were looked through last. */
 #define CHECKS 4096

@@ -1,16 +1,17 @@
 /* Answers the server of peers from the catalog; nothing waits here. What it sends it sends with its
  * sum, and a copy that is not what its fill has written is dropped. */
 #define _GNU_SOURCE
-#include "serving/holdings.h"
+#include "serving/serving.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "copy/sums.h"
-#include "engine/doorbell.h"
-#include "engine/engine.h"
 #include "peers/connection.h"
 #include "serving/held.h"
+#include "serving/sums.h"
+#include "shared/clock.h"
+#include "shared/doorbell.h"
+#include "shared/xxh3.h"
 
 /* For how long it is enough that a block was looked through; and the same for who says that it came
  * wrong: it may have rotted since, and who makes it up costs a look a second [ns]. */

@@ -129,6 +129,12 @@ static inline uint64_t sys_now_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
+/* Sleeps, below a second [ns]. */
+static inline void sys_nap(long ns) {
+    struct timespec t = {0, ns};
+    sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
+}
+
 /* For the nth time, waits a moment for another thread that needs microseconds: lets it have the
  * processor at first, and then sleeps, because a yield does nothing for one of a lower real-time
  * priority. */

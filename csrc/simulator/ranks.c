@@ -35,8 +35,8 @@ static int use(struct monarch_sim *s, uint32_t rank) {
     }
     r->is_at_barrier = r->used == end;
     if (r->used > from)
-        sim_wake(s, rank,
-                 s->job.stages ? known_of(s, from)->at[place_of(s, rank, from)] : r->clock);
+        s->on_room(s, rank,
+                   s->job.stages ? known_of(s, from)->at[place_of(s, rank, from)] : r->clock);
     return r->is_at_barrier;
 }
 
@@ -51,7 +51,7 @@ static void release(struct monarch_sim *s, double now) {
         s->rank[i].is_at_barrier = 0;
     }
     for (uint32_t i = 0; i < end_of_ranks(s) && !s->job.stages; i = next_rank(s, i))
-        sim_wake(s, i, now);
+        s->on_room(s, i, now);
 }
 
 /* Returns whether training goes on at once. */

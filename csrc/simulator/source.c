@@ -34,11 +34,6 @@ static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file) {
-    int32_t owner = s->job.owner ? s->job.owner[file] : -1;
-    return owner < 0 ? node : (uint32_t)owner;
-}
-
 /* Whether a sample of the node that reads is among what a read is for. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
@@ -99,13 +94,6 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
             double link = machine_forward(&s->machine, s->now, r->node, node, size_of(s, file));
             at = link > end ? link : end;
         }
-        sim_arrived(s, who, at);
+        s->on_arrival(s, who, at);
     }
-}
-
-void sim_arrived(struct monarch_sim *s, uint32_t who, double at) {
-    if (is_staging(s, who))
-        sim_staged(s, who, at);
-    else
-        sim_filled(s, who - s->job.nodes * s->threads, at);
 }

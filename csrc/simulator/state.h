@@ -56,6 +56,10 @@ struct monarch_sim {
     uint32_t given; /* epochs */
     int is_started;
     double now; /* of the present event [s] */
+    /* What run.c does when a file has come for whoever asked, and when a rank's staging threads
+     * have something to do again. */
+    void (*on_arrival)(struct monarch_sim *s, uint32_t who, double at);
+    void (*on_room)(struct monarch_sim *s, uint32_t rank, double now);
     /* ranks */
     struct rank *rank;
     uint32_t ranks, arrived; /* ranks: that there are; their numbers: see next_rank */
@@ -131,6 +135,12 @@ static inline double size_at(struct monarch_sim *s, uint32_t rank, uint64_t acce
     return size_of(s, file_at(s, rank, access));
 }
 
+/* Who reads the file for the node: its owner, or the node itself. */
+static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file) {
+    int32_t owner = s->job.owner ? s->job.owner[file] : -1;
+    return owner < 0 ? node : (uint32_t)owner;
+}
+
 /* --- ranks.c --- */
 
 /* After a rank's sample has come: on to where one waits for the next, over barriers. */
@@ -167,16 +177,12 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 
 /* --- source.c --- */
 
-/* Who reads the file for the node: its owner, or the node itself. */
-uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file);
 /* A thread asks the file system for its file. Returns from where the file comes to its node: not
  * from the file system if another node reads it, or for another sample of this node already. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who,
                                double bytes);
 /* A request is over, and its node has the bytes at `end`. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
-/* A thread's file has come from somewhere else. */
-void sim_arrived(struct monarch_sim *s, uint32_t who, double at);
 
 /* --- staging.c --- */
 

@@ -1,10 +1,10 @@
 /* What the tests reach through Python. */
 #include <stdlib.h>
 
-#include "engine/doorbell.h"
-#include "engine/engine.h"
+#include "copy/flow.h"
 #include "engine/turns.h"
 #include "native.h"
+#include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
 uint64_t monarch_xxh3_of(const char *data, uint64_t len) { return monarch_xxh3(data, len); }

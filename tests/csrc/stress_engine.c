@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
-#include "engine/doorbell.h"
 #include "native.h"
+#include "shared/doorbell.h"
 #include "shared/sys.h"
 #include "stress.h"
 

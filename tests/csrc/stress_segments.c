@@ -8,7 +8,7 @@
  */
 
 /* Its functions that judge a segment are its own. */
-#include "segments.c"
+#include "preload/session/segments.c"
 
 #include "native.h"
 #include "shared/path.h"

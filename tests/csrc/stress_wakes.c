@@ -8,8 +8,12 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "engine/doorbell.h"
-#include "engine/engine.h"
+#include "copy/job.h"
+#include "engine/pool.h"
+#include "peers/peers.h"
+#include "serving/serving.h"
+#include "shared/clock.h"
+#include "shared/doorbell.h"
 #include "stress.h"
 
 #define FILES 320

@@ -38,7 +38,7 @@ TRIALS = {
 BUGS = {
     "entry": (
         Change(
-            "preload/lookup/serve.c",
+            "preload/fill/serve.c",
             "!monarch_is_off(s) &&\n        !monarch_is_changed(s->clients, "
             "s->control->source[e->source].dev, e->ino) &&",
             "!monarch_is_off(s) &&",
@@ -70,7 +70,7 @@ BUGS = {
             "sys6(SYS_lseek, fd, sys_lseek(fd, 0, SEEK_CUR) + by, SEEK_SET,",
         ),
     ),
-    "lock": (Change("preload/descriptors/promote.c", " && !monarch_has_locks(dev, w->ino))", ")"),),
+    "lock": (Change("preload/promotion/promote.c", " && !monarch_has_locks(dev, w->ino))", ")"),),
     "handover": (
         Change(
             "preload/fill/handover.c",

@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
+#include "engine/pool.h"
 #include "preload/process/calls.h"
 #include "preload/session/segments.h"
 #include "preload/session/session.h"

@@ -16,8 +16,11 @@
 #include <time.h>
 
 #include "../csrc/stress.h"
-#include "engine/doorbell.h"
-#include "engine/engine.h"
+#include "engine/pool.h"
+#include "peers/peers.h"
+#include "serving/serving.h"
+#include "shared/clock.h"
+#include "shared/doorbell.h"
 
 #define NODES 3
 #define READERS 2           /* of each node */

@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "preload/lookup/copies.h"
+#include "preload/session/copies.h"
 
 __attribute__((visibility("default"))) int stop_next;
 

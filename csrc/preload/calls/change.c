@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "preload/changes/record.h"
-#include "preload/lookup/serve.h"
+#include "preload/fill/serve.h"
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 

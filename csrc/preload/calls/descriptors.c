@@ -8,13 +8,13 @@
 #include "preload/calls/descriptors.h"
 #include "preload/calls/locks.h"
 #include "preload/changes/record.h"
-#include "preload/descriptors/promote.h"
 #include "preload/fill/handover.h"
 #include "preload/fill/progress.h"
-#include "preload/lookup/serve.h"
+#include "preload/fill/serve.h"
 #include "preload/mappings/mappings.h"
 #include "preload/process/calls.h"
 #include "preload/process/momentary.h"
+#include "preload/promotion/promote.h"
 #include "shared/sys.h"
 
 static void will_close_direct(int fd) {

@@ -4,8 +4,8 @@
 
 #include <stdio.h>
 
-#include "preload/descriptors/companion.h"
 #include "preload/descriptors/track.h"
+#include "preload/promotion/companion.h"
 
 static inline void monarch_will_close(int fd) {
     monarch_untrack(fd);

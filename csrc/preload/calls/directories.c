@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "preload/fill/serve.h"
 #include "preload/lookup/metadata.h"
-#include "preload/lookup/serve.h"
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 

@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "preload/changes/record.h"
-#include "preload/descriptors/companion.h"
-#include "preload/lookup/copies.h"
 #include "preload/lookup/metadata.h"
 #include "preload/process/calls.h"
+#include "preload/promotion/companion.h"
+#include "preload/session/copies.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 

@@ -8,8 +8,8 @@
 #include <sys/ioctl.h>
 
 #include "preload/changes/record.h"
-#include "preload/descriptors/companion.h"
 #include "preload/process/calls.h"
+#include "preload/promotion/companion.h"
 #include "preload/session/session.h"
 #include "shared/sys.h"
 

@@ -7,10 +7,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "preload/descriptors/companion.h"
 #include "preload/descriptors/posix_locks.h"
-#include "preload/descriptors/promote.h"
 #include "preload/process/calls.h"
+#include "preload/promotion/companion.h"
+#include "preload/promotion/promote.h"
 
 static int no_lock(void) {
     errno = ENOLCK;

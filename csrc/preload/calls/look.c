@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "preload/fill/serve.h"
 #include "preload/lookup/metadata.h"
-#include "preload/lookup/serve.h"
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 

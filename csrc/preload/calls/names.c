@@ -8,7 +8,7 @@
 #include <sys/un.h>
 
 #include "preload/changes/record.h"
-#include "preload/lookup/serve.h"
+#include "preload/fill/serve.h"
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 

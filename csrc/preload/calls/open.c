@@ -5,12 +5,13 @@
 #include <string.h>
 
 #include "preload/changes/record.h"
-#include "preload/descriptors/promote.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/await.h"
+#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
-#include "preload/lookup/serve.h"
+#include "preload/fill/serve.h"
 #include "preload/process/calls.h"
+#include "preload/promotion/promote.h"
 #include "shared/sys.h"
 
 __attribute__((noinline)) static int open_for_change(int dir, const char *path, int flags,

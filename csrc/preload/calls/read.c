@@ -7,19 +7,21 @@
 #include <limits.h>
 #include <string.h>
 
-#include "preload/descriptors/offset.h"
 #include "preload/descriptors/posix_locks.h"
-#include "preload/descriptors/promote.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/await.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
+#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
-#include "preload/lookup/serve.h"
+#include "preload/fill/request.h"
+#include "preload/fill/serve.h"
 #include "preload/mappings/mappings.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
 #include "preload/process/momentary.h"
+#include "preload/promotion/offset.h"
+#include "preload/promotion/promote.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
+#include "preload/fill/serve.h"
 #include "preload/lookup/metadata.h"
-#include "preload/lookup/serve.h"
 #include "preload/process/calls.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"

@@ -5,9 +5,9 @@
 #include <sys/inotify.h>
 
 #include "preload/changes/record.h"
-#include "preload/changes/tell.h"
-#include "preload/lookup/serve.h"
+#include "preload/fill/serve.h"
 #include "preload/process/calls.h"
+#include "preload/session/tell.h"
 #include "shared/sys.h"
 
 #define READS (IN_ACCESS | IN_OPEN | IN_CLOSE_NOWRITE)

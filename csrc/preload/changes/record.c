@@ -4,11 +4,11 @@
 #include <errno.h>
 #include <string.h>
 
-#include "preload/changes/tell.h"
-#include "preload/lookup/serve.h"
+#include "preload/fill/serve.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
 #include "preload/process/text.h"
+#include "preload/session/tell.h"
 #include "shared/sys.h"
 
 /* Whether a daemon has to hear of changes: by its session *s, which is NULL where there is no room

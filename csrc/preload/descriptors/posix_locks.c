@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <string.h>
 
-#include "preload/descriptors/promote.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/process/proc.h"
 #include "preload/process/text.h"
 #include "shared/sys.h"

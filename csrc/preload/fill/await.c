@@ -1,84 +1,20 @@
 #define _GNU_SOURCE
 #include "preload/fill/await.h"
 
+#include "preload/fill/claims.h"
 #include "preload/fill/demand.h"
-#include "preload/fill/handover.h"
-#include "preload/lookup/copies.h"
+#include "preload/fill/latency.h"
+#include "preload/fill/request.h"
 #include "preload/process/attributes.h"
+#include "preload/session/copies.h"
 #include "shared/sys.h"
 
 /* A wait costs some system calls: a source that is faster than this is asked at once [ns]. */
 #define WORTH_WAITING_NS 200000
-/* Neither an open nor a read of a source counts for more, and no open waits longer [ns]. */
+/* No open waits longer [ns]. */
 #define MOST_NS 1000000000ULL
 /* Opens that do not wait after waits in vain, at most. */
 #define MOST_SKIPPED 64
-/* The page cache gives an open, and a read of a small file, sooner than this [ns]. */
-#define AT_HAND_NS 20000
-/* A local disk gives an open, and a read of a small file, sooner than this. A file system that asks
- * a server for the open takes longer for that [ns]. */
-#define OPEN_NEAR_NS 100000
-#define READ_NEAR_NS 300000
-/* Where most of the last ones were sooner, one file in so many is followed all the same. */
-#define FOLLOWED 256
-/* Of SHARE_ALL, what is added for one that was sooner, and taken away for one that was not. */
-#define SHARE_ALL 1024U
-#define SHARE_STEP 16U
-/* Of the means, the last value counts for so much (1 / WEIGHT). */
-#define WEIGHT 8
-
-/* --- the source's latency -----------------------------------------------------------------------
- */
-
-/* Of this process's own opens and reads at the sources: their mean, and the shares of those that
- * were sooner than the page cache's and a local disk's limit. A thread that waited for a processor
- * makes a mean long, and says little. Threads that write at the same time lose one of their values,
- * and children of a fork inherit them. */
-static struct taken {
-    uint64_t mean_ns;
-    uint32_t at_hand, near;
-} opens SELDOM, reads SELDOM;
-
-static void note_share(uint32_t *share, int is_sooner) {
-    uint32_t now = __atomic_load_n(share, __ATOMIC_RELAXED);
-    now += (is_sooner ? SHARE_ALL / SHARE_STEP : 0) - now / SHARE_STEP;
-    __atomic_store_n(share, now, __ATOMIC_RELAXED);
-}
-
-static void note(struct taken *t, uint64_t near_ns, uint64_t since_ns) {
-    uint64_t took = sys_now_ns() - since_ns, old = __atomic_load_n(&t->mean_ns, __ATOMIC_RELAXED);
-    took = took < MOST_NS ? took : MOST_NS; /* one that hung says nothing of the next */
-    uint64_t now = old ? old - old / WEIGHT + took / WEIGHT : took;
-    __atomic_store_n(&t->mean_ns, now ? now : 1, __ATOMIC_RELAXED);
-    note_share(&t->at_hand, took < AT_HAND_NS);
-    note_share(&t->near, took < near_ns);
-}
-
-void monarch_note_source_open(uint64_t since_ns) { note(&opens, OPEN_NEAR_NS, since_ns); }
-void monarch_note_source_read(uint64_t since_ns) { note(&reads, READ_NEAR_NS, since_ns); }
-
-/* Of an open and a read together [ns]; 0: nothing is known yet. */
-static uint64_t latency_ns(void) {
-    uint64_t open = __atomic_load_n(&opens.mean_ns, __ATOMIC_RELAXED);
-    return open ? open + __atomic_load_n(&reads.mean_ns, __ATOMIC_RELAXED) : 0;
-}
-
-static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
-    return __atomic_load_n(of_opens, __ATOMIC_RELAXED) > SHARE_ALL / 2 &&
-           __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2;
-}
-
-int monarch_source_is_at_hand(void) {
-    static uint32_t passed SELDOM;
-    return are_most(&opens.at_hand, &reads.at_hand) &&
-           __atomic_fetch_add(&passed, 1, __ATOMIC_RELAXED) % FOLLOWED != 0;
-}
-
-int monarch_source_is_near(void) {
-    static uint32_t passed SELDOM;
-    return are_most(&opens.near, &reads.near) && !are_most(&opens.at_hand, &reads.at_hand) &&
-           __atomic_fetch_add(&passed, 1, __ATOMIC_RELAXED) % FOLLOWED != 0;
-}
 
 /* --- waits in vain ------------------------------------------------------------------------------
  */
@@ -131,7 +67,7 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;
     w->n = w->entry->size;
-    w->limit_ns = latency_ns() / 5 * 6;
+    w->limit_ns = monarch_latency_ns() / 5 * 6;
     w->limit_ns = w->limit_ns < MOST_NS ? w->limit_ns : MOST_NS;
     if (w->limit_ns < WORTH_WAITING_NS || skips()) {
         if (!monarch_is_under_way(w->session, word))
@@ -152,7 +88,7 @@ static int is_given_by_others(const struct session *s, const struct monarch_entr
 /* A small file whose fill is under way is read from the source already: an open would have it read
  * twice. The limit is the same. */
 static int wait_for_fill(const struct monarch_wanted *w) {
-    uint64_t latency = latency_ns();
+    uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())
         return 0;
     int is_there = monarch_wait_for_all(w);

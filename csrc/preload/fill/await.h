@@ -2,7 +2,7 @@
 #ifndef MONARCH_AWAIT_H
 #define MONARCH_AWAIT_H
 
-#include "preload/lookup/serve.h"
+#include "preload/fill/serve.h"
 
 /* For an open whose reads are not seen (streams): waits a little for a copy that is not there yet.
  * Whether it is there now; then `copy` is the path to open. */
@@ -15,15 +15,5 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
  * monarch_look_up. */
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o);
-
-/* Whether the sources have given this process most of its last files as soon as the page cache
- * does; and as soon as a local disk does, but later than that. Now and then they are 0
- * nevertheless, so that somebody times the reads. */
-int monarch_source_is_at_hand(void);
-int monarch_source_is_near(void);
-
-/* An open, or a read, of a source's file that began at since_ns (sys_now_ns) has ended. */
-void monarch_note_source_open(uint64_t since_ns);
-void monarch_note_source_read(uint64_t since_ns);
 
 #endif

@@ -7,12 +7,13 @@
 #include <sys/sysmacros.h>
 #include <sys/un.h>
 
-#include "preload/descriptors/promote.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/descriptors/track.h"
-#include "preload/fill/await.h"
+#include "preload/fill/claims.h"
 #include "preload/fill/demand.h"
+#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
-#include "preload/lookup/serve.h"
+#include "preload/fill/request.h"
 #include "preload/lookup/where.h"
 #include "preload/process/momentary.h"
 #include "preload/process/proc.h"
@@ -27,8 +28,6 @@
 #define WORTH 2
 /* A program that reads a larger file at random shows it within this part of the file. */
 #define PART 8
-/* Of the files of a mount without pages, one in so many is read as if there were some. */
-#define LOOKS 128
 /* Of the number of a socket. */
 #define DIGITS 2
 /* A call that changes what hangs on an open file waits no longer [ns]. */
@@ -38,68 +37,6 @@
 static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
-}
-
-/* Where the kernel keeps no pages, the daemon would have to read all of it again. One file in some
- * shows whether that is still so. */
-static int keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
-    return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
-           id % LOOKS == 0;
-}
-
-int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id) {
-    return e->size && e->size <= s->control->handed_bytes && id < MONARCH_MAX_FILES &&
-           (!s->control->shares || e->flags & MONARCH_OWN) && !monarch_is_fast(s, e) &&
-           keeps_pages(s, 1U << e->source, id) &&
-           !monarch_has_locks(s->control->source[e->source].dev, e->ino);
-}
-
-/* --- claims -------------------------------------------------------------------------------------
- */
-
-/* One whose descriptor is on its way keeps its place: somebody may wait for its end. */
-static int is_on_its_way(uint64_t claim, uint64_t now_ns) {
-    return claim & MONARCH_CLAIM_HANDED && monarch_claim_holds(claim, now_ns);
-}
-
-void monarch_claim_file(struct session *s, uint64_t id) {
-    uint64_t *at = monarch_claim_at(s->clients, id), now = sys_now_ns();
-    uint64_t seen = __atomic_load_n(at, __ATOMIC_RELAXED);
-    if (!is_on_its_way(seen, now))
-        __atomic_compare_exchange_n(at, &seen, monarch_claim_of(id, 0, now), 0, __ATOMIC_SEQ_CST,
-                                    __ATOMIC_RELAXED);
-}
-
-/* The claim of a descriptor that is to be sent; 0: another one of this file is on its way, or has
- * the place. */
-static uint64_t begin_claim(struct session *s, uint64_t id) {
-    uint64_t *at = monarch_claim_at(s->clients, id), now = sys_now_ns();
-    uint64_t seen = __atomic_load_n(at, __ATOMIC_SEQ_CST);
-    uint64_t claim = monarch_claim_of(id, MONARCH_CLAIM_HANDED, now);
-    while (!is_on_its_way(seen, now))
-        if (__atomic_compare_exchange_n(at, &seen, claim, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-            return claim;
-    return 0;
-}
-
-/* It may have been recalled meanwhile. */
-static void end_claim(struct session *s, uint64_t id, uint64_t claim) {
-    uint64_t *at = monarch_claim_at(s->clients, id), seen = claim;
-    while ((seen & ~MONARCH_CLAIM_RECALLED) == claim &&
-           !__atomic_compare_exchange_n(at, &seen, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        ;
-}
-
-/* One whose descriptor is on its way is the daemon's to end. */
-static void give_up_claim(struct session *s, uint64_t id) {
-    uint64_t claim = __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED);
-    if (monarch_claim_names(claim, id) && !(claim & MONARCH_CLAIM_HANDED))
-        end_claim(s, id, claim);
-}
-
-void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id) {
-    give_up_claim(s, id);
-    monarch_want(s, e, id, 0);
 }
 
 /* From here on its reads ask for what they need of the copy. */
@@ -118,7 +55,8 @@ static void await_end(int fd) {
     for (unsigned n = 0;; sys_relax(n++)) {
         uint64_t claim = __atomic_load_n(at, __ATOMIC_SEQ_CST), now = sys_now_ns();
         start = start ? start : now;
-        if (!monarch_claim_names(claim, id) || !is_on_its_way(claim, now) || now - start > AWAIT_NS)
+        if (!monarch_claim_names(claim, id) || !monarch_is_on_its_way(claim, now) ||
+            now - start > AWAIT_NS)
             return;
         if (!(claim & MONARCH_CLAIM_RECALLED) &&
             __atomic_compare_exchange_n(at, &claim, claim | MONARCH_CLAIM_RECALLED, 0,
@@ -135,7 +73,7 @@ static void read_in_parts(int fd, uint64_t tracked) {
     const struct monarch_entry *e = s->clients ? entry_of(s, id) : NULL;
     if (e && monarch_progress_of(id) < e->size / WORTH &&
         monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
-        give_up_claim(s, id);
+        monarch_give_up_claim(s, id);
 }
 
 void monarch_keep_descriptor(int fd) {
@@ -239,7 +177,7 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     if (st->st_size <= 0 || (uint64_t)st->st_size > s->control->handed_bytes ||
         s->control->shares || monarch_source_is_at_hand() ||
         (st->st_size <= MONARCH_UNIT && is_fast_device(s, st->st_dev)) ||
-        !keeps_pages(s, UINT32_MAX, st->st_ino))
+        !monarch_keeps_pages(s, UINT32_MAX, st->st_ino))
         return 0;
     monarch_track(s, fd, monarch_unmet(st->st_ino), TRACK_DIRECT);
     uint64_t w = monarch_tracked(fd);
@@ -282,12 +220,12 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
             0 ||
         monarch_unmet(x.stx_ino) != what.id || !find_path(s, fd, &what))
         return 0;
-    uint64_t claim = begin_claim(s, what.id);
+    uint64_t claim = monarch_begin_claim(s, what.id);
     int done = claim && !monarch_has_locks(makedev(x.stx_dev_major, x.stx_dev_minor), x.stx_ino) &&
                send_descriptor(fd, what.id, &what,
                                offsetof(struct monarch_handover, path) + what.path_len + 1);
     if (claim && !done)
-        end_claim(s, what.id, claim);
+        monarch_end_claim(s, what.id, claim);
     return done;
 }
 
@@ -318,14 +256,14 @@ static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
         return 0;
-    uint64_t claim = begin_claim(s, id);
+    uint64_t claim = monarch_begin_claim(s, id);
     if (!claim)
         return monarch_claim_names(
             __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED), id);
     int done = !monarch_has_locks(s->control->source[e->source].dev, e->ino) &&
                send_entry(fd, id, is_read);
     if (!done)
-        end_claim(s, id, claim);
+        monarch_end_claim(s, id, claim);
     return done;
 }
 
@@ -417,5 +355,5 @@ void monarch_close_direct(int fd, uint64_t tracked) {
         monarch_tell_unknown(s, fd, bytes > 0);
     else if (!bytes) /* by calls that nobody sees, or not at all */
         monarch_want(s, e, id, e->size);
-    give_up_claim(s, id);
+    monarch_give_up_claim(s, id);
 }

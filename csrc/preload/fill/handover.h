@@ -10,16 +10,9 @@
 
 #include "preload/session/session.h"
 
-/* Whether the reads of a file that has no copy are to be its fill. */
-int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
-/* The same of a file, open as `fd`, that the catalog does not know: then it is direct from here on,
- * and told of when it is handed over or closed. */
+/* Whether the reads of a file, open as `fd`, that the catalog does not know are to be its fill:
+ * then it is direct from here on, and told of when it is handed over or closed. */
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
-/* This process reads the file: for a second, fills ahead pass it over. */
-void monarch_claim_file(struct session *s, uint64_t id);
-/* The file was claimed, and its reads cannot be followed: the daemon fills it. */
-void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id);
-
 /* All of these are for descriptors of which `tracked`, their word, has TRACK_DIRECT. */
 
 /* Before a read. Whether a copy has come from elsewhere: then the descriptor is not direct any

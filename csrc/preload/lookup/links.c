@@ -4,8 +4,8 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
-#include "preload/lookup/copies.h"
 #include "preload/lookup/cwd.h"
+#include "preload/session/copies.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 #include "shared/xxh3.h"

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "preload/lookup/copies.h"
+#include "preload/session/copies.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 

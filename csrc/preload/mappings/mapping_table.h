@@ -1,12 +1,13 @@
-/* The table of mappings that wait, for mappings.c, which keeps it, and move.c, which has the
+/* The table of mappings that wait, for mappings.c, which is told of them, and move.c, which has the
  * thread. */
 #ifndef MONARCH_MAPPING_TABLE_H
 #define MONARCH_MAPPING_TABLE_H
 
 #include <signal.h>
 
-#include "preload/mappings/mappings.h"
+#include "preload/mappings/waiting.h"
 #include "preload/process/maps.h"
+#include "preload/session/session.h"
 #include "shared/sys.h"
 
 #define SLOTS 128 /* ranges that wait at a time; others stay on the source */
@@ -42,12 +43,16 @@ extern struct slot monarch_slots[SLOTS];
 /* [lock] Signals are blocked. 0: the lock is lost, and nothing is ever replaced again. */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
+void monarch_slots_lose(void);
 int monarch_slots_are_lost(void);
-/* With the lock. */
+/* With the lock. A range for which there is no slot stays on the source. */
+void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);
 
-/* Starts the thread of move.c; 0 if it cannot be. */
-int monarch_start_mover(struct own *o);
+/* Whether nothing waits in the range, without the lock: then it is somebody else's mapping. */
+int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
+/* See monarch_mappings_say. 0: a replacement is under way, and the call is to be tried again. */
+int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what);
 
 #endif

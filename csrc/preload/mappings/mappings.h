@@ -6,13 +6,7 @@
 #define MONARCH_MAPPINGS_H
 
 #include "preload/fill/demand.h"
-
-/* Atomic: how many ranges wait. A process that maps nothing of ours pays this one load. */
-extern uint32_t monarch_mappings_waiting;
-
-static inline int monarch_mappings_exist(void) {
-    return __builtin_expect(__atomic_load_n(&monarch_mappings_waiting, __ATOMIC_RELAXED) != 0, 0);
-}
+#include "preload/mappings/waiting.h"
 
 /* Whether a mapping with these can be replaced without anybody noticing. */
 int monarch_mapping_can_wait(int prot, int flags);
@@ -20,10 +14,8 @@ int monarch_mapping_can_wait(int prot, int flags);
 void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, int flags,
                          uint64_t offset);
 
-/* What is said of a part of the address space. */
-#define MONARCH_FORGET (-1) /* never to be replaced; other values are an advice of madvise */
-/* Before the call that removes or changes the mapping: from its return on nothing in the range is
- * replaced, and no replacement is under way there. */
+/* Before the call that removes or changes a mapping: from the return on nothing in the range is
+ * replaced, and no replacement is under way there. `what`: MONARCH_FORGET, or an advice. */
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what);
 static inline void monarch_mappings_say(const void *at, uint64_t n, int what) {
     if (monarch_mappings_exist())

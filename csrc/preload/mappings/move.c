@@ -1,15 +1,17 @@
 /* The thread that puts copies in the place of live mappings; it runs while some wait. It makes its
  * own system calls alone, has all signals blocked, and leaves nothing open. */
 #define _GNU_SOURCE
+#include "preload/mappings/move.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <sys/prctl.h>
 
-#include "preload/descriptors/promote.h"
-#include "preload/lookup/serve.h"
-#include "preload/mappings/mapping_table.h"
+#include "preload/descriptors/locked_files.h"
+#include "preload/fill/serve.h"
 #include "preload/process/calls.h"
 #include "preload/process/momentary.h"
+#include "preload/promotion/promote.h"
 
 /* Between two looks of the thread: while a copy is being made, and before that [ns]. */
 #define SOON_NS 10000000L

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "preload/process/apart.h"
+#include "preload/process/calls.h"
 #include "preload/process/log.h"
 #include "preload/process/text.h"
 #include "shared/sys.h"
@@ -25,7 +26,7 @@ int monarch_find_session_dir(const char *config) {
     char resolved[MONARCH_SOURCE_PATH * 4], *at = session_dir;
     if (!shm || strlen(shm) > DIR_MAX - 64)
         shm = "/dev/shm";
-    if (strlen(config) >= sizeof resolved || !realpath(config, resolved))
+    if (strlen(config) >= sizeof resolved || !REAL(realpath)(config, resolved))
         return 0;
     at = put(put(at, shm), "/monarch-");
     at = put_number(at, (uint64_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0), 10, 1);

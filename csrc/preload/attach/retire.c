@@ -1,13 +1,13 @@
 #define _GNU_SOURCE
-#include "preload/session/retire.h"
+#include "preload/attach/retire.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysmacros.h>
 
 #include "preload/descriptors/track.h"
-#include "preload/lookup/copies.h"
 #include "preload/process/proc.h"
+#include "preload/session/copies.h"
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 

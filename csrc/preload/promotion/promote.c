@@ -1,35 +1,17 @@
 #define _GNU_SOURCE
-#include "preload/descriptors/promote.h"
+#include "preload/promotion/promote.h"
 
 #include <sys/sysmacros.h>
 
+#include "preload/descriptors/locked_files.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/handover.h"
-#include "preload/lookup/copies.h"
-#include "preload/lookup/serve.h"
+#include "preload/fill/serve.h"
 #include "preload/process/attributes.h"
 #include "preload/process/log.h"
 #include "preload/process/momentary.h"
+#include "preload/session/copies.h"
 #include "shared/sys.h"
-
-/* Files with locks, by two bits each: no list that grows, and few others are taken for one. The
- * bits stay for the life of the process: one that locks thousands of files has most others read as
- * if they were locked, which costs time alone. */
-#define LOCKED_BITS 8192
-static uint64_t locked[LOCKED_BITS / 64] SELDOM;
-
-static uint64_t bit_of(uint64_t dev, uint64_t ino, int which) {
-    return (monarch_mix(ino ^ monarch_mix(dev)) >> (which * 32)) % LOCKED_BITS;
-}
-
-int monarch_has_locks(uint64_t dev, uint64_t ino) {
-    for (int i = 0; i < 2; i++) {
-        uint64_t bit = bit_of(dev, ino, i);
-        if (!(__atomic_load_n(&locked[bit / 64], __ATOMIC_SEQ_CST) >> (bit % 64) & 1))
-            return 0;
-    }
-    return 1;
-}
 
 /* Files whose descriptors are being replaced: the kernel drops a process's POSIX locks on the old
  * file when it closes that, which for some sources is a question to the server (flush). Each is the
@@ -73,10 +55,7 @@ int monarch_keep_locks(int fd) {
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0 ||
         !S_ISREG(st.st_mode))
         return 1;
-    for (int i = 0; i < 2; i++) {
-        uint64_t bit = bit_of(st.st_dev, st.st_ino, i);
-        __atomic_fetch_or(&locked[bit / 64], 1ULL << (bit % 64), __ATOMIC_SEQ_CST);
-    }
+    monarch_note_locks(st.st_dev, st.st_ino);
     monarch_keep_descriptor(fd);
     return wait_for_closings(st.st_dev, st.st_ino);
 }

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "preload/changes/tell.h"
+#include "preload/session/tell.h"
 
 #include <errno.h>
 #include <stddef.h>

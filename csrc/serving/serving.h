@@ -1,6 +1,6 @@
 /* What this node's daemon holds, as its peers ask for it. */
-#ifndef MONARCH_HOLDINGS_H
-#define MONARCH_HOLDINGS_H
+#ifndef MONARCH_SERVING_H
+#define MONARCH_SERVING_H
 
 #ifndef MONARCH_CDEF
 #include "native.h"

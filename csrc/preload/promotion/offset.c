@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "preload/descriptors/offset.h"
+#include "preload/promotion/offset.h"
 
 #include "preload/descriptors/track.h"
 

@@ -6,8 +6,8 @@
 
 #include <sys/types.h>
 
-#include "preload/lookup/copies.h"
 #include "preload/lookup/where.h"
+#include "preload/session/copies.h"
 
 /* What an open for reading leads to. */
 struct monarch_opening {
@@ -68,13 +68,5 @@ void monarch_count_source(struct session *s, uint64_t n_bytes);
 /* Counts the n bytes that `fd` gave, which are the source's as long as it is tracked; returns n.
  * `at`: where they began; -1: at the descriptor's own offset. */
 ssize_t monarch_count_read(int fd, ssize_t n, off_t at);
-
-/* The daemon hears of a file that the catalog does not know, open as `fd`. `is_part`: less of it
- * was read than is worth a copy. */
-void monarch_tell_unknown(struct session *s, int fd, int is_part);
-
-/* `n` bytes of a file without a copy are asked for: whether that is reason enough, with what this
- * process has asked for before, to fill it. Then the daemon hears of it. */
-int monarch_want(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
 
 #endif

@@ -21,7 +21,6 @@ int monarch_keep_locks(int fd);
 /* After a lock was granted on a source's file: compares the file with what the catalog knows of it,
  * and records one that differs as changed, so that the source answers its reads. */
 void monarch_compare_source(int fd);
-int monarch_has_locks(uint64_t dev, uint64_t ino);
 /* Before the question whether a descriptor is a copy's: from here on the answer stays. 0 as for
  * monarch_keep_locks. */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }

@@ -1,4 +1,4 @@
-#include "copy/sums.h"
+#include "serving/sums.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -5,16 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "preload/changes/tell.h"
+#include "preload/attach/retire.h"
 #include "preload/descriptors/track.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
 #include "preload/session/rank.h"
-#include "preload/session/retire.h"
 #include "preload/session/rights.h"
 #include "preload/session/roots.h"
 #include "preload/session/segments.h"
 #include "preload/session/session.h"
+#include "preload/session/tell.h"
 #include "shared/sys.h"
 
 #define NODE_BYTES 4096 /* a page for each daemon that comes after the first */

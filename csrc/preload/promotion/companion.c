@@ -1,14 +1,14 @@
 #define _GNU_SOURCE
-#include "preload/descriptors/companion.h"
+#include "preload/promotion/companion.h"
 
 #include <errno.h>
 #include <sys/resource.h>
 
 #include "preload/descriptors/posix_locks.h"
-#include "preload/descriptors/promote.h"
 #include "preload/descriptors/track.h"
-#include "preload/lookup/serve.h"
+#include "preload/fill/serve.h"
 #include "preload/process/proc.h"
+#include "preload/promotion/promote.h"
 #include "shared/sys.h"
 
 /* Out of the way of programs that count on the lowest number. */

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "preload/lookup/copies.h"
+#include "preload/session/copies.h"
 
 #include <string.h>
 

@@ -1,45 +1,21 @@
 #define _GNU_SOURCE
-#include "preload/lookup/serve.h"
+#include "preload/fill/serve.h"
 
 #include <errno.h>
 #include <string.h>
 
 #include "preload/descriptors/track.h"
-#include "preload/fill/await.h"
+#include "preload/fill/claims.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
+#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
+#include "preload/fill/request.h"
 #include "preload/process/attributes.h"
 #include "preload/process/log.h"
 #include "preload/session/rank.h"
 #include "preload/session/ring.h"
 #include "shared/sys.h"
-
-/* What was asked for of files that are not to be filled at once: entry << 32 | KiB. A file that
- * shares its place with another begins again. */
-static uint64_t asked[1024] SELDOM;
-
-static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
-                     uint64_t n) {
-    uint64_t share = s->control->fill_after, *at = &asked[id % 1024];
-    if (!share)
-        return 1;
-    uint64_t old = __atomic_load_n(at, __ATOMIC_RELAXED), kib;
-    do {
-        kib = (old >> 32 == id ? old & 0xFFFFFFFF : 0) + (n + 1023) / 1024;
-        kib = kib < 0xFFFFFFFF ? kib : 0xFFFFFFFF;
-    } while (!__atomic_compare_exchange_n(at, &old, id << 32 | kib, 0, __ATOMIC_RELAXED,
-                                          __ATOMIC_RELAXED));
-    return kib * 1024 / 100 * MONARCH_SHARES >= e->size / 100 * share;
-}
-
-int monarch_want(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n) {
-    if (!s->control->fill_on_open || id >= MONARCH_MAX_FILES || !is_enough(s, e, id, n))
-        return 0;
-    if (monarch_set_bit(&s->clients->wanted, id))
-        monarch_ring(s);
-    return 1;
-}
 
 /* Why an open gets the source's file. */
 static const char *why_source(const struct session *s, const struct monarch_entry *e) {
@@ -99,21 +75,6 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
         monarch_log("open", monarch_pool(monarch_catalog_of(s), o->entry->path), o->copy);
     count(s, 1, o->entry->size, o->waited);
     tell_opened(s, (uint64_t)o->id);
-}
-
-/* Tells the daemon of a file that the catalog does not know, by the name that the kernel has for
- * it: links and dots are resolved there. Only once it is open, because the daemon asks the source
- * for what it is told of, and nobody may pay for files that do not exist. Apart, because few opens
- * need the room for a path. */
-__attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
-    char path[MONARCH_PATH_MAX];
-    const char *rel;
-    if (!monarch_may_mail(s))
-        return;
-    size_t n = monarch_name_of(fd, path) ? strlen(path) : 0;
-    int source = n ? monarch_prefix(s->control, path, n, &rel) : -1;
-    if (source >= 0)
-        monarch_mail_path(s, (unsigned)source, rel, n - (size_t)(rel - path), is_part);
 }
 
 /* By how long programs wait the daemon sees whether it asks too much of the source. */

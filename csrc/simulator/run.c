@@ -5,6 +5,14 @@
 
 #include "simulator/state.h"
 
+/* A thread's file has come from somewhere else. */
+static void arrive(struct monarch_sim *s, uint32_t who, double at) {
+    if (who < s->job.nodes * s->threads)
+        sim_staged(s, who, at);
+    else
+        sim_filled(s, who - s->job.nodes * s->threads, at);
+}
+
 static void take_from_pfs(struct monarch_sim *s, double now) {
     double end;
     struct request r = pfs_take(&s->pfs, now, &end);
@@ -16,7 +24,7 @@ static void take_from_pfs(struct monarch_sim *s, double now) {
 
 static void take_from_links(struct monarch_sim *s, double now) {
     struct transfer t = links_take(&s->machine.links, now);
-    sim_arrived(s, t.who, now > t.earliest ? now : t.earliest);
+    arrive(s, t.who, now > t.earliest ? now : t.earliest);
 }
 
 int monarch_sim_run(struct monarch_sim *s) {
@@ -95,6 +103,8 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
         return NULL;
     s->job = *job;
     s->out = result;
+    s->on_arrival = arrive;
+    s->on_room = sim_wake;
     for (uint32_t n = 0; n < job->nodes; n++) {
         s->ranks += job->ranks[n];
         if (threads_of(s, n) > s->threads)

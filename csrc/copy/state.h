@@ -1,0 +1,47 @@
+/* What the copying threads share beside their queues. */
+#ifndef MONARCH_STATE_H
+#define MONARCH_STATE_H
+
+#include "native.h"
+
+struct monarch_holdings;
+struct monarch_peer;
+struct monarch_writer;
+struct place;
+
+/* One read and one write move this much at most: long enough that a system call costs nothing,
+ * short enough that the bytes are still in the second-level cache when they are hashed and
+ * written. */
+#define MONARCH_CHUNK (1024 * 1024)
+
+/* What all threads share and that is no queue. */
+struct monarch_engine {
+    uint64_t block_bytes;
+    uint64_t bytes;      /* atomic: read from sources */
+    uint64_t files;      /* atomic: filled from sources */
+    uint64_t peer_bytes; /* atomic: got from peers */
+    uint64_t peer_files; /* atomic: filled from peers alone */
+    int stopping;        /* atomic */
+    /* Whom an order names, by number; NULL for who is not there. Atomic. */
+    struct monarch_peer *peers[MONARCH_MAX_PEERS];
+    /* Whose askers are told of every unit; NULL for nobody. Atomic. */
+    struct monarch_holdings *holdings;
+    /* What readers wait for, done by a thread that has to wait for a peer itself. `buffer` has
+     * MONARCH_CHUNK bytes. */
+    void (*serve_readers)(struct monarch_engine *e, char *buffer);
+    /* At most this much from the sources each second; 0: no limit. The times are atomic: when the
+     * next operation, the next byte may be asked for [ns]. */
+    uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
+    /* Through which finished copies are published; NULL: by whoever takes the results. */
+    struct monarch_writer *writer;
+    struct monarch_control *control;
+    uint32_t kept_sources; /* atomic: a bit for each whose pages stay when they were read */
+    struct monarch_clients *clients;
+    struct monarch_fills *fills;
+    struct place *place; /* the sources, then each peer by its number: see flow.c */
+    /* Atomic: see monarch_note_speed and monarch_note_pages. */
+    uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];
+    uint32_t judged[MONARCH_MAX_SOURCES]; /* by so many fills */
+};
+
+#endif

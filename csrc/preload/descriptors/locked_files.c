@@ -1,0 +1,30 @@
+#include "preload/descriptors/locked_files.h"
+
+#include "preload/process/attributes.h"
+#include "shared/catalog.h"
+
+/* Files with locks, by two bits each: no list that grows, and few others are taken for one. The
+ * bits stay for the life of the process: one that locks thousands of files has most others read as
+ * if they were locked, which costs time alone. */
+#define LOCKED_BITS 8192
+static uint64_t locked[LOCKED_BITS / 64] SELDOM;
+
+static uint64_t bit_of(uint64_t dev, uint64_t ino, int which) {
+    return (monarch_mix(ino ^ monarch_mix(dev)) >> (which * 32)) % LOCKED_BITS;
+}
+
+int monarch_has_locks(uint64_t dev, uint64_t ino) {
+    for (int i = 0; i < 2; i++) {
+        uint64_t bit = bit_of(dev, ino, i);
+        if (!(__atomic_load_n(&locked[bit / 64], __ATOMIC_SEQ_CST) >> (bit % 64) & 1))
+            return 0;
+    }
+    return 1;
+}
+
+void monarch_note_locks(uint64_t dev, uint64_t ino) {
+    for (int i = 0; i < 2; i++) {
+        uint64_t bit = bit_of(dev, ino, i);
+        __atomic_fetch_or(&locked[bit / 64], 1ULL << (bit % 64), __ATOMIC_SEQ_CST);
+    }
+}

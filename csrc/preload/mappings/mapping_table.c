@@ -1,0 +1,190 @@
+/* The table of mappings that wait for their copies, and its lock.
+ *
+ * The lock is held for a look at the table and nothing else, with all signals blocked, so that no
+ * handler runs, and none jumps away, while it is held. A replacement takes longer and holds no
+ * lock: its slot is REPLACING, and only who is about to change that very range waits for it. */
+#define _GNU_SOURCE
+#include "preload/mappings/mapping_table.h"
+
+#include "preload/process/attributes.h"
+
+/* Whoever holds the lock so long is no more: a vfork's child that was killed [ns]. */
+#define LOCK_NS 1000000000ULL
+#define NAP_NS 50000L
+
+uint32_t monarch_mappings_waiting;
+struct slot monarch_slots[SLOTS] SELDOM;
+static uint32_t edits; /* atomic; odd while the table is being changed */
+static uint32_t next_number;
+static uint32_t given_up; /* atomic: the lock is lost, and nothing is ever replaced again */
+
+/* --- the lock -------------------------------------------------------------------------------- */
+
+static void begin_edit(void) { __atomic_fetch_add(&edits, 1, __ATOMIC_ACQ_REL); }
+static void end_edit(void) { __atomic_fetch_add(&edits, 1, __ATOMIC_RELEASE); }
+
+void monarch_slots_recount(void) {
+    uint32_t n = 0;
+    for (int i = 0; i < SLOTS; i++)
+        n += GET(monarch_slots[i].state) != FREE;
+    __atomic_store_n(&monarch_mappings_waiting, GET(given_up) ? 0 : n, __ATOMIC_RELEASE);
+}
+
+/* [adopt] In the child of a fork. Another thread of the parent may have been changing the table
+ * just then: nobody knows how far it had come. A replacement goes on in the parent alone, before
+ * this process was made or after it: whoever replaces looks first at what is there. */
+static void adopt(struct own *o) {
+    int is_whole = !(GET(edits) & 1);
+    for (int i = 0; i < SLOTS; i++)
+        if (!is_whole)
+            SET(monarch_slots[i].state, FREE);
+        else if (GET(monarch_slots[i].state) == REPLACING)
+            SET(monarch_slots[i].state, WAITING);
+    if (!is_whole)
+        __atomic_fetch_add(&edits, 1, __ATOMIC_RELEASE);
+    monarch_slots_recount();
+    o->pid = (uint32_t)sys_getpid();
+}
+
+int monarch_slots_lock(struct own *o) {
+    uint64_t start = 0;
+    uint32_t expected = 0;
+    for (unsigned i = 0; !GET(given_up); i++, expected = 0) {
+        if (__atomic_compare_exchange_n(&o->lock, &expected, 1, 0, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_RELAXED)) {
+            if (!o->pid)
+                adopt(o);
+            return 1;
+        }
+        if (i < 32)
+            sys6(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+        else if (!start)
+            start = sys_now_ns();
+        else if (sys_now_ns() - start > LOCK_NS)
+            __atomic_store_n(&given_up, 1, __ATOMIC_SEQ_CST);
+        else
+            sys_nap(NAP_NS);
+    }
+    return 0;
+}
+
+void monarch_slots_unlock(struct own *o) { __atomic_store_n(&o->lock, 0, __ATOMIC_SEQ_CST); }
+
+void monarch_slots_lose(void) { __atomic_store_n(&given_up, 1, __ATOMIC_SEQ_CST); }
+int monarch_slots_are_lost(void) { return (int)__atomic_load_n(&given_up, __ATOMIC_SEQ_CST); }
+
+/* --- the table ------------------------------------------------------------------------------- */
+
+void monarch_slot_free(struct slot *s) {
+    begin_edit();
+    SET(s->state, FREE);
+    end_edit();
+    monarch_slots_recount();
+}
+
+/* The lock is held, an edit has begun. */
+static struct slot *put(const struct slot *what) {
+    for (int i = 0; i < SLOTS; i++) {
+        struct slot *s = &monarch_slots[i];
+        if (__atomic_load_n(&s->state, __ATOMIC_ACQUIRE) != FREE)
+            continue;
+        s->number = ++next_number;
+        SET(s->begin, what->begin);
+        SET(s->end, what->end);
+        s->offset = what->offset;
+        s->id = what->id;
+        s->version = what->version;
+        s->session = what->session;
+        s->file = what->file;
+        s->flags = what->flags;
+        s->advice = what->advice;
+        s->tries = 0;
+        SET(s->state, WAITING);
+        return s;
+    }
+    return NULL;
+}
+
+/* [say] What of the slot lies outside [begin, end) waits on in slots of its own; if there is none,
+ * it stays on the source. */
+static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
+    struct slot piece = *s;
+    s->number = ++next_number;
+    if (what == MONARCH_FORGET)
+        SET(s->state, FREE);
+    else
+        s->advice = what;
+    if (begin > piece.begin) {
+        SET(s->begin, begin);
+        s->offset += begin - piece.begin;
+    }
+    if (end < piece.end)
+        SET(s->end, end);
+    struct slot left = piece, right = piece;
+    left.end = begin;
+    right.begin = end;
+    right.offset += end - piece.begin;
+    if (begin > piece.begin)
+        put(&left);
+    if (end < piece.end)
+        put(&right);
+}
+
+void monarch_slot_put(const struct slot *what) {
+    begin_edit();
+    put(what);
+    end_edit();
+    monarch_slots_recount();
+}
+
+static int is_in(const struct slot *s, uint64_t begin, uint64_t end) {
+    return __atomic_load_n(&s->state, __ATOMIC_ACQUIRE) != FREE && GET(s->begin) < end &&
+           begin < GET(s->end);
+}
+
+/* [quiet] */
+int monarch_slots_are_quiet(uint64_t begin, uint64_t end) {
+    uint32_t seen = __atomic_load_n(&edits, __ATOMIC_ACQUIRE);
+    if (seen & 1)
+        return 0;
+    for (int i = 0; i < SLOTS; i++)
+        if (is_in(&monarch_slots[i], begin, end))
+            return 0;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return GET(edits) == seen;
+}
+
+/* Whether a replacement is under way in the range. */
+static int is_busy(uint64_t begin, uint64_t end) {
+    for (int i = 0; i < SLOTS; i++)
+        if (is_in(&monarch_slots[i], begin, end) &&
+            __atomic_load_n(&monarch_slots[i].state, __ATOMIC_SEQ_CST) == REPLACING)
+            return 1;
+    return 0;
+}
+
+/* [busy] [carve] [put] [end_edit]; [lost] if there is no lock. */
+int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
+    uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
+    if (monarch_slots_lock(o)) {
+        int busy = is_busy(begin, end);
+        begin_edit();
+        for (int i = 0; !busy && i < SLOTS; i++)
+            if (is_in(&monarch_slots[i], begin, end) &&
+                !(what != MONARCH_FORGET && monarch_slots[i].advice == what))
+                carve(&monarch_slots[i],
+                      begin > monarch_slots[i].begin ? begin : monarch_slots[i].begin,
+                      end < monarch_slots[i].end ? end : monarch_slots[i].end, what);
+        end_edit();
+        monarch_slots_recount();
+        monarch_slots_unlock(o);
+        sys_signals(SIG_SETMASK, set);
+        return !busy;
+    }
+    /* Nobody begins a replacement any more; one that has begun must end. */
+    int busy = is_busy(begin, end);
+    if (!is_busy(0, UINT64_MAX))
+        __atomic_store_n(&monarch_mappings_waiting, 0, __ATOMIC_RELEASE);
+    sys_signals(SIG_SETMASK, set);
+    return !busy;
+}

@@ -1,0 +1,136 @@
+"""How the files of csrc depend on each other: no circle, and folders that point downwards.
+
+A component is a C file and the header of the same name. One depends on another if it includes a
+file of it, or uses a symbol that it defines (as nm says).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from csrc.building import CSRC, INCLUDES, NATIVE, PRELOAD, cc
+
+# Each folder uses only those in lines below its own, and itself.
+LAYERS = [
+    ["testing", "handover"],
+    ["engine"],
+    ["copy"],
+    ["scan", "serving"],
+    ["peers", "publish", "simulator"],
+    ["preload/calls"],
+    ["preload/mappings"],
+    ["preload/promotion", "preload/changes"],
+    ["preload/fill"],
+    ["preload/lookup"],
+    ["preload/attach"],
+    ["preload/descriptors"],
+    ["preload/session"],
+    ["preload/process", "plan"],
+    ["native.h"],
+    ["shared"],
+]
+Graph = dict[str, set[str]]
+
+
+def component(path: str) -> str:
+    return str(Path(path).with_suffix(""))
+
+
+def folder(name: str) -> str:
+    return str(Path(name).parent) if "/" in name else f"{name}.h"
+
+
+def included(path: Path) -> set[str]:
+    """Includes name files from csrc on."""
+    names = set(re.findall(r'^#include "([^"]+)"', path.read_text(), re.M))
+    assert all((CSRC / name).exists() for name in names), f"{path} includes what is not in csrc"
+    return names
+
+
+@pytest.fixture(scope="module")
+def includes() -> Graph:
+    graph: Graph = {}
+    for path in [*CSRC.rglob("*.c"), *CSRC.rglob("*.h")]:
+        own = component(str(path.relative_to(CSRC)))
+        others = {component(name) for name in included(path)} - {own}
+        graph.setdefault(own, set()).update(others)
+    return graph
+
+
+@pytest.fixture(scope="module")
+def uses(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    """By symbols; the library and the module for Python are linked apart."""
+    place = tmp_path_factory.mktemp("objects")
+
+    def symbols_of(name: str) -> tuple[set[str], set[str]]:
+        out = place / f"{name.replace('/', '-')}.o"
+        cc("-c", "-O0", "-w", "-fPIC", *INCLUDES, "-o", out, CSRC / name)
+        listed = subprocess.run(["nm", out], capture_output=True, text=True, check=True).stdout
+        words = [line.split() for line in listed.splitlines()]
+        defined = {line[-1] for line in words if line[-2] in "TDBRVC"}
+        return defined, {line[-1] for line in words if line[-2] == "U"}
+
+    names = sorted({*PRELOAD, *NATIVE})
+    with ThreadPoolExecutor(2) as pool:
+        symbols = dict(zip(names, pool.map(symbols_of, names), strict=True))
+    graph: Graph = {}
+    for linked in (PRELOAD, NATIVE):
+        for one in linked:
+            for other in linked:
+                if one != other and symbols[one][1] & symbols[other][0]:
+                    graph.setdefault(component(one), set()).add(component(other))
+    return graph
+
+
+def circle(graph: Graph) -> list[str]:
+    """A way that ends where it begins, if there is one."""
+    done: set[str] = set()
+
+    def walk(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return way[way.index(name) :]
+        if name in done:
+            return []
+        for other in sorted(graph.get(name, ())):
+            if found := walk(other, [*way, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(graph) if (found := walk(name, []))), [])
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b", "d"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}}) == []
+
+
+def test_no_circle_of_includes(includes: Graph) -> None:
+    assert circle(includes) == []
+
+
+def test_no_circle_of_symbols(uses: Graph) -> None:
+    assert circle(uses) == []
+
+
+def test_folders_point_downwards(includes: Graph, uses: Graph) -> None:
+    level = {name: number for number, line in enumerate(LAYERS) for name in line}
+    assert {folder(name) for name in includes} == set(level), "each folder has its line"
+    upwards = [
+        f"{one} uses {other}"
+        for graph in (includes, uses)
+        for one, others in graph.items()
+        for other in others
+        if folder(one) != folder(other) and level[folder(other)] <= level[folder(one)]
+    ]
+    assert upwards == []
+
+
+def test_no_folder_holds_more_than_twenty_files() -> None:
+    folders = [CSRC, *(path for path in CSRC.rglob("*") if path.is_dir())]
+    files = {place: [p for p in place.iterdir() if p.suffix in {".c", ".h"}] for place in folders}
+    assert {str(place): len(names) for place, names in files.items() if len(names) > 20} == {}
