@@ -21,7 +21,7 @@ import psutil
 import yaml
 
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.ipc.client import Client
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY, Kind, State, copy_of, state_of, tier_of
 from monarch_py.storage.tiers import copy_name
@@ -140,7 +140,7 @@ class Daemon:
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(f"the daemon ended: {self.log.read_text(errors='replace')}")
-        return self.client.serves() and self.client.runs()
+        return self.connection.serves() and self.connection.runs()
 
     @property
     def process(self) -> psutil.Process:
@@ -148,11 +148,11 @@ class Daemon:
         return psutil.Process(self._process.pid)
 
     @property
-    def client(self) -> Client:
-        return Client(SessionDir.of(self.config))
+    def connection(self) -> DaemonConnection:
+        return DaemonConnection(SessionDir.of(self.config))
 
     def status(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self.client.ask("status")
+        answer: dict[str, Any] = self.connection.ask("status")
         return answer
 
     def wait_scanned(self, limit_s: float) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Daemon:
     def files(self) -> tuple[list[str], list[str]]:
         """(paths of the source's files, paths of their copies), in the catalog's order, of those
         that have copies."""
-        generation = int(self.client.ask("where")["generation"])
+        generation = int(self.connection.ask("where")["generation"])
         catalog = CatalogReader.open(SessionDir.of(self.config), generation)
         words = catalog.words
         chosen = (state_of(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)

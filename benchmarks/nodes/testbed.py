@@ -20,10 +20,10 @@ import yaml
 
 from benchmarks.common import SEED, Child, plain_environment, wait_until, write_list
 from benchmarks.peers.nodes import Nodes
-from monarch_py.daemon.lifecycle import Told, spawn
+from monarch_py.daemon.lifecycle import StartupInfo, spawn
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.ipc.client import Client
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY, Kind, State, state_of, tier_of
 from monarch_py.peers import listen, new_secret
@@ -231,8 +231,8 @@ class Testbed:
         for node, listener in enumerate(listeners):
             self._configure(node)
             with self._on(node):
-                told = Told(Cluster(node, members, secret), listener)
-                self.daemons.append(spawn(self.config(node), detach=False, told=told))
+                told = StartupInfo(Cluster(node, members, secret), listener)
+                self.daemons.append(spawn(self.config(node), detach=False, startup=told))
             self._stack.callback(self._end_daemon, node)
 
     def _on(self, node: int) -> Any:
@@ -304,15 +304,15 @@ class Testbed:
     def alive(self) -> list[int]:
         return [node for node, daemon in enumerate(self.daemons) if daemon is not None]
 
-    def client(self, node: int) -> Client:
-        return Client(SessionDir.of(self.config(node)))
+    def connection(self, node: int) -> DaemonConnection:
+        return DaemonConnection(SessionDir.of(self.config(node)))
 
     def status(self, node: int) -> dict[str, Any]:
-        said: dict[str, Any] = self.client(node).ask("status")
+        said: dict[str, Any] = self.connection(node).ask("status")
         return said
 
     def catalog(self, node: int) -> CatalogReader:
-        generation = int(self.client(node).ask("where")["generation"])
+        generation = int(self.connection(node).ask("where")["generation"])
         return CatalogReader.open(SessionDir.of(self.config(node)), generation)
 
     def kept(self, node: int) -> set[int]:

@@ -82,7 +82,7 @@ def _cpu_s(bed: Testbed, node: int) -> float:
 
 def _ours(bed: Testbed, opener: Child) -> Times:
     """From the open to the whole copy. Nobody reads meanwhile: it comes block by block."""
-    bed.client(1).ask("clear")
+    bed.connection(1).ask("clear")
     bed.settle()
     catalog = bed.catalog(1)
     entry = int(np.flatnonzero(catalog.entries["kind"] == Kind.FILE)[0])

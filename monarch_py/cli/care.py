@@ -13,7 +13,7 @@ from monarch_py.cli.screen import show, tell
 from monarch_py.commands.doctor import Finding, examine
 from monarch_py.commands.verify import clear_tiers, tiers_out_of_use, verify_copies
 from monarch_py.errors import TierError
-from monarch_py.ipc.client import Client
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 
 __all__ = ["COMMANDS"]
@@ -96,12 +96,12 @@ def clear(config_file: Path) -> None:
     Exits with 4 if a tier cannot be looked at.
     """
     config = checked(config_file, with_sources=False)
-    client = Client(SessionDir.of(config.file))
-    if client.runs():
-        dropped = client.ask("clear")["dropped"]
-        client.wait_until_dropped()
+    connection = DaemonConnection(SessionDir.of(config.file))
+    if connection.runs():
+        dropped = connection.ask("clear")["dropped"]
+        connection.wait_until_dropped()
         click.echo(f"{dropped} copies dropped")
-        _tell_out_of_use([why for _, why in tiers_out_of_use(config, client)])
+        _tell_out_of_use([why for _, why in tiers_out_of_use(config, connection)])
     else:
         click.echo(f"{clear_tiers(config)} copies removed")
 

@@ -20,7 +20,7 @@ from monarch_py.config import Config
 from monarch_py.daemon.lifecycle import end_process, ignore_the_jobs, wait_for
 from monarch_py.daemon.lifecycle import serve as serve_here
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
-from monarch_py.ipc.client import HAS_CHANGED, Client, catalog_trouble, troubles
+from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection, catalog_trouble, troubles
 from monarch_py.ipc.session import SessionDir, holder_of, served_configurations
 from monarch_py.util.launcher import Launch, launched
 from monarch_py.util.processes import Identity
@@ -155,15 +155,15 @@ def start(config_file: Path, alone: bool) -> None:
         return
     config = checked(config_file)
     _tell_switches(config)
-    client, process = Client(SessionDir.of(config.file)), keep_daemon(config.file)
+    connection, process = DaemonConnection(SessionDir.of(config.file)), keep_daemon(config.file)
     if process is None:
-        serving = client.ask("where")
+        serving = connection.ask("where")
         click.echo(f"a daemon serves this configuration already (process {serving['pid']})")
         if not serving["is_current"]:
             warn(HAS_CHANGED.format(config_file))
         return
     click.echo(f"the daemon serves {config.file} (process {process.pid})")
-    for trouble in troubles(client.ask("status")):
+    for trouble in troubles(connection.ask("status")):
         tell(trouble)
 
 
@@ -192,7 +192,7 @@ def serve(config_file: Path, alone: bool) -> None:
 def _ask_to_stop(session: SessionDir) -> dict[str, int]:
     """The daemon's identity; NoDaemonError, with what to stop instead, when there is none."""
     try:
-        found: dict[str, int] = Client(session).ask("stop")
+        found: dict[str, int] = DaemonConnection(session).ask("stop")
     except NoDaemonError:
         if (holder := holder_of(session.lock)) is not None:
             raise NoDaemonError(f"the daemon ({holder}) has been asked to stop already") from None

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from monarch_py.cli.options import as_json, served_config_option
 from monarch_py.cli.screen import print_table, show
-from monarch_py.ipc.client import Client, troubles
+from monarch_py.ipc.connection import DaemonConnection, troubles
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.units import format_size
 
@@ -180,19 +180,19 @@ def status(config_file: Path, as_json: bool, show_open: bool, show_all: bool) ->
 
     With --all it exits with 1 if a node does not answer.
     """
-    client = Client(SessionDir.of(config_file))
+    connection = DaemonConnection(SessionDir.of(config_file))
     if show_all:
         if show_open:
             raise click.UsageError("--open is of one node: leave --all away, on the node meant")
-        found = client.ask("all")
+        found = connection.ask("all")
         if as_json:
             click.echo(json.dumps(found, indent=2))
         else:
             _print_all(found["nodes"])
         sys.exit(0 if all(node["answers"] for node in found["nodes"]) else 1)
-    report = client.ask("status")
+    report = connection.ask("status")
     if show_open:
-        report.update(client.ask("open"))
+        report.update(connection.ask("open"))
     if as_json:
         click.echo(json.dumps(report, indent=2))
         return

@@ -21,7 +21,7 @@ from monarch_py.cli.screen import tell
 from monarch_py.commands.summary import room_hint
 from monarch_py.commands.warm import Progress, Warm
 from monarch_py.errors import MonarchError
-from monarch_py.ipc.client import Client
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.signals import handle, handling
 from monarch_py.util.units import format_size
@@ -225,7 +225,7 @@ def warm(
         sys.exit(status)
     troubles, hint, has_tiers = [f"{path}: {why}" for path, why in run.problems], "", True
     if "no_room" in run.progress.at_source and not ended:
-        report = Client(session).ask("status")
+        report = DaemonConnection(session).ask("status")
         troubles += [tier["why"] for tier in report["tiers"] if not tier["usable"]]
         hint = room_hint(report, *run.no_room())
         has_tiers = bool(hint)

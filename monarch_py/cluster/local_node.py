@@ -11,18 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from monarch_py.cluster.node_info import Card, make_card
+from monarch_py.cluster.node_info import NodeInfo, make_info
 from monarch_py.config import Config, load_config
-from monarch_py.daemon.lifecycle import Told, spawn
+from monarch_py.daemon.lifecycle import StartupInfo, spawn
 from monarch_py.errors import ConfigError, MonarchError, SessionError
-from monarch_py.ipc.client import Client, troubles
+from monarch_py.ipc.connection import DaemonConnection, troubles
 from monarch_py.ipc.session import SessionDir, holder_of
 from monarch_py.ipc.shares import Shares
 from monarch_py.peers import listen
 from monarch_py.peers.membership import Cluster
 from monarch_py.scan import Record, give, record_sources
 
-__all__ = ["Here"]
+__all__ = ["LocalNode"]
 
 # A start may take minutes, where it lists the sources. It is looked this often [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
@@ -30,7 +30,7 @@ TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
 LOOKS = 2
 
 
-class Here:
+class LocalNode:
     """record : the list of the sources, on the rank that has made it;  began : when that was, on
     time.monotonic() [s];  process, lifeline : of the daemon, once it is started"""
 
@@ -64,15 +64,15 @@ class Here:
             self._shares.close()
             self._shares = None
 
-    def prepare(self) -> Card:
+    def prepare(self) -> NodeInfo:
         self._config = load_config(self._config_file)
         if self._config.scan == "lazy":
             raise ConfigError(
                 f"{self._config.file}: nodes share all files out, and 'scan: lazy' does not list"
                 " them all; remove 'scan'"
             )
-        card, self._listener = make_card(self._config, self._name)
-        return card
+        info, self._listener = make_info(self._config, self._name)
+        return info
 
     # --- the first start --------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class Here:
 
     def cluster(self) -> Cluster:
         """As the daemon that runs here knows it."""
-        return Cluster.of(Client(self._session()).ask("cluster"))
+        return Cluster.of(DaemonConnection(self._session()).ask("cluster"))
 
     def _session(self) -> SessionDir:
         return SessionDir.of(self._config.file)
@@ -128,19 +128,19 @@ class Here:
         reading, self.lifeline = os.pipe2(os.O_CLOEXEC)
         with self._listener as listener:
             try:
-                told = Told(cluster, listener, record, reading)
-                self.process = spawn(self._config.file, detach=False, told=told)
+                startup = StartupInfo(cluster, listener, record, reading)
+                self.process = spawn(self._config.file, detach=False, startup=startup)
             finally:
                 os.close(reading)
-        return troubles(Client(SessionDir.of(self._config.file)).ask("status"))
+        return troubles(DaemonConnection(SessionDir.of(self._config.file)).ask("status"))
 
     def unreached(self) -> list[dict[str, Any]]:
         """Of the other nodes those whose daemons this one does not reach, as `all` tells them."""
-        client = Client(SessionDir.of(self._config.file))
+        connection = DaemonConnection(SessionDir.of(self._config.file))
         silent: list[dict[str, Any]] = []
         with suppress(SessionError):  # thousands that are off take too long: no reason to fail
             for _ in range(LOOKS):
-                silent = [node for node in client.ask("all")["nodes"] if not node["answers"]]
+                silent = [node for node in connection.ask("all")["nodes"] if not node["answers"]]
                 if not silent:
                     break
         return silent

@@ -14,12 +14,12 @@ from monarch_py import __version__
 from monarch_py.cluster.address import is_loopback, serving_address
 from monarch_py.config import Config
 from monarch_py.errors import SessionError
-from monarch_py.ipc.client import HAS_CHANGED, Client
+from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, shm_root
 from monarch_py.peers import listen
 from monarch_py.peers.membership import Cluster
 
-__all__ = ["Card", "check_cards", "check_members", "make_card", "those_that_run"]
+__all__ = ["NodeInfo", "check_infos", "check_members", "make_info", "those_that_run"]
 
 THOSE_THAT_RUN = "the nodes whose daemons run"
 # The mends where nodes differ in something that does not stand in the configuration.
@@ -28,7 +28,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class NodeInfo:
     """One rank's.
 
     name : of the node, for people
@@ -49,15 +49,15 @@ class Card:
     warnings: tuple[str, ...]
 
 
-def make_card(config: Config, name: str) -> tuple[Card, socket.socket | None]:
+def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None]:
     """With the socket that listens, if no daemon runs here. ConfigError, SessionError."""
     session = SessionDir.of(config.file)
     session.make()
-    running, is_current = _running(Client(session))
+    running, is_current = _running(DaemonConnection(session))
     listener = None
     if running is None:
         listener = listen(serving_address(config), config.peers.port)
-    card = Card(
+    info = NodeInfo(
         name=name,
         place=(socket.gethostname(), _boot(), str(session.path), str(os.stat(shm_root()).st_dev)),
         file=str(config.file),
@@ -67,7 +67,7 @@ def make_card(config: Config, name: str) -> tuple[Card, socket.socket | None]:
         agreed=_agreed(config),
         warnings=config.warnings + (() if is_current else (HAS_CHANGED.format(config.file),)),
     )
-    return card, listener
+    return info, listener
 
 
 def _boot() -> str:
@@ -78,10 +78,10 @@ def _boot() -> str:
         return ""
 
 
-def _running(client: Client) -> tuple[str | None, bool]:
+def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
     """Of the daemon that runs here its cluster, and whether it has the configuration as it is."""
     try:
-        found = client.ask("where")
+        found = connection.ask("where")
     except SessionError:
         return None, True
     return str(found["cluster"]), bool(found["is_current"])
@@ -112,50 +112,50 @@ def _digest(file: Path) -> str:
         raise SessionError(f"{file}: {error.strerror}") from error
 
 
-def those_that_run(cards: Sequence[Card]) -> list[int]:
+def those_that_run(infos: Sequence[NodeInfo]) -> list[int]:
     """The ranks whose daemons run already, of one cluster if `check_cards` has found nothing."""
-    return [rank for rank, card in enumerate(cards) if card.running is not None]
+    return [rank for rank, info in enumerate(infos) if info.running is not None]
 
 
-def check_cards(cards: Sequence[Card]) -> None:
+def check_infos(infos: Sequence[NodeInfo]) -> None:
     """SessionError, in the same words on every rank, for nodes that do not go together."""
-    _check_places(cards)
-    _check_running(cards)
-    _check_addresses(cards)
-    for card in cards[1:]:
-        _check_agreed(card, cards[0].name, cards[0].agreed)
+    _check_places(infos)
+    _check_running(infos)
+    _check_addresses(infos)
+    for info in infos[1:]:
+        _check_agreed(info, infos[0].name, infos[0].agreed)
 
 
-def check_members(cards: Sequence[Card], cluster: Cluster) -> None:
+def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
     """SessionError, in the same words on every rank, when these nodes are not those that the
     daemons which still run were started with, or would keep something else now."""
-    before, now = [member.name for member in cluster.members], [card.name for card in cards]
+    before, now = [member.name for member in cluster.members], [info.name for info in infos]
     if before != now:
         raise SessionError(
             f"the daemons that run were started on {', '.join(before)}, and these ranks are on"
             f" {', '.join(now)}: start the same ranks on the same nodes, or stop all daemons first"
         )
-    for card, member in zip(cards, cluster.members, strict=True):
-        if card.running is not None:
+    for info, member in zip(infos, cluster.members, strict=True):
+        if info.running is not None:
             continue
-        _check_agreed(card, THOSE_THAT_RUN, cluster.agreed)
-        if card.quotas != member.quotas:
+        _check_agreed(info, THOSE_THAT_RUN, cluster.agreed)
+        if info.quotas != member.quotas:
             raise SessionError(
-                f"{card.name}: its quotas are {_listed(card.quotas)} bytes, and the daemons that"
+                f"{info.name}: its quotas are {_listed(info.quotas)} bytes, and the daemons that"
                 f" run know it with {_listed(member.quotas)}: who keeps what follows from them;"
-                f" correct {card.file}, or stop all daemons first"
+                f" correct {info.file}, or stop all daemons first"
             )
 
 
-def _check_agreed(card: Card, others: str, agreed: Mapping[str, str]) -> None:
-    for key in dict.fromkeys([*agreed, *card.agreed]):
-        ours, theirs = agreed.get(key, "missing"), card.agreed.get(key, "missing")
+def _check_agreed(info: NodeInfo, others: str, agreed: Mapping[str, str]) -> None:
+    for key in dict.fromkeys([*agreed, *info.agreed]):
+        ours, theirs = agreed.get(key, "missing"), info.agreed.get(key, "missing")
         if ours != theirs:
-            mend = _MENDS.get(key.partition("[")[0], f"correct {card.file}")
+            mend = _MENDS.get(key.partition("[")[0], f"correct {info.file}")
             if others == THOSE_THAT_RUN:
                 mend += ", as it was when they were started, or stop all daemons first"
             raise SessionError(
-                f"{card.name}: {key} is {theirs}, and on {others} {ours}: it has to be the"
+                f"{info.name}: {key} is {theirs}, and on {others} {ours}: it has to be the"
                 f" same on all nodes; {mend}"
             )
 
@@ -164,11 +164,11 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _check_running(cards: Sequence[Card]) -> None:
+def _check_running(infos: Sequence[NodeInfo]) -> None:
     """Those that run have to know of each other."""
-    together = Counter(card.running for card in cards if card.running)
+    together = Counter(info.running for info in infos if info.running)
     cluster = together.most_common(1)[0][0] if together else None
-    others = [card.name for card in cards if card.running not in (None, cluster)]
+    others = [info.name for info in infos if info.running not in (None, cluster)]
     if others:
         raise SessionError(
             f"{', '.join(others)}: a daemon serves this configuration already, and not together"
@@ -176,35 +176,35 @@ def _check_running(cards: Sequence[Card]) -> None:
         )
 
 
-def _check_places(cards: Sequence[Card]) -> None:
+def _check_places(infos: Sequence[NodeInfo]) -> None:
     seen: dict[tuple[str, ...], int] = {}
-    for rank, card in enumerate(cards):
-        other = seen.setdefault(card.place, rank)
+    for rank, info in enumerate(infos):
+        other = seen.setdefault(info.place, rank)
         if other != rank:
             raise SessionError(
-                f"ranks {other} and {rank} are both on {card.place[0]}, with one configuration:"
+                f"ranks {other} and {rank} are both on {info.place[0]}, with one configuration:"
                 " start one rank a node, with mpiexec -ppn 1 (Open MPI: -N 1) or srun"
                 " --ntasks-per-node=1, or give each a configuration of its own, such as"
                 " -c 'tiers-{rank}.yaml'"
             )
 
 
-def _check_addresses(cards: Sequence[Card]) -> None:
-    if len({card.place[0] for card in cards}) == 1:
+def _check_addresses(infos: Sequence[NodeInfo]) -> None:
+    if len({info.place[0] for info in infos}) == 1:
         return
-    for card in cards:
-        if card.address is not None and is_loopback(card.address[0]):
+    for info in infos:
+        if info.address is not None and is_loopback(info.address[0]):
             raise SessionError(
-                f"{card.name}: its address, {card.address[0]}, is one that only it can reach; name"
-                f" another with peers.interface or peers.address in {card.file}"
+                f"{info.name}: its address, {info.address[0]}, is one that only it can reach; name"
+                f" another with peers.interface or peers.address in {info.file}"
             )
-    seen: dict[str, Card] = {}
-    for card in cards:
-        if card.address is None:
+    seen: dict[str, NodeInfo] = {}
+    for info in infos:
+        if info.address is None:
             continue
-        other = seen.setdefault(card.address[0], card)
-        if other.place[:2] != card.place[:2]:
+        other = seen.setdefault(info.address[0], info)
+        if other.place[:2] != info.place[:2]:
             raise SessionError(
-                f"{other.name} and {card.name} have one address, {card.address[0]}, as a bridge of"
-                f" containers has on every node; name another with peers.interface in {card.file}"
+                f"{other.name} and {info.name} have one address, {info.address[0]}, as a bridge of"
+                f" containers has on every node; name another with peers.interface in {info.file}"
             )

@@ -15,8 +15,8 @@ from typing import Any
 
 from monarch_py.cluster.collective import EndError, alike, listed, together, told_once
 from monarch_py.cluster.join_timeout import end_with_the_others
-from monarch_py.cluster.local_node import Here
-from monarch_py.cluster.node_info import Card, check_cards, check_members, those_that_run
+from monarch_py.cluster.local_node import LocalNode
+from monarch_py.cluster.node_info import NodeInfo, check_infos, check_members, those_that_run
 from monarch_py.cluster.ranks import Ranks
 from monarch_py.daemon.lifecycle import STAY
 from monarch_py.errors import SessionError
@@ -83,40 +83,40 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
 
 
 def _bring_up(ranks: Ranks, config_file: Path) -> Node:
-    here = Here(config_file, ranks.names[ranks.rank])
+    here = LocalNode(config_file, ranks.names[ranks.rank])
     try:
         return _bring_up_here(ranks, here)
     finally:
         here.leave_turn()
 
 
-def _bring_up_here(ranks: Ranks, here: Here) -> Node:
+def _bring_up_here(ranks: Ranks, here: LocalNode) -> Node:
     # Of two starts at once, whose first rank is on the same node, one waits for the other.
     together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
-    cards = together(ranks, here.prepare)
-    warnings = told_once((card.name, words) for card in cards for words in card.warnings)
-    alike(check_cards, cards)
-    running = those_that_run(cards)
+    infos = together(ranks, here.prepare)
+    warnings = told_once((info.name, words) for info in infos for words in info.warnings)
+    alike(check_infos, infos)
+    running = those_that_run(infos)
     try:
         if not running:
-            found = _start(ranks, here, cards)
+            found = _start(ranks, here, infos)
         elif len(running) < ranks.size:
-            found = _come_back(ranks, here, cards, running)
+            found = _come_back(ranks, here, infos, running)
         else:
-            found = [[] for _ in cards]
+            found = [[] for _ in infos]
     except BaseException:
         here.end()
         raise
-    started = [card.name for rank, card in enumerate(cards) if rank not in running]
-    said = [(card.name, words) for card, why in zip(cards, found, strict=True) for words in why]
+    started = [info.name for rank, info in enumerate(infos) if rank not in running]
+    said = [(info.name, words) for info, why in zip(infos, found, strict=True) for words in why]
     warnings += told_once(said)
     if started:
         silent = together(ranks, here.unreached if ranks.rank == 0 else list)[0]
-        warnings += _of_unreached(silent, cards[0])
+        warnings += _of_unreached(silent, infos[0])
     return Node(here.process, here.lifeline, ranks.rank, ranks.names, started, warnings)
 
 
-def _of_unreached(silent: Sequence[dict[str, Any]], asker: Card) -> list[str]:
+def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str]:
     """One sentence for all that the asker's daemon does not reach for one reason."""
     found = []
     for why in dict.fromkeys(node["why"] for node in silent):
@@ -130,19 +130,19 @@ def _of_unreached(silent: Sequence[dict[str, Any]], asker: Card) -> list[str]:
     return found
 
 
-def _start(ranks: Ranks, here: Here, cards: Sequence[Card]) -> list[list[str]]:
+def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[list[str]]:
     """All of them. What is said of each node's tiers."""
     together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
     # The same moment on all nodes, but for a pause of `meet`; their clocks may differ.
     now = time.monotonic()
     record, age, secret = ranks.broadcast((here.record, now - here.began, new_secret()))
-    cluster = Cluster(ranks.rank, _members(cards), secret, cards[0].agreed)
+    cluster = Cluster(ranks.rank, _members(infos), secret, infos[0].agreed)
     return together(ranks, lambda: here.start(cluster, record, now - age))
 
 
 def _come_back(
-    ranks: Ranks, here: Here, cards: Sequence[Card], running: Sequence[int]
+    ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo], running: Sequence[int]
 ) -> list[list[str]]:
     """Those whose daemon does not run: to the cluster of the others, which tell its secret."""
     first = running[0]
@@ -151,19 +151,19 @@ def _come_back(
     ]
     assert told is not None
     cluster, roots = told
-    alike(check_members, cards, cluster)
+    alike(check_members, infos, cluster)
 
     def come_back() -> list[str]:
         if ranks.rank in running:
             return []
-        return here.come_back(replace(cluster, rank=ranks.rank), roots, cards[first].name)
+        return here.come_back(replace(cluster, rank=ranks.rank), roots, infos[first].name)
 
     return together(ranks, come_back)
 
 
-def _members(cards: Sequence[Card]) -> tuple[Member, ...]:
+def _members(infos: Sequence[NodeInfo]) -> tuple[Member, ...]:
     found = []
-    for card in cards:
-        assert card.address is not None
-        found.append(Member(card.name, *card.address, card.quotas))
+    for info in infos:
+        assert info.address is not None
+        found.append(Member(info.name, *info.address, info.quotas))
     return tuple(found)

@@ -22,7 +22,7 @@ from monarch_py.config import (
     mount_options,
 )
 from monarch_py.errors import MonarchError, TierError
-from monarch_py.ipc.client import HAS_CHANGED, Client
+from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, holder_of, least_shm_bytes, shm_root
 from monarch_py.native import LIBRARY, ffi, lib
 from monarch_py.peers.handshake import LIBCRYPTO_MEND, NO_LIBCRYPTO, has_libcrypto
@@ -259,13 +259,13 @@ def _libcrypto(config: Config) -> Iterator[Finding]:
 
 
 def _daemon(config: Config) -> Iterator[Finding]:
-    client = Client(SessionDir.of(config.file))
-    if not client.runs():
-        yield from _no_daemon(config, client)
+    connection = DaemonConnection(SessionDir.of(config.file))
+    if not connection.runs():
+        yield from _no_daemon(config, connection)
         return
-    report = client.ask("status")
+    report = connection.ask("status")
     yield Finding("ok", "daemon", f"process {report['pid']} serves")
-    if not client.ask("where")["is_current"]:
+    if not connection.ask("where")["is_current"]:
         yield Finding("warning", "daemon", HAS_CHANGED.format(config.file))
     for tier in report["tiers"]:
         if not tier["usable"]:
@@ -277,9 +277,9 @@ def _daemon(config: Config) -> Iterator[Finding]:
         yield Finding("warning", "catalog", "shared memory is full; some files are uncached", mend)
 
 
-def _no_daemon(config: Config, client: Client) -> Iterator[Finding]:
+def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding]:
     """Whether `monarch run` could start one."""
-    if (holder := holder_of(client.session.lock)) is not None:
+    if (holder := holder_of(connection.session.lock)) is not None:
         found = f"{holder} does not answer: it starts or ends, or it is stopped"
         yield Finding(
             "problem", "daemon", found, "run doctor again; if that stays so, end the process"
@@ -291,7 +291,7 @@ def _no_daemon(config: Config, client: Client) -> Iterator[Finding]:
     if all(held):
         found = "none runs, and none can be started: no tier can be used"
         yield Finding("problem", "daemon", found, "free a tier, or give hierarchy another one")
-    elif client.serves():
+    elif connection.serves():
         found = "the last one was killed or crashed (monarch logs has its words)"
         yield Finding("problem", "daemon", found, f"monarch start -c {config.file}")
     else:

@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch_py.daemon.lifecycle import spawn
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
-from monarch_py.ipc.client import Client, troubles
+from monarch_py.ipc.connection import DaemonConnection, troubles
 from monarch_py.ipc.session import SessionDir
 from monarch_py.ipc.shares import Shares
 from monarch_py.native import LIBRARY
@@ -96,21 +96,21 @@ def _run(
     return status if status >= 0 else 128 - status
 
 
-def _serving(client: Client) -> Identity | None:
+def _serving(connection: DaemonConnection) -> Identity | None:
     """The daemon that answers, as it knows itself."""
     try:
-        found = client.ask("where")
+        found = connection.ask("where")
     except SessionError:
         return None
     return Identity(int(found["pid"]), int(found["began"]))
 
 
-def _end_daemon(client: Client, daemon: Identity) -> None:
+def _end_daemon(connection: DaemonConnection, daemon: Identity) -> None:
     """Ends it: asked, or told if it does not answer; killed in the end."""
     is_asked = False
-    if _serving(client) == daemon:
+    if _serving(connection) == daemon:
         with contextlib.suppress(SessionError):
-            client.ask("stop")
+            connection.ask("stop")
             is_asked = True
     if not is_asked:
         daemon.send(signal.SIGTERM)
@@ -127,7 +127,7 @@ class _Share:
     def __init__(self, config_file: Path) -> None:
         self.config_file = config_file
         self.session = SessionDir.of(config_file)
-        self.client = Client(self.session)
+        self.connection = DaemonConnection(self.session)
         self._shares = Shares(self.session)
         self._child: subprocess.Popen[bytes] | None = None
         self._had_turn = False
@@ -137,7 +137,7 @@ class _Share:
         self._shares.take_turn()
         self._had_turn = True
         try:
-            serving = _serving(self.client)
+            serving = _serving(self.connection)
             if serving is None:
                 self._child = spawn(self.config_file, detach=False, is_shared=True)
                 self._tell_troubles()
@@ -145,14 +145,14 @@ class _Share:
                 if self._shares.daemon() != serving:  # but one that has died since
                     self._shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
-                    self.client.ask("job")
+                    self.connection.ask("job")
             self._shares.join()
         finally:
             self._shares.leave_turn()
 
     def _tell_troubles(self) -> None:
         with contextlib.suppress(SessionError):
-            for trouble in troubles(self.client.ask("status")):
+            for trouble in troubles(self.connection.ask("status")):
                 sys.stderr.write(f"monarch: {trouble}\n")
 
     def starts(self, command: Identity) -> None:
@@ -168,7 +168,7 @@ class _Share:
             if self._shares.is_unused() and not self._shares.has_command():
                 daemon = self._shares.daemon()
                 if daemon is not None:
-                    _end_daemon(self.client, daemon)
+                    _end_daemon(self.connection, daemon)
                 self._shares.note_daemon(None)
         except (SessionError, OSError) as error:
             left = "; the daemon is left running" if self._had_turn else ""
@@ -183,7 +183,7 @@ class _Share:
         """As `keep_daemon`, once."""
         self._shares.take_turn()
         try:
-            child = None if self.client.runs() else spawn(self.config_file, detach=True)
+            child = None if self.connection.runs() else spawn(self.config_file, detach=True)
             self._shares.note_daemon(None)
             return child
         finally:
@@ -217,13 +217,13 @@ def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
         try:
             share.begin()
             with contextlib.suppress(SessionError):
-                before = share.client.ask("status")
+                before = share.connection.ask("status")
         except (MonarchError, OSError) as error:
             problem = _tell_problem(error)
         environment = dict(os.environ) if problem else job_environment(config_file, os.environ)
         status = _run(command, environment, share.starts)
         try:
-            report = share.client.ask("status")
+            report = share.connection.ask("status")
         except NoDaemonError:
             lost = "the daemon ended before the command; `monarch logs` says why"
         except SessionError as error:

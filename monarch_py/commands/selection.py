@@ -11,7 +11,7 @@ import numpy.typing as npt
 from monarch_py.ipc.catalog import CatalogReader, distinct
 from monarch_py.native import Kind, Reason, State, make_word, reason_of, state_of
 
-__all__ = ["Chosen", "Place", "Root"]
+__all__ = ["PathSelection", "Place", "Root"]
 
 Ids = npt.NDArray[np.uint64]
 
@@ -40,7 +40,7 @@ def _is_excluded(words: Any) -> Any:
     return (state_of(words) == State.BYPASS) & (reason_of(words) == Reason.EXCLUDED)
 
 
-class Chosen:
+class PathSelection:
     """The files that are meant: named ones, and all below named directories.
 
     texts : paths as the user wrote them, None for everything

@@ -10,7 +10,7 @@ import numpy as np
 from monarch_py.config import Config, TierConfig
 from monarch_py.errors import SessionError
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.ipc.client import Client
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import State, copy_of, ffi, lib, state_of, tier_of
 from monarch_py.storage.manifest import Manifest
@@ -51,14 +51,14 @@ def verify_copies(config: Config, *, against_source: bool) -> Verdict:
     TierError when such a tier is held by another daemon.
     """
     session = SessionDir.of(config.file)
-    client = Client(session)
+    connection = DaemonConnection(session)
     checker = _Checker(config.block_size_bytes, against_source)
     try:
-        generation = int(client.ask("where")["generation"])
+        generation = int(connection.ask("where")["generation"])
     except SessionError:
         _verify_manifests(config, checker)
     else:
-        _verify_catalog(config, client, CatalogReader.open(session, generation), checker)
+        _verify_catalog(config, connection, CatalogReader.open(session, generation), checker)
     return checker.verdict
 
 
@@ -66,9 +66,9 @@ def _is_gone(tier: TierConfig) -> bool:
     return not os.path.lexists(tier_root(tier.mount_point) / "c")
 
 
-def tiers_out_of_use(config: Config, client: Client) -> Iterator[tuple[int, str]]:
+def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[tuple[int, str]]:
     """(number, a sentence) of each tier that the daemon does not use, or is about to give up."""
-    told = client.ask("status")["tiers"]
+    told = connection.ask("status")["tiers"]
     for number, (tier, said) in enumerate(zip(config.tiers, told, strict=False)):
         if said["why"]:
             yield number, said["why"]
@@ -97,7 +97,7 @@ class _Checker:
 
 
 def _verify_catalog(
-    config: Config, client: Client, catalog: CatalogReader, checker: _Checker
+    config: Config, connection: DaemonConnection, catalog: CatalogReader, checker: _Checker
 ) -> None:
     bad = []
     gone = {number for number, tier in enumerate(config.tiers) if _is_gone(tier)}
@@ -116,12 +116,12 @@ def _verify_catalog(
         if not checker.is_good(copy, path, (int(row["sum"]), int(row["size"]))):
             bad.append(int(entry))
     if bad:
-        client.ask("drop", entries=bad)
-        client.wait_until_dropped()
+        connection.ask("drop", entries=bad)
+        connection.wait_until_dropped()
     # One that takes no more copies since an error may still serve those that it has.
     serving = set(tier_of(catalog.words[state_of(catalog.words) == State.PRESENT]).tolist()) - gone
     checker.verdict.out_of_use = [
-        why for number, why in tiers_out_of_use(config, client) if number not in serving
+        why for number, why in tiers_out_of_use(config, connection) if number not in serving
     ]
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.commands.selection import Chosen, Ids, Place, Root
+from monarch_py.commands.selection import Ids, PathSelection, Place, Root
 from monarch_py.errors import SessionError, SilentError
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.ipc.client import Client
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import Reason, State, ffi, lib, reason_of, state_of
 from monarch_py.util.hanging import LIMIT_S, hanging
@@ -80,13 +80,13 @@ def _has_changed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
 class _View:
     """The segments of one daemon, as it replaces them."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, connection: DaemonConnection) -> None:
+        self._client = connection
         self.pid = 0
         self.scanned = self.switched_off = self.is_lazy = False
         self._generation = 0
         self.refresh()
-        session = client.session
+        session = connection.session
         paths = (session.control, session.fills)
         self._segments = [Segment.open(path, writable=False) for path in paths]
         self._control: Any = self._segments[0].as_struct("struct monarch_control")
@@ -140,10 +140,10 @@ class Warm:
     """
 
     def __init__(self, session: SessionDir, texts: Sequence[str] | None) -> None:
-        self._client = Client(session)
+        self._client = DaemonConnection(session)
         self._view = _View(self._client)
         self._refuse_off()
-        self.chosen = Chosen(self._view.roots(), texts, self._view.catalog)
+        self.chosen = PathSelection(self._view.roots(), texts, self._view.catalog)
         self._ask_for_directories()
         self._ticket = f"{os.getpid()}.{time.time_ns()}"
         self._was_there = np.zeros(0, dtype=bool)

@@ -24,7 +24,7 @@ from monarch_py.config import Config, load_config
 from monarch_py.daemon.orphan import OrphanWatch
 from monarch_py.daemon.server import Daemon
 from monarch_py.errors import MonarchError, SessionError
-from monarch_py.ipc.client import Client
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir, full_shm, hold, id_of, open_private
 from monarch_py.native import lib
 from monarch_py.peers.membership import Cluster
@@ -32,7 +32,7 @@ from monarch_py.scan import take
 from monarch_py.util.processes import Identity
 from monarch_py.util.signals import handle
 
-__all__ = ["STAY", "Told", "end_process", "ignore_the_jobs", "serve", "spawn", "wait_for"]
+__all__ = ["STAY", "StartupInfo", "end_process", "ignore_the_jobs", "serve", "spawn", "wait_for"]
 
 log = logging.getLogger("monarch.daemon")
 
@@ -56,7 +56,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StartupInfo:
     """What a daemon is told by whoever brings several up.
 
     listener : where the other nodes' daemons reach it;  record : a descriptor, see scan.give;
@@ -117,7 +117,9 @@ def _told_in_a_sentence() -> Iterator[None]:
         ) from error
 
 
-def serve(config_file: Path, told: Told | None = None, *, is_shared: bool = False) -> None:
+def serve(
+    config_file: Path, startup: StartupInfo | None = None, *, is_shared: bool = False
+) -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT or `monarch stop`.
 
     is_shared : it is the runs' that share it, and ends when none of them is left (`orphan`)
@@ -134,10 +136,10 @@ def serve(config_file: Path, told: Told | None = None, *, is_shared: bool = Fals
             stack.enter_context(_session_lock(session, config.file))
             stopping = _Stopping()
             watch = OrphanWatch(session) if is_shared else None
-            daemon = _daemon(config, session, told, awaits_job=is_shared)
+            daemon = _daemon(config, session, startup, awaits_job=is_shared)
         stopping.stops(daemon)
-        if told is not None and told.lifeline is not None:
-            hear = threading.Thread(target=_hear, args=(told.lifeline, daemon), daemon=True)
+        if startup is not None and startup.lifeline is not None:
+            hear = threading.Thread(target=_hear, args=(startup.lifeline, daemon), daemon=True)
             hear.start()
         if watch is not None:
             watch.begin(daemon.stop_now)
@@ -200,11 +202,13 @@ def _allow_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _daemon(config: Config, session: SessionDir, told: Told | None, *, awaits_job: bool) -> Daemon:
-    if told is None:
+def _daemon(
+    config: Config, session: SessionDir, startup: StartupInfo | None, *, awaits_job: bool
+) -> Daemon:
+    if startup is None:
         return Daemon(config, session, awaits_job=awaits_job)
-    scanned = None if told.record is None else take(told.record)
-    return Daemon(config, session, told.cluster, told.listener, scanned)
+    scanned = None if startup.record is None else take(startup.record)
+    return Daemon(config, session, startup.cluster, startup.listener, scanned)
 
 
 def _hear(lifeline: int, daemon: Daemon) -> None:
@@ -232,7 +236,7 @@ def spawn(
     config_file: Path,
     *,
     detach: bool,
-    told: Told | None = None,
+    startup: StartupInfo | None = None,
     is_shared: bool = False,
 ) -> "subprocess.Popen[bytes]":
     """Starts a daemon and waits until it answers.
@@ -244,7 +248,7 @@ def spawn(
     """
     session = SessionDir.of(config_file)
     session.make()
-    words, inherited = _words(told)
+    words, inherited = _words(startup)
     if is_shared:
         words = [SHARED]
     errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
@@ -290,25 +294,32 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
         raise SessionError(f"the daemon has ended: {_last_words(session, status)}")
 
 
-def _words(told: Told | None) -> tuple[list[str], list[int]]:
+def _words(startup: StartupInfo | None) -> tuple[list[str], list[int]]:
     """What goes on the daemon's command line, which is numbers of descriptors alone, and these; the
     first is ours to close."""
-    if told is None:
+    if startup is None:
         return [], []
-    numbers = [_written(told.cluster.dumps()), told.listener.fileno(), told.record, told.lifeline]
+    numbers = [
+        _written(startup.cluster.dumps()),
+        startup.listener.fileno(),
+        startup.record,
+        startup.lifeline,
+    ]
     return [str(n) for n in numbers], [n for n in numbers if n is not None]
 
 
-def _told(words: list[str]) -> Told | None:
+def _told(words: list[str]) -> StartupInfo | None:
     """As `_words` has said it."""
     if not words:
         return None
     cluster, listener, record, lifeline = (None if w == "None" else int(w) for w in words)
     assert cluster is not None and listener is not None
     with open(cluster, "rb") as file:
-        told = Told(Cluster.loads(file.read()), socket.socket(fileno=listener), record, lifeline)
-    told.listener.set_inheritable(False)
-    return told
+        startup = StartupInfo(
+            Cluster.loads(file.read()), socket.socket(fileno=listener), record, lifeline
+        )
+    startup.listener.set_inheritable(False)
+    return startup
 
 
 def _written(data: bytes) -> int:
@@ -319,9 +330,9 @@ def _written(data: bytes) -> int:
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
-    client = Client(session)
+    connection = DaemonConnection(session)
     limit = time.monotonic() + START_LIMIT_S
-    while not client.serves(process.pid):
+    while not connection.serves(process.pid):
         if process.poll() is not None:
             words = _last_words(session, process.returncode)
             raise SessionError(f"the daemon did not start: {words}")
@@ -362,8 +373,8 @@ def main() -> None:
         words = sys.argv[2:]
         is_shared = words == [SHARED]
         with _told_in_a_sentence():
-            told = _told([] if is_shared else words)
-        serve(Path(sys.argv[1]), told, is_shared=is_shared)
+            startup = _told([] if is_shared else words)
+        serve(Path(sys.argv[1]), startup, is_shared=is_shared)
     except MonarchError as error:
         _say_last(f"monarch: {error}\n")
         end_process(error.exit_status)

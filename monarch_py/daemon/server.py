@@ -20,12 +20,12 @@ from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.ranks import Ranks
 from monarch_py.daemon.copies.staging import open_staging
 from monarch_py.daemon.fill.filler import Filler
-from monarch_py.daemon.fill.prefetch import Neighbours
+from monarch_py.daemon.fill.prefetch import DirectoryPrefetch
 from monarch_py.daemon.fill.unused import NONE
 from monarch_py.daemon.nodes.cluster_status import all_nodes
 from monarch_py.daemon.nodes.placement import Membership
 from monarch_py.daemon.openfiles import all_opened, open_files, writers
-from monarch_py.daemon.plans.manager import Planned, load_plan
+from monarch_py.daemon.plans.manager import PlanManager, load_plan
 from monarch_py.daemon.plans.retry import version_of
 from monarch_py.daemon.plans.tracker import Loaded
 from monarch_py.daemon.scan.pace import ScanPace
@@ -132,12 +132,12 @@ class Daemon:
         self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
         self.metadata = Metadata(config, self.shared, self.scanner)
         self.filler = Filler(self.scanner, self._membership(listener))
-        self.planned = Planned(plans, self.filler, cluster)
+        self.plan_manager = PlanManager(plans, self.filler, cluster)
         self.ranks = Ranks(self.shared, self.filler.engine, is_on=config.balance_ranks)
         if self.filler.staging.tier is not None or plans:
             self.shared.follow_opens()
         self._scan_pace = ScanPace(time.monotonic(), awaits_job=awaits_job)
-        self.neighbours = Neighbours(self.filler, is_on=config.prefetch == "auto")
+        self.directory_prefetch = DirectoryPrefetch(self.filler, is_on=config.prefetch == "auto")
         files = (SYSTEM_SWITCH_FILE, config.switch_file)
         self._switches = Switches([path for path in files if path is not None])
         self._socket = self._listen(session)
@@ -241,18 +241,18 @@ class Daemon:
 
         took_s : the last turn [s];  busy : it has left more to do
         """
-        most_s = SHORT_REST_S if busy or self.planned.is_awake else MOST_REST_S
+        most_s = SHORT_REST_S if busy or self.plan_manager.is_awake else MOST_REST_S
         rest_s = min(REST * took_s, most_s)
         time.sleep(min(rest_s, NAP_S))
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
 
     def _pause_ms(self, quiet: int) -> int:
         """quiet : turns since somebody rang."""
-        if self.planned.is_awake:
+        if self.plan_manager.is_awake:
             return FOLLOWING_TURN_MS
-        if self.neighbours.is_awake or not self.filler.engine.idle:
+        if self.directory_prefetch.is_awake or not self.filler.engine.idle:
             return BUSY_TURN_MS
-        if quiet < QUIET_TURNS or self.planned.is_active:
+        if quiet < QUIET_TURNS or self.plan_manager.is_active:
             return TURN_MS
         return QUIET_TURN_MS
 
@@ -272,13 +272,13 @@ class Daemon:
         wanted = np.concatenate([wanted, self._meet_read()])
         # An open is reason enough to fill what the scan did not know only where it is for others.
         if self.config.prefetch != "none" and not self.config.fill_after:
-            self.filler.wanted.want(wanted)
+            self.filler.requests.want(wanted)
         self._take_opened(wanted)
-        self.filler.wanted.take_wants()
-        self.filler.wanted.take_demands()
+        self.filler.requests.take_wants()
+        self.filler.requests.take_demands()
         self._let_engine_order()
         # A plan has an order of its own.
-        more = not self.planned.is_active and self._fill_ahead()
+        more = not self.plan_manager.is_active and self._fill_ahead()
         self._pace_scan()
         self._let_engine_order()
         self.filler.copies.drop_changed()
@@ -287,18 +287,18 @@ class Daemon:
         self._let_engine_order()
         if not self.shared.control.off:
             more |= self.filler.feed()
-        self.planned.step()
-        self.ranks.step(self.planned.due_bytes)
+        self.plan_manager.step()
+        self.ranks.step(self.plan_manager.due_bytes)
         self.filler.copies.feed_drops()  # at once: readers may wait for the room
         self.metadata.step()
         self.filler.answer()
-        self.filler.await_results(follows_plan=self.planned.is_active)
+        self.filler.await_results(follows_plan=self.plan_manager.is_active)
         self.filler.engine.adapt()
         return more or self.scanner.has_more
 
     def _pace_scan(self) -> None:
         """The scan stays behind the job, unless a plan or a command needs all that it finds."""
-        ahead, opens = self.neighbours, self.shared.source_opens()[0]
+        ahead, opens = self.directory_prefetch, self.shared.source_opens()[0]
         allowed = self._scan_pace.step(
             time.monotonic(),
             opens=opens,
@@ -306,7 +306,7 @@ class Daemon:
             waiting=ahead.waiting,
             found=self.scanner.found,
         )
-        is_urgent = self.scanner.is_in_a_hurry or self.planned.is_active or not ahead.is_on
+        is_urgent = self.scanner.is_in_a_hurry or self.plan_manager.is_active or not ahead.is_on
         self.scanner.allow(*(ALL_NAMES if is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
@@ -331,12 +331,12 @@ class Daemon:
         """unmet : files that programs had opened before the catalog knew them"""
         opened = self.shared.take_opened()
         self.filler.staging.opened(opened)
-        self.planned.observe(opened)
-        self.neighbours.observe(opened, unmet)
+        self.plan_manager.observe(opened)
+        self.directory_prefetch.observe(opened, unmet)
 
     def _fill_ahead(self) -> bool:
         is_off = bool(self.shared.control.off)
-        return self.filler.wanted.fill_met() or (not is_off and self.neighbours.step())
+        return self.filler.requests.fill_met() or (not is_off and self.directory_prefetch.step())
 
     def _is_lost(self) -> bool:
         """Ends a daemon whose session was removed (`rm -rf` of shared memory in a job's epilogue,
@@ -391,7 +391,7 @@ class Daemon:
             self._switches.close()
             self._socket.close()
             self.shared.close()
-            self.planned.close()
+            self.plan_manager.close()
             left = self._end_threads()
             for keeper in self.keepers.values():
                 keeper.end()
@@ -527,7 +527,7 @@ class Daemon:
         return asdict(Identity.of(os.getpid()))
 
     def _new_job(self) -> dict[str, Any]:
-        self.planned.new_job()
+        self.plan_manager.new_job()
         return {}
 
     def _where(self) -> dict[str, Any]:
@@ -557,15 +557,15 @@ class Daemon:
     def _warm(self, request: dict[str, Any]) -> dict[str, Any]:
         entries = np.array(request["entries"], dtype=np.uint64)
         entries = entries[entries < len(self.shared.catalog)]
-        return {"files": self.filler.wanted.warm(entries, str(request["ticket"]))}
+        return {"files": self.filler.requests.warm(entries, str(request["ticket"]))}
 
     def _take_back(self, request: dict[str, Any]) -> dict[str, Any]:
         files = self.filler.take_back(str(request["ticket"]))
-        self.neighbours.look_again()
+        self.directory_prefetch.look_again()
         return {"files": files}
 
     def _clear(self) -> dict[str, Any]:
-        self.neighbours.clear()
+        self.directory_prefetch.clear()
         return {"dropped": self.filler.clear()}
 
     def _look(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -601,7 +601,7 @@ class Daemon:
         return {"dropped": len(entries)}
 
     def _status(self) -> dict[str, Any]:
-        self.filler.wanted.take_wants()  # what programs asked for since the last turn is pending
+        self.filler.requests.take_wants()  # what programs asked for since the last turn is pending
         if self.filler.collect():  # every copy that serves is counted
             self.shared.ring()
         self._take_opened(NONE)
@@ -610,8 +610,8 @@ class Daemon:
             for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=False)
         ]
         told = {
-            "plans": self.planned.told(),
+            "plans": self.plan_manager.told(),
             "ranks": self.ranks.told(),
-            "ahead": self.neighbours.told(),
+            "ahead": self.directory_prefetch.told(),
         }
-        return status(self.filler, told, tiers, self.planned.evictions.evicted, self.started)
+        return status(self.filler, told, tiers, self.plan_manager.evictions.evicted, self.started)

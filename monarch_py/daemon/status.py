@@ -10,7 +10,7 @@ from monarch_py.daemon.copies.readahead import ReadAhead
 from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.nodes.placement import Nodes
-from monarch_py.daemon.nodes.routes import Places
+from monarch_py.daemon.nodes.routes import RouteChooser
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import Kind, Reason, State
@@ -101,7 +101,7 @@ def _source(scanner: Scanner, shared: Shared, number: int) -> dict[str, Any]:
     }
 
 
-def _nodes(nodes: Nodes, places: Places | None) -> dict[str, Any]:
+def _nodes(nodes: Nodes, places: RouteChooser | None) -> dict[str, Any]:
     return {**nodes.status(), "source_chosen": places.chosen if places else 0}
 
 
@@ -150,5 +150,5 @@ def status(
         **told,
         "sources": [_source(scanner, shared, i) for i in range(len(scanner.sources))],
         "totals": totals,
-        "nodes": _nodes(filler.nodes, filler.places) if filler.nodes else None,
+        "nodes": _nodes(filler.nodes, filler.routes) if filler.nodes else None,
     }

@@ -15,7 +15,7 @@ from monarch_py.peers.ranges import PeerStatus
 from monarch_py.peers.tcp import connected
 from monarch_py.peers.transport import Unreachable
 
-__all__ = ["Teller", "ask"]
+__all__ = ["StatusResponder", "ask"]
 
 log = logging.getLogger("monarch.peers")
 
@@ -71,7 +71,7 @@ def _receive(connection: socket.socket, n_bytes: int, deadline: float) -> bytes:
     return b"".join(parts)
 
 
-class Teller:
+class StatusResponder:
     """Gives answers, each in a thread of its own, since finding one may take a while."""
 
     def __init__(self, answers: dict[Purpose, Callable[[], bytes]]) -> None:

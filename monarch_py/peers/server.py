@@ -18,7 +18,7 @@ from typing import Any
 from monarch_py.errors import SessionError
 from monarch_py.native import ffi, lib
 from monarch_py.peers.handshake import Greeter, Keys, Party, Purpose
-from monarch_py.peers.queries import Teller
+from monarch_py.peers.queries import StatusResponder
 
 __all__ = ["PeerServer", "listen"]
 
@@ -81,7 +81,7 @@ class PeerServer(ABC):
         if self._server == ffi.NULL:
             self._end(ffi.NULL)
             raise MemoryError("no thread could be started to serve peers")
-        self._teller = Teller(dict(answers or {}))
+        self._teller = StatusResponder(dict(answers or {}))
         self._calls, self._is_closing = threading.Lock(), False
         self._strangers: dict[int, _Stranger] = {}
         self._selector = selectors.DefaultSelector()

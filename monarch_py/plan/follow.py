@@ -23,7 +23,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.plan.run import RECENT, SEARCHED, UNSEEN, Run, Units
 from monarch_py.plan.samplers import NONE
 
-__all__ = ["NOT_SOON", "Distances", "Follower"]
+__all__ = ["NOT_SOON", "Distances", "PositionEstimator"]
 
 # Accesses by which it is judged whether a node is lost; and of each of its ranks, whether the plan
 # is wrong. For that 100 of a rank must be enough, whatever the turns in which they are seen.
@@ -203,7 +203,7 @@ class _Chance:
         return self.fits / max(self.fits, 1 - self._not_own, 1e-9)
 
 
-class Follower:
+class PositionEstimator:
     """Follows a node from one run to the next.
 
     run : where it begins;  following : the run after it, which is set when it is known (`None`: it

@@ -13,8 +13,8 @@ import numpy.typing as npt
 __all__ = [
     "NOWHERE",
     "FirstFit",
-    "Keeps",
-    "KeepsAll",
+    "KeepPolicy",
+    "KeepAll",
     "Policy",
     "TierRoom",
     "make_policy",
@@ -72,7 +72,7 @@ class FirstFit:
         return chosen
 
 
-class Keeps(Protocol):
+class KeepPolicy(Protocol):
     """Which files have a place in the tiers of this node; the others are staged when they are
     needed, and dropped afterwards."""
 
@@ -85,7 +85,7 @@ class Keeps(Protocol):
         ...
 
 
-class KeepsAll:
+class KeepAll:
     """One node alone, without a plan."""
 
     def keeps_here(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

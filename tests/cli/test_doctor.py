@@ -351,7 +351,7 @@ def test_a_daemon_that_is_stopped_is_a_problem_and_its_tiers_are_none(
     served: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MONARCH_SHM", str(served.shm))
-    monkeypatch.setattr("monarch_py.ipc.client.ANSWER_LIMIT_S", 0.2)
+    monkeypatch.setattr("monarch_py.ipc.connection.ANSWER_LIMIT_S", 0.2)
     assert served.daemon is not None
     served.daemon.send_signal(signal.SIGSTOP)
     try:

@@ -157,7 +157,7 @@ def test_commands_leave_the_library_that_a_module_puts_before_them(
         session.daemon = subprocess.Popen(
             session.command("serve"), env=session.env(), stdout=log, stderr=log
         )
-    wait_until(session.client.runs, what="the daemon's start")
+    wait_until(session.connection.runs, what="the daemon's start")
     maps = Path(f"/proc/{session.daemon.pid}/maps").read_text()
     assert "libmonarch.so" not in maps
     session.wait_all_present()

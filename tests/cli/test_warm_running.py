@@ -133,9 +133,9 @@ def test_what_others_want_too_is_not_taken_back(
         wait_until(lambda: present(session) > 2, what="the first copies")
     entries = list(range(session.status()["sources"][0]["files"] + 1))
     for ticket in ("one", "other") if prefetch == "none" else ("one",):
-        session.client.ask("warm", ticket=ticket, entries=entries)
+        session.connection.ask("warm", ticket=ticket, entries=entries)
     wait_until(lambda: present(session) > 4, what="the first copies")
-    assert session.client.ask("take_back", ticket="one") == {"files": 0}
+    assert session.connection.ask("take_back", ticket="one") == {"files": 0}
     assert present(session) < MANY
     slow.latency(open=0)
     wait_until(lambda: present(session) == MANY, what="what others want too")
@@ -185,7 +185,7 @@ def test_a_job_comes_first(session_factory: Factory, slow: SlowSource, prefetch:
         paths = [slow.mountpoint / name for name in list(more.digests)[:-6:-1]]
         session.python("import sys\nfor p in sys.argv[1:]: open(p, 'rb').read()", *paths)
         assert session.totals()["fallbacks"] == 0
-        catalog = CatalogReader.open(session.paths, session.client.ask("where")["generation"])
+        catalog = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
         for path in paths:
             entry = catalog.find(0, path.name)
             wait_until(lambda e=entry: is_present(catalog, e), what=path.name)  # type: ignore[misc]

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from monarch_py.errors import SessionError
-from monarch_py.ipc.client import Client
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import lib
 
@@ -107,8 +107,8 @@ class Local:
         done = self.ranks("start", "-c", self.template)
         assert done.returncode == 0, done.stderr
 
-    def client(self, rank: int) -> Client:
-        return Client(self.session(self.file(rank)))
+    def connection(self, rank: int) -> DaemonConnection:
+        return DaemonConnection(self.session(self.file(rank)))
 
     def session(self, file: Path) -> SessionDir:
         raw = os.fsencode(os.path.realpath(file))
@@ -131,7 +131,7 @@ class Local:
     def __exit__(self, *_: object) -> None:
         for rank in range(self.count):
             with suppress(SessionError):
-                self.client(rank).ask("stop")
+                self.connection(rank).ask("stop")
         left = psutil.wait_procs(self.daemons(), timeout=20)[1]
         for process in left:
             process.kill()

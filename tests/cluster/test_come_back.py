@@ -29,18 +29,18 @@ def local(tree: Path, local_factory: Callable[..., Local]) -> Iterator[Local]:
 
 
 def pid_of(local: Local, rank: int) -> int:
-    return int(local.client(rank).ask("where")["pid"])
+    return int(local.connection(rank).ask("where")["pid"])
 
 
 def seen_by(local: Local, rank: int) -> list[dict[str, Any]]:
-    nodes: list[dict[str, Any]] = local.client(rank).ask("all")["nodes"]
+    nodes: list[dict[str, Any]] = local.connection(rank).ask("all")["nodes"]
     return nodes
 
 
 def serve_together(local: Local) -> None:
     """All see all, at the addresses that they had, and what is read comes from each other."""
     for rank in range(3):
-        wait_until(lambda rank=rank: local.client(rank).ask("status")["scanned"])  # type: ignore[misc]
+        wait_until(lambda rank=rank: local.connection(rank).ask("status")["scanned"])  # type: ignore[misc]
         nodes = seen_by(local, rank)
         assert [node["why"] for node in nodes] == ["", "", ""]
         assert len({node["status"]["pid"] for node in nodes}) == 3
@@ -53,7 +53,7 @@ def read_all(local: Local, rank: int, tree: Path) -> int:
     done = local.monarch("run", "-q", "-c", local.file(rank), "--", "sha256sum", *files)
     plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
     assert (done.returncode, done.stdout) == (0, plain.stdout)
-    status = local.client(rank).ask("status")
+    status = local.connection(rank).ask("status")
     return int(status["totals"]["bytes_from_peers"])
 
 
@@ -75,7 +75,7 @@ def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
 
     # Both ways: it gets from the others what they keep, and they from it.
     def is_asked_again() -> bool:
-        nodes = local.client(0).ask("status")["nodes"]
+        nodes = local.connection(0).ask("status")["nodes"]
         return bool(nodes["members"][VICTIM]["usable"])
 
     wait_until(is_asked_again, what="a peer that is asked again")
@@ -83,7 +83,7 @@ def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
 
     def has_given() -> bool:
         read_all(local, 0, tree)
-        return bool(local.client(VICTIM).ask("status")["nodes"]["served_bytes"] > 0)
+        return bool(local.connection(VICTIM).ask("status")["nodes"]["served_bytes"] > 0)
 
     wait_until(has_given)
 
@@ -182,4 +182,4 @@ def test_a_daemon_alone_has_no_cluster_to_tell(
     local = local_factory(tree, 1)
     assert local.monarch("start", "-c", local.file(0)).returncode == 0
     with pytest.raises(Exception, match="serves alone"):
-        local.client(0).ask("cluster")
+        local.connection(0).ask("cluster")

@@ -14,7 +14,7 @@ import pytest
 from cluster.conftest import LIMIT_S, Local, mpiexec
 
 from monarch_py.cluster.local_node import _listen_again
-from monarch_py.cluster.node_info import Card, check_cards
+from monarch_py.cluster.node_info import NodeInfo, check_infos
 from monarch_py.daemon.lifecycle import _last_words
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, hold
@@ -104,11 +104,11 @@ def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: boo
 
 def test_another_version_is_not_mended_in_the_configuration() -> None:
     places = [("host", str(rank)) for rank in range(2)]
-    card = Card("n0", places[0], "/f", ("h", 1), None, (1,), {"Monarch": "0.1.0"}, ())
-    other = replace(card, name="n1", place=places[1], agreed={"Monarch": "0.0.9"})
+    info = NodeInfo("n0", places[0], "/f", ("h", 1), None, (1,), {"Monarch": "0.1.0"}, ())
+    other = replace(info, name="n1", place=places[1], agreed={"Monarch": "0.0.9"})
     expected = "n1: Monarch is 0.0.9, and on n0 0.1.0: .*; install the same version there$"
     with pytest.raises(SessionError, match=expected):
-        check_cards([card, other])
+        check_infos([info, other])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from monarch_py.cluster.address import serving_address
-from monarch_py.cluster.node_info import Card, check_cards, check_members, those_that_run
+from monarch_py.cluster.node_info import NodeInfo, check_infos, check_members, those_that_run
 from monarch_py.config import Config, PeersConfig
 from monarch_py.errors import ConfigError, SessionError
 from monarch_py.peers.membership import Cluster, Member
@@ -149,8 +149,8 @@ def test_a_node_without_a_network_has_itself(network: pytest.MonkeyPatch) -> Non
 # --- whether the nodes go together ----------------------------------------------------------------
 
 
-def card(node: int) -> Card:
-    return Card(
+def info(node: int) -> NodeInfo:
+    return NodeInfo(
         name=f"node{node}",
         place=(f"node{node}", "boot", "/dev/shm/monarch-0/1", "22"),
         file="/etc/tiers.yaml",
@@ -162,73 +162,73 @@ def card(node: int) -> Card:
     )
 
 
-def refusal(*cards: Card) -> str:
+def refusal(*infos: NodeInfo) -> str:
     with pytest.raises(SessionError) as caught:
-        check_cards(cards)
+        check_infos(infos)
     return str(caught.value)
 
 
 def test_nodes_that_go_together() -> None:
-    check_cards([card(i) for i in range(4)])
-    check_cards([replace(card(0), address=("127.0.0.1", 1))])
+    check_infos([info(i) for i in range(4)])
+    check_infos([replace(info(0), address=("127.0.0.1", 1))])
     # One name and two machines.
-    other = replace(card(1), place=("node0", "other boot", *card(0).place[2:]))
-    check_cards([card(0), other])
+    other = replace(info(1), place=("node0", "other boot", *info(0).place[2:]))
+    check_infos([info(0), other])
 
 
 def test_nodes_that_do_not() -> None:
-    words = refusal(card(0), card(1), replace(card(2), place=card(0).place))
+    words = refusal(info(0), info(1), replace(info(2), place=info(0).place))
     assert words.startswith("ranks 0 and 2 are both on node0, with one configuration: start one")
-    words = refusal(card(0), replace(card(1), address=("127.0.1.1", 7)))
+    words = refusal(info(0), replace(info(1), address=("127.0.1.1", 7)))
     assert words.startswith("node1: its address, 127.0.1.1, is one that only it can reach;")
-    words = refusal(card(0), replace(card(1), agreed={**card(1).agreed, "block_size": "8 bytes"}))
+    words = refusal(info(0), replace(info(1), agreed={**info(1).agreed, "block_size": "8 bytes"}))
     assert words.startswith("node1: block_size is 8 bytes, and on node0 4 bytes: it has to be the")
-    words = refusal(card(0), replace(card(1), agreed={"block_size": "4 bytes"}))
+    words = refusal(info(0), replace(info(1), agreed={"block_size": "4 bytes"}))
     assert words.startswith("node1: sources[0] is missing, and on node0 '/data': ")
 
 
-def running(count: int, name: str = "name") -> list[Card]:
-    return [replace(card(i), running=name, address=None) for i in range(count)]
+def running(count: int, name: str = "name") -> list[NodeInfo]:
+    return [replace(info(i), running=name, address=None) for i in range(count)]
 
 
 def test_daemons_that_run_already() -> None:
     ours = running(3)
-    check_cards(ours)
+    check_infos(ours)
     assert those_that_run(ours) == [0, 1, 2]
-    one_is_lost = [*ours[:2], card(2)]
-    check_cards(one_is_lost)
+    one_is_lost = [*ours[:2], info(2)]
+    check_infos(one_is_lost)
     assert those_that_run(one_is_lost) == [0, 1]
     for other in ("", "other"):
         some = [*ours[:2], replace(ours[2], running=other)]
         assert refusal(*some).startswith("node2: a daemon serves this configuration already, and")
     # Each alone.
     assert "a daemon serves this configuration already" in refusal(*running(2, ""))
-    assert refusal(card(0), *running(2, "")[1:]).startswith("node1: a daemon serves")
+    assert refusal(info(0), *running(2, "")[1:]).startswith("node1: a daemon serves")
 
 
-def of_cards(cards: list[Card]) -> Cluster:
-    members = [Member(each.name, f"10.0.0.{i}", 7000, (1,)) for i, each in enumerate(cards)]
-    return Cluster(0, tuple(members), b"", cards[0].agreed)
+def of_cards(infos: list[NodeInfo]) -> Cluster:
+    members = [Member(each.name, f"10.0.0.{i}", 7000, (1,)) for i, each in enumerate(infos)]
+    return Cluster(0, tuple(members), b"", infos[0].agreed)
 
 
-def other_members(cards: list[Card], cluster: Cluster) -> str:
+def other_members(infos: list[NodeInfo], cluster: Cluster) -> str:
     with pytest.raises(SessionError) as caught:
-        check_members(cards, cluster)
+        check_members(infos, cluster)
     return str(caught.value)
 
 
 def test_who_comes_back_is_who_was_there() -> None:
-    cards = [*running(2), card(2)]
-    cluster = of_cards(cards)
-    check_members(cards, cluster)
-    words = other_members([*running(2), replace(card(2), name="node9")], cluster)
+    infos = [*running(2), info(2)]
+    cluster = of_cards(infos)
+    check_members(infos, cluster)
+    words = other_members([*running(2), replace(info(2), name="node9")], cluster)
     assert words.startswith("the daemons that run were started on node0, node1, node2, and these")
     assert "are on node0, node1, node9: start the same ranks" in words
-    assert other_members(cards[:2], cluster).startswith("the daemons that run were started on")
-    words = other_members([*running(2), replace(card(2), quotas=(2, 3))], cluster)
+    assert other_members(infos[:2], cluster).startswith("the daemons that run were started on")
+    words = other_members([*running(2), replace(info(2), quotas=(2, 3))], cluster)
     assert words.startswith("node2: its quotas are 2, 3 bytes, and the daemons that run know it")
-    plan = {**card(2).agreed, "plan[0]": "a file"}
-    words = other_members([*running(2), replace(card(2), agreed=plan)], cluster)
+    plan = {**info(2).agreed, "plan[0]": "a file"}
+    words = other_members([*running(2), replace(info(2), agreed=plan)], cluster)
     assert words.startswith("node2: plan[0] is a file, and on the nodes whose daemons run missing:")
     # Those that run have what they were started with, whatever is written there now.
-    check_members([*running(1), replace(running(2)[1], quotas=(5,)), card(2)], cluster)
+    check_members([*running(1), replace(running(2)[1], quotas=(5,)), info(2)], cluster)

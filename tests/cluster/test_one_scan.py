@@ -26,8 +26,8 @@ LOOKS_OF_A_NODE = 25
 def wait_until_ready(local: Local, ranks: range) -> None:
     """All have their catalog, and the listings in it."""
     for rank in ranks:
-        client = local.client(rank)
-        wait_until(lambda client=client: client.ask("status")["scanned"])  # type: ignore[misc]
+        connection = local.connection(rank)
+        wait_until(lambda connection=connection: connection.ask("status")["scanned"])  # type: ignore[misc]
 
 
 def fill(backing: Path) -> None:
@@ -74,12 +74,12 @@ def test_all_nodes_list_what_the_first_has_listed(
     local = local_factory({"path": str(tree), "exclude": ["c/*"]}, 3)
     local.start()
     wait_until_ready(local, range(3))
-    sources = [local.client(rank).ask("status")["sources"][0] for rank in range(3)]
+    sources = [local.connection(rank).ask("status")["sources"][0] for rank in range(3)]
     for source in sources:
         assert source["bypass"] == {"excluded": 5}
         assert source["files"] == 17
         assert source["scan_seconds"] == sources[0]["scan_seconds"] > 0
-    entries = {local.client(rank).ask("status")["catalog_entries"] for rank in range(3)}
+    entries = {local.connection(rank).ask("status")["catalog_entries"] for rank in range(3)}
     assert len(entries) == 1
 
 
@@ -107,7 +107,7 @@ def test_a_job_on_a_further_node_sees_the_tree_as_it_is(
     wait_until_ready(local, range(2))
     library = {"LD_PRELOAD": str(LIBRARY), "MONARCH_CONFIG": str(local.file(1))}
     assert walk(**library) == plain
-    assert local.client(1).ask("status")["totals"]["metadata_hits"] > 0
+    assert local.connection(1).ask("status")["totals"]["metadata_hits"] > 0
 
 
 @pytest.mark.parametrize("name", ["", "a"])

@@ -88,7 +88,7 @@ def test_a_port_that_is_taken(tree: Path, local_factory: Callable[..., Local]) -
         line = refusal(local, status=3)
     assert f"#1: peers cannot be served at 127.0.0.1, port {port} (Address already in use)" in line
     local.start()
-    assert local.client(0).ask("all")["nodes"][1]["address"] == f"127.0.0.1:{port}"
+    assert local.connection(0).ask("all")["nodes"][1]["address"] == f"127.0.0.1:{port}"
 
 
 def test_a_tier_that_another_daemon_holds(tree: Path, local_factory: Callable[..., Local]) -> None:
@@ -112,7 +112,7 @@ def test_a_daemon_that_runs_alone(tree: Path, local_factory: Callable[..., Local
     done = local.ranks("start", "-c", local.template)
     assert done.returncode == 3
     assert "#1: a daemon serves this configuration already, and not together" in done.stderr
-    assert [daemon.pid for daemon in local.daemons()] == [local.client(1).ask("where")["pid"]]
+    assert [daemon.pid for daemon in local.daemons()] == [local.connection(1).ask("where")["pid"]]
 
 
 def test_two_ranks_with_one_configuration(tree: Path, local_factory: Callable[..., Local]) -> None:

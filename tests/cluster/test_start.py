@@ -18,8 +18,8 @@ FILES = 17  # regular files of `tree`
 
 def wait_scanned(local: Local) -> None:
     for rank in range(local.count):
-        client = local.client(rank)
-        wait_until(lambda client=client: client.ask("status")["scanned"])  # type: ignore[misc]
+        connection = local.connection(rank)
+        wait_until(lambda connection=connection: connection.ask("status")["scanned"])  # type: ignore[misc]
 
 
 def test_four_daemons_know_of_each_other(tree: Path, local_factory: Callable[..., Local]) -> None:
@@ -65,12 +65,12 @@ def test_a_node_that_is_gone_or_silent_is_shown(
 ) -> None:
     local = local_factory(tree, 3)
     local.start()
-    pids = [local.client(rank).ask("where")["pid"] for rank in range(3)]
+    pids = [local.connection(rank).ask("where")["pid"] for rank in range(3)]
     psutil.Process(pids[1]).kill()
     silent = psutil.Process(pids[2])
     silent.suspend()
     try:
-        nodes = local.client(0).ask("all")["nodes"]
+        nodes = local.connection(0).ask("all")["nodes"]
     finally:
         silent.resume()
     assert [node["why"] for node in nodes] == ["", "cannot be reached", "does not answer"]
@@ -85,9 +85,9 @@ def test_a_daemon_alone_is_a_cluster_of_one(
 ) -> None:
     local = local_factory(tree, 1)
     assert local.monarch("start", "-c", local.file(0)).returncode == 0
-    (node,) = local.client(0).ask("all")["nodes"]
+    (node,) = local.connection(0).ask("all")["nodes"]
     assert (node["rank"], node["address"], node["answers"]) == (0, "", True)
-    assert node["status"]["pid"] == local.client(0).ask("where")["pid"]
+    assert node["status"]["pid"] == local.connection(0).ask("where")["pid"]
 
 
 def test_serve_ends_with_its_daemon_and_the_daemon_with_it(
@@ -137,19 +137,19 @@ def test_copies_of_an_earlier_session_are_found_again(
         local.configure(rank, hierarchy=[tier])
 
     def present(rank: int) -> bool:
-        (source,) = local.client(rank).ask("status")["sources"]
+        (source,) = local.connection(rank).ask("status")["sources"]
         return bool(source["present"] == FILES)
 
     local.start()
     for rank in range(2):
         wait_until(lambda rank=rank: present(rank))  # type: ignore[misc]
         # Those written just before their fill have their second look first.
-        wait_until(lambda rank=rank: not local.client(rank).ask("status")["pending"])  # type: ignore[misc]
+        wait_until(lambda rank=rank: not local.connection(rank).ask("status")["pending"])  # type: ignore[misc]
     assert local.ranks("stop", "-c", local.template).returncode == 0
     local.start()
     for rank in range(2):
         wait_until(lambda rank=rank: present(rank))  # type: ignore[misc]
-        assert local.client(rank).ask("status")["totals"]["source_bytes_read_by_fills"] == 0
+        assert local.connection(rank).ask("status")["totals"]["source_bytes_read_by_fills"] == 0
 
 
 def test_one_node_needs_no_mpi(

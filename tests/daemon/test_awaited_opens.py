@@ -73,8 +73,8 @@ def start(
 
 def order(session: Session, *paths: Path) -> None:
     wanted = [[0, path.name] for path in paths]
-    entries = session.client.ask("look", paths=wanted)["entries"]
-    session.client.ask("warm", entries=entries, ticket="test")
+    entries = session.connection.ask("look", paths=wanted)["entries"]
+    session.connection.ask("warm", entries=entries, ticket="test")
 
 
 def begin_fill(session: Session, slow: SlowSource, *paths: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_command_waits_while_the_kernel_holds_no_more(
             daemon.suspend()
             try:
                 held = [stack.enter_context(each) for each in connected(session, 8000)]
-                asked = executor.submit(session.client.ask, "where")
+                asked = executor.submit(session.connection.ask, "where")
                 assert 1000 < len(held) < 8000
             finally:
                 daemon.resume()
@@ -81,7 +81,7 @@ def test_a_daemon_without_descriptors_is_not_deaf_for_good(
             wait_until(lambda: "a command is not taken in just now" in said(), what="its complaint")
     finally:
         daemon.rlimit(psutil.RLIMIT_NOFILE, before)
-    assert session.client.ask("where")["pid"] == daemon.pid
+    assert session.connection.ask("where")["pid"] == daemon.pid
 
 
 def test_a_file_system_that_hangs_under_a_look_at_open_files(
@@ -103,7 +103,7 @@ def test_a_file_system_that_hangs_under_a_look_at_open_files(
         assert source.pid is not None
         os.kill(source.pid, signal.SIGSTOP)
         try:
-            looked = executor.submit(session.client.ask, "open")
+            looked = executor.submit(session.connection.ask, "open")
             hangs = Path(f"/proc/{daemon.pid}/task")
             wait_until(lambda: any(map(waits_for_fuse, hangs.iterdir())), what="the look to hang")
             assert session.status()["pid"] == daemon.pid

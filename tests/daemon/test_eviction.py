@@ -18,7 +18,7 @@ from support.watch import QuotaWatch, assert_quiet
 from monarch_py.config import load_config
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.plan import Plan, PlanPart
-from monarch_py.plan.follow import NOT_SOON, Follower
+from monarch_py.plan.follow import NOT_SOON, PositionEstimator
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.run import Run
@@ -193,7 +193,7 @@ def test_a_file_that_is_open_stays_what_it_is(make: Make) -> None:
         assert copy.startswith(str(training.session.tiers[0]))
         (said,) = [
             each
-            for each in training.session.client.ask("open")["open"]
+            for each in training.session.connection.ask("open")["open"]
             if each["pid"] == program.pid
         ]
         assert (said["served_by"], Path(said["path"]).name) == ("tier 0", str(seed))
@@ -271,7 +271,7 @@ def test_the_next_use_and_the_one_after_it(done: int) -> None:
     count = 100
     timeline = Timeline.of(Loader(DistributedSampler(count, 1, 5), 1, 4, workers=1), 3, 1)
     runs = [Run.of(timeline.section(epoch), 0, count) for epoch in range(3)]
-    follower = Follower(runs[0])
+    follower = PositionEstimator(runs[0])
     follower.following = runs[1]
     for i in range(done):
         follower.observe(runs[0].units[i : i + 1])

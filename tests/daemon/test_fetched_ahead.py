@@ -31,7 +31,7 @@ from monarch_py.plan.samplers import DistributedSampler
 
 def copies_of(session: Session, names: list[str]) -> list[int]:
     """Of each file the number of its copy, 0 for none: the later it was begun, the higher."""
-    generation = session.client.ask("where")["generation"]
+    generation = session.connection.ask("where")["generation"]
     catalog = CatalogReader.open(session.paths, generation)
     return [int(copy_of(catalog.words[catalog.find(0, name)])) for name in names]
 

@@ -215,7 +215,7 @@ def test_a_large_file_is_its_readers_for_as_long_as_it_reads(
     rest = "\nwhile os.read(fd, 300_000): time.sleep(0.2)"
     source.reset()
     with started(session, script, source.mountpoint / "101", rest):
-        session.client.ask("warm", entries=[entry], ticket="test")
+        session.connection.ask("warm", entries=[entry], ticket="test")
     wait_until(lambda: present(session) == 2, what="the copy")
     assert source.counts()["open"] == 1
     assert source.counts()["bytes_read"] <= 1.1 * LARGE
@@ -262,7 +262,7 @@ def test_a_reader_that_ends_or_stands_still_keeps_nobody(
             assert program.stdout is not None
             assert program.stdout.readline() == b"ready\n"
             program.send_signal(number)
-            session.client.ask("warm", entries=[entry], ticket="test")
+            session.connection.ask("warm", entries=[entry], ticket="test")
             wait_until(lambda: present(session) == 2, what="the copy")
         finally:
             program.kill()
@@ -510,7 +510,7 @@ def test_what_a_writer_leaves_is_read_under_the_lock(session: Session, source: S
         command = [sys.executable, "-c", LOCK_AND_READ, str(path)]
         with subprocess.Popen(command, env=session.env(), stdout=PIPE, text=True) as reader:
             wait_until(lambda: waits_for_a_lock(reader), what="a wait for the lock")
-            session.client.ask("warm", entries=[entry], ticket="test")
+            session.connection.ask("warm", entries=[entry], ticket="test")
             wait_until(lambda: present(session) == 2, what="a copy of what was there")
             new = content(102, LARGE)
             written.write(new)
@@ -576,7 +576,7 @@ def send(session: Session, what: bytes, *fds: int) -> None:
 
 
 def entry_of(session: Session, name: str) -> int:
-    return int(session.client.ask("look", paths=[[0, name]])["entries"][0])
+    return int(session.connection.ask("look", paths=[[0, name]])["entries"][0])
 
 
 @pytest.mark.parametrize("wrong", ["other", "elsewhere", "pipe", "writable", "path"])

@@ -85,7 +85,7 @@ def lazy(session_factory: Factory, source: Path | list[Path], **settings: Any) -
 
 def known(session: Session) -> set[str]:
     """The paths of all entries of the catalog."""
-    told = CatalogReader.open(session.paths, session.client.ask("where")["generation"])
+    told = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
     return {told.path(i) for i in range(len(told.entries))}
 
 
@@ -250,7 +250,7 @@ def test_changes_are_seen_while_a_directory_is_listed(
     path = of(tree, "c2/")[0]
     read(session, path)
     wait_until(lambda: present(session) == 1, what="a copy")
-    session.client.ask("scan", directories=[(0, "c4")])
+    session.connection.ask("scan", directories=[(0, "c4")])
     os.replace(tree.add("new", SIZE, version=1), path)
     new = tree.digests["new"]
     name = str(path.relative_to(tree.root))

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from support.session import Session, wait_until
 
-from monarch_py.daemon.lifecycle import STAY, Told, spawn
-from monarch_py.ipc.client import Client
+from monarch_py.daemon.lifecycle import STAY, StartupInfo, spawn
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.peers import listen, new_secret
 from monarch_py.peers.membership import Cluster, Member
 from monarch_py.storage.tiers import tier_root
 
-Spawned = tuple[subprocess.Popen[bytes], int, Client]
+Spawned = tuple[subprocess.Popen[bytes], int, DaemonConnection]
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def spawned(
     with listen("127.0.0.1") as listener:
         host, port = listener.getsockname()
         member = Member("here", host, port, (1,))
-        told = Told(Cluster(0, (member,), new_secret()), listener, lifeline=reading)
-        process = spawn(session.config, detach=False, told=told)
+        told = StartupInfo(Cluster(0, (member,), new_secret()), listener, lifeline=reading)
+        process = spawn(session.config, detach=False, startup=told)
     os.close(reading)
     try:
-        yield process, writing, session.client
+        yield process, writing, session.connection
     finally:
         process.terminate()
         process.wait(30)
@@ -63,7 +63,7 @@ def test_it_stays_when_it_is_told_to(spawned: Spawned) -> None:
 
 def test_a_daemon_alone_has_none(session_factory: Callable[..., Session], tree: Path) -> None:
     session = session_factory(tree).start()
-    assert session.client.ask("where")["cluster"] == ""
+    assert session.connection.ask("where")["cluster"] == ""
 
 
 def test_signals_that_come_while_one_is_handled(
@@ -90,7 +90,7 @@ def test_what_a_job_is_signalled_is_not_for_its_daemon(
     assert session.daemon is not None
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         session.daemon.send_signal(number)
-        assert session.client.ask("where")["pid"] == session.daemon.pid
+        assert session.connection.ask("where")["pid"] == session.daemon.pid
 
 
 def test_a_hangup_ends_it_well(session_factory: Callable[..., Session], tree: Path) -> None:

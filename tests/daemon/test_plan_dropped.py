@@ -28,7 +28,7 @@ from support.session import Session, wait_until
 from support.watch import assert_quiet
 
 from monarch_py.config import load_config
-from monarch_py.daemon.plans.placement import Placed, Placing
+from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
 from monarch_py.daemon.plans.prefetch import MOST_FILES
 from monarch_py.daemon.server import Daemon
 from monarch_py.native import copy_of
@@ -158,13 +158,18 @@ def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
     daemon = Daemon(load_config(session.config), session.paths)
     try:
         before = daemon.filler.keeps
-        wait_until(lambda: [daemon._turn()] and daemon.planned._placed, what="the plan's files")
+        wait_until(
+            lambda: [daemon._turn()] and daemon.plan_manager._placed, what="the plan's files"
+        )
         assert daemon.filler.keeps is not before
-        (course,) = daemon.planned.courses
-        monkeypatch.setattr(course, raises, lambda *_: 1 / 0)
-        daemon.planned.observe(course.entries[:1])
+        (tracker,) = daemon.plan_manager.trackers
+        monkeypatch.setattr(tracker, raises, lambda *_: 1 / 0)
+        daemon.plan_manager.observe(tracker.entries[:1])
         daemon._turn()
-        assert (course.state, course.why) == ("dropped", "what comes next could not be worked out")
+        assert (tracker.state, tracker.why) == (
+            "dropped",
+            "what comes next could not be worked out",
+        )
         assert daemon.filler.keeps is before
         daemon._turn()
     finally:
@@ -181,15 +186,17 @@ def test_one_plan_that_cannot_be_worked_out_leaves_the_other(
     session.paths.make()
     daemon = Daemon(load_config(session.config), session.paths)
     try:
-        wait_until(lambda: [daemon._turn()] and daemon.planned._placed, what="the plans' files")
-        bad, good = daemon.planned.courses
+        wait_until(
+            lambda: [daemon._turn()] and daemon.plan_manager._placed, what="the plans' files"
+        )
+        bad, good = daemon.plan_manager.trackers
         monkeypatch.setattr(bad, "observe", lambda *_: 1 / 0)
-        daemon.planned.observe(bad.entries[:1])
+        daemon.plan_manager.observe(bad.entries[:1])
         assert bad.state == "dropped"
         daemon._turn()
         assert good.state == "following"
-        assert good.follower is not None
-        assert good.follower.judged == 1
+        assert good.estimator is not None
+        assert good.estimator.judged == 1
     finally:
         daemon._close()
 
@@ -210,24 +217,24 @@ def test_what_a_dropped_plan_wanted_is_not_fetched_while_the_next_is_placed(
     def copies() -> int:
         return int(np.count_nonzero(copy_of(daemon.shared.catalog.words)))
 
-    may_place, make = threading.Event(), Placing.make
+    may_place, make = threading.Event(), PlacementTask.make
 
-    def placed_later(placing: Placing) -> Placed:
+    def placed_later(placing: PlacementTask) -> PlacementResult:
         may_place.wait(30)
         return make(placing)
 
     try:
-        turned_until(lambda: daemon.planned._placed, "the plan's files")
-        (course,) = daemon.planned.courses
-        monkeypatch.setattr(course, "step", lambda: 1 / 0)
+        turned_until(lambda: daemon.plan_manager._placed, "the plan's files")
+        (tracker,) = daemon.plan_manager.trackers
+        monkeypatch.setattr(tracker, "step", lambda: 1 / 0)
         daemon._turn()
-        assert course.state == "dropped"
+        assert tracker.state == "dropped"
         begun = copies()
         assert 0 < begun < len(files.digests)
-        monkeypatch.setattr(Placing, "make", placed_later)
-        daemon.planned.new_job()
-        turned_until(lambda: daemon.planned._placing is not None, "the plan that is tried again")
-        assert daemon.planned.is_active
+        monkeypatch.setattr(PlacementTask, "make", placed_later)
+        daemon.plan_manager.new_job()
+        turned_until(lambda: daemon.plan_manager._task is not None, "the plan that is tried again")
+        assert daemon.plan_manager.is_active
         turned_until(lambda: daemon.filler.engine.idle, "the last fill")
         for _ in range(10):
             daemon._turn()

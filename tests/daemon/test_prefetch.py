@@ -14,7 +14,7 @@ from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
 from monarch_py.config import load_config
-from monarch_py.daemon.fill.prefetch_queue import Ahead
+from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
@@ -49,7 +49,7 @@ def wait_present(session: Session, files: int) -> None:
 
 
 def catalog_of(session: Session) -> CatalogReader:
-    return CatalogReader.open(session.paths, session.client.ask("where")["generation"])
+    return CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
 
 
 def copies_in_order_of_the_scan(session: Session) -> list[Path]:
@@ -188,7 +188,7 @@ def damage(session: Session) -> None:
 
 
 def test_commands_have_their_turn_before_the_scan() -> None:
-    queue = Ahead(eager=True)
+    queue = PrefetchQueue(eager=True)
     ids = np.arange(10, dtype=np.uint64)
     queue.add(ids[:3])
     queue.add(ids[3:6], "a")
@@ -205,7 +205,7 @@ def test_commands_have_their_turn_before_the_scan() -> None:
 
 
 def test_files_that_had_their_turn_are_their_commands_until_they_are_settled() -> None:
-    queue, ids = Ahead(eager=False), np.arange(6, dtype=np.uint64)
+    queue, ids = PrefetchQueue(eager=False), np.arange(6, dtype=np.uint64)
     sizes = np.zeros(6, dtype=np.uint64)
     queue.add(ids[:4], "a")
     assert queue.next(0, 3, sizes, 1e9).tolist() == [0, 1, 2]
@@ -219,7 +219,7 @@ def test_files_that_had_their_turn_are_their_commands_until_they_are_settled() -
 
 def test_the_scan_is_met_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_py.daemon.fill.prefetch_queue.MEETS", 4)
-    queue = Ahead(eager=True)
+    queue = PrefetchQueue(eager=True)
     met = [queue.meet(6), queue.meet(6), queue.meet(6), queue.meet(7)]
     assert [(ids.tolist(), more) for ids, more in met] == [
         ([0, 1, 2, 3], True),
@@ -227,7 +227,7 @@ def test_the_scan_is_met_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         ([], False),
         ([6], False),
     ]
-    assert len(Ahead(eager=False).meet(100)[0]) == 0
+    assert len(PrefetchQueue(eager=False).meet(100)[0]) == 0
 
 
 def test_a_file_that_is_named_twice_is_filled_once(
@@ -245,7 +245,7 @@ def test_a_file_that_is_named_twice_is_filled_once(
         catalog = daemon.shared.catalog
         first, second = (catalog.find(0, name) for name in ("f00000", "f00001"))
         ids = np.array([first, second, first], dtype=np.uint64)
-        daemon.filler.wanted.want(ids)
+        daemon.filler.requests.want(ids)
         wait_until(
             lambda: [daemon._turn()] and (state_of(catalog.words[ids]) == State.PRESENT).all(),
             what="the copies",

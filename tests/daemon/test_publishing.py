@@ -12,7 +12,7 @@ from daemon.engine_site import BLOCK, FILES, SIZE, Engine
 from support.session import wait_until
 
 from monarch_py.daemon.copies.copies import Copies
-from monarch_py.daemon.fill.requests import Wanted
+from monarch_py.daemon.fill.requests import FillRequests
 from monarch_py.native import (
     Kind,
     Reason,
@@ -212,7 +212,7 @@ def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -
 def test_what_is_published_while_a_command_names_it_stays(engine: Engine) -> None:
     """`warm` finds a file FILLING that is PRESENT a moment later."""
     shared: Any = SimpleNamespace(catalog=engine.catalog, clients=engine.clients)
-    wanted = Wanted(shared, eager=False)
+    wanted = FillRequests(shared, eager=False)
     copy = engine.order(1)
     engine.result()
     wanted.fill_ahead(np.array([1, 2], dtype=np.uint64), "ticket")

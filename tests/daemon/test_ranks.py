@@ -22,7 +22,7 @@ from monarch_py.daemon.copies.ranks import (
     Ranks,
     shares_of,
 )
-from monarch_py.daemon.plans.tracker import Course, Found
+from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.native import ffi, lib
 from monarch_py.plan import Loader, Plan, PlanPart
 from monarch_py.plan.index import Index
@@ -198,21 +198,21 @@ def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
     parts = (PlanPart("training", 0, Loader(sampler, ranks, 4, workers=2)),)
     plan = Plan((index,), parts, epochs, 2)
     with ThreadPoolExecutor(1) as executor:
-        course = Course(tmp_path / "plan.npz", None, plan, node, executor)
+        tracker = PlanTracker(tmp_path / "plan.npz", None, plan, node, executor)
         # Entries are not numbered as files are.
         entries = np.arange(files, dtype=np.uint64)[::-1] + np.uint64(7)
-        course.begin(
-            Found(entries, np.ones(files, dtype=bool), "", (course.draw(0), course.draw(1))),
+        tracker.begin(
+            Found(entries, np.ones(files, dtype=bool), "", (tracker.draw(0), tracker.draw(1))),
             files + 7,
         )
     order = sampler.epoch(0)
-    ids, rank = course.due()
+    ids, rank = tracker.due()
     own = {int(entries[file]): n % ranks - 3 * node for n, file in enumerate(order[:files])}
-    assert course.follower is not None
-    assert len(ids) == course.follower.run.window
+    assert tracker.estimator is not None
+    assert len(ids) == tracker.estimator.run.window
     assert [own[entry] for entry in ids.tolist()] == rank.tolist()
     assert set(rank.tolist()) == {0, 1, 2}
     # What is done is not needed any more.
-    course.observe(ids[:5])
-    later, _ = course.due()
+    tracker.observe(ids[:5])
+    later, _ = tracker.due()
     assert not np.isin(ids[:5], later).any()

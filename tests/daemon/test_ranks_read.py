@@ -84,7 +84,7 @@ def test_who_misses_more_is_served_more_often(
         source.mountpoint, balance_ranks=is_on, shared_tpool_size=1, min_reads=1
     ).start()
     session.wait_scanned()
-    catalog = CatalogReader.open(session.paths, session.client.ask("where")["generation"])
+    catalog = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
     ranks = [range(1, DEMANDED + 1), range(DEMANDED + 1, 2 * DEMANDED + 1)]
     demands = Demands(session)
     source.latency(read=3600)

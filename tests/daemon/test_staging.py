@@ -326,7 +326,7 @@ def test_who_has_a_staged_file_open_is_told(
         )
         assert holder.stdout is not None
         holder.stdout.readline()
-        rows = [row for row in session.client.ask("open")["open"] if row["pid"] == holder.pid]
+        rows = [row for row in session.connection.ask("open")["open"] if row["pid"] == holder.pid]
         holder.communicate()
         served |= {row["served_by"] for row in rows}
     assert served == {"tier 0", "staging"}

@@ -209,7 +209,7 @@ def test_a_read_under_way_goes_on_with_the_file_that_it_began_with(
         return (slow.backing / name).stat().st_ino
 
     def known_inode() -> int:
-        generation = session.client.ask("where")["generation"]
+        generation = session.connection.ask("where")["generation"]
         catalog = CatalogReader.open(session.paths, generation)
         return int(catalog.entries["ino"][catalog.find(0, name)])
 
@@ -218,8 +218,8 @@ def test_a_read_under_way_goes_on_with_the_file_that_it_began_with(
     with subprocess.Popen(argv, env=session.env(), stdout=subprocess.PIPE, text=True) as reader:
         wait_until(lambda: slow.counts()["read"] > 0, what="the read")
         second = replace(1)
-        entries = session.client.ask("look", paths=[[0, name]])["entries"]
-        session.client.ask("warm", entries=entries, ticket="test")
+        entries = session.connection.ask("look", paths=[[0, name]])["entries"]
+        session.connection.ask("warm", entries=entries, ticket="test")
         wait_until(lambda: known_inode() == second, what="the daemon's look")
         replace(2)
         assert reader.poll() is None, "the read was over too soon"
@@ -340,7 +340,7 @@ def test_a_link_that_comes_and_goes_while_it_is_looked_at(
     try:
         for _ in range(10):
             asked = [[0, "link/a"]] * 2000
-            assert len(session.client.ask("look", paths=asked)["entries"]) == len(asked)
+            assert len(session.connection.ask("look", paths=asked)["entries"]) == len(asked)
     finally:
         ended.set()
         flipping.join()

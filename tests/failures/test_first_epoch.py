@@ -134,7 +134,7 @@ def test_the_daemon_goes_in_the_middle(
     if session.daemon is None:
         session.start()
     go_on(session)
-    wait_until(lambda: session.client.serves() and session.client.runs(), what="a daemon")
+    wait_until(lambda: session.connection.serves() and session.connection.runs(), what="a daemon")
     session.wait_all_present()
     check_copies(epoch_reader, session, source.mountpoint, files)
     assert session.status()["sources"][0]["present"] == FILES

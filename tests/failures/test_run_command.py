@@ -44,7 +44,7 @@ def daemons(session: Session) -> list[int]:
 
 def assert_nothing_left(session: Session) -> None:
     wait_until(lambda: not daemons(session), what="the daemon's end")
-    assert not session.client.runs()
+    assert not session.connection.runs()
     assert not session.paths.control.exists()
     assert not tier_root(session.tiers[0]).exists()
 
@@ -69,14 +69,14 @@ def test_the_commands_status_is_passed_on(session: Session, script: str, status:
 # `monarch` with a test's patience.
 IMPATIENT = """
 import sys
-import monarch_py.ipc.client, monarch_py.commands.run
-monarch_py.ipc.client.ANSWER_LIMIT_S, monarch_py.commands.run.SILENT_LIMIT_S = 1.0, 0.1
+import monarch_py.ipc.connection, monarch_py.commands.run
+monarch_py.ipc.connection.ANSWER_LIMIT_S, monarch_py.commands.run.SILENT_LIMIT_S = 1.0, 0.1
 from monarch_py.__main__ import main
 main()
 """
 SIGNAL_THE_DAEMON = """
 import os, sys
-from monarch_py.ipc.client import Client
+from monarch_py.ipc.connection import Client
 from monarch_py.ipc.session import SessionDir
 os.kill(Client(SessionDir.of(sys.argv[1])).ask("where")["pid"], int(sys.argv[2]))
 """
@@ -197,7 +197,7 @@ def test_a_signal_during_the_start_leaves_no_daemon(session: Session, delay_s: f
     finally:
         for pid in daemons(session):
             os.kill(pid, signal.SIGKILL)
-    assert not session.client.runs()
+    assert not session.connection.runs()
 
 
 def test_a_pipeline_ends_with_its_command(session: Session, tmp_path: Path) -> None:

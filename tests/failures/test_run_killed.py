@@ -55,7 +55,7 @@ def killed(session: Session, *command: str) -> Iterator[subprocess.Popen[bytes]]
 
 
 def serves(session: Session) -> bool:
-    return session.client.runs()
+    return session.connection.runs()
 
 
 def is_gone(session: Session) -> bool:

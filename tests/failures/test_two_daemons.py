@@ -166,5 +166,5 @@ def test_a_stopped_daemon_holds_its_session_and_no_command_hangs(
             session.daemon.wait(timeout=0.1)
     finally:
         session.daemon.send_signal(signal.SIGCONT)
-    wait_until(session.client.runs, what="the daemon's answers")
+    wait_until(session.connection.runs, what="the daemon's answers")
     check_all(session, files)

@@ -24,7 +24,7 @@ from faults.scenario import (
     noted_in,
 )
 from monarch_py.daemon import lifecycle
-from monarch_py.ipc.client import Client
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 
 __all__ = ["PairSite"]
@@ -106,9 +106,9 @@ class PairSite(Site):
 def wait_until_up(process: subprocess.Popen[bytes], session: SessionDir) -> None:
     """As the daemon's own, which knows no tracer in between. One that has ended is looked at when
     all is over."""
-    client = Client(session)
+    connection = DaemonConnection(session)
     wait_until(
-        lambda: process.poll() is not None or client.serves(),
+        lambda: process.poll() is not None or connection.serves(),
         timeout=END_LIMIT_S,
         what="the start of a node, or its end",
     )

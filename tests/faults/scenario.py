@@ -218,7 +218,7 @@ class Site:
             if daemon.poll() is not None:
                 return True
             with suppress(Exception):
-                return bool(session.client.serves() and session.client.runs())
+                return bool(session.connection.serves() and session.connection.runs())
             return False
 
         with noted_in(outcome, "the daemon's start"):

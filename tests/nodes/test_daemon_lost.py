@@ -73,7 +73,7 @@ def test_a_daemon_that_stops_and_goes_on(cluster: Cluster) -> None:
     victim = cluster.nodes[VICTIM]
     assert victim.daemon is not None
     victim.daemon.send_signal(signal.SIGCONT)
-    wait_until(victim.client.serves, what="the daemon that goes on")
+    wait_until(victim.connection.serves, what="the daemon that goes on")
     is_used_again(cluster)
 
 

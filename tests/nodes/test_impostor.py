@@ -59,7 +59,7 @@ def impostor(cluster: Cluster, source: Path) -> Iterator[dict[str, Any]]:
 
 
 def why(cluster: Cluster) -> str:
-    told = cluster.nodes[LIVE].client.ask("all")["nodes"][VICTIM]
+    told = cluster.nodes[LIVE].connection.ask("all")["nodes"][VICTIM]
     assert not told["answers"]
     return str(told["why"])
 

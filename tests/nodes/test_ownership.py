@@ -38,7 +38,7 @@ FILES = st.lists(
 )
 
 
-class Holdings:
+class ReplicaServer:
     """What the peers are told of: the numbers of the files that they may ask for."""
 
     def __init__(self, *_: Any) -> None:
@@ -89,7 +89,7 @@ class Native:
 def alone() -> Iterator[None]:
     """Without servers, links and an engine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "Holdings", Holdings)
+        patch.setattr(module, "ReplicaServer", ReplicaServer)
         patch.setattr(module, "Peer", lambda *_: SimpleNamespace(c=None))
         patch.setattr(module, "lib", Native)
         yield
@@ -110,7 +110,7 @@ def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
 def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
     """By hash: the node that is asked, which is the node itself for what it keeps for others."""
     asked = made.asked(catalog.ids())[:, 0].tolist()
-    holdings: Any = made.holdings
+    holdings: Any = made.replicas
     return {
         int(hash_): made.cluster.rank if i in holdings.kept else asked[i]
         for i, hash_ in enumerate(catalog.entries["hash"][: len(catalog)].tolist())
@@ -146,7 +146,7 @@ def test_all_nodes_say_the_same_within_their_quotas(
     left = np.array([quota - slack_of(quota) for quota in quotas], dtype=np.int64)
     for rank, (made, catalog) in enumerate(all_nodes):
         sizes, keeps = rounded(catalog), made.keeps_here(catalog.ids())
-        holdings: Any = made.holdings
+        holdings: Any = made.replicas
         own = np.isin(np.arange(len(catalog)), list(holdings.kept))
         assert keeps[own].all()
         assert sizes[keeps].sum(dtype=np.float64) <= quotas[rank]
@@ -205,7 +205,7 @@ def test_nothing_is_decided_before_all_is_scanned_and_nobody_waits_for_long() ->
     catalog = Catalog([(1, KIB)], [0])
     now = [100.0]
     made = node(0, [MIB, MIB], catalog, clock=lambda: now[0])
-    holdings: Any = made.holdings
+    holdings: Any = made.replicas
     made.step(scanned=False)
     assert (made.is_ready, made.may_wait) == (False, True)
     assert holdings.patience == Native.MONARCH_EVERYBODY_WAITS
@@ -225,7 +225,7 @@ def test_what_nobody_waits_for_waits_as_long_as_a_plan_is_placed() -> None:
     catalog = Catalog([(1, KIB)], [0])
     now = [100.0]
     made = node(0, [MIB, MIB], catalog, clock=lambda: now[0])
-    holdings: Any = made.holdings
+    holdings: Any = made.replicas
     made.awaits_plan = True
     now[0] += 2 * SCAN_LIMIT_S
     made.step(scanned=True)
@@ -267,7 +267,7 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
     visited = [{int(rank)} for rank in owner]
     for _ in range(len(made)):
         for rank, each in enumerate(made):
-            holdings: Any = each.holdings
+            holdings: Any = each.replicas
             before = dict(holdings.moved)
             each.pass_on(ids)
             passed_on = {e: n for e, n in holdings.moved.items() if n != before[e]}
@@ -280,13 +280,13 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
                     if other.cluster.rank not in (rank, heir):
                         other.move(ids[[entry]], np.array([heir], dtype=np.int32))
                 made[heir].adopt(ids[[entry]])
-                assert made[heir].holdings.moved[entry] == NOBODY
+                assert made[heir].replicas.moved[entry] == NOBODY
                 assert made[heir].keeps_here(ids[[entry]]).all()
     assert all(len(nodes) == len(made) for nodes in visited)
     # Whoever has passed a file on says where it is by now, also after the next node did the same.
     for each in made:
         others = ~each.owns(ids)
-        holdings = each.holdings
+        holdings = each.replicas
         assert [holdings.moved[int(e)] for e in ids[others]] == each.holders_of(ids[others])[
             :, 0
         ].tolist()

@@ -15,7 +15,7 @@ from support.session import MIB, wait_until
 
 from benchmarks.peers.nodes import Nodes as Namespaces
 from monarch_py.plan.loader import Loader
-from monarch_py.plan.samplers import DistributedSampler as Planned
+from monarch_py.plan.samplers import DistributedSampler as PlanManager
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
 
@@ -55,7 +55,7 @@ def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedN
     What another node has comes from there, however fast the source is."""
 
     def made(area: int = 2 * MIB, **settings: object) -> PlannedNodes:
-        loader = Loader(Planned(FILES, RANKS, SEED), RANKS, 2, workers=2)
+        loader = Loader(PlanManager(FILES, RANKS, SEED), RANKS, 2, workers=2)
         settings = {"peers": {"fetch": "holders"}, **settings}
         return planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area, **settings).start()
 
@@ -127,7 +127,7 @@ def test_a_daemon_that_stops_and_goes_on(make: Callable[..., PlannedNodes]) -> N
     assert daemon is not None
     in_the_middle(planned, lambda _: daemon.send_signal(signal.SIGSTOP))
     daemon.send_signal(signal.SIGCONT)
-    wait_until(victim.client.serves, what="the daemon that goes on")
+    wait_until(victim.connection.serves, what="the daemon that goes on")
     goes_on(planned)
 
 

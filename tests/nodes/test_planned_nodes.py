@@ -9,7 +9,7 @@ from support.planned import PlannedNodes, follows
 from support.session import MIB, wait_until
 
 from monarch_py.plan.loader import Loader
-from monarch_py.plan.samplers import DistributedSampler as Planned
+from monarch_py.plan.samplers import DistributedSampler as PlanManager
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
 
@@ -36,7 +36,7 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
 ) -> None:
     """Each file has an owner, and a half of them another holder, which has no copy before the owner
     has. What is read again in later epochs would come from the source where that is faster."""
-    loader = Loader(Planned(FILES, RANKS, SEED), RANKS, 2)
+    loader = Loader(PlanManager(FILES, RANKS, SEED), RANKS, 2)
     planned = planned_factory(
         loader, EPOCHS, FILES, SIZE, QUOTA, area=4 * MIB, peers={"fetch": "holders"}
     ).start()
@@ -56,7 +56,7 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
 @pytest.fixture
 def pair(planned_factory: Callable[..., PlannedNodes]) -> PlannedNodes:
     """Two nodes that have yet to start."""
-    loader = Loader(Planned(FILES, 2, SEED), 2, 2)
+    loader = Loader(PlanManager(FILES, 2, SEED), 2, 2)
     return planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area=2 * MIB)
 
 

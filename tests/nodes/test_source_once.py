@@ -87,7 +87,7 @@ def test_a_node_fills_its_own_files_before_it_fetches_those_of_others(
     files, nodes = 300, 3
     cluster = cluster_factory(nodes, files, 16 << 10, prefetch="auto")
     node, mount = cluster.nodes[0], cluster.mounts[0]
-    catalog = CatalogReader.open(node.paths, node.client.ask("where")["generation"])
+    catalog = CatalogReader.open(node.paths, node.connection.ask("where")["generation"])
     ids = np.flatnonzero(catalog.entries["kind"] == Kind.FILE)
 
     def have(flag: int) -> npt.NDArray[np.bool_]:

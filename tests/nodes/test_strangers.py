@@ -114,4 +114,4 @@ def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
     peer.fetch(gets)
     assert gets["status"][0] == PeerStatus.UNKNOWN_FILE
     peer.close()
-    wait_until(node.client.serves, what="a daemon that answers")
+    wait_until(node.connection.serves, what="a daemon that answers")

@@ -91,7 +91,7 @@ def mixed(value: int) -> int:
 
 def named_by(node: Node, name: str) -> FileId:
     """As nodes call the file among each other."""
-    catalog = CatalogReader.open(node.paths, node.client.ask("where")["generation"])
+    catalog = CatalogReader.open(node.paths, node.connection.ask("where")["generation"])
     entry = catalog.entries[catalog.find(0, name)]
     changed, modified = int(entry["ctime_ns"]), int(entry["mtime_ns"])
     times = mixed(modified ^ mixed(changed))

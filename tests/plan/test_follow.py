@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.opening import Ranks, Units, in_turns
 
 from monarch_py.errors import ConfigError
-from monarch_py.plan.follow import Follower
+from monarch_py.plan.follow import PositionEstimator
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.run import RECENT, Run, locate, window_steps
 from monarch_py.plan.samplers import DistributedSampler, Sampler, SequentialSampler
@@ -36,7 +36,7 @@ def runs_of(timeline: Timeline) -> list[Run]:
     return [Run.of(section, 0, timeline.units) for section in timeline.sections()]
 
 
-def watch(follower: Follower, seen: Units) -> None:
+def watch(follower: PositionEstimator, seen: Units) -> None:
     follower.judge(seen, follower.observe(seen))
 
 
@@ -71,7 +71,7 @@ def test_a_right_plan_is_never_lost(
     real = timeline_of(samples, ranks, workers=workers, prefetch_factor=factor)
     plan = real if told else timeline_of(samples, ranks)
     runs = runs_of(plan)
-    follower = Follower(runs[0])
+    follower = PositionEstimator(runs[0])
 
     def seen(epoch: int) -> Iterator[int]:
         for sample in Ranks(real, epoch, rng, in_order):
@@ -95,7 +95,7 @@ def test_a_right_plan_is_never_lost(
     assert follower.fits >= (0.97 - unseen) * 3 * samples / (1 + strays)
 
 
-def look_for(follower: Follower, runs: list[Run]) -> int | None:
+def look_for(follower: PositionEstimator, runs: list[Run]) -> int | None:
     """As the daemon does: goes on where the last accesses lie together, in the run whose number is
     returned."""
     found = [locate(run, follower.recent) for run in runs]
@@ -122,7 +122,7 @@ def test_a_job_that_is_restarted_is_found(
     rng = random.Random(seed)
     plan = timeline_of(samples, workers=4)
     runs = runs_of(plan)
-    follower = Follower(runs[0])
+    follower = PositionEstimator(runs[0])
     skip = int(begun * plan.parts[0].loader.steps)
     restarted = Ranks(plan, epoch, rng, True, skip=skip)
     for turn in in_turns(iter(restarted), rng, 10):
@@ -137,7 +137,7 @@ def test_a_job_that_is_restarted_is_found(
 
 def test_a_few_reads_far_ahead_do_not_move_the_front() -> None:
     (run, *_) = runs_of(timeline_of(4000, workers=4))
-    follower = Follower(run)
+    follower = PositionEstimator(run)
     watch(follower, run.units[:200])
     front = follower.front
     watch(follower, run.units[3000:3010])
@@ -151,7 +151,7 @@ def test_a_few_reads_far_ahead_do_not_move_the_front() -> None:
 def test_what_comes_is_what_was_not_seen_yet_and_then_the_next_run() -> None:
     timeline = timeline_of(600, epochs=2)
     runs = runs_of(timeline)
-    follower = Follower(runs[0])
+    follower = PositionEstimator(runs[0])
     watch(follower, runs[0].units[:500])
     ahead = follower.upcoming(1000)
     assert ahead.tolist() == runs[0].units[500:].tolist()
@@ -170,7 +170,7 @@ def test_the_next_run_is_known_late() -> None:
     than it was."""
     samples, ranks, rng = 8000, 8, random.Random(4)
     runs = runs_of(timeline_of(samples, ranks, workers=2))
-    follower = Follower(runs[0], ranks=ranks)
+    follower = PositionEstimator(runs[0], ranks=ranks)
     for low in range(0, samples, 20):
         watch(follower, np.array(sorted(runs[0].units[low : low + 20]), dtype=np.int32))
         watch(follower, np.array([rng.randrange(samples)], dtype=np.int32))
@@ -190,7 +190,7 @@ def test_the_next_run_is_known_late() -> None:
 
 def test_who_opens_each_file_twice_fits() -> None:
     (run, *_) = runs_of(timeline_of(2000, workers=2))
-    follower = Follower(run)
+    follower = PositionEstimator(run)
     for low in range(0, 2000, 10):
         watch(follower, run.units[low : low + 10])
         watch(follower, run.units[low : low + 10])
@@ -210,7 +210,7 @@ def test_files_of_many_samples_count_where_they_are_used_first() -> None:
     own = timeline.section(0).node(0).tolist()
     assert run.units.tolist() == list(dict.fromkeys(own))
     assert run.starts.tolist() == [own.index(unit) for unit in run.units.tolist()]
-    follower = Follower(run)
+    follower = PositionEstimator(run)
     watch(follower, np.arange(10, dtype=np.int32))
     assert follower.position == run.starts[-1] + 1
 
@@ -239,6 +239,6 @@ def test_windows_and_places_that_are_none() -> None:
         Run.of(section, 0, 400, window=0)
     run = Run.of(section, 0, 400)
     with pytest.raises(ConfigError, match=r"^place: "):
-        Follower(run, 401)
+        PositionEstimator(run, 401)
     assert locate(run, np.zeros(0, dtype=np.int32)) == (0.0, 0)
     assert Run.of(section, 0, 500).place[450] == -1

@@ -9,7 +9,7 @@ import pytest
 from support.files import Files
 from support.session import Session, wait_until
 
-from monarch_py.daemon.scan.unlisted import FEW, THREADS, WAITING, Unmet
+from monarch_py.daemon.scan.unlisted import FEW, THREADS, WAITING, UnlistedFiles
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 
@@ -26,7 +26,7 @@ def test_the_loop_turns_while_the_source_is_asked(
     slow.latency(getattr=LATENCY_S)
 
     def is_known() -> bool:
-        generation = session.client.ask("where")["generation"]
+        generation = session.connection.ask("where")["generation"]
         return CatalogReader.open(session.paths, generation).find(0, "late") >= 0
 
     session.python("import sys; open(sys.argv[1]).close()", slow.mountpoint / "late")
@@ -41,7 +41,7 @@ class Source:
         self.lets = threading.Semaphore(0)
         self.asked: list[str] = []
         self.rung = threading.Semaphore(0)
-        self.unmet: Unmet[str] = Unmet(self.look, self.rung.release)
+        self.unmet: UnlistedFiles[str] = UnlistedFiles(self.look, self.rung.release)
 
     def look(self, number: int, path: str) -> str | None:
         self.asked.append(path)
@@ -135,7 +135,7 @@ def test_looks_that_fail_keep_no_other_waiting() -> None:
             raise ValueError(path)
         return path
 
-    unmet: Unmet[str] = Unmet(look, lambda: None)
+    unmet: UnlistedFiles[str] = UnlistedFiles(look, lambda: None)
     unmet.add([*((0, f"bad{i}") for i in range(2 * THREADS)), (0, "good")])
     answers: list[tuple[tuple[int, str], str]] = []
 
@@ -159,7 +159,7 @@ def test_threads_that_cannot_be_started_are_tried_again(monkeypatch: pytest.Monk
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", sometimes)
-    unmet: Unmet[str] = Unmet(lambda _, path: path, lambda: None)
+    unmet: UnlistedFiles[str] = UnlistedFiles(lambda _, path: path, lambda: None)
     unmet.add([(0, "a")])
     for _ in range(3):
         unmet.ask(is_scanned=True)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from monarch_py.daemon.lifecycle import Told, spawn
+from monarch_py.daemon.lifecycle import StartupInfo, spawn
 from monarch_py.peers import Party, listen, new_secret
 from monarch_py.peers.membership import Cluster, Member
 from support.session import MIB, Session, wait_until
@@ -36,8 +36,8 @@ class Node(Session):
         if self.listener.fileno() < 0:
             self.listener = self.host.call(listen, *self.address)
         with _shared_memory(self.shm):
-            told = Told(self.cluster, self.listener)
-            self.daemon = self.host.call(partial(spawn, self.config, detach=False, told=told))
+            told = StartupInfo(self.cluster, self.listener)
+            self.daemon = self.host.call(partial(spawn, self.config, detach=False, startup=told))
             self.log = self.paths.log
         return self
 

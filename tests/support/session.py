@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from monarch_py.ipc.client import Client
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY
 
@@ -116,8 +116,8 @@ class Session:
                 os.environ["MONARCH_SHM"] = old
 
     @property
-    def client(self) -> Client:
-        return Client(self.paths)
+    def connection(self) -> DaemonConnection:
+        return DaemonConnection(self.paths)
 
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
         """Runs `monarch serve`; `prefix` goes before it (to run it in a cgroup or namespace)."""
@@ -144,7 +144,7 @@ class Session:
         assert self.daemon is not None
         if self.daemon.poll() is not None:
             raise AssertionError(f"the daemon ended: {self.log.read_text(errors='replace')}")
-        return self.client.serves() and self.client.runs()
+        return self.connection.serves() and self.connection.runs()
 
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "monarch_py", words[0], "-c", str(self.config), *words[1:]]
@@ -207,7 +207,7 @@ class Session:
     # --- what it says ---------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self.client.ask("status")
+        answer: dict[str, Any] = self.connection.ask("status")
         return answer
 
     def totals(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class Session:
 
     def forget(self) -> None:
         """Drops all copies: everything is cold again."""
-        self.client.ask("clear")
+        self.connection.ask("clear")
 
     # --- programs -------------------------------------------------------------------------------
 

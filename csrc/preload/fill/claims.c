@@ -52,7 +52,7 @@ uint64_t monarch_begin_claim(struct session *s, uint64_t id) {
 }
 
 /* It may have been recalled meanwhile. */
-void monarch_end_claim(struct session *s, uint64_t id, uint64_t claim) {
+void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim) {
     uint64_t *at = monarch_claim_at(s->clients, id), seen = claim;
     while ((seen & ~MONARCH_CLAIM_RECALLED) == claim &&
            !__atomic_compare_exchange_n(at, &seen, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
@@ -63,7 +63,7 @@ void monarch_end_claim(struct session *s, uint64_t id, uint64_t claim) {
 void monarch_give_up_claim(struct session *s, uint64_t id) {
     uint64_t claim = __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED);
     if (monarch_claim_names(claim, id) && !(claim & MONARCH_CLAIM_HANDED))
-        monarch_end_claim(s, id, claim);
+        monarch_cancel_claim(s, id, claim);
 }
 
 void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id) {

@@ -21,7 +21,7 @@ int monarch_is_on_its_way(uint64_t claim, uint64_t now_ns);
  * the place. */
 uint64_t monarch_begin_claim(struct session *s, uint64_t id);
 /* Ends this claim, which may have been recalled meanwhile. */
-void monarch_end_claim(struct session *s, uint64_t id, uint64_t claim);
+void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim);
 /* Ends the file's claim, unless its descriptor is on its way: then the daemon ends it. */
 void monarch_give_up_claim(struct session *s, uint64_t id);
 

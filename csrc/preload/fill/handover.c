@@ -225,7 +225,7 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
                send_descriptor(fd, what.id, &what,
                                offsetof(struct monarch_handover, path) + what.path_len + 1);
     if (claim && !done)
-        monarch_end_claim(s, what.id, claim);
+        monarch_cancel_claim(s, what.id, claim);
     return done;
 }
 
@@ -263,7 +263,7 @@ static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id
     int done = !monarch_has_locks(s->control->source[e->source].dev, e->ino) &&
                send_entry(fd, id, is_read);
     if (!done)
-        monarch_end_claim(s, id, claim);
+        monarch_cancel_claim(s, id, claim);
     return done;
 }
 

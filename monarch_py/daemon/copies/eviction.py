@@ -43,7 +43,7 @@ class Foresight(Protocol):
     """Who knows a plan."""
 
     @property
-    def homes(self) -> npt.NDArray[np.int32]:
+    def placement(self) -> npt.NDArray[np.int32]:
         """(entries,) the tiers in which files have their place, NOWHERE for none; changed here."""
         ...
 
@@ -103,12 +103,12 @@ class Evictions:
         tier = self._copies.tiers[number]
         if tier is None or not tier.usable:
             return
-        catalog, homes = self._copies.shared.catalog, plan.homes
-        words = catalog.words[: len(homes)]
+        catalog, placement = self._copies.shared.catalog, plan.placement
+        words = catalog.words[: len(placement)]
         absent = (state_of(words) == State.ABSENT) & (copy_of(words) == 0)
-        promised = absent & (homes == number)
+        promised = absent & (placement == number)
         room = tier.room()
-        sizes = catalog.entries["size"][: len(homes)]
+        sizes = catalog.entries["size"][: len(placement)]
         kept_for = int(room.rounded(sizes[promised]).sum())
         there = room.free_bytes + self._copies.leaving(number)
         if kept_for <= there:
@@ -116,11 +116,11 @@ class Evictions:
         elif self._clock() - self._short_since_s.setdefault(number, self._clock()) > SHORT_S:
             ids = np.flatnonzero(promised)
             ids = ids[np.argsort(first[ids], kind="stable")]
-            homes[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
+            placement[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
         if kept_for > there or kept_for >= MOST_BYTES:
             return
         # Of what is used in the next epoch alone it is not known when it is used after that.
-        coming = np.flatnonzero(absent & (homes == NOWHERE) & (second != NOT_SOON))
+        coming = np.flatnonzero(absent & (placement == NOWHERE) & (second != NOT_SOON))
         if len(coming) > MOST_FILES:
             coming = coming[np.argpartition(first[coming], MOST_FILES)[:MOST_FILES]]
         coming = coming[np.argsort(first[coming], kind="stable")].astype(np.uint64)
@@ -139,7 +139,7 @@ class Evictions:
         goes, stays = exchange(
             first[held], room.rounded(sizes[held]), second[coming], needs, there - kept_for
         )
-        homes[coming[stays]] = number
-        homes[held[goes]] = NOWHERE
+        placement[coming[stays]] = number
+        placement[held[goes]] = NOWHERE
         self._copies.forget(held[goes], State.ABSENT)
         self.evicted[number] += int(goes.sum())

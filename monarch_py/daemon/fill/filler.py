@@ -17,9 +17,9 @@ from monarch_py.daemon.copies.handovers import Handovers
 from monarch_py.daemon.copies.outdated import Outdated
 from monarch_py.daemon.copies.readahead import ReadAhead
 from monarch_py.daemon.copies.staging import Staging
-from monarch_py.daemon.fill.requests import Wanted
+from monarch_py.daemon.fill.requests import FillRequests
 from monarch_py.daemon.nodes.placement import Membership, Nodes
-from monarch_py.daemon.nodes.routes import NOBODY, PEER_THREADS, Places
+from monarch_py.daemon.nodes.routes import NOBODY, PEER_THREADS, RouteChooser
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import (
@@ -39,8 +39,8 @@ from monarch_py.native import (
 )
 from monarch_py.policies.placement import (
     NOWHERE,
-    Keeps,
-    KeepsAll,
+    KeepAll,
+    KeepPolicy,
     Policy,
     TierRoom,
     make_policy,
@@ -91,8 +91,8 @@ class Filler:
         self.handovers = Handovers(config, self.shared.session, self.engine)
         self.shared.control.handed_bytes = self.handovers.most_bytes
         self.shared.control.shares = membership is not None
-        self.places = Places.of(config, self.engine, self.nodes.peers) if self.nodes else None
-        self.keeps: Keeps = self.nodes or KeepsAll()
+        self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
+        self.keeps: KeepPolicy = self.nodes or KeepAll()
         # The tiers in which files are best kept, NOWHERE for those of which that is not known.
         self.prefers: Callable[[Ids], npt.NDArray[np.int32]] | None = None
         # Of files that programs use and that have no room, those for which it has dropped copies.
@@ -103,7 +103,7 @@ class Filler:
         self.outdated = Outdated(scanner, self.copies)
         self.staging = Staging(len(config.tiers), self.tiers[len(config.tiers)], self.copies)
         self.readahead = ReadAhead(self.shared, self.engine, self.tiers[: len(config.tiers)])
-        self.wanted = Wanted(self.shared, eager=config.prefetch == "eager")
+        self.requests = FillRequests(self.shared, eager=config.prefetch == "eager")
         self._to_check: deque[Ids] = deque()
         self._refused: list[Ids] = []
         shm = os.stat(self.shared.session.path).st_dev
@@ -127,7 +127,7 @@ class Filler:
         """Orders given, wanted files, and copies to check or to look at again."""
         running = self.engine.pending(in_use=True) + self.engine.pending(in_use=False)
         to_check = sum(map(len, self._to_check))
-        return len(self.wanted) + to_check + running + self.copies.unsettled
+        return len(self.requests) + to_check + running + self.copies.unsettled
 
     def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
         """Copies of an earlier session that match their sources: (n,) entries, manifest rows. They
@@ -177,23 +177,23 @@ class Filler:
                 return False
             self._take_from_source()
             self._drop_rotten(self.nodes)
-            if len(moved := self.nodes.holdings.moved_here()):
+            if len(moved := self.nodes.replicas.moved_here()):
                 self.keeps.adopt(moved)
-                self.wanted.want(self._let_in_again(moved, Reason.NO_ROOM))
-        while len(ids := self.wanted.next_awaited()):
+                self.requests.want(self._let_in_again(moved, Reason.NO_ROOM))
+        while len(ids := self.requests.next_awaited()):
             self._order_fills(ids, in_use=True)
-        self.wanted.part_ways(self._is_fetched)
+        self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
             # Some go the other way in the end: a peer may be lost, or the source faster.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
-            while room > 0 and len(ids := self.wanted.next_in_use(room, from_peers=fetched)):
+            while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         while room > 0 and self._to_check:
             room -= self._order_checks(room)
         # What waits for room would be joined by all that is to be filled ahead.
-        may_more = room > 0 and not self.wanted.has_put_off and len(self.wanted.ahead) > 0
+        may_more = room > 0 and not self.requests.has_put_off and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
 
     def _is_fetched(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -205,11 +205,11 @@ class Filler:
 
     def _leave_to_source(self) -> None:
         """Nobody knows yet which node keeps what, and readers do not wait for it."""
-        self.wanted.part_ways(self._is_fetched)
+        self.requests.part_ways(self._is_fetched)
         while (
-            len(ids := self.wanted.next_awaited())
-            or len(ids := self.wanted.next_in_use(ORDERS, from_peers=False))
-            or len(ids := self.wanted.next_in_use(ORDERS, from_peers=True))
+            len(ids := self.requests.next_awaited())
+            or len(ids := self.requests.next_in_use(ORDERS, from_peers=False))
+            or len(ids := self.requests.next_in_use(ORDERS, from_peers=True))
         ):
             ids = ids[state_of(self.shared.catalog.words[ids]) == State.WANTED]
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
@@ -218,12 +218,12 @@ class Filler:
     def _take_from_source(self) -> None:
         """What was left to the source until now."""
         for ids in self._early:
-            self.wanted.want(self._let_in_again(ids, Reason.NO_ROOM))
+            self.requests.want(self._let_in_again(ids, Reason.NO_ROOM))
         self._early = []
 
     def _drop_rotten(self, nodes: Nodes) -> None:
         """What peers were refused this node's own programs must not be given either."""
-        ids, words = nodes.holdings.rotten()
+        ids, words = nodes.replicas.rotten()
         for entry in ids[self.shared.catalog.words[ids] == words].tolist():
             self._damaged(entry)
 
@@ -232,11 +232,11 @@ class Filler:
         tier had any for it: then there may be more of that kind."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
-        begun = np.unique(self.wanted.ahead.settle(self._is_open))
+        begun = np.unique(self.requests.ahead.settle(self._is_open))
         while room > 0 and looked_at < ORDERS:
             begun = begun[state_of(catalog.words[begun]) == State.FILLING]
             room_bytes = AHEAD_BYTES - float(sizes[begun].sum(dtype=np.float64))
-            ids = self.wanted.ahead.next(AHEAD_FILES - len(begun), room, sizes, room_bytes)
+            ids = self.requests.ahead.next(AHEAD_FILES - len(begun), room, sizes, room_bytes)
             if not len(ids):
                 return False
             begun = np.union1d(begun, ids)
@@ -271,7 +271,7 @@ class Filler:
         words = self.shared.catalog.words[ids]
         wanted, leaving = state_of(words) == State.WANTED, copy_of(words) != 0
         if (wanted & leaving).any():
-            self.wanted.put_off(ids[wanted & leaving], in_use=in_use)
+            self.requests.put_off(ids[wanted & leaving], in_use=in_use)
         ids = ids[wanted & ~leaving]
         kept = self.keeps.keeps_here(ids)
         nowhere, ordered = self._order_kept(ids[kept], in_use=in_use)
@@ -313,7 +313,7 @@ class Filler:
             if horizon is not None:
                 catalog.set_state(ids[~now], State.ABSENT)
             elif coming:
-                self.wanted.put_off(ids[~now], in_use=in_use)
+                self.requests.put_off(ids[~now], in_use=in_use)
             else:
                 self.staging.refuse(ids[~now])
         tiers = np.full(int(now.sum()), self.staging.number, dtype=np.int32)
@@ -333,11 +333,11 @@ class Filler:
         catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
         self.readahead.filled(ids)
         peers = None
-        if self.nodes is not None and self.places is not None:
+        if self.nodes is not None and self.routes is not None:
             uses = self.staging.uses
             due_s = np.zeros(len(ids)) if in_use else uses.seconds_to_use(ids)
             peers = self.nodes.asked(ids)
-            self.places.choose(ids, peers, sizes, due_s)
+            self.routes.choose(ids, peers, sizes, due_s)
         self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use, peers=peers)
         return len(ids)
 
@@ -364,7 +364,7 @@ class Filler:
         if in_use and not len(coming):
             coming = self.give_way(ids)
         if len(coming):
-            self.wanted.put_off(coming, in_use=in_use)
+            self.requests.put_off(coming, in_use=in_use)
             ids = ids[~np.isin(ids, coming)]
         if in_use and self.nodes is not None and self._lacks_room():
             self.nodes.pass_on(ids)
@@ -417,7 +417,7 @@ class Filler:
     def try_again(self, ids: Ids) -> None:
         """(n,) files that programs use and that had no room when they were used before."""
         if len(again := self._let_in_again(ids, Reason.NO_ROOM)):
-            self.wanted.again(again, in_use=True)
+            self.requests.again(again, in_use=True)
 
     # --- results -----------------------------------------------------------------------------
 
@@ -447,7 +447,7 @@ class Filler:
             self.staging.left()
         # In the staging area something leaves all the time.
         if unstaged or not self.copies.dropping:
-            self.wanted.let_in()
+            self.requests.let_in()
         # As long as files are found, room is kept free for them to be known.
         if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
@@ -456,7 +456,7 @@ class Filler:
     def await_results(self, *, follows_plan: bool) -> None:
         """Has the loop woken for results early if anything waits for them: a plan, files whose
         orders did not fit in, or files that had no room."""
-        waits = follows_plan or len(self.wanted) or self._refused or self.staging.has_refused
+        waits = follows_plan or len(self.requests) or self._refused or self.staging.has_refused
         self.engine.await_results(is_awaited=bool(waits or self._to_check))
 
     def _made(self, results: npt.NDArray[Any]) -> None:
@@ -467,8 +467,8 @@ class Filler:
         self.staging.arrived(results["id"][results["tier"] == self.staging.number])
         filled = results[results["kind"] == JobKind.FILL]
         self.readahead.filled(filled["id"])
-        if self.places is not None:
-            self.places.know(filled["id"], filled["giver"])
+        if self.routes is not None:
+            self.routes.know(filled["id"], filled["giver"])
         if self.nodes is not None:
             homes = filled["home"]
             moved = filled[(homes >= 0) & (homes < len(self.nodes.cluster.members))]
@@ -484,7 +484,7 @@ class Filler:
         tiers = self.policy.place(catalog.entries["size"][ids], self.rooms())
         fits = self._let_in_again(ids[tiers != NOWHERE], Reason.NO_ROOM)
         if len(fits):
-            self.wanted.again(fits, in_use=True)
+            self.requests.again(fits, in_use=True)
 
     def _let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
         words = self.shared.catalog.words[ids]
@@ -510,7 +510,7 @@ class Filler:
         path = self.shared.catalog.path(entry)
         log.warning("a copy of %s is damaged; it is made anew", path)
         self.copies.forget(one(entry), State.ABSENT)
-        self.wanted.make_anew(one(entry))
+        self.requests.make_anew(one(entry))
 
     def _fill_failed(self, result: Any) -> None:
         entry, status, catalog = int(result["id"]), int(result["status"]), self.shared.catalog
@@ -526,10 +526,10 @@ class Filler:
             self.staging.refuse(one(entry))
         elif status == JobStatus.TIER_FULL:
             tier.note_full()
-            self.wanted.again(one(entry), in_use=in_use)
+            self.requests.again(one(entry), in_use=in_use)
         elif status == JobStatus.TIER_ERROR:
             self.copies.tier_failed(number, error)
-            self.wanted.again(one(entry), in_use=in_use)
+            self.requests.again(one(entry), in_use=in_use)
         elif status == JobStatus.SOURCE_CHANGED:
             self._source_changed(entry, in_use=in_use)
         elif status == JobStatus.SOURCE_ERROR:
@@ -538,7 +538,7 @@ class Filler:
             catalog.set_state(one(entry), State.BYPASS, Reason.FAILED)
         else:
             catalog.set_state(one(entry), State.ABSENT)
-            self.wanted.taken_back(one(entry))
+            self.requests.taken_back(one(entry))
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
         """The source's file is not what the scan saw: look again, a few times."""
@@ -558,14 +558,14 @@ class Filler:
             log.warning("%s: %s", catalog.path(entry), full)
             catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
             return
-        self.wanted.again(one(entry), in_use=in_use)
+        self.requests.again(one(entry), in_use=in_use)
 
     # --- on request --------------------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
         """Cancels what a command has asked to be filled ahead, but for what the engine works on and
         what others want too. Returns how many files that are."""
-        waiting, ordered = self.wanted.take_back(ticket)
+        waiting, ordered = self.requests.take_back(ticket)
         withdrawn = self.engine.withdraw(ordered)
         self.collect()  # what is ABSENT now another command may ask for next
         return waiting + withdrawn

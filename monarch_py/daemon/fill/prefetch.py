@@ -15,11 +15,11 @@ import numpy as np
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.idle import IdleCores
 from monarch_py.daemon.fill.filler import Filler
-from monarch_py.daemon.fill.unused import NONE, Unused
+from monarch_py.daemon.fill.unused import NONE, UnusedPrefetch
 from monarch_py.native import State, ffi, lib, pointer
 from monarch_py.policies.placement import NOWHERE
 
-__all__ = ["Directories", "Neighbours"]
+__all__ = ["Directories", "DirectoryPrefetch"]
 
 # A directory is filled once so many of its files were read to their end; and all below it, once
 # files in so many of its subdirectories were.
@@ -105,7 +105,7 @@ class Directories:
         self._files.pop(place, None)
 
 
-class Neighbours:
+class DirectoryPrefetch:
     """Works in turns of the daemon's loop; nothing in it waits, and nothing is done for each file.
 
     is_on : else it does nothing;  unused : what it has had filled and nobody has opened
@@ -113,7 +113,7 @@ class Neighbours:
 
     def __init__(self, filler: Filler, *, is_on: bool) -> None:
         self.filler, self.shared, self.is_on = filler, filler.shared, is_on
-        self.unused = Unused(self.shared)
+        self.unused = UnusedPrefetch(self.shared)
         self._directories = Directories()
         # Files of these directories whose turn has not come, by home.
         self._next: list[Ids] = [NONE, NONE]
@@ -159,7 +159,7 @@ class Neighbours:
         # Descriptors of small files may still be on their way. Such a file is wanted here as well,
         # so that it has room before the files beside it.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
-        self.filler.wanted.want(read[small])
+        self.filler.requests.want(read[small])
         begun = False
         for entry in read[:: len(read) // LOOKS + 1].tolist():
             source = int(self.shared.catalog.entries["source"][entry])
@@ -215,7 +215,7 @@ class Neighbours:
         return taken
 
     def _may_order(self) -> bool:
-        nodes, wanted = self.filler.nodes, self.filler.wanted
+        nodes, wanted = self.filler.nodes, self.filler.requests
         is_ready = nodes is None or nodes.is_ready
         has_room = not (self._has_given_way or wanted.has_put_off)
         return is_ready and has_room and time.monotonic() >= self._full_until
@@ -234,7 +234,7 @@ class Neighbours:
         # Before a copy is there: its first open is heard of.
         self.shared.control.follow_opens = True
         self.unused.order(ids[fits])
-        self.filler.wanted.fill_ahead(ids[fits])
+        self.filler.requests.fill_ahead(ids[fits])
 
     def _find(self, most: int, home: _Home) -> bool:
         """Goes on in the catalog until so many files are known whose turn comes next. Returns

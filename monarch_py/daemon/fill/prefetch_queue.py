@@ -8,14 +8,14 @@ import numpy.typing as npt
 
 from monarch_py.daemon.copies.copies import Ids
 
-__all__ = ["Ahead"]
+__all__ = ["PrefetchQueue"]
 
 # Entries that `prefetch: eager` looks at in one turn of the daemon's loop.
 MEETS = 65536
 NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 
-class Ahead:
+class PrefetchQueue:
     """What `warm` names goes first, in turn; then what the scan meets, if all is to be filled.
 
     eager : the configuration says `prefetch: eager`;  entries_met : of the catalog, by `meet`

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.daemon.copies.copies import Ids
-from monarch_py.daemon.fill.prefetch_queue import Ahead
+from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import (
@@ -24,7 +24,7 @@ from monarch_py.native import (
     tier_of,
 )
 
-__all__ = ["Wanted"]
+__all__ = ["FillRequests"]
 
 # Of a member of an enumeration Python makes an exception and a call.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
@@ -35,7 +35,7 @@ ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 WANTS = 65536
 
 
-class Wanted:
+class FillRequests:
     """The queues of files that are WANTED in the catalog. Their owner looks at the state again when
     their turn comes: a file may be in two of them, or be changed meanwhile.
 
@@ -44,7 +44,7 @@ class Wanted:
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
-        self.ahead = Ahead(eager=eager)
+        self.ahead = PrefetchQueue(eager=eager)
         # What programs use, as it came; then what of it is read from sources, and from peers.
         self._in_use: deque[Ids] = deque()
         self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())

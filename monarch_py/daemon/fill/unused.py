@@ -11,7 +11,7 @@ from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import State, state_of
 
-__all__ = ["BYTES_AT_FIRST", "BYTES_FOR_EACH_READ", "NONE", "Unused"]
+__all__ = ["BYTES_AT_FIRST", "BYTES_FOR_EACH_READ", "NONE", "UnusedPrefetch"]
 
 # What may lie there unused: so many bytes for each byte that programs read, which counts once
 # however often it is read, and so many before they have read anything [bytes].
@@ -24,7 +24,7 @@ ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
 ONE_USE_S = 1.0
 
 
-class Unused:
+class UnusedPrefetch:
     """Files that were ordered before anybody opened them, until somebody does.
 
     files, bytes_ : of them, copies or on their way;  read_bytes : sizes of the files that programs

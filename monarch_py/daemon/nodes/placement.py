@@ -17,7 +17,7 @@ import numpy.typing as npt
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.nodes.routes import NOBODY
-from monarch_py.daemon.nodes.serving import Holdings, Membership
+from monarch_py.daemon.nodes.serving import Membership, ReplicaServer
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import SessionError
 from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
@@ -71,7 +71,7 @@ class Nodes:
                 f"{len(cluster.members)} nodes are more than Monarch can tell apart: start it on"
                 f" at most {lib.MONARCH_MAX_PEERS}"
             )
-        self.holdings = Holdings(membership, shared, engine, tiers)
+        self.replicas = ReplicaServer(membership, shared, engine, tiers)
         transport = TcpTransport(Party.of(cluster))
         self.peers: dict[int, Peer] = {}
         for rank in range(len(cluster.members)):
@@ -116,14 +116,14 @@ class Nodes:
 
     def step(self, *, scanned: bool) -> None:
         """Decides on what the catalog has got. scanned : the catalog has all files by now."""
-        self.holdings.follow_catalog()
+        self.replicas.follow_catalog()
         count = len(self.shared.catalog)
         if scanned and not self.is_decided:
             self._decide_all(count)
             self.is_decided = True
         elif self.is_decided and count > len(self._holders):
             self._decide_late(count)
-        self.holdings.be_patient(self._patience)
+        self.replicas.be_patient(self._patience)
 
     def assign(self, ids: Ids, holders: Holders, keeps: npt.NDArray[np.bool_]) -> None:
         """What a plan says of (n,) entries, on every node the same: the nodes that keep each, owner
@@ -185,7 +185,7 @@ class Nodes:
 
     def answer(self) -> None:
         """The catalog says what was decided in this turn."""
-        self.holdings.answer()
+        self.replicas.answer()
 
     def keeps_here(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """(n,) whether this node keeps their copies; of others it has one only for a while."""
@@ -274,7 +274,7 @@ class Nodes:
         orders."""
         owner = self._holders[ids, 0]
         moved_to = np.where(self._has_passed_on[ids], owner, np.int16(NOBODY))
-        self.holdings.keep(ids, owner == self.cluster.rank, moved_to)
+        self.replicas.keep(ids, owner == self.cluster.rank, moved_to)
         self._engine.set_homes(ids, self._others(ids), self._keeps[ids])
 
     def status(self) -> dict[str, Any]:
@@ -287,7 +287,7 @@ class Nodes:
                 said["usable"] = peer.is_usable
                 said["last_failure"] = peer.last_failure.name.lower()
             members.append(said)
-        counts = self.holdings.counts()
+        counts = self.replicas.counts()
         return {
             "rank": self.cluster.rank,
             "own_files": int((self._holders[:, 0] == self.cluster.rank).sum()),
@@ -301,10 +301,10 @@ class Nodes:
 
     def close(self) -> None:
         """Peers are told no more. The engine still runs, and asks nobody."""
-        self.holdings.close()
+        self.replicas.close()
 
     def free(self) -> None:
         """Once the engine has stopped."""
         for peer in self.peers.values():
             peer.close()
-        self.holdings.free()
+        self.replicas.free()

@@ -16,12 +16,12 @@ import numpy.typing as npt
 from monarch_py.config import Config
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.engine import Engine
-from monarch_py.daemon.nodes.throughput import SOURCES, Flows
+from monarch_py.daemon.nodes.throughput import SOURCES, Throughput
 from monarch_py.native import lib
 from monarch_py.peers import Peer, PeerStatus
 from monarch_py.policies.nopfs.fetching import is_source_better, queued_seconds
 
-__all__ = ["NOBODY", "PEER_THREADS", "Places"]
+__all__ = ["NOBODY", "PEER_THREADS", "RouteChooser"]
 
 NOBODY = -1
 # Threads that wait for peers: enough to ask all nodes of a small job at a time. One peer alone gets
@@ -33,7 +33,7 @@ TRY_AGAIN_S = 2.0
 Asked = npt.NDArray[np.int32]
 
 
-class Places:
+class RouteChooser:
     """Works in turns of the daemon's loop; nothing in it waits.
 
     chooses : whether it does; else holders are asked as long as they answer
@@ -43,23 +43,23 @@ class Places:
     def __init__(
         self,
         engine: Engine,
-        flows: Flows,
+        throughput: Throughput,
         peers: Mapping[int, Peer],
         *,
         chooses: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._flows, self._peers, self._clock = engine, flows, peers, clock
+        self._engine, self._throughput, self._peers, self._clock = engine, throughput, peers, clock
         self.chooses = chooses
         self.chosen = 0
         self._who = np.zeros(0, dtype=np.int16)  # by entry, the node that has it whole, or NOBODY
         self._tried: dict[int, float] = {}  # when each place was last asked
 
     @classmethod
-    def of(cls, config: Config, engine: Engine, peers: Mapping[int, Peer]) -> Places:
+    def of(cls, config: Config, engine: Engine, peers: Mapping[int, Peer]) -> RouteChooser:
         places = len(peers) + 2  # the sources, and each node by its number, this one too
-        flows = Flows(places, lambda: engine.flows(places), config.performance)
-        return cls(engine, flows, peers, chooses=config.peers.fetch == "fastest")
+        throughput = Throughput(places, lambda: engine.flows(places), config.performance)
+        return cls(engine, throughput, peers, chooses=config.peers.fetch == "fastest")
 
     # --- who has what ---------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Places:
         has = (asked >= 0) & (asked == self._known(ids)[:, None])
         candidates = np.flatnonzero(has.any(axis=1)).tolist()
         if candidates:
-            turn = _Turn(self._engine, self._flows, len(self._peers) + 1, self._tried)
+            turn = _Turn(self._engine, self._throughput, len(self._peers) + 1, self._tried)
             now = self._clock()
             for i in candidates:
                 first, second = int(asked[i, 0]), int(asked[i, 1])
@@ -121,9 +121,11 @@ class Places:
 class _Turn:
     """Choices that are made one after the other, each with the queues that those before leave."""
 
-    def __init__(self, engine: Engine, flows: Flows, nodes: int, tried: dict[int, float]) -> None:
-        flows.look()
-        self._flows, self._tried, self._width = flows, tried, max(1, engine.width)
+    def __init__(
+        self, engine: Engine, throughput: Throughput, nodes: int, tried: dict[int, float]
+    ) -> None:
+        throughput.look()
+        self._throughput, self._tried, self._width = throughput, tried, max(1, engine.width)
         self._block_bytes = engine.block_bytes
         self._queues = engine.queues(nodes).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
@@ -166,7 +168,7 @@ class _Turn:
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
         readers = min(queue + 1, threads)
         if (place, readers) not in self._each:
-            self._each[place, readers] = self._flows.each(place, readers)
+            self._each[place, readers] = self._throughput.each(place, readers)
         each = self._each[place, readers]
         parts = -(-size // self._block_bytes)
         return None if each is None else queued_seconds(size, each, queue, threads, parts)

@@ -20,7 +20,7 @@ from monarch_py.peers import Party, PeerServer, Purpose
 from monarch_py.peers.membership import Cluster
 from monarch_py.storage.tiers import Tier
 
-__all__ = ["Holdings", "Membership"]
+__all__ = ["ReplicaServer", "Membership"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Membership:
     answers: Mapping[Purpose, Callable[[], bytes]]
 
 
-class Holdings(PeerServer):
+class ReplicaServer(PeerServer):
     """Answers peers from the catalog, until it is closed; `free` once the engine has stopped.
 
     MemoryError without memory or threads.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from monarch_py.config import Performance
 from monarch_py.native import lib
 
-__all__ = ["LEVELS", "SOURCES", "Flows"]
+__all__ = ["LEVELS", "SOURCES", "Throughput"]
 
 # The sources among the places; peer p is p + 1.
 SOURCES = 0
@@ -29,7 +29,7 @@ SILENT_NS, SILENT_RATE = 250_000_000, 1e3
 Counts = npt.NDArray[np.uint64]
 
 
-class Flows:
+class Throughput:
     """Rates of `places` places.
 
     look : asks for (places, 2, LEVELS) bytes and times [ns] of all readers together, ever

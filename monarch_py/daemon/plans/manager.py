@@ -20,18 +20,18 @@ from monarch_py.daemon.copies.eviction import Evictions
 from monarch_py.daemon.copies.staging import Uses
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.nodes.placement import NOBODY
-from monarch_py.daemon.plans.placement import Homes, Placed, Placing
-from monarch_py.daemon.plans.prefetch import NONE, Fetching
+from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask, PlannedPlacement
+from monarch_py.daemon.plans.prefetch import NONE, PlanPrefetch
 from monarch_py.daemon.plans.retry import Job, Version, version_of
-from monarch_py.daemon.plans.tracker import Course, Loaded, load_plan, observe
+from monarch_py.daemon.plans.tracker import Loaded, PlanTracker, load_plan, observe
 from monarch_py.errors import MonarchError
 from monarch_py.native import State, state_of
 from monarch_py.peers.membership import Cluster
 from monarch_py.plan import Plan
 from monarch_py.plan.follow import NOT_SOON, Distances
-from monarch_py.policies.placement import NOWHERE, Keeps
+from monarch_py.policies.placement import NOWHERE, KeepPolicy
 
-__all__ = ["Planned", "load_plan"]
+__all__ = ["PlanManager", "load_plan"]
 
 log = logging.getLogger("monarch.planned")
 
@@ -41,7 +41,7 @@ RENEW_S = 1.0
 AWAKE_S = 2.0
 
 
-class Planned:
+class PlanManager:
     """Turned by the daemon's loop.
 
     plans : as `load_plan` gives them, each with its file; several jobs that read one dataset have
@@ -53,17 +53,17 @@ class Planned:
     ) -> None:
         self.filler, self.shared, self.cluster = filler, filler.shared, cluster
         self._executor = ThreadPoolExecutor(1, "planned")
-        self.courses = [self._course(file, *loaded) for file, loaded in plans]
-        self._placing: Future[Placed] | None = None
-        self._to_place: list[Course] = []  # whose files are placed just now
+        self.trackers = [self._course(file, *loaded) for file, loaded in plans]
+        self._task: Future[PlacementResult] | None = None
+        self._to_place: list[PlanTracker] = []  # whose files are placed just now
         self._placed = False
-        self._renewing: Future[dict[Course, Course]] | None = None
-        self._jobs: dict[Course, Job] = {}  # for which they were dropped
+        self._renewing: Future[dict[PlanTracker, PlanTracker]] | None = None
+        self._jobs: dict[PlanTracker, Job] = {}  # for which they were dropped
         self._renew_at = float("-inf")
         self._is_new_job = False
-        self._before: tuple[Keeps, Uses] = filler.keeps, filler.staging.uses
-        self._homes = Homes(filler.keeps)
-        self._fetching = Fetching(filler, self.courses, self._homes)
+        self._before: tuple[KeepPolicy, Uses] = filler.keeps, filler.staging.uses
+        self._placement = PlannedPlacement(filler.keeps)
+        self._prefetch = PlanPrefetch(filler, self.trackers, self._placement)
         self._opened_at = self._seen_at = float("-inf")
         self.evictions = Evictions(filler.scanner.config.evicting, filler.copies)
         self._nodes = filler.nodes
@@ -73,16 +73,16 @@ class Planned:
     @property
     def is_active(self) -> bool:
         """Whether a plan is followed, or will be."""
-        return any(course.state != "dropped" for course in self.courses)
+        return any(tracker.state != "dropped" for tracker in self.trackers)
 
     @property
     def is_awake(self) -> bool:
         """Whether the loop should turn often, to see what programs open."""
         return self._placed and time.monotonic() - self._opened_at < AWAKE_S
 
-    def _course(self, file: Path, version: Version, plan: Plan) -> Course:
+    def _course(self, file: Path, version: Version, plan: Plan) -> PlanTracker:
         node = self.cluster.rank if self.cluster else 0
-        return Course(file, version, plan, node, self._executor)
+        return PlanTracker(file, version, plan, node, self._executor)
 
     # --- in the loop ----------------------------------------------------------------------------
 
@@ -95,10 +95,10 @@ class Planned:
         if not self.is_active or not len(opened):
             return
         self._opened_at = time.monotonic()
-        followed = [course for course in self.courses if course.state != "dropped"]
+        followed = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         observe(followed, opened, self._at_its_risk)
         if self.is_active:
-            self._fetching.opened(opened)
+            self._prefetch.opened(opened)
         else:
             self._give_up()
 
@@ -110,27 +110,27 @@ class Planned:
         self._place()
         if not self._placed:
             return
-        for course in self.courses:
-            with self._at_its_risk(course):
-                course.step()
-                self._know_used(course)
+        for tracker in self.trackers:
+            with self._at_its_risk(tracker):
+                tracker.step()
+                self._know_used(tracker)
         if not self.is_active:
             self._give_up()
         elif not self.shared.control.off:
             self._evict()
-            self._fetching.step()
+            self._prefetch.step()
 
     @contextmanager
-    def _at_its_risk(self, course: Course) -> Iterator[None]:
+    def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
         """What goes wrong is the end of this plan, and said: no plan is worth the daemon."""
-        was_dropped = course.state == "dropped"
+        was_dropped = tracker.state == "dropped"
         try:
             yield
         except Exception:  # of the thread as well
-            log.exception("%s cannot be followed", course.file)
-            course.drop("what comes next could not be worked out")
-        if course.state == "dropped" and not was_dropped:
-            self._say_dropped(course)
+            log.exception("%s cannot be followed", tracker.file)
+            tracker.drop("what comes next could not be worked out")
+        if tracker.state == "dropped" and not was_dropped:
+            self._say_dropped(tracker)
 
     def _evict(self) -> None:
         try:
@@ -139,9 +139,9 @@ class Planned:
             log.exception("nothing goes from the tiers any more")
             self.evictions.end()
 
-    def _know_used(self, course: Course) -> None:
+    def _know_used(self, tracker: PlanTracker) -> None:
         """A file that was used has a copy at its owner."""
-        ids, places = course.take_used(), self.filler.places
+        ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self._nodes.holders_of(ids)[:, 0]
             places.know(ids, np.where(owner == self._nodes.cluster.rank, NOBODY, owner))
@@ -149,16 +149,16 @@ class Planned:
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _say_dropped(self, course: Course) -> None:
-        log.warning("%s is not followed any more: %s", course.file, course.why)
+    def _say_dropped(self, tracker: PlanTracker) -> None:
+        log.warning("%s is not followed any more: %s", tracker.file, tracker.why)
 
     def _give_up(self) -> None:
         """All plans are dropped: what was before goes on."""
         self.filler.keeps, self.filler.staging.uses = self._before
         self.filler.prefers = None
         # Their files are not wanted while another plan is being placed.
-        self._homes = Homes(self.filler.keeps)
-        self._fetching.begin(self._homes, NONE)
+        self._placement = PlannedPlacement(self.filler.keeps)
+        self._prefetch.begin(self._placement, NONE)
 
     # --- another job ----------------------------------------------------------------------------
 
@@ -175,38 +175,42 @@ class Planned:
                 self._take_renewed(self._renewing)
         elif self._is_new_job or (now >= self._renew_at and self._dropped()):
             self._renew_at = now + RENEW_S
-            candidates = list(self.courses) if self._is_new_job else self._dropped()
+            candidates = list(self.trackers) if self._is_new_job else self._dropped()
             self._renewing = self._executor.submit(
                 self._find_renewed, candidates, is_new_job=self._is_new_job
             )
             self._is_new_job = False
 
-    def _dropped(self) -> list[Course]:
-        return [course for course in self.courses if course.state == "dropped"]
+    def _dropped(self) -> list[PlanTracker]:
+        return [tracker for tracker in self.trackers if tracker.state == "dropped"]
 
-    def _find_renewed(self, courses: list[Course], *, is_new_job: bool) -> dict[Course, Course]:
+    def _find_renewed(
+        self, trackers: list[PlanTracker], *, is_new_job: bool
+    ) -> dict[PlanTracker, PlanTracker]:
         """For the thread: of these the ones that begin anew."""
         found = {}
-        for course in courses:
-            version = version_of(course.file)
-            is_other = version is not None and version != course.version
-            if is_other or (course.state == "dropped" and (is_new_job or self._has_other(course))):
-                course.version = version  # what cannot be loaded is not tried twice
+        for tracker in trackers:
+            version = version_of(tracker.file)
+            is_other = version is not None and version != tracker.version
+            if is_other or (
+                tracker.state == "dropped" and (is_new_job or self._has_other(tracker))
+            ):
+                tracker.version = version  # what cannot be loaded is not tried twice
                 try:
-                    found[course] = self._course(course.file, *self._load(course.file))
+                    found[tracker] = self._course(tracker.file, *self._load(tracker.file))
                 except MonarchError as error:
                     log.warning("%s", error)
         return found
 
-    def _has_other(self, course: Course) -> bool:
+    def _has_other(self, tracker: PlanTracker) -> bool:
         """Whether the job has ended for which a plan was dropped, and programs open files again."""
-        job = self._jobs.setdefault(course, Job(f"{self.shared.session.path}/catalog."))
-        return course.misled and job.is_over() and self._seen_at > job.over_at
+        job = self._jobs.setdefault(tracker, Job(f"{self.shared.session.path}/catalog."))
+        return tracker.misled and job.is_over() and self._seen_at > job.over_at
 
     def _load(self, file: Path) -> Loaded:
         return load_plan(file, len(self.cluster.members) if self.cluster else 1)
 
-    def _take_renewed(self, renewing: Future[dict[Course, Course]]) -> None:
+    def _take_renewed(self, renewing: Future[dict[PlanTracker, PlanTracker]]) -> None:
         self._renewing = None
         try:
             found = renewing.result()
@@ -216,20 +220,20 @@ class Planned:
         for old, new in found.items():
             log.info("%s is tried again", new.file)
             self._jobs.pop(old, None)
-            self.courses[self.courses.index(old)] = new
+            self.trackers[self.trackers.index(old)] = new
 
     # --- where files have their place -----------------------------------------------------------
 
     def _place(self) -> None:
         """Once everything is scanned: the thread finds the files and places them."""
-        if self._placing is None:
-            waits = any(course.state == "waiting" for course in self.courses)
+        if self._task is None:
+            waits = any(tracker.state == "waiting" for tracker in self.trackers)
             is_decided = self._nodes is None or self._nodes.is_decided
             if waits:
                 self.filler.scanner.ask_for_all()
             if waits and self.filler.scanner.scanned and is_decided:
-                self._to_place = [c for c in self.courses if c.state != "dropped"]
-                placing = Placing(
+                self._to_place = [c for c in self.trackers if c.state != "dropped"]
+                task = PlacementTask(
                     self._to_place,
                     self.shared,
                     self.shared.catalog.reader(),
@@ -240,74 +244,74 @@ class Planned:
                     self._nodes,
                     is_first=not self._placed,
                 )
-                self._placing = self._executor.submit(placing.make)
-        elif self._placing.done():
-            done, self._placing = self._placing, None
+                self._task = self._executor.submit(task.make)
+        elif self._task.done():
+            done, self._task = self._task, None
             try:
                 self._install(done.result())
             except Exception:
                 self._placed = True
                 log.exception("the plans cannot be followed")
-                for course in self._to_place:
-                    if course.state != "dropped":
-                        course.drop("its files could not be placed")
-                        self._say_dropped(course)
+                for tracker in self._to_place:
+                    if tracker.state != "dropped":
+                        tracker.drop("its files could not be placed")
+                        self._say_dropped(tracker)
             if self._nodes is not None:
                 self._nodes.awaits_plan = False
 
-    def _install(self, placed: Placed) -> None:
+    def _install(self, placed: PlacementResult) -> None:
         self._placed = True
         entries = len(self.shared.catalog)
-        for course, found in zip(self._to_place, placed.found, strict=True):
-            if course.state != "waiting":
+        for tracker, found in zip(self._to_place, placed.found, strict=True):
+            if tracker.state != "waiting":
                 continue
             if found.problem:
-                course.drop(found.problem)
-                self._say_dropped(course)
+                tracker.drop(found.problem)
+                self._say_dropped(tracker)
             else:
-                course.begin(found, entries)
+                tracker.begin(found, entries)
         if not self.is_active:
             return
         if self._nodes is not None:
             self._nodes.step(scanned=True)  # the catalog may have grown since the thread began
             self._nodes.assign(placed.ids, placed.holders, placed.tier != NOWHERE)
-        self._homes = Homes(self._before[0], entries, placed)
-        self._fetching.begin(self._homes, placed.order)
-        self.filler.keeps, self.filler.prefers = self._homes, self._homes.tiers
-        self.filler.staging.uses = self._fetching
+        self._placement = PlannedPlacement(self._before[0], entries, placed)
+        self._prefetch.begin(self._placement, placed.order)
+        self.filler.keeps, self.filler.prefers = self._placement, self._placement.tiers
+        self.filler.staging.uses = self._prefetch
 
     # --- what goes for others -------------------------------------------------------------------
 
     def uses(self) -> Future[Distances] | None:
         """As `Foresight` has it: all plans go on at the same pace."""
-        active = [course for course in self.courses if course.state != "dropped"]
-        if not active or not all(course.sees_far for course in active):
+        active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
+        if not active or not all(tracker.sees_far for tracker in active):
             return None
-        followed = [(c.entries, c.follower.foresee()) for c in active if c.follower is not None]
-        return self._executor.submit(_nearest, followed, len(self.homes))
+        followed = [(c.entries, c.estimator.foresee()) for c in active if c.estimator is not None]
+        return self._executor.submit(_nearest, followed, len(self.placement))
 
     def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """As `Foresight` has it: files of a plan that is followed, and not what others come here
         for."""
-        known = np.zeros(len(self.homes), dtype=bool)
-        for course in self.courses:
-            known[course.entries] |= course.is_active
+        known = np.zeros(len(self.placement), dtype=bool)
+        for tracker in self.trackers:
+            known[tracker.entries] |= tracker.is_active
         may = known[ids]
         if self._nodes is not None:
             may &= self._nodes.holders_of(ids)[:, 0] != self._nodes.cluster.rank
         return may
 
     @property
-    def homes(self) -> npt.NDArray[np.int32]:
+    def placement(self) -> npt.NDArray[np.int32]:
         """As `Foresight` has it."""
-        return self._homes.tier
+        return self._placement.tier
 
     # --- the ranks ------------------------------------------------------------------------------
 
     def due_bytes(self) -> npt.NDArray[np.float64] | None:
         """(ranks of this node,) what each has still to get of the files that it needs next
         [bytes]. None without a plan, and with several: nobody knows whose a rank is."""
-        following = [course for course in self.courses if course.state == "following"]
+        following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:
             return None
         ids, rank = following[0].due()
@@ -320,7 +324,7 @@ class Planned:
 
     def told(self) -> list[dict[str, Any]]:
         """For `status`, one for each plan."""
-        return [course.told() for course in self.courses]
+        return [tracker.told() for tracker in self.trackers]
 
 
 def _nearest(followed: list[tuple[Ids, Callable[[], Distances]]], entries: int) -> Distances:

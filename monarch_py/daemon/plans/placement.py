@@ -16,7 +16,7 @@ from monarch_py.config import SourceConfig
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.staging import NOT_KNOWN
 from monarch_py.daemon.nodes.placement import ASKED, NOBODY, UNIT, Holders, Nodes, rooms_of
-from monarch_py.daemon.plans.tracker import Course, Found
+from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import State, state_of, tier_of
@@ -24,9 +24,9 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.plan import NEVER, Timeline, all_frequencies, analyse
 from monarch_py.plan.samplers import NONE
 from monarch_py.policies.nopfs.placement import place
-from monarch_py.policies.placement import NOWHERE, FirstFit, Keeps, TierRoom
+from monarch_py.policies.placement import NOWHERE, FirstFit, KeepPolicy, TierRoom
 
-__all__ = ["Homes", "Placed", "Placing"]
+__all__ = ["PlannedPlacement", "PlacementResult", "PlacementTask"]
 
 log = logging.getLogger("monarch.planned")
 
@@ -37,10 +37,10 @@ BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class PlacementResult:
     """Where the files of the plans have their place.
 
-    found : of each course;  ids : (n,) entries of all files;  holders : of each the nodes that
+    found : of each tracker;  ids : (n,) entries of all files;  holders : of each the nodes that
     keep it, owner first;  tier : (n,) int32, where this node keeps them, or NOWHERE;  order : those
     that it keeps, by their first use
     """
@@ -52,14 +52,18 @@ class Placed:
     order: Ids
 
 
-class Homes:
-    """Which files the plans keep on this node, and in which of its tiers: `Keeps`, and what the
-    filler prefers.
+class PlannedPlacement:
+    """Which files the plans keep on this node, and in which of its tiers.
+
+    It is a `KeepPolicy`, and tells the filler which tier it prefers.
+
 
     tier : (entries,) int32, where each file has its place, NOWHERE for none
     """
 
-    def __init__(self, before: Keeps, entries: int = 0, placed: Placed | None = None) -> None:
+    def __init__(
+        self, before: KeepPolicy, entries: int = 0, placed: PlacementResult | None = None
+    ) -> None:
         """before : who says it of files of no plan;  entries : of the catalog"""
         self._before = before
         self._known = np.zeros(entries, dtype=bool)
@@ -69,7 +73,7 @@ class Homes:
             self.tier[placed.ids] = placed.tier
 
     def keeps_here(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """As `Keeps` has it; files of no plan are kept as before."""
+        """As `KeepPolicy` has it; files of no plan are kept as before."""
         known = ids < len(self._known)
         known[known] = self._known[ids[known]]
         answer = np.zeros(len(ids), dtype=bool)
@@ -78,7 +82,7 @@ class Homes:
         return answer
 
     def adopt(self, ids: Ids) -> None:
-        """As `Keeps` has it. No tier is meant for these files."""
+        """As `KeepPolicy` has it. No tier is meant for these files."""
         self._known[ids[ids < len(self._known)]] = False
         self._before.adopt(ids)
 
@@ -95,7 +99,7 @@ class Homes:
 
 
 @dataclass(frozen=True, eq=False)
-class Placing:
+class PlacementTask:
     """What a placement is made from, for the thread that makes it.
 
     words : (entries,) of the catalog, as they were;  rooms : of this node's tiers, without the
@@ -103,7 +107,7 @@ class Placing:
     keep them by now: not all of them may place anew at the same time
     """
 
-    courses: Sequence[Course]
+    trackers: Sequence[PlanTracker]
     shared: Shared
     catalog: CatalogReader
     sources: tuple[SourceConfig, ...]
@@ -113,17 +117,19 @@ class Placing:
     nodes: Nodes | None
     is_first: bool
 
-    def make(self) -> Placed:
-        found = [c.find(self.shared, self.catalog, self.sources) for c in self.courses]
+    def make(self) -> PlacementResult:
+        found = [c.find(self.shared, self.catalog, self.sources) for c in self.trackers]
         good = [i for i, each in enumerate(found) if not each.problem]
         none = np.zeros(0, dtype=np.int32)
         if not good:
             nobody = np.zeros((0, ASKED), dtype=np.int16)
-            return Placed(found, none.astype(np.uint64), nobody, none, none.astype(np.uint64))
+            return PlacementResult(
+                found, none.astype(np.uint64), nobody, none, none.astype(np.uint64)
+            )
         ids = np.unique(np.concatenate([found[i].entries for i in good]))
         sizes = self.catalog.entries["size"][ids]
         where = [np.searchsorted(ids, found[i].entries) for i in good]
-        uses = [_Uses.of(self.courses[i]) for i in good]
+        uses = [_Uses.of(self.trackers[i]) for i in good]
         frequency = np.zeros(len(ids), dtype=np.uint64)
         first = np.full(len(ids), NOT_KNOWN, dtype=np.int64)
         for at, use in zip(where, uses, strict=True):
@@ -143,7 +149,7 @@ class Placing:
         tier[tier >= len(self.rooms)] = NOWHERE
         kept = todo[tier[todo] != NOWHERE]
         kept = kept[np.argsort(first[kept], kind="stable")]
-        return Placed(found, ids, holders, tier, ids[kept])
+        return PlacementResult(found, ids, holders, tier, ids[kept])
 
     def _share_out(
         self, good: list[int], where: list[Any], ids: Ids, sizes: npt.NDArray[np.uint64]
@@ -166,7 +172,7 @@ class Placing:
             return self.nodes.holders_of(ids), self.nodes.keeps_here(ids)
         used = np.zeros((len(members), len(ids)), dtype=np.uint32)
         for i, at in zip(good, where, strict=True):
-            of_plan = all_frequencies(self.courses[i].timeline)
+            of_plan = all_frequencies(self.trackers[i].timeline)
             for node in range(len(members)):
                 np.add.at(used[node], at, of_plan[node])
         placed = place(list(used), UNIT.rounded(sizes), rooms_of(self.cluster))
@@ -190,11 +196,11 @@ class _Uses:
     first: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, course: Course) -> "_Uses":
-        access = analyse(course.timeline, course.node)
+    def of(cls, tracker: PlanTracker) -> "_Uses":
+        access = analyse(tracker.timeline, tracker.node)
         first = access.first_use
-        if course.timeline.nodes > 1:
-            first = np.where(first == NEVER, _first_by_anybody(course.timeline), first)
+        if tracker.timeline.nodes > 1:
+            first = np.where(first == NEVER, _first_by_anybody(tracker.timeline), first)
         return cls(access.frequency, first)
 
 

@@ -15,11 +15,11 @@ from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.staging import NOT_KNOWN
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.pace import Pace
-from monarch_py.daemon.plans.placement import Homes
-from monarch_py.daemon.plans.tracker import Course
+from monarch_py.daemon.plans.placement import PlannedPlacement
+from monarch_py.daemon.plans.tracker import PlanTracker
 from monarch_py.native import State, copy_of, state_of
 
-__all__ = ["WINDOW_LEAVES", "Fetching"]
+__all__ = ["WINDOW_LEAVES", "PlanPrefetch"]
 
 # Files that are looked at ahead: as many as the staging area holds, up to this.
 LOOK = 65536
@@ -34,20 +34,22 @@ LOOK_S = 0.02
 NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 
-class Fetching:
+class PlanPrefetch:
     """Works in turns of the daemon's loop; nothing in it waits. It says when files are used, as
     `Uses` has it."""
 
-    def __init__(self, filler: Filler, courses: Sequence[Course], homes: Homes) -> None:
-        self.filler, self.shared, self._courses = filler, filler.shared, courses
+    def __init__(
+        self, filler: Filler, trackers: Sequence[PlanTracker], placement: PlannedPlacement
+    ) -> None:
+        self.filler, self.shared, self._courses = filler, filler.shared, trackers
         self._looked_at = float("-inf")
         self._pace = Pace()
-        self.begin(homes, NONE)
+        self.begin(placement, NONE)
 
-    def begin(self, homes: Homes, order: Ids) -> None:
+    def begin(self, placement: PlannedPlacement, order: Ids) -> None:
         """homes : where files have their place from now on;  order : of those that have one here
         and no copy yet, by their first use"""
-        self._homes = homes
+        self._placement = placement
         self._kept_order = order  # what of it has not had its turn
         self._queue: Ids = NONE
         self._paged: Ids = NONE  # what of slow tiers is used next
@@ -87,7 +89,7 @@ class Fetching:
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
-        parts = [course.upcoming(LOOK) for course in self._courses if course.is_active]
+        parts = [tracker.upcoming(LOOK) for tracker in self._courses if tracker.is_active]
         ids = np.concatenate([*parts, NONE])
         if len(parts) > 1:
             distance = np.concatenate([np.arange(len(part)) for part in parts])
@@ -98,7 +100,7 @@ class Fetching:
         self._ahead = ordered, places
         ids = ids[np.sort(first)]
         catalog, staging = self.shared.catalog, self.filler.staging
-        staged = ~self._homes.keeps_here(ids)
+        staged = ~self._placement.keeps_here(ids)
         takes = np.zeros(len(ids), dtype=np.int64)
         if staging.tier is not None:
             takes = staging.tier.rounded_all(catalog.entries["size"][ids])
@@ -155,9 +157,9 @@ class Fetching:
             return
         self.filler.order_planned(ids, self._horizon)
         left = ids[state_of(self.shared.catalog.words[ids]) == State.ABSENT]
-        kept = self._homes.keeps_here(left)
+        kept = self._placement.keeps_here(left)
         # A tier may be fuller than was thought: then it is staged when its time comes.
-        self._homes.lose(left[kept])
+        self._placement.lose(left[kept])
         if not kept.all():
             # The area has no room for them yet: nor for what is used later.
-            self._queue = self._queue[self._homes.keeps_here(self._queue)]
+            self._queue = self._queue[self._placement.keeps_here(self._queue)]

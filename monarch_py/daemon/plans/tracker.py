@@ -23,12 +23,12 @@ from monarch_py.errors import ConfigError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import Kind, lib, pointer
 from monarch_py.plan import Plan
-from monarch_py.plan.follow import Follower
+from monarch_py.plan.follow import PositionEstimator
 from monarch_py.plan.index import Index
 from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
 
-__all__ = ["Course", "Found", "Loaded", "load_plan", "observe"]
+__all__ = ["PlanTracker", "Found", "Loaded", "load_plan", "observe"]
 
 # A plan, and the version of the file that it is from.
 Loaded = tuple[Version, Plan]
@@ -77,7 +77,7 @@ class Found:
     runs: tuple[Run, ...]
 
 
-class Course:
+class PlanTracker:
     """How far a node is in one plan.
 
     version : of the file that it was loaded from
@@ -94,7 +94,7 @@ class Course:
         self.state, self.why, self.misled = "waiting", "", False
         self.entries: Ids = np.zeros(0, dtype=np.uint64)
         self.number = 0  # of the run, in the layout
-        self.follower: Follower | None = None
+        self.estimator: PositionEstimator | None = None
         self._executor = executor
         self._of_entry: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         self._drawing: tuple[int, Future[Run]] | None = None
@@ -108,7 +108,7 @@ class Course:
 
     @property
     def is_active(self) -> bool:
-        return self.follower is not None and self.state != "dropped"
+        return self.estimator is not None and self.state != "dropped"
 
     # --- its files ------------------------------------------------------------------------------
 
@@ -142,17 +142,17 @@ class Course:
         # Who reads what the training does not use, as a validation, says nothing about where it is.
         used = np.flatnonzero(found.used).astype(np.int32)
         self._of_entry[found.entries[used]] = used
-        self.follower = Follower(found.runs[0], ranks=self.timeline.ranks_per_node)
+        self.estimator = PositionEstimator(found.runs[0], ranks=self.timeline.ranks_per_node)
         self.state = "following"
-        self.follower.following = found.runs[1] if len(found.runs) > 1 else None
+        self.estimator.following = found.runs[1] if len(found.runs) > 1 else None
         early, self._early = self._early, []
         for ids in early:
             self.judge(ids, self.observe(ids))
 
     def drop(self, why: str) -> None:
-        self.misled = self.follower is not None
+        self.misled = self.estimator is not None
         self.state, self.why = "dropped", why
-        self.follower, self._early = None, []
+        self.estimator, self._early = None, []
         self._of_entry = np.zeros(0, dtype=np.int32)
 
     # --- runs -----------------------------------------------------------------------------------
@@ -163,27 +163,27 @@ class Course:
 
     def step(self) -> None:
         """Takes in what the thread has found; asks it for what is needed next."""
-        follower = self.follower
-        if follower is None or self.state == "dropped":
+        estimator = self.estimator
+        if estimator is None or self.state == "dropped":
             return
         if self._drawing is not None and self._drawing[1].done():
             (number, drawn), self._drawing = self._drawing, None
             if number == self.number + 1:
-                self._expect(follower, drawn.result())
+                self._expect(estimator, drawn.result())
         if self._search is None:
-            self._search_if_lost(follower)
+            self._search_if_lost(estimator)
         if self._search is not None:
-            self._end_search(follower)
+            self._end_search(estimator)
         if not self.is_active:
             return
         ahead = self.number + 1
-        if follower.following is None and self._drawing is None and ahead < len(self.layout):
+        if estimator.following is None and self._drawing is None and ahead < len(self.layout):
             self._drawing = ahead, self._executor.submit(self.draw, ahead)
 
-    def _expect(self, follower: Follower, following: Run) -> None:
-        run = follower.run
-        follower.expect(following)
-        if follower.run is not run:
+    def _expect(self, estimator: PositionEstimator, following: Run) -> None:
+        run = estimator.run
+        estimator.expect(following)
+        if estimator.run is not run:
             self._go_on()
 
     def _go_on(self) -> None:
@@ -203,29 +203,29 @@ class Course:
     def take_used(self) -> Ids:
         """(n,) entries that some node has used in a run that all of them have gone through, each
         time once: as far as this one is in the next, no other is in the last."""
-        follower = self.follower
-        if not self._over or follower is None or follower.front <= follower.run.window:
+        estimator = self.estimator
+        if not self._over or estimator is None or estimator.front <= estimator.run.window:
             return np.zeros(0, dtype=np.uint64)
         if not self._over[0].done():
             return np.zeros(0, dtype=np.uint64)
         return self._over.pop(0).result()
 
-    def _search_if_lost(self, follower: Follower) -> None:
+    def _search_if_lost(self, estimator: PositionEstimator) -> None:
         if self.state == "following":
             # Accesses that do not fit may be the next run's, which is still being drawn.
-            if not follower.is_lost or (follower.is_ending and self._drawing is not None):
+            if not estimator.is_lost or (estimator.is_ending and self._drawing is not None):
                 return
-            self.state, self._in_vain, self._search_at = "searching", 0, follower.judged
-        elif follower.is_found:
+            self.state, self._in_vain, self._search_at = "searching", 0, estimator.judged
+        elif estimator.is_found:
             self.state = "following"
             return
-        self._is_last = self._in_vain + 1 >= SEARCHES and follower.is_wrong
-        if self._is_last or follower.judged >= self._search_at:
+        self._is_last = self._in_vain + 1 >= SEARCHES and estimator.is_wrong
+        if self._is_last or estimator.judged >= self._search_at:
             # Of a job that has just jumped, some of the last accesses are from where it was, though
             # not those that do not fit. If it was to the end of an epoch, they are from two. Then
             # ever more rarely: all runs of the plan are drawn.
-            self._search_at = follower.judged + (SEARCHED // 2 << self._in_vain)
-            self._search = self._executor.submit(self._find_place, follower.recent)
+            self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
+            self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
         """For the thread: the run in which the last accesses lie together best, and where."""
@@ -237,24 +237,24 @@ class Course:
                 best = share, number, run, place
         return best[1:] if best else None
 
-    def _end_search(self, follower: Follower) -> None:
+    def _end_search(self, estimator: PositionEstimator) -> None:
         assert self._search is not None
         if not self._search.done():
             return
         found, self._search = self._search.result(), None
-        if follower.is_found:
+        if estimator.is_found:
             self.state = "following"
         elif found is not None:
             self.number, run, place = found
             self._over, self._is_from_its_beginning = [], False
-            recent = follower.recent
+            recent = estimator.recent
             # The job has gone on while it was searched for.
             share, now = locate(run, recent)
-            follower.enter(run, now if share else place)
-            follower.observe(np.unique(recent))
+            estimator.enter(run, now if share else place)
+            estimator.observe(np.unique(recent))
             self.state = "following"
         elif self._is_last:
-            last, others = follower.weighed, follower.unexplained
+            last, others = estimator.weighed, estimator.unexplained
             self.drop(
                 f"{others} of the last {last} files opened are not the plan's; its seed, epochs or"
                 " number of ranks are probably not those of the training"
@@ -267,31 +267,31 @@ class Course:
     def observe(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of these entries (n,), opened since the last call, fit the plan."""
         fits = np.zeros(len(ids), dtype=bool)
-        if self.follower is None:
+        if self.estimator is None:
             if self.state == "waiting" and sum(map(len, self._early)) < EARLY:
                 self._early.append(ids)
             return fits
-        run = self.follower.run
+        run = self.estimator.run
         known = self._is_known(ids)
-        fits[known] = self.follower.observe(self._of_entry[ids[known]])
-        if self.follower.run is not run:
+        fits[known] = self.estimator.observe(self._of_entry[ids[known]])
+        if self.estimator.run is not run:
             self._go_on()
         return fits
 
     def knows_again(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of these entries (n,) its job has opened a short time ago."""
         again = np.zeros(len(ids), dtype=bool)
-        if self.follower is not None:
+        if self.estimator is not None:
             known = self._is_known(ids)
-            again[known] = self.follower.knows_again(self._of_entry[ids[known]])
+            again[known] = self.estimator.knows_again(self._of_entry[ids[known]])
         return again
 
     def judge(self, ids: Ids, fits: npt.NDArray[np.bool_], *, alone: bool = True) -> None:
         """Takes note of how well they fit: (n,) entries that no other plan explains, if there is
         one."""
-        if self.follower is not None and len(ids):
+        if self.estimator is not None and len(ids):
             known = self._is_known(ids)
-            self.follower.judge(self._of_entry[ids[known]], fits[known], alone=alone)
+            self.estimator.judge(self._of_entry[ids[known]], fits[known], alone=alone)
 
     def _is_known(self, ids: Ids) -> npt.NDArray[np.bool_]:
         known = ids < len(self._of_entry)
@@ -300,46 +300,46 @@ class Course:
 
     def upcoming(self, most: int) -> Ids:
         """(n,) entries that are needed next."""
-        if self.follower is None:
+        if self.estimator is None:
             return np.zeros(0, dtype=np.uint64)
-        return self.entries[self.follower.upcoming(most)]
+        return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, npt.NDArray[np.int64]]:
         """What the workers of all ranks may have under way by now: (n,) entries, and of each the
         rank that needs it, from 0 on this node."""
-        if self.follower is None:
+        if self.estimator is None:
             return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
-        run = self.follower.run
-        places = self.follower.due(run.window)
+        run = self.estimator.run
+        places = self.estimator.due(run.window)
         # A node's ranks take turns, in a plan's positions too.
         return self.entries[run.units[places]], run.starts[places] % self.timeline.ranks_per_node
 
     @property
     def sees_far(self) -> bool:
         """Whether it is known what comes in this run and in the one after it."""
-        follower = self.follower
+        estimator = self.estimator
         is_last = self.number + 1 == len(self.layout)
-        known = follower is not None and (follower.following is not None or is_last)
+        known = estimator is not None and (estimator.following is not None or is_last)
         return known and self.state == "following"
 
     def told(self) -> dict[str, Any]:
         """For `status`."""
-        follower = self.follower
+        estimator = self.estimator
         return {
             "file": str(self.file),
             "state": self.state,
             "why": self.why,
-            "epoch": follower.run.epoch if follower else None,
-            "position": follower.position if follower else None,
-            "fitting": follower.fits if follower else 0,
-            "others": follower.misfits if follower else 0,
+            "epoch": estimator.run.epoch if estimator else None,
+            "position": estimator.position if estimator else None,
+            "fitting": estimator.fits if estimator else 0,
+            "others": estimator.misfits if estimator else 0,
         }
 
 
 def observe(
-    courses: Sequence[Course],
+    trackers: Sequence[PlanTracker],
     opened: Ids,
-    at_risk: Callable[[Course], AbstractContextManager[object]] = nullcontext,
+    at_risk: Callable[[PlanTracker], AbstractContextManager[object]] = nullcontext,
 ) -> None:
     """Tells plans what (n,) entries programs have opened since the last time. Each access is
     explained by one plan at most, first by the one that has fitted best; for any other plan it says
@@ -347,19 +347,19 @@ def observe(
 
     at_risk : what is entered for each plan when it is told
     """
-    courses = sorted(courses, key=lambda c: -c.follower.fits if c.follower else 0)
+    trackers = sorted(trackers, key=lambda c: -c.estimator.fits if c.estimator else 0)
     left = np.ones(len(opened), dtype=bool)
-    fitted, known = np.zeros((2, len(courses), len(opened)), dtype=bool)
-    for course, fits, again in zip(courses, fitted, known, strict=True):
-        with at_risk(course):
-            fits[left] = course.observe(opened[left])
-            again[:] = course.knows_again(opened)
+    fitted, known = np.zeros((2, len(trackers), len(opened)), dtype=bool)
+    for tracker, fits, again in zip(trackers, fitted, known, strict=True):
+        with at_risk(tracker):
+            fits[left] = tracker.observe(opened[left])
+            again[:] = tracker.knows_again(opened)
         left &= ~fits
     times = known.sum(axis=0)
-    for course, fits, again in zip(courses, fitted, known, strict=True):
+    for tracker, fits, again in zip(trackers, fitted, known, strict=True):
         mine = (fits | left) & (times == again)
-        with at_risk(course):
-            course.judge(opened[mine], fits[mine], alone=len(courses) == 1)
+        with at_risk(tracker):
+            tracker.judge(opened[mine], fits[mine], alone=len(trackers) == 1)
 
 
 def _find_files(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from monarch_py.config import Config
 from monarch_py.daemon.scan.source import Source
-from monarch_py.daemon.scan.unlisted import Path, Unmet
+from monarch_py.daemon.scan.unlisted import Path, UnlistedFiles
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, make_word, state_of
 from monarch_py.scan import ALL_NAMES, Record, Scan
@@ -122,7 +122,7 @@ class Scanner:
         # scan, how many directories in them were asked for.
         self._opened: Counter[Path] = Counter()
         self._asked: Counter[Path] = Counter()
-        self._unmet = Unmet(self.look, shared.ring)
+        self._unlisted = UnlistedFiles(self.look, shared.ring)
 
     @property
     def scanned(self) -> bool:
@@ -338,16 +338,16 @@ class Scanner:
         told = self.shared.mail(self._stuck)
         for path in told:
             self._note_opened(*path)
-        self._unmet.add(path for path, is_read in told.items() if is_read)
-        wanted = self._unmet.take_met(self.find, is_scanned=self.scanned)
-        for path, seen in self._unmet.take_answers():
+        self._unlisted.add(path for path, is_read in told.items() if is_read)
+        wanted = self._unlisted.take_met(self.find, is_scanned=self.scanned)
+        for path, seen in self._unlisted.take_answers():
             entry = self.find(*path)
             if entry < 0:
                 entry, adopted = self.meet(seen)
                 found += adopted
             if entry >= 0:
                 wanted.append(entry)
-        self._unmet.ask(is_scanned=self.scanned)
+        self._unlisted.ask(is_scanned=self.scanned)
         return np.array(wanted, dtype=np.uint64), found
 
     def find(self, number: int, path: str) -> int:
@@ -420,7 +420,7 @@ class Scanner:
 
     def close(self, limit_s: float) -> int:
         """Ends the scan's threads. Returns how many of them have not ended within limit_s."""
-        self._unmet.close()
+        self._unlisted.close()
         left = 0
         for source in self.sources:
             if source.scan is not None:  # one source is scanned at a time

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["Path", "Unmet"]
+__all__ = ["Path", "UnlistedFiles"]
 
 log = logging.getLogger("monarch.unmet")
 
@@ -25,7 +25,7 @@ SCAN_S = 0.1
 FEW = 32
 
 
-class Unmet(Generic[Seen]):
+class UnlistedFiles(Generic[Seen]):
     """Asks the source for them in threads of its own: it may take long, and the loop never waits
     for it.
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support.session import wait_until
 
 from monarch_py.config import Performance
-from monarch_py.daemon.nodes.routes import NOBODY, TRY_AGAIN_S, Places
-from monarch_py.daemon.nodes.throughput import LEVELS, SOURCES, Flows
+from monarch_py.daemon.nodes.routes import NOBODY, TRY_AGAIN_S, RouteChooser
+from monarch_py.daemon.nodes.throughput import LEVELS, SOURCES, Throughput
 from monarch_py.daemon.plans.pace import Pace
-from monarch_py.daemon.plans.tracker import Course, Found
+from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.native import lib
 from monarch_py.peers import PeerStatus
 from monarch_py.plan import Plan, PlanPart
@@ -38,11 +38,13 @@ class Site:
         self.now = 100.0
         self.counts = np.zeros((4, 2, LEVELS), dtype=np.uint64)
         self.queue = self.at_source = 0
-        self.flows = Flows(4, self.counts.copy, performance, lambda: self.now)
+        self.flows = Throughput(4, self.counts.copy, performance, lambda: self.now)
         self.peer: Any = SimpleNamespace(last_failure=PeerStatus.OK)
         engine: Any = self
         peers: Any = {PEER: self.peer, OTHER: self.peer}
-        self.places = Places(engine, self.flows, peers, chooses=chooses, clock=lambda: self.now)
+        self.places = RouteChooser(
+            engine, self.flows, peers, chooses=chooses, clock=lambda: self.now
+        )
 
     # As an engine.
     width, block_bytes = 4, 4 << 20
@@ -281,24 +283,24 @@ def test_all_nodes_are_beyond_what_anybody_used_in_the_last_run(tmp_path: Path) 
     plan = Plan((index,), (PlanPart("training", 0, loader),), 3, nodes)
     entries = np.arange(files, dtype=np.uint64) + 7
     with ThreadPoolExecutor(1) as executor:
-        course = Course(tmp_path / "plan.npz", None, plan, 0, executor)
-        runs = tuple(course.draw(number) for number in range(2))
-        course.begin(Found(entries, np.ones(files, dtype=bool), "", runs), files + 7)
+        tracker = PlanTracker(tmp_path / "plan.npz", None, plan, 0, executor)
+        runs = tuple(tracker.draw(number) for number in range(2))
+        tracker.begin(Found(entries, np.ones(files, dtype=bool), "", runs), files + 7)
 
         def opens(run: int, place: int) -> list[int]:
-            assert course.observe(entries[runs[run].units[place : place + 1]]).all()
-            course.step()
-            return [int(entry) for entry in course.take_used()]
+            assert tracker.observe(entries[runs[run].units[place : place + 1]]).all()
+            tracker.step()
+            return [int(entry) for entry in tracker.take_used()]
 
         early = [opens(0, place) for place in range(len(runs[0]))]
         window = runs[1].window
         early += [opens(1, place) for place in range(window)]
-        assert course.number == 1
+        assert tracker.number == 1
         assert not any(early)
         for place in range(window, window + 40):
             opens_now = opens(1, place)
-            if course.follower is not None and course.follower.front > window:
+            if tracker.estimator is not None and tracker.estimator.front > window:
                 break
-        used = opens_now or wait_until(lambda: course.take_used().tolist(), what="its files")
+        used = opens_now or wait_until(lambda: tracker.take_used().tolist(), what="its files")
         assert used == entries.tolist()
-        assert not len(course.take_used())
+        assert not len(tracker.take_used())

@@ -22,7 +22,7 @@ from monarch_py.config import load_config
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.fill import unused
 from monarch_py.daemon.fill.prefetch import NAMES, Directories
-from monarch_py.daemon.plans.manager import Planned
+from monarch_py.daemon.plans.manager import PlanManager
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
@@ -74,7 +74,7 @@ def unused_files(session: Session) -> int:
 
 
 def names_present(session: Session) -> set[str]:
-    catalog = CatalogReader.open(session.paths, session.client.ask("where")["generation"])
+    catalog = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
     files = np.flatnonzero(catalog.entries["kind"] == Kind.FILE)
     return {catalog.path(i) for i in files[state_of(catalog.words[files]) == State.PRESENT]}
 
@@ -330,14 +330,14 @@ def test_opens_are_heard_of_before_the_first_copy_is_there(
     """Or what is opened as soon as its copy is there would be called unused for good."""
     session, heard = session_factory(flat.root, prefetch="auto"), []
     with served_here(monkeypatch, session) as daemon:
-        fill_ahead = daemon.filler.wanted.fill_ahead
+        fill_ahead = daemon.filler.requests.fill_ahead
 
         def fill(ids: Ids, ticket: str = "") -> None:
             if len(ids):
                 heard.append(bool(daemon.shared.control.follow_opens))
             fill_ahead(ids, ticket)
 
-        monkeypatch.setattr(daemon.filler.wanted, "fill_ahead", fill)
+        monkeypatch.setattr(daemon.filler.requests, "fill_ahead", fill)
         read(session, *some(flat, NAMES))
         wait_until(lambda: present(session) == MANY, what="all copies")
     assert heard and all(heard)
@@ -404,7 +404,7 @@ def test_the_newest_directory_comes_first(
 
 def test_files_are_filled_in_the_order_of_the_scan(session_factory: Factory, flat: Files) -> None:
     session = auto(session_factory, flat.root, shared_tpool_size=1)
-    catalog = CatalogReader.open(session.paths, session.client.ask("where")["generation"])
+    catalog = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
     files = np.flatnonzero(catalog.entries["kind"] == Kind.FILE)
     last = [flat.root / catalog.path(int(i)) for i in files[-NAMES:]]
     read(session, *last)
@@ -422,11 +422,11 @@ def test_what_a_command_gives_up_is_filled_ahead_all_the_same(
     slow.latency(open=0.02)
     names = list(files.digests)[:NAMES]
     # A program that finds copies of what it reads says nothing of the files beside them.
-    catalog = CatalogReader.open(session.paths, session.client.ask("where")["generation"])
+    catalog = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
     others = [entry for entry in range(MANY + 1) if catalog.path(entry) not in names]
-    session.client.ask("warm", entries=others, ticket="t")
+    session.connection.ask("warm", entries=others, ticket="t")
     read(session, *(slow.mountpoint / name for name in names))
-    assert session.client.ask("take_back", ticket="t")["files"] > 0
+    assert session.connection.ask("take_back", ticket="t")["files"] > 0
     wait_until(lambda: present(session) == MANY, what="all copies")
 
 
@@ -436,7 +436,7 @@ def test_a_plan_has_an_order_of_its_own(
     session = session_factory(flat.root, prefetch="auto")
     with served_here(monkeypatch, session) as daemon:
         with monkeypatch.context() as followed:
-            followed.setattr(Planned, "is_active", property(lambda _: True))
+            followed.setattr(PlanManager, "is_active", property(lambda _: True))
             read(session, *some(flat, NAMES))
             wait_until(lambda: present(session) == NAMES, what="what was opened")
             assert_quiet_here(daemon)

@@ -10,7 +10,7 @@ from monarch_py.errors import NoDaemonError, SessionError, SilentError
 from monarch_py.ipc.session import Segment, SessionDir, shm_root
 from monarch_py.native import SessionState, ffi
 
-__all__ = ["HAS_CHANGED", "Client", "catalog_trouble", "troubles"]
+__all__ = ["HAS_CHANGED", "DaemonConnection", "catalog_trouble", "troubles"]
 
 # Said where the daemon that serves has read another text in the configuration.
 HAS_CHANGED = "{} has changed since its daemon was started; monarch stop, then start, takes it in"
@@ -37,7 +37,7 @@ def catalog_trouble(report: dict[str, Any]) -> str:
     )
 
 
-class Client:
+class DaemonConnection:
     """Talks to the daemon of one session."""
 
     def __init__(self, session: SessionDir) -> None:

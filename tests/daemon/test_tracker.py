@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.opening import Ranks, in_turns
 
-from monarch_py.daemon.plans.tracker import Course, Found, observe
+from monarch_py.daemon.plans.tracker import Found, PlanTracker, observe
 from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
@@ -76,7 +76,7 @@ def course_of(
     nodes: int = 1,
     node: int = 0,
     executor: Executor | None = None,
-) -> Course:
+) -> PlanTracker:
     """A plan of so many files, and more in another directory, that is followed; their numbers are
     the catalog's."""
     root = Path("/nowhere")
@@ -87,22 +87,22 @@ def course_of(
     ]
     plan = Plan(tuple(indices), parts, epochs, nodes)
     files += more
-    course = Course(root / "plan.npz", None, plan, node, executor or AtOnce())
-    runs = tuple(course.draw(number) for number in range(min(2, len(course.layout))))
-    course.begin(Found(np.arange(files, dtype=np.uint64), course.used_ever(), "", runs), files)
-    return course
+    tracker = PlanTracker(root / "plan.npz", None, plan, node, executor or AtOnce())
+    runs = tuple(tracker.draw(number) for number in range(min(2, len(tracker.layout))))
+    tracker.begin(Found(np.arange(files, dtype=np.uint64), tracker.used_ever(), "", runs), files)
+    return tracker
 
 
-def opens(courses: list[Course], turn: Iterable[int]) -> None:
+def opens(trackers: list[PlanTracker], turn: Iterable[int]) -> None:
     """One turn of the daemon's loop."""
-    observe([c for c in courses if c.state != "dropped"], np.unique(np.array([*turn], np.uint64)))
-    for course in courses:
-        course.step()
+    observe([c for c in trackers if c.state != "dropped"], np.unique(np.array([*turn], np.uint64)))
+    for tracker in trackers:
+        tracker.step()
 
 
-def epoch_of(course: Course, epoch: int, rng: random.Random, skip: int = 0) -> Iterator[int]:
+def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0) -> Iterator[int]:
     """What the workers open, from this batch on."""
-    return iter(Ranks(course.timeline, epoch, rng, in_order=False, skip=skip))
+    return iter(Ranks(tracker.timeline, epoch, rng, in_order=False, skip=skip))
 
 
 @settings(max_examples=60, deadline=None)
@@ -142,20 +142,20 @@ def test_another_seed_after_a_right_epoch_is_noticed(steps: int, ranks: int, see
     """The window of accesses has right ones then; the end of the right epoch, which is most of a
     short one, is not taken for what the job opens twice."""
     rng, files = random.Random(seed), BATCH * steps * ranks
-    course, other = (
+    tracker, other = (
         course_of(training(files, seed=number, ranks=ranks), files=files)
         for number in (seed, 1000 + seed)
     )
-    for turn in in_turns(epoch_of(course, 0, rng), rng, 5):
-        opens([course], turn)
-    assert course.state == "following"
+    for turn in in_turns(epoch_of(tracker, 0, rng), rng, 5):
+        opens([tracker], turn)
+    assert tracker.state == "following"
     opened = 0
     for turn in in_turns(epoch_of(other, 1, rng), rng, 5):
-        opens([course], turn)
+        opens([tracker], turn)
         opened += len(turn)
-        if course.state == "dropped":
+        if tracker.state == "dropped":
             break
-    assert course.state == "dropped"
+    assert tracker.state == "dropped"
     assert opened <= 200 * ranks
 
 
@@ -163,15 +163,15 @@ def test_another_seed_after_a_right_epoch_is_noticed(steps: int, ranks: int, see
 def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> None:
     """It is looked for a last time with what it has opened by then."""
     files, rng = BATCH * 150, random.Random(seed)
-    course = course_of(training(files), files=files)
-    for turn in in_turns(iter(course.draw(0).units[:500].tolist()), rng, 5):
-        opens([course], turn)
+    tracker = course_of(training(files), files=files)
+    for turn in in_turns(iter(tracker.draw(0).units[:500].tolist()), rng, 5):
+        opens([tracker], turn)
     for unit in rng.sample(range(files), 35):
-        opens([course], [unit])
-    for turn in in_turns(epoch_of(course, 2, rng), rng, 5):
-        opens([course], turn)
-        assert course.state != "dropped"
-    assert (course.state, course.number) == ("following", 2)
+        opens([tracker], [unit])
+    for turn in in_turns(epoch_of(tracker, 2, rng), rng, 5):
+        opens([tracker], turn)
+        assert tracker.state != "dropped"
+    assert (tracker.state, tracker.number) == ("following", 2)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -179,24 +179,24 @@ def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> 
 def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, seed: int) -> None:
     """Its last accesses may lie half in one epoch and half in the next."""
     steps, rng = 100, random.Random(seed)
-    course = course_of(training(4 * steps, workers=2, batch=4), files=4 * steps, epochs=4)
+    tracker = course_of(training(4 * steps, workers=2, batch=4), files=4 * steps, epochs=4)
     for epoch in (2, 3):
         skip = steps - left if epoch == 2 else 0
-        for turn in in_turns(epoch_of(course, epoch, rng, skip), rng, 5):
-            opens([course], turn)
-            assert course.state != "dropped"
-    assert (course.state, course.number) == ("following", 3)
+        for turn in in_turns(epoch_of(tracker, epoch, rng, skip), rng, 5):
+            opens([tracker], turn)
+            assert tracker.state != "dropped"
+    assert (tracker.state, tracker.number) == ("following", 3)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_three_right_plans_stay(seed: int) -> None:
     """What one of them has opened twice, or by chance early, is not held against the others."""
     files, rng = BATCH * 150, random.Random(seed)
-    courses = [course_of(training(files, seed=number), files=files) for number in range(3)]
+    trackers = [course_of(training(files, seed=number), files=files) for number in range(3)]
     for epoch in range(3):
         jobs = [
-            in_turns(epoch_of(course, epoch, rng), rng, 10 + 10 * number)
-            for number, course in enumerate(courses)
+            in_turns(epoch_of(tracker, epoch, rng), rng, 10 + 10 * number)
+            for number, tracker in enumerate(trackers)
         ]
         while jobs:
             job = rng.choice(jobs)
@@ -204,9 +204,9 @@ def test_three_right_plans_stay(seed: int) -> None:
             if turn is None:
                 jobs.remove(job)
             else:
-                opens(courses, turn)
-    assert [course.state for course in courses] == ["following"] * 3
-    assert [course.number for course in courses] == [2] * 3
+                opens(trackers, turn)
+    assert [tracker.state for tracker in trackers] == ["following"] * 3
+    assert [tracker.number for tracker in trackers] == [2] * 3
 
 
 @pytest.mark.parametrize("held_out", [60, 600])
@@ -215,15 +215,15 @@ def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> N
     files, rng = BATCH * 120, random.Random(held_out)
     sampler = SubsetRandomSampler(files + held_out, np.arange(files), seed=5)
     loader = Loader(sampler, 1, BATCH, workers=8, prefetch_factor=4)
-    course = course_of(PlanPart("training", 0, loader), files=files + held_out)
+    tracker = course_of(PlanPart("training", 0, loader), files=files + held_out)
     for epoch in range(3):
-        for turn in in_turns(epoch_of(course, epoch, rng), rng, 10):
-            opens([course], turn)
+        for turn in in_turns(epoch_of(tracker, epoch, rng), rng, 10):
+            opens([tracker], turn)
         for low in range(files, files + held_out, 10):
-            opens([course], range(low, min(low + 10, files + held_out)))
-            assert course.state == "following"
-    assert course.follower is not None
-    assert course.follower.misfits == 0
+            opens([tracker], range(low, min(low + 10, files + held_out)))
+            assert tracker.state == "following"
+    assert tracker.estimator is not None
+    assert tracker.estimator.misfits == 0
 
 
 @pytest.mark.parametrize("in_a_row", [20, 50])
@@ -231,32 +231,32 @@ def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> N
 def test_a_right_plan_outlasts_somebody_elses_reads_in_a_row(ranks: int, in_a_row: int) -> None:
     """It is looked for meanwhile, and goes on from where it was."""
     files, rng = BATCH * ranks * 200, random.Random(in_a_row)
-    course = course_of(training(files, ranks=ranks), files=files)
+    tracker = course_of(training(files, ranks=ranks), files=files)
     for epoch in range(3):
-        for number, turn in enumerate(in_turns(epoch_of(course, epoch, rng), rng, 10)):
-            opens([course], turn)
+        for number, turn in enumerate(in_turns(epoch_of(tracker, epoch, rng), rng, 10)):
+            opens([tracker], turn)
             if number == 100:
                 for unit in rng.sample(range(files), in_a_row):
-                    opens([course], [unit])
-            assert course.state != "dropped"
-    assert (course.state, course.number) == ("following", 2)
+                    opens([tracker], [unit])
+            assert tracker.state != "dropped"
+    assert (tracker.state, tracker.number) == ("following", 2)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_who_lagged_when_a_job_was_come_upon_may_end_it(seed: int) -> None:
     """Two workers have what the others have left behind before they were seen."""
     files, rng = BATCH * 200, random.Random(seed)
-    course = course_of(training(files), files=files)
-    units = course.draw(1).units
+    tracker = course_of(training(files), files=files)
+    units = tracker.draw(1).units
     begin = files // 2
     late, rest = units[begin - 64 : begin], units[begin:]
     for turn in in_turns(iter(rest.tolist()), rng, 10):
-        opens([course], turn)
+        opens([tracker], turn)
     # All that it has to do is seen.
-    assert (course.state, course.number) == ("following", 2)
+    assert (tracker.state, tracker.number) == ("following", 2)
     for turn in in_turns(iter(rng.sample(late.tolist(), 64)), rng, 10):
-        opens([course], turn)
-        assert (course.state, course.number) == ("following", 2)
+        opens([tracker], turn)
+        assert (tracker.state, tracker.number) == ("following", 2)
 
 
 def test_a_node_that_has_nothing_to_do_in_a_part() -> None:
@@ -264,45 +264,45 @@ def test_a_node_that_has_nothing_to_do_in_a_part() -> None:
     files, nodes, rng = 400, 4, random.Random(1)
     loader = Loader(SequentialSampler(6), nodes, 2, split="slices")
     parts = training(files, ranks=nodes, batch=4), PlanPart("validation", 1, loader)
-    course = course_of(*parts, files=files, more=6, nodes=nodes, node=nodes - 1)
-    assert not len(course.draw(1))
-    for number in range(len(course.layout)):
-        for turn in in_turns(iter(course.draw(number).units.tolist()), rng, 5):
-            opens([course], turn)
-            assert course.state != "dropped"
-    assert (course.state, course.number) == ("following", len(course.layout) - 2)
+    tracker = course_of(*parts, files=files, more=6, nodes=nodes, node=nodes - 1)
+    assert not len(tracker.draw(1))
+    for number in range(len(tracker.layout)):
+        for turn in in_turns(iter(tracker.draw(number).units.tolist()), rng, 5):
+            opens([tracker], turn)
+            assert tracker.state != "dropped"
+    assert (tracker.state, tracker.number) == ("following", len(tracker.layout) - 2)
 
 
 def test_a_search_that_takes_long_ends_where_the_job_is_by_then() -> None:
     """The job goes on by more than a window meanwhile."""
     files, rng = BATCH * 1000, random.Random(3)
     executor = InTime(0)
-    course = course_of(training(files), files=files, epochs=2, executor=executor)
-    course.step()
-    window, before = course.draw(0).window, executor.asked
+    tracker = course_of(training(files), files=files, epochs=2, executor=executor)
+    tracker.step()
+    window, before = tracker.draw(0).window, executor.asked
     executor.turns = 2 * window // 5
-    for turn in in_turns(epoch_of(course, 1, rng), rng, 9):
-        opens([course], turn)
-    assert (course.state, course.number) == ("following", 1)
-    assert course.follower is not None
-    assert course.follower.front > files - window
+    for turn in in_turns(epoch_of(tracker, 1, rng), rng, 9):
+        opens([tracker], turn)
+    assert (tracker.state, tracker.number) == ("following", 1)
+    assert tracker.estimator is not None
+    assert tracker.estimator.front > files - window
     assert executor.asked - before <= 4
 
 
 def test_why_a_plan_is_dropped() -> None:
     files, rng = BATCH * 400, random.Random(2)
-    course = course_of(training(files, seed=1), files=files)
+    tracker = course_of(training(files, seed=1), files=files)
     other = course_of(training(files, seed=77), files=files)
-    for turn in in_turns(epoch_of(course, 0, rng), rng, 10):
-        opens([course], turn)
+    for turn in in_turns(epoch_of(tracker, 0, rng), rng, 10):
+        opens([tracker], turn)
     opened = 0
     for turn in in_turns(epoch_of(other, 1, rng), rng, 5):
-        opens([course], turn)
+        opens([tracker], turn)
         opened += len(turn)
-        if course.state == "dropped":
+        if tracker.state == "dropped":
             break
     assert opened <= 100
-    numbers = re.match(r"(\d+) of the last (\d+) files", course.why)
-    assert numbers is not None, course.why
+    numbers = re.match(r"(\d+) of the last (\d+) files", tracker.why)
+    assert numbers is not None, tracker.why
     others, last = map(int, numbers.groups())
     assert last / 2 < others <= last <= opened
