@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,25 @@ from csrc.building import CSRC, NATIVE, PRELOAD, PRELOAD_FLAGS, cc
 __all__ = ["Change", "Trials"]
 
 HERE = Path(__file__).resolve().parent
-SOURCES = sorted({*PRELOAD, *NATIVE})
-WRAPPED = ("clock_gettime", "pthread_mutex_lock", "pthread_mutex_unlock")
+SOURCES = sorted(
+    name for name in {*PRELOAD, *NATIVE} if not name.startswith(("plan/", "simulator/"))
+)
+WRAPPED = (
+    "clock_gettime",
+    "pthread_mutex_lock",
+    "pthread_mutex_timedlock",
+    "pthread_mutex_unlock",
+)
+# The folders of the daemon's engine, and what they call that the scheduler has to know of, or that
+# would go through the library in this program (behind_daemon.c).
+ENGINE = ("copy/", "engine/", "handover/", "publish/", "serving/", "testing/")
+OF_DAEMON = (
+    "close", "dup3", "fcntl", "fstat", "fstatfs", "futimens", "madvise", "mmap", "munmap", "openat",
+    "pread", "statx", "unlinkat",
+    "epoll_create1", "epoll_ctl", "epoll_wait", "eventfd", "eventfd_write", "getrlimit",
+    "nanosleep", "pthread_create", "pthread_setname_np", "pthread_timedjoin_np", "recvmsg",
+    "syscall",
+)  # fmt: skip
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 END_OF_OWN_CALLS = '#error "Monarch runs on x86-64 and aarch64"\n#endif\n'
 
@@ -38,17 +56,19 @@ SCHEDULED = (
 
 
 class Trials:
-    """Programs of trials.c, made in `directory`."""
+    """Programs of the files beside this one, made in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._sources = self._changed("csrc", CSRC, SCHEDULED)
         with ThreadPoolExecutor() as pool:
-            self._objects = dict(zip(SOURCES, pool.map(self._compile, SOURCES), strict=True))
+            objects = pool.map(self._compile, SOURCES)
+            self._own = list(pool.map(self._compile_own, sorted(HERE.glob("*.c"))))
+            self._objects = dict(zip(SOURCES, objects, strict=True))
 
     def _changed(self, name: str, source: Path, changes: tuple[Change, ...]) -> Path:
         copy = self._directory / name
-        shutil.copytree(source, copy)
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*.o"))
         for change in changes:
             file = copy / change.file
             text = file.read_text()
@@ -57,12 +77,21 @@ class Trials:
         return copy
 
     def _compile(self, name: str, sources: Path | None = None) -> Path:
-        """Without the functions of ThreadSanitizer, which scheduler.c has."""
+        """Without the functions of ThreadSanitizer, which accesses.c has."""
         sources = sources or self._sources
         flags = [flag for flag in PRELOAD_FLAGS if not flag.startswith(("-Wl,", "-nostart"))]
         stepped = ["-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"]
         out = sources / f"{name}.o"
         cc("-O1", "-g", "-c", f"-I{sources}", *flags, *stepped, "-o", out, sources / name)
+        if name.startswith(ENGINE):
+            renamed = [f"--redefine-sym={call}=daemon_{call}" for call in OF_DAEMON]
+            subprocess.run(["objcopy", *renamed, out], check=True)
+        return out
+
+    def _compile_own(self, source: Path) -> Path:
+        out = self._directory / f"{source.name}.o"
+        include = f"-I{self._sources}"
+        cc("-O1", "-g", "-c", "-D_GNU_SOURCE", *WARNINGS, include, "-o", out, source)
         return out
 
     def program(self, name: str, *changes: Change) -> Path:
@@ -70,10 +99,9 @@ class Trials:
         objects = dict(self._objects)
         if changes:
             sources = self._changed(f"csrc-{name}", self._sources, changes)
-            objects |= {change.file: self._compile(change.file, sources) for change in changes}
+            changed = {change.file for change in changes}
+            objects |= {file: self._compile(file, sources) for file in changed}
         out = self._directory / name
-        own = [HERE / "trials.c", HERE / "scheduler.c"]
         wraps = [f"-Wl,--wrap={function}" for function in WRAPPED]
-        cc("-O1", "-g", "-D_GNU_SOURCE", "-no-pie", "-pthread", *WARNINGS, *wraps,
-           f"-I{self._sources}", "-o", out, *own, *objects.values())  # fmt: skip
+        cc("-no-pie", "-pthread", *wraps, "-o", out, *self._own, *objects.values())
         return out

@@ -1,7 +1,6 @@
 #include "scheduler.h"
 
 #include <errno.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -11,30 +10,36 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#define MOST_THREADS 4
-/* A thread that has made so many steps never ends. */
+#define MOST_THREADS 8
+/* Threads that have made so many steps never end. */
 #define MOST_STEPS 60000
-#define MOST_CHOICES 4096
-#define MOST_IGNORED 8
-/* Of the clock: what a step takes, and a wait [ns]. */
+#define MOST_CHOICES 8192
+#define MOST_IGNORED 16
+/* Of the clock: what a step takes, and a wait for anything [ns]. */
 #define STEP_NS 1000
 #define WAIT_NS 10000000
 #define BEGIN_NS 1000000000000ULL
 
 enum state { READY, WAITING, DONE };
 
-static struct {
+static struct thread {
     enum state state;
+    const void *on;    /* WAITING: for this to be woken; NULL: for a step of any other thread, */
+    uint32_t bits;     /* by a call that has one of these, */
+    uint64_t until_ns; /* or for this time */
+    int is_woken, is_joined;
     sem_t turn;
     pthread_t id;
+    void *(*function)(void *);
+    void *arg;
 } threads[MOST_THREADS];
 static unsigned count;
 static sem_t over;
+static int is_exploring; /* else threads go on until all of them wait, without a choice */
+static uint64_t held_ns;
 static __thread int me = -1; /* the number of the thread; -1: it is not scheduled */
 
 struct choice {
@@ -63,6 +68,8 @@ static struct { const char *begin, *end; } ignored[MOST_IGNORED];
 static unsigned ignored_count;
 
 void ignore_memory(const void *at, size_t n) {
+    if (ignored_count == MOST_IGNORED)
+        wrong("too much is ignored");
     ignored[ignored_count].begin = at;
     ignored[ignored_count++].end = (const char *)at + n;
 }
@@ -115,29 +122,45 @@ static int next_order(void) {
     return d->known != 0;
 }
 
-/* In *options, from the nth on, the threads of this state, in turn behind thread `from`; how many
- * there are then. */
-static unsigned add_threads(int from, enum state state, int *options, unsigned n) {
+/* In *options, from the nth on, the threads of this state that can be chosen, thread `first` first;
+ * how many there are then. */
+static unsigned add_threads(int first, enum state state, int *options, unsigned n) {
     for (int i = 0; i < (int)count; i++) {
-        int other = (from + 1 + i) % (int)count;
-        if (other != from && threads[other].state == state)
-            options[n++] = other;
+        int k = (first + i) % (int)count;
+        if (threads[k].state == state && (state == READY || threads[k].until_ns != NEVER))
+            options[n++] = k;
     }
     return n;
 }
 
+/* The one whose time comes first goes before the others. */
+static void put_earliest_first(int *options, unsigned n) {
+    for (unsigned i = 1; i < n; i++)
+        if (threads[options[i]].until_ns < threads[options[0]].until_ns) {
+            int earlier = options[i];
+            options[i] = options[0];
+            options[0] = earlier;
+        }
+}
+
+static int is_anybody_left(void) {
+    for (unsigned i = 0; i < count; i++)
+        if (threads[i].state != DONE)
+            return 1;
+    return 0;
+}
+
 /* The thread that makes the next step after one of thread `from`, -1 at the start: the same thread;
- * if it waits, the next one that does not; if all wait, the next one, for which time has passed.
- * Another choice is an interrupt. */
+ * if it waits, the next one that does not; if all wait, the one whose time comes first. Another
+ * choice is an interrupt. -1: none. */
 static int successor(int from) {
-    int options[MOST_THREADS];
-    unsigned n = 0, can_go_on = from >= 0 && threads[from].state == READY;
-    if (can_go_on)
-        options[n++] = from;
-    n = add_threads(from, READY, options, n);
-    n = add_threads(from, WAITING, options, n);
-    if (from >= 0 && threads[from].state == WAITING)
-        options[n++] = from;
+    int options[MOST_THREADS], first = from >= 0 && threads[from].state == READY ? from : from + 1;
+    unsigned ready = add_threads(first, READY, options, 0), n = ready;
+    if (!is_exploring)
+        return ready ? options[0] : -1;
+    n = add_threads(first, WAITING, options, n);
+    if (!ready)
+        put_earliest_first(options, n);
     if (!n)
         return -1;
     unsigned chosen = choose(from < 0 || interrupts < most_interrupts ? n : 1);
@@ -145,77 +168,165 @@ static int successor(int from) {
     return options[chosen];
 }
 
-static void wake_all(int but) {
-    for (int i = 0; i < (int)count; i++)
-        if (i != but && threads[i].state == WAITING)
-            threads[i].state = READY;
+static void make_ready(struct thread *t, int is_woken) {
+    t->state = READY;
+    t->is_woken = is_woken;
 }
 
+void wake(const void *what, int most, uint32_t bits) {
+    for (int i = 0; i < (int)count && most > 0; i++)
+        if (threads[i].state == WAITING && threads[i].on == what && threads[i].bits & bits) {
+            make_ready(&threads[i], 1);
+            most--;
+        }
+}
+
+/* Whom that holds up: threads that are ready, or whose time comes before. */
+static void let_time_pass(uint64_t until_ns) {
+    uint64_t from_ns = until_ns;
+    for (unsigned i = 0; i < count; i++) {
+        if (threads[i].state == READY)
+            from_ns = 0;
+        if (threads[i].state == WAITING && threads[i].until_ns < from_ns)
+            from_ns = threads[i].until_ns;
+    }
+    from_ns = from_ns > clock_ns ? from_ns : clock_ns;
+    held_ns += until_ns > from_ns ? until_ns - from_ns : 0;
+    clock_ns = until_ns > clock_ns ? until_ns : clock_ns;
+}
+
+/* The next thread makes its step; a wait that is chosen ends because its time has come. */
 static void go_on(int from, const void *at) {
     int to = successor(from);
-    if (to == from) {
-        threads[from].state = READY;
-        return;
+    int is_done = from >= 0 && threads[from].state == DONE;
+    if (to < 0 && is_exploring && is_anybody_left())
+        wrong("nobody goes on");
+    if (to >= 0 && threads[to].state == WAITING) {
+        let_time_pass(threads[to].until_ns);
+        make_ready(&threads[to], 0);
     }
-    if (to >= 0 && switched < MOST_CHOICES) {
+    if (to == from)
+        return;
+    if (switched < MOST_CHOICES) {
         switches[switched].from = from;
         switches[switched].to = to;
         switches[switched].step = steps;
         switches[switched++].at = at;
     }
-    int is_done = from >= 0 && threads[from].state == DONE;
-    if (to >= 0)
-        threads[to].state = READY;
     sem_post(to < 0 ? &over : &threads[to].turn);
     if (from >= 0 && !is_done)
         sem_wait(&threads[from].turn);
 }
 
-static void take_step(enum state state, const void *at) {
-    clock_ns += state == WAITING ? WAIT_NS : STEP_NS;
+static int take_step(enum state state, const void *at) {
+    clock_ns += STEP_NS;
     if (me < 0)
-        return;
+        return 1;
     int old_errno = errno;
     if (++steps > MOST_STEPS)
         wrong("does not end");
     threads[me].state = state;
     if (state == READY)
-        wake_all(me);
+        wake(NULL, MOST_THREADS, ANY_BIT);
     go_on(me, at);
     errno = old_errno;
+    return threads[me].is_woken;
+}
+
+static int wait_for(const void *what, uint64_t until_ns, uint32_t bits, const void *at) {
+    if (me < 0)
+        wrong("waits before the run has begun");
+    threads[me].on = what;
+    threads[me].until_ns = until_ns;
+    threads[me].bits = bits;
+    return take_step(WAITING, at);
 }
 
 void step(void) { take_step(READY, __builtin_return_address(0)); }
-void step_waiting(void) { take_step(WAITING, __builtin_return_address(0)); }
+void step_of(const void *at) { take_step(READY, at); }
+void step_at(const volatile void *what, const void *at) {
+    if (me >= 0 && !is_ignored(what))
+        take_step(READY, at);
+}
+void step_waiting(void) {
+    wait_for(NULL, clock_ns + WAIT_NS, ANY_BIT, __builtin_return_address(0));
+}
+int sleep_on(const void *what, uint64_t until_ns, uint32_t bits) {
+    return wait_for(what, until_ns, bits, __builtin_return_address(0));
+}
+uint64_t scheduled_ns(void) { return clock_ns; }
+void pass_time(uint64_t ns) { clock_ns += ns; }
+uint64_t held_up_ns(void) { return held_ns; }
 
 /* --- runs ----------------------------------------------------------------------------------------
  */
 
 static void *run_thread(void *number) {
     int my_number = (int)(intptr_t)number;
-    sem_wait(&threads[my_number].turn);
+    struct thread *t = &threads[my_number];
+    sem_wait(&t->turn);
     me = my_number;
-    running->thread[me]();
-    threads[me].state = DONE;
-    wake_all(me);
+    t->function(t->arg);
+    t->state = DONE;
+    wake(NULL, MOST_THREADS, ANY_BIT);
+    wake(t, MOST_THREADS, ANY_BIT);
     go_on(my_number, NULL);
     return NULL;
 }
 
+int start_thread(pthread_t *id, const pthread_attr_t *attributes, void *(*function)(void *),
+                 void *arg) {
+    if (count == MOST_THREADS)
+        wrong("too many threads");
+    struct thread *t = &threads[count];
+    *t = (struct thread){.function = function, .arg = arg};
+    sem_init(&t->turn, 0, 0);
+    int r = pthread_create(&t->id, attributes, run_thread, (void *)(intptr_t)count);
+    if (r != 0)
+        wrong("no thread");
+    count++;
+    if (id)
+        *id = t->id;
+    return 0;
+}
+
+void join_thread(pthread_t id) {
+    unsigned i = 0;
+    while (i < count && !pthread_equal(threads[i].id, id))
+        i++;
+    if (i == count || threads[i].is_joined)
+        wrong("no such thread");
+    while (threads[i].state != DONE)
+        sleep_on(&threads[i], NEVER, ANY_BIT);
+    threads[i].is_joined = 1;
+    pthread_join(id, NULL);
+}
+
+static void *run_trials_thread(void *number) {
+    running->thread[(intptr_t)number]();
+    return NULL;
+}
+
+static void run_all(void) {
+    go_on(-1, NULL);
+    sem_wait(&over);
+}
+
+/* Threads that reset() has started have gone to sleep when those of the trial begin. */
 static void run_here(void) {
     clock_ns = BEGIN_NS;
     running->reset();
-    for (count = 0; count < MOST_THREADS && running->thread[count]; count++) {
-        threads[count].state = READY;
-        sem_init(&threads[count].turn, 0, 0);
-    }
+    if (count)
+        run_all();
+    steps = switched = 0;
+    is_exploring = 1;
+    for (intptr_t i = 0; i < TRIAL_THREADS && running->thread[i]; i++)
+        start_thread(NULL, NULL, run_trials_thread, (void *)i);
+    run_all();
     for (unsigned i = 0; i < count; i++)
-        if (pthread_create(&threads[i].id, NULL, run_thread, (void *)(intptr_t)i) != 0)
-            wrong("no thread");
-    go_on(-1, NULL);
-    sem_wait(&over);
-    for (unsigned i = 0; i < count; i++)
-        pthread_join(threads[i].id, NULL);
+        if (!threads[i].is_joined)
+            pthread_join(threads[i].id, NULL);
+    me = -1;
     running->check();
 }
 
@@ -238,7 +349,7 @@ static void run_once(void) {
         _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
 }
 
-uint64_t explore(const struct trial *trial, unsigned bound, uint64_t most) {
+uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned bound, uint64_t most) {
     running = trial;
     sem_init(&over, 0, 0);
     decisions =
@@ -247,158 +358,10 @@ uint64_t explore(const struct trial *trial, unsigned bound, uint64_t most) {
         wrong("no memory");
     for (most_interrupts = 0; most_interrupts <= bound; most_interrupts++) {
         decisions->known = 0;
-        do
+        do {
+            restore();
             run_once();
-        while (next_order() && runs < most);
+        } while (next_order() && runs < most);
     }
     return runs;
 }
-
-/* --- what the code under test calls
- * ---------------------------------------------------------------
- */
-
-int __real_clock_gettime(clockid_t id, struct timespec *t);
-int __wrap_clock_gettime(clockid_t id, struct timespec *t);
-int __wrap_clock_gettime(clockid_t id, struct timespec *t) {
-    if (id != CLOCK_MONOTONIC && id != CLOCK_MONOTONIC_COARSE)
-        return __real_clock_gettime(id, t);
-    t->tv_sec = (time_t)(clock_ns / 1000000000);
-    t->tv_nsec = (long)(clock_ns % 1000000000);
-    return 0;
-}
-
-int __wrap_pthread_mutex_lock(pthread_mutex_t *lock);
-int __wrap_pthread_mutex_lock(pthread_mutex_t *lock) {
-    while (pthread_mutex_trylock(lock) != 0)
-        take_step(WAITING, __builtin_return_address(0));
-    take_step(READY, __builtin_return_address(0));
-    return 0;
-}
-
-int __real_pthread_mutex_unlock(pthread_mutex_t *lock);
-int __wrap_pthread_mutex_unlock(pthread_mutex_t *lock);
-int __wrap_pthread_mutex_unlock(pthread_mutex_t *lock) {
-    int r = __real_pthread_mutex_unlock(lock);
-    take_step(READY, __builtin_return_address(0));
-    return r;
-}
-
-/* sys6 of csrc/shared/sys.h is this. What waits lets others go on instead. */
-static long plain_sys6(long n, long a, long b, long c, long d, long e, long f) {
-    int old_errno = errno;
-    long r = syscall(n, a, b, c, d, e, f);
-    r = r < 0 ? -errno : r;
-    errno = old_errno;
-    return r;
-}
-
-long scheduled_sys6(long n, long a, long b, long c, long d, long e, long f);
-long scheduled_sys6(long n, long a, long b, long c, long d, long e, long f) {
-    const void *at = __builtin_return_address(0);
-    switch (n) {
-    case SYS_sched_yield:
-    case SYS_nanosleep:
-        take_step(WAITING, at);
-        return 0;
-    case SYS_futex:
-        if ((b & FUTEX_CMD_MASK) == FUTEX_WAIT) {
-            if (__atomic_load_n((uint32_t *)a, __ATOMIC_SEQ_CST) == (uint32_t)c)
-                take_step(WAITING, at);
-            return 0;
-        }
-        break;
-    case SYS_getpid:
-    case SYS_gettid:
-    case SYS_geteuid:
-    case SYS_rt_sigprocmask:
-        return plain_sys6(n, a, b, c, d, e, f);
-    default:
-        break;
-    }
-    long r = plain_sys6(n, a, b, c, d, e, f);
-    take_step(READY, at);
-    return r;
-}
-
-#define ACCESSED(at)                                       \
-    do {                                                   \
-        if (me >= 0 && !is_ignored(at))                    \
-            take_step(READY, __builtin_return_address(0)); \
-    } while (0)
-
-#define FETCH(T, bits, name)                                               \
-    T __tsan_atomic##bits##_fetch_##name(volatile T *at, T v, int order);  \
-    T __tsan_atomic##bits##_fetch_##name(volatile T *at, T v, int order) { \
-        (void)order;                                                       \
-        T old = __atomic_fetch_##name(at, v, __ATOMIC_SEQ_CST);            \
-        ACCESSED(at);                                                      \
-        return old;                                                        \
-    }
-#define ATOMICS(T, bits)                                                                       \
-    T __tsan_atomic##bits##_load(const volatile T *at, int order);                             \
-    T __tsan_atomic##bits##_load(const volatile T *at, int order) {                            \
-        (void)order;                                                                           \
-        T v = __atomic_load_n(at, __ATOMIC_SEQ_CST);                                           \
-        ACCESSED(at);                                                                          \
-        return v;                                                                              \
-    }                                                                                          \
-    void __tsan_atomic##bits##_store(volatile T *at, T v, int order);                          \
-    void __tsan_atomic##bits##_store(volatile T *at, T v, int order) {                         \
-        (void)order;                                                                           \
-        __atomic_store_n(at, v, __ATOMIC_SEQ_CST);                                             \
-        ACCESSED(at);                                                                          \
-    }                                                                                          \
-    T __tsan_atomic##bits##_exchange(volatile T *at, T v, int order);                          \
-    T __tsan_atomic##bits##_exchange(volatile T *at, T v, int order) {                         \
-        (void)order;                                                                           \
-        T old = __atomic_exchange_n(at, v, __ATOMIC_SEQ_CST);                                  \
-        ACCESSED(at);                                                                          \
-        return old;                                                                            \
-    }                                                                                          \
-    int __tsan_atomic##bits##_compare_exchange_strong(volatile T *at, T *seen, T v, int order, \
-                                                      int other);                              \
-    int __tsan_atomic##bits##_compare_exchange_strong(volatile T *at, T *seen, T v, int order, \
-                                                      int other) {                             \
-        (void)order, (void)other;                                                              \
-        int is_done =                                                                          \
-            __atomic_compare_exchange_n(at, seen, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);   \
-        ACCESSED(at);                                                                          \
-        return is_done;                                                                        \
-    }                                                                                          \
-    FETCH(T, bits, add)                                                                        \
-    FETCH(T, bits, sub)                                                                        \
-    FETCH(T, bits, and)                                                                        \
-    FETCH(T, bits, or)                                                                         \
-    FETCH(T, bits, xor)
-
-ATOMICS(uint8_t, 8)
-ATOMICS(uint16_t, 16)
-ATOMICS(uint32_t, 32)
-ATOMICS(uint64_t, 64)
-
-/* Plain accesses are no steps: two threads never make them to the same place at once, which
- * ThreadSanitizer itself sees to in other tests. */
-#define PLAIN(name)               \
-    void __tsan_##name(void *at); \
-    void __tsan_##name(void *at) { (void)at; }
-#define PLAIN_OF(bytes) \
-    PLAIN(read##bytes)  \
-    PLAIN(write##bytes) PLAIN(unaligned_read##bytes) PLAIN(unaligned_write##bytes)
-PLAIN_OF(1)
-PLAIN_OF(2)
-PLAIN_OF(4)
-PLAIN_OF(8)
-PLAIN_OF(16)
-PLAIN(func_entry)
-
-void __tsan_init(void);
-void __tsan_init(void) {}
-void __tsan_func_exit(void);
-void __tsan_func_exit(void) {}
-void __tsan_read_range(void *at, size_t n);
-void __tsan_read_range(void *at, size_t n) { (void)at, (void)n; }
-void __tsan_write_range(void *at, size_t n);
-void __tsan_write_range(void *at, size_t n) { (void)at, (void)n; }
-void __tsan_atomic_thread_fence(int order);
-void __tsan_atomic_thread_fence(int order) { (void)order; }

@@ -18,7 +18,8 @@ from csrc.test_sanitizers import with_names
 from support.segments import segments
 from support.session import MIB, Session
 
-from interleavings.building import Change, Trials
+from interleavings.bugs import BUGS
+from interleavings.building import Trials
 
 LIMIT_S, MOST_RUNS = 300, 1 << 20
 # The counts of each trial that must not be 0, and its interrupts; with --long it has one more.
@@ -33,59 +34,14 @@ TRIALS = {
     "flags": (["handed"], 1),
     "filling": (["waits", "bytes_while_filling"], 1),
     "failing": (["waits", "bytes_while_filling"], 1),
-}
-# A bug in the code for each trial, which is found.
-BUGS = {
-    "entry": (
-        Change(
-            "preload/fill/serve.c",
-            "!monarch_is_off(s) &&\n        !monarch_is_changed(s->clients, "
-            "s->control->source[e->source].dev, e->ino) &&",
-            "!monarch_is_off(s) &&",
-        ),
-    ),
-    "closing": (
-        Change(
-            "preload/calls/descriptors.c",
-            "    will_close_direct(fd);\n    monarch_will_close(fd);\n    return",
-            "    return",
-        ),
-    ),
-    "replacing": (
-        Change(
-            "preload/calls/descriptors.c",
-            "    if (fd != fresh)\n        monarch_untrack(fresh);\n",
-            "",
-        ),
-    ),
-    "offset": (
-        Change(
-            "preload/descriptors/track.c",
-            "!(*w & (TRACK_HELD | TRACK_SEEKING)) && change(",
-            "change(",
-        ),
-        Change(
-            "preload/descriptors/track.c",
-            "sys6(SYS_lseek, fd, by, SEEK_CUR,",
-            "sys6(SYS_lseek, fd, sys_lseek(fd, 0, SEEK_CUR) + by, SEEK_SET,",
-        ),
-    ),
-    "lock": (Change("preload/promotion/promote.c", " && !monarch_has_locks(dev, w->ino))", ")"),),
-    "handover": (
-        Change(
-            "preload/fill/handover.c",
-            "        read_in_parts(fd, w);\n    await_end(fd);",
-            "        read_in_parts(fd, w);",
-        ),
-    ),
-    "flags": (Change("preload/descriptors/track.c", "!(seen & TRACK_HELD) && change(", "change("),),
-    "failing": (
-        Change(
-            "preload/fill/demand.c",
-            "if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)",
-            "if (0)",
-        ),
-    ),
+    "recalled": (["handed", "opened_again"], 1),
+    "granted": (["handed", "opened_again", "reads_of_handed"], 1),
+    "ordered": (["handed", "reads_of_handed"], 1),
+    "limit": (["handed", "opened_again", "reads_of_handed"], 1),
+    "shared": (["handed", "opened_again", "reads_of_handed"], 1),
+    "claimed": (["handed", "reads_of_handed"], 1),
+    "released": (["opened_again"], 1),
+    "killed": (["opened_again"], 1),
 }
 
 
@@ -150,10 +106,10 @@ def test_no_order_with_one_more_interrupt_is_wrong(program: Path, place: Path, n
     assert done.returncode == 0, with_names(done.stderr, program)
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_a_bug_is_found(trials: Trials, place: Path, name: str) -> None:
-    program = trials.program(f"trials_{name}", *BUGS[name])
-    done = run(program, place, name, 2, 1 << 14)
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_is_found(trials: Trials, place: Path, bug: str) -> None:
+    program = trials.program(f"trials_{bug.replace(' ', '_')}", *BUGS[bug].changes)
+    done = run(program, place, BUGS[bug].trial, 2, 1 << 14)
     assert done.returncode == 1 and re.search(
-        r"run \d+: .*(not so|: word|does not end)", done.stderr
+        r"run \d+: .*(not so|: word|does not end|nobody goes on)", done.stderr
     ), done

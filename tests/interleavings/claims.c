@@ -1,0 +1,114 @@
+/* Claims: programs read a file at its source, and orders to fill it wait (csrc/engine/schedule.c).
+ */
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "acts.h"
+#include "daemon.h"
+#include "scheduler.h"
+#include "trials.h"
+
+/* A claim ends by itself after so long, and sooner by less than a tick [ns]. */
+#define TICK_NS (1ULL << MONARCH_CLAIM_TICK)
+#define CLAIM_NS (MONARCH_CLAIM_TICKS * TICK_NS)
+/* The order is looked at so often, and a copy made soon after [ns]. */
+#define LOOK_NS 50000000ULL
+#define SOON_NS 20000000ULL
+/* A reader's pauses are shorter than a claim, and two of them longer. */
+#define PAUSE_NS (CLAIM_NS / 5 * 3)
+#define REST_NS 400000000U
+#define PLENTY (1ULL << 20)
+#define PART_BYTES (MEDIUM_BYTES / 3)
+
+static int held_fd, has_ended;
+static uint64_t claimed_ns; /* the claim was made, or renewed, no earlier */
+static uint64_t ended_ns;   /* the reader has ended it before that; NEVER: it has not */
+static uint64_t opened_ns;  /* the daemon has opened the file; NEVER: it has not */
+
+/* The daemon reads the file when its claim has ended, and not before. */
+static void expect_no_claim(const char *name) {
+    if (strcmp(name, names[MEDIUM]) != 0)
+        return;
+    EXPECT(has_ended || now_ns() - claimed_ns >= CLAIM_NS - TICK_NS);
+    opened_ns = now_ns();
+}
+
+/* A reader has the file open, and its claim is old. */
+static void reset_claimed(void) {
+    note_descriptors();
+    has_ended = 0;
+    ended_ns = opened_ns = NEVER;
+    start_daemon();
+    claimed_ns = now_ns();
+    held_fd = open(path_of("source", names[MEDIUM]), O_RDONLY);
+    EXPECT(held_fd >= 0);
+    pass_time(PAUSE_NS);
+    when_source_is_opened = expect_no_claim;
+}
+
+static void read_part(unsigned part) {
+    static uint64_t got[PART_BYTES / 8];
+    uint64_t before_ns = now_ns(), at = (uint64_t)part * PART_BYTES;
+    EXPECT(pread(held_fd, got, PART_BYTES, (off_t)at) == PART_BYTES);
+    version_of(MEDIUM, got, at, PART_BYTES);
+    has_ended |= now_ns() - claimed_ns >= CLAIM_NS - TICK_NS; /* before it was renewed */
+    claimed_ns = before_ns;
+}
+
+/* Its reads renew the claim; the last one hands the descriptor over. */
+static void read_slowly(void) {
+    read_part(0);
+    sleep_on(&held_fd, now_ns() + PAUSE_NS, ANY_BIT);
+    read_part(1);
+    has_ended = 1;
+    read_part(2);
+    EXPECT(close(held_fd) == 0);
+}
+
+static void read_a_part(void) {
+    read_part(0);
+    has_ended = 1;
+    EXPECT(close(held_fd) == 0);
+    ended_ns = now_ns();
+}
+
+/* It is killed then: what closes its descriptor is not the library. */
+static void read_and_die(void) {
+    read_part(0);
+    syscall(SYS_close, held_fd);
+}
+
+/* The other file is filled meanwhile. */
+static void fill_ahead(void) {
+    order_ahead(MEDIUM);
+    order_ahead(OTHER);
+    end_daemon(PLENTY, REST_NS);
+}
+
+static void check_filled(void) {
+    EXPECT(MONARCH_WORD_STATE(entry_of(MEDIUM)->word) == MONARCH_PRESENT);
+    EXPECT(MONARCH_WORD_STATE(entry_of(OTHER)->word) == MONARCH_PRESENT);
+    check_descriptors();
+}
+
+/* From the reader's own descriptor. */
+static void check_one_open(void) {
+    EXPECT(opened_ns == NEVER || held_up_ns());
+    check_filled();
+}
+
+static void check_soon(void) {
+    uint64_t end_ns = ended_ns == NEVER ? claimed_ns + CLAIM_NS : ended_ns;
+    EXPECT(opened_ns < end_ns + LOOK_NS + SOON_NS + held_up_ns());
+    check_filled();
+}
+
+const struct trial claim_trials[] = {
+    {"claimed", reset_claimed, {read_slowly, fill_ahead}, check_one_open},
+    {"released", reset_claimed, {read_a_part, fill_ahead}, check_soon},
+    {"killed", reset_claimed, {read_and_die, fill_ahead}, check_soon},
+    {0},
+};

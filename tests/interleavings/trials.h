@@ -1,0 +1,10 @@
+/* All trials; the last one of each file has no name. */
+#ifndef TRIALS_H
+#define TRIALS_H
+
+#include "scheduler.h"
+
+extern const struct trial entry_trials[], descriptor_trials[], filling_trials[], handover_trials[],
+    waiting_trials[], claim_trials[];
+
+#endif
