@@ -90,6 +90,16 @@ static void op_copy_file_range(void) {
     SAY(close(to));
 }
 
+/* Within one file, where the kernel refuses ranges that overlap. */
+static void op_copy_within(void) {
+    int from = reading("f"), to = open(in("f"), O_WRONLY);
+    off_t at = 10, to_at = 100, behind = 100000;
+    SAY(copy_file_range(from, &at, to, &to_at, 3000, 0));
+    SAY(copy_file_range(from, NULL, to, &behind, 3000, 0));
+    SAY(lseek(from, 0, SEEK_CUR));
+    SAY(close(to));
+}
+
 static void op_sendfile(void) {
     int from = reading("g"), to = open(in("f"), O_WRONLY);
     SAY(sendfile(to, from, NULL, 3000));
@@ -175,5 +185,5 @@ const struct operation by_name[] = {
     ROW(copy_file_range), ROW(sendfile),     ROW(mmap),
     ROW(ftruncate),       ROW(truncate),     ROW(truncate_symlink),
     ROW(forked),          ROW(cp),           ROW(shell),
-    ROW(spawn_addopen),   {NULL, NULL},
+    ROW(spawn_addopen),   ROW(copy_within),  {NULL, NULL},
 };

@@ -272,18 +272,31 @@ static ssize_t real_copy_file_range(int from, off64_t *at, int to, off64_t *to_a
     return -1;
 }
 
-/* A copy lies on another file system than its file, from which the kernel may refuse to copy. */
+static int is_same_file(int one, int other) {
+    struct stat a, b;
+    int old_errno = errno;
+    int is_same = fstat(one, &a) == 0 && fstat(other, &b) == 0 && a.st_ino == b.st_ino &&
+                  a.st_dev == b.st_dev;
+    errno = old_errno;
+    return is_same;
+}
+
+/* The kernel refuses ranges of one file that overlap, and may refuse to copy from one file system
+ * to another: a copy hides the former from it, and causes the latter. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)
         uses_offset(from);
     int old_errno = errno;
-    ssize_t r = real_copy_file_range(from, at, to, to_at, n, flags);
-    int behind = r < 0 && errno == EXDEV ? monarch_companion(from) : -1;
-    if (behind < 0)
-        return count_moved(from, r, at);
+    int behind = is_same_file(from, to) ? monarch_companion(from) : -1;
+    if (behind < 0) {
+        ssize_t r = real_copy_file_range(from, at, to, to_at, n, flags);
+        behind = r < 0 && errno == EXDEV ? monarch_companion(from) : -1;
+        if (behind < 0)
+            return count_moved(from, r, at);
+    }
     errno = old_errno;
-    r = real_copy_file_range(behind, at, to, to_at, n, flags);
+    ssize_t r = real_copy_file_range(behind, at, to, to_at, n, flags);
     if (r > 0 && !at)
         sys_lseek(from, r, SEEK_CUR);
     return r;
