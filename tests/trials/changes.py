@@ -176,7 +176,11 @@ class Changes:
         os.write(fd, self.data())
         os.close(fd)
         os.chmod(made, 0o644)
-        os.rename(made, self.path())
+        try:
+            os.rename(made, self.path())
+        except OSError:  # a directory has that name
+            os.unlink(made)
+            raise
 
     def replace_by_a_nameless_file(self) -> None:
         path = self.path()
@@ -261,7 +265,8 @@ class Changes:
         self.shell('echo "$3" > new && mv new "$1"')
 
     def by_dd(self) -> None:
-        self.shell('dd if="$1" of="$2" bs=1000 count=3 seek=1 conv=notrunc')
+        """From another file: what is open before a change goes on with what it was opened as."""
+        self.shell('[ "$1" -ef "$2" ] || dd if="$1" of="$2" bs=1000 count=3 seek=1 conv=notrunc')
 
     def by_tar(self) -> None:
         self.shell("tar -cf all.tar d e && rm -r d && tar -xf all.tar; rm -f all.tar")
@@ -295,6 +300,8 @@ def answer(call: Callable[[], Any]) -> Any:
     except OSError as error:
         # shutil's own errors have no number.
         return errno.errorcode.get(error.errno or 0, type(error).__name__)
+    except ValueError as error:  # Python's own answer to a mapping of nothing
+        return type(error).__name__
 
 
 def opened_and_read(path: str) -> Any:
