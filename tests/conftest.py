@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from support.dataset import make_dataset
 from support.epoch import build_reader
 from support.mounts import Mounts
 from support.session import Session
+from support.signals import heed_signals
 
 from monarch_py.demo.slowsource import (
     SlowSource,
@@ -37,12 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Under nohup, or in a shell's background, SIGHUP and SIGINT are ignored, and programs inherit
-    that. A handler is not inherited by what is executed: we go on to ignore them, and the programs
-    that tests start have the defaults."""
-    for number in (signal.SIGHUP, signal.SIGINT):
-        if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)
+    heed_signals()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

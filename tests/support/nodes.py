@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from monarch_py.daemon import lifecycle
 from monarch_py.daemon.lifecycle import StartupInfo, spawn
 from monarch_py.peers import Party, listen, new_secret
 from monarch_py.peers.membership import Cluster, Member
@@ -35,7 +37,9 @@ class Node(Session):
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Node:
         if self.listener.fileno() < 0:
             self.listener = self.host.call(listen, *self.address)
-        with _shared_memory(self.shm):
+        with _shared_memory(self.shm), ExitStack() as stack:
+            if not wait:
+                stack.enter_context(patch.object(lifecycle, "_wait_until_up", lambda *_: None))
             told = StartupInfo(self.cluster, self.listener)
             self.daemon = self.host.call(partial(spawn, self.config, detach=False, startup=told))
             self.log = self.paths.log
@@ -96,7 +100,8 @@ class Nodes:
 
     sources : where each node sees the one dataset;  quotas : of each node's tier [bytes];
     hosts : their networks, all this machine's own if there are none;  tier : more about each
-    node's tier;  settings : of every configuration
+    node's tier;  area : of a staging area of each node's own, if it is to have one [bytes];
+    settings : of every configuration
     """
 
     def __init__(
@@ -107,6 +112,7 @@ class Nodes:
         hosts: Sequence[Host] = (),
         *,
         tier: dict[str, Any] | None = None,
+        area: int = 0,
         **settings: Any,
     ) -> None:
         secret, self._stack = new_secret(), ExitStack()
@@ -123,6 +129,12 @@ class Nodes:
             (place / "tier").mkdir(parents=True, exist_ok=True)
             own = {"mount_point": str(place / "tier"), "max_storage_quota": quota}
             tiers = [{**own, **(tier or {})}]
+            if area:
+                (place / "area").mkdir(exist_ok=True)
+                settings["staging"] = {
+                    "mount_point": str(place / "area"),
+                    "max_storage_quota": area,
+                }
             node = Node(place, source, tiers=tiers, **settings)
             node.cluster, node.listener = Cluster(rank, members, secret), listener
             node.host = hosts[rank]

@@ -25,7 +25,12 @@
 #define HELD 4
 #define PART (300 << 10)
 
-struct state { /* reading.py knows the order */
+struct call {          /* that a thread is in; reading.py knows the order of this and the next */
+    uint64_t began_ns; /* 0: in none */
+    char name[16];
+};
+
+struct state {
     uint64_t operations;
     uint64_t wrong;      /* bytes, sizes and names */
     uint64_t errors;     /* calls that failed */
@@ -33,6 +38,7 @@ struct state { /* reading.py knows the order */
     uint64_t longest_ns; /* of all calls */
     uint64_t leaked;     /* descriptors that are open at the end and were not at the start */
     uint64_t laps[MOST_THREADS];
+    struct call calls[MOST_THREADS];
 };
 
 struct file {
@@ -68,15 +74,30 @@ static void note(struct thread *me, uint64_t *what, uint64_t n, int error) {
     state->last = (uint64_t)me->way << 32 | (uint64_t)error;
 }
 
-/* Makes a call, timed; its result. */
-#define TIMED(call)                                      \
-    __extension__({                                      \
-        uint64_t start_ = now_ns();                      \
-        __typeof__(call) result_ = (call);               \
-        int errno_ = errno;                              \
-        raise_to(&state->longest_ns, now_ns() - start_); \
-        errno = errno_;                                  \
-        result_;                                         \
+static uint64_t begin_call(struct thread *me, const char *call) {
+    struct call *mine = &state->calls[me->number];
+    uint64_t start = now_ns();
+    memset(mine->name, 0, sizeof mine->name);
+    for (size_t i = 0; i < sizeof mine->name && call[i] != '('; i++)
+        mine->name[i] = call[i];
+    __atomic_store_n(&mine->began_ns, start, __ATOMIC_RELEASE);
+    return start;
+}
+
+static void end_call(struct thread *me, uint64_t start) {
+    __atomic_store_n(&state->calls[me->number].began_ns, 0, __ATOMIC_RELEASE);
+    raise_to(&state->longest_ns, now_ns() - start);
+}
+
+/* Makes a call, timed; its result. Others see which one it is, and since when. */
+#define TIMED(call)                              \
+    __extension__({                              \
+        uint64_t start_ = begin_call(me, #call); \
+        __typeof__(call) result_ = (call);       \
+        int errno_ = errno;                      \
+        end_call(me, start_);                    \
+        errno = errno_;                          \
+        result_;                                 \
     })
 
 /* The same for a call that answers 0 or more, or fails. */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import struct
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ READER = Path(__file__).parent / "reader.c"
 WORDS = ("operations", "wrong", "errors", "last", "longest_ns", "leaked")
 WAYS = ("read", "pread", "mmap", "stdio", "stat", "readdir", "dup", "fork", "held")
 MOST_THREADS = 16
+CALL = struct.Struct("Q16s")
 # The most that one call may take of a reader that is stopped by nobody [s].
 CALL_LIMIT_S = 6.0
 
@@ -54,10 +56,10 @@ class Reading:
         prefix: Sequence[str] = (),
         preload: bool = True,
     ) -> None:
-        state.write_bytes(bytes(8 * (len(WORDS) + MOST_THREADS)))
+        state.write_bytes(bytes(8 * (len(WORDS) + MOST_THREADS) + CALL.size * MOST_THREADS))
         with state.open("r+b") as file:
             self._state = mmap.mmap(file.fileno(), 0)
-        self._threads = threads
+        self.session, self.state, self._threads = session, state, threads
         names = [f"{number}:{size}:{root / str(number)}" for number, size in sizes.items()]
         self.process = subprocess.Popen(
             [*prefix, str(program), str(state), str(seed), str(threads), str(pause_us), *names],
@@ -83,13 +85,34 @@ class Reading:
     def _laps(self) -> tuple[int, ...]:
         return struct.unpack_from(f"{self._threads}Q", self._state, 8 * len(WORDS))
 
+    def calls(self) -> dict[str, float]:
+        """Those that its threads are in, and for how long the longest has been [s]."""
+        offset, now_ns = 8 * (len(WORDS) + MOST_THREADS), time.monotonic_ns()
+        found: dict[str, float] = {}
+        for number in range(self._threads):
+            began_ns, name = CALL.unpack_from(self._state, offset + number * CALL.size)
+            if began_ns:
+                word = name.rstrip(b"\0").decode()
+                found[word] = max(found.get(word, 0.0), (now_ns - began_ns) / 1e9)
+        return found
+
+    def longest_s(self) -> float:
+        """Of its calls, those that it is in among them."""
+        return max(self._words()["longest_ns"] / 1e9, *self.calls().values(), 0.0)
+
     def check(self) -> int:
         """Nothing was wrong so far, and it runs; how many operations it has made."""
+        operations = self.check_words()
+        assert self.process.poll() is None, f"the reader ended with {self.process.returncode}"
+        return operations
+
+    def check_words(self) -> int:
+        """As `check`, of a process that may have ended."""
         found = self._words()
         way, errno = WAYS[found["last"] >> 32], found["last"] & 0xFFFFFFFF
         assert not (found["wrong"] or found["errors"]), f"{found}: by {way}, errno {errno}"
-        assert found["longest_ns"] < CALL_LIMIT_S * 1e9, f"{found}: a call that takes too long"
-        assert self.process.poll() is None, f"the reader ended with {self.process.returncode}"
+        longest_s = self.longest_s()
+        assert longest_s < CALL_LIMIT_S, f"{found}, {self.calls()}: a call takes {longest_s:.1f} s"
         return found["operations"]
 
     def wait_laps(self, count: int = 1, timeout: float = 60) -> None:

@@ -1,0 +1,119 @@
+"""The long trials: kills daemons, peers and readers, and changes files, as often as is asked for.
+
+    PYTHONPATH=tests python -m trials [--kills N] [--comparisons N] [--seed S] [--results FILE]
+
+The seeds of the trials are S, S + 1, ...: shards of a run have other seeds and another FILE. FILE
+gets a line of JSON for each trial, and what it has already counts, so that a run that was ended
+goes on where it was. Ends with status 1 when a promise broke.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from support.signals import heed_signals
+from trials.killing import run
+from trials.reading import build_reader
+from trials.sites import SITES
+from trials.turns import COMPARISONS, PLACES, grounds, take_turns
+
+from monarch_py.demo.slowsource import build_slowsource
+
+over = threading.Event()  # the run is to end
+
+# Of one trial.
+INTERVENTIONS, CHANGES = 100, 500
+
+# A directory of a trial's own, the directory of the programs and a seed -> what the trial did.
+Work = Callable[[Path, Path, int], dict[str, Any]]
+
+
+def kill(site: str, place: Path, programs: Path, seed: int) -> dict[str, Any]:
+    with SITES[site](place, programs / "slowsource") as made:
+        return vars(run(made, programs / "reader", seed, INTERVENTIONS))
+
+
+def compare(where: str, place: Path, programs: Path, seed: int) -> dict[str, Any]:
+    with grounds(place, where, programs / "slowsource") as session:
+        take_turns(session, seed, CHANGES)
+    return {"comparisons": {where: CHANGES * COMPARISONS}}
+
+
+WORK: dict[str, dict[str, Work]] = {
+    "kills": {site: partial(kill, site) for site in SITES},
+    "comparisons": {where: partial(compare, where) for where in PLACES},
+}
+
+
+def trial(work: Work, programs: Path, seed: int) -> dict[str, Any]:
+    """What it did, or what broke and what was done last."""
+    log = programs / "log"
+    with tempfile.TemporaryDirectory(prefix="monarch-trials-") as place:
+        try:
+            with log.open("w") as out, contextlib.redirect_stdout(out):
+                return work(Path(place), programs, seed)
+        except Exception:
+            if over.is_set():  # daemons may not have begun to heed signals when they are ended
+                raise SystemExit(1) from None
+            return {"broken": traceback.format_exc() + log.read_text()[-300:]}
+
+
+def end(number: int, _: object) -> None:
+    """Once: another signal would end what ends daemons and mounts."""
+    if not over.is_set():
+        over.set()
+        sys.exit(128 + number)
+
+
+def total(results: list[dict[str, Any]], goal: str) -> Counter[str]:
+    return sum((Counter(result.get(goal, {})) for result in results), Counter())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--comparisons", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--results", type=Path, default=Path("trials.jsonl"))
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, end)
+    heed_signals()
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    results = [json.loads(line) for line in lines]
+    with tempfile.TemporaryDirectory(prefix="monarch-trials-programs-") as directory:
+        programs = Path(directory)
+        build_reader(programs)
+        build_slowsource(programs)
+        for goal, works in WORK.items():
+            known = {(result["name"], result["seed"]) for result in results}
+            seed = options.seed
+            while total(results, goal).total() < getattr(options, goal):
+                for name, work in works.items():
+                    if (name, seed) not in known:
+                        outcome = trial(work, programs, seed)
+                        results.append({"name": name, "seed": seed, **outcome})
+                        with options.results.open("a") as file:
+                            print(json.dumps(results[-1]), file=file)
+                seed += 1
+    broken = [result for result in results if "broken" in result]
+    for result in broken:
+        print(result["name"], result["seed"], result["broken"], sep="\n")
+    done = {goal: dict(total(results, goal)) for goal in WORK}
+    print(f"{done}, {len(broken)} of {len(results)} trials with a promise broken")
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""What daemons leave: in shared memory, on tiers, of processes, descriptors and mounts."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from support.manifests import copies_in
+from support.session import Session
+
+from monarch_py.storage.tiers import tier_root
+from monarch_py.util.processes import own_processes
+
+
+def left(session: Session) -> list[str]:
+    """The paths of all that a session has in shared memory and on its tiers, beside copies and
+    logs; a catalog's number is left out."""
+    paths = [path for place in places(session) for path in place.rglob("*")]
+    return sorted(
+        str(path.with_name("catalog") if path.name.startswith("catalog.") else path)
+        for path in paths
+        if path.parent.name != "c" and not path.name.startswith("log")
+    )
+
+
+def copies(session: Session) -> set[Path]:
+    return {path for place in places(session) for path in place.rglob("c/*")}
+
+
+def places(session: Session) -> list[Path]:
+    mounts = (*session.tiers, *session.staging)
+    return [session.shm, *(tier_root(mount) for mount in mounts)]
+
+
+def recorded(session: Session) -> set[Path]:
+    """The copies that the manifests of its tiers know."""
+    kept = [tier for tier, is_kept in enumerate(session.persistent) if is_kept]
+    return {path for tier in kept for path in copies_in(session, tier).values()}
+
+
+def processes_with(word: str) -> list[int]:
+    """Those that have it on their command line, or as a part of it."""
+    found = []
+    for process in own_processes():
+        with suppress(OSError):
+            if word.encode() in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+def is_of(pid: int, daemon: subprocess.Popen[bytes]) -> bool:
+    """Whether it is the daemon, or a child that looks at a file system for it."""
+    try:
+        return daemon.pid in (pid, psutil.Process(pid).ppid())
+    except psutil.NoSuchProcess:
+        return True
+
+
+def files_of(daemon: subprocess.Popen[bytes], source: Path) -> list[str]:
+    """The source's files that it has open."""
+    try:
+        found = [path for path, *_ in psutil.Process(daemon.pid).open_files()]
+    except psutil.Error:
+        return []
+    return [path for path in found if Path(path).is_relative_to(source)]
+
+
+def half_closed(daemon: subprocess.Popen[bytes]) -> list[str]:
+    """Its connections whose other end is gone."""
+    gone = [link for link in psutil.net_connections("tcp") if link.status == psutil.CONN_CLOSE_WAIT]
+    return [str(link) for link in gone if link.pid == daemon.pid]
+
+
+def mounts_below(directory: Path) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if str(directory) in line]
