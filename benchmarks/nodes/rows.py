@@ -194,7 +194,7 @@ class Rows:
             ("after sharing", True, "holders", 1.15),
             ("after sharing, the source's threads too", True, "fastest", None),
         ):
-            settings = {"balance_ranks": is_on, "peers": {"fetch": fetch}}
+            settings = {"tuning": {"balance_ranks": is_on}, "peers": {"fetch": fetch}}
             layout = replace(self.layout(2), rank_nodes=[0] * 4, settings=settings)
             times = [self._unequal_epoch(layout, name) for _ in range(self.args.rounds)]
             ratio = statistics.median(max(t) / statistics.mean(t) for t in times)

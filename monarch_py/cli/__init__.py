@@ -24,6 +24,7 @@ __all__ = ["main"]
 MODULES = {
     "calibrate": "simulate",
     "clear": "care",
+    "config": "setup",
     "demo": "setup",
     "doctor": "care",
     "env": "setup",

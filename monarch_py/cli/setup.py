@@ -1,5 +1,6 @@
-"""env, demo: getting a job under the library."""
+"""env, config, demo: getting a job under the library."""
 
+import json
 import os
 import shlex
 import signal
@@ -10,8 +11,8 @@ import click
 
 from monarch_py.cli.options import optional_config_option
 from monarch_py.cli.screen import console
+from monarch_py.config import Config, load_config
 from monarch_py.commands.modulefile import modulefile
-from monarch_py.config import load_config
 from monarch_py.native import LIBRARY
 from monarch_py.util.signals import handling
 from monarch_py.util.units import parse_size
@@ -67,4 +68,21 @@ def demo(size: str, workdir: Path | None, keep: bool) -> None:
         sys.exit(run_demo(console(), size_bytes=size_bytes, workdir=workdir, keep=keep))
 
 
-COMMANDS = [env, demo]
+@click.group(short_help="Help with writing a configuration.")
+def config() -> None:
+    """Help with writing a configuration."""
+
+
+@config.command(short_help="Print the JSON schema of a configuration.")
+def schema() -> None:
+    """Print the JSON schema of a configuration, by which editors complete and check its keys.
+
+    \b
+    monarch config schema > monarch.schema.json
+    """
+    from monarch_py.document.schema import schema
+
+    click.echo(json.dumps(schema(Config), indent=2))
+
+
+COMMANDS = [env, config, demo]

@@ -3,13 +3,14 @@
 from monarch_py.config._disk import mount_options
 from monarch_py.config.load import load_config
 from monarch_py.config.patterns import PathFilter
+from monarch_py.config.performance import Performance
 from monarch_py.config.schema import (
     SYSTEM_SWITCH_FILE,
     Config,
     PeersConfig,
-    Performance,
     SourceConfig,
     TierConfig,
+    Tuning,
 )
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Performance",
     "SourceConfig",
     "TierConfig",
+    "Tuning",
     "load_config",
     "mount_options",
 ]

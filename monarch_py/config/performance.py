@@ -3,45 +3,53 @@ source's rate and the network's."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
-import yaml
+from msgspec import Meta
 
-from monarch_py.config.schema import Performance
-from monarch_py.document import Spot, load_document, values
+from monarch_py.document import Keys, load_document, read_as
+from monarch_py.document.values import Rate
 
-__all__ = ["load_performance"]
+__all__ = ["Performance", "load_performance"]
+
+
+@dataclass(frozen=True, slots=True)
+class Performance:
+    """Rates of one node, all its threads together [bytes/s]; None = not known.
+
+    source : what the sources give it;  link : its link to other nodes
+    """
+
+    source: float | None = None
+    link: float | None = None
+
+    def of(self, *, is_source: bool) -> float | None:
+        return self.source if is_source else self.link
+
+
+@dataclass(frozen=True, slots=True)
+class _Links(Keys):
+    """network : `monarch calibrate -o` writes it"""
+
+    OPEN: ClassVar[bool] = True
+    network: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured(Keys):
+    """pfs : `monarch calibrate -o` writes it
+    rates : `monarch calibrate -o` writes it"""
+
+    OPEN: ClassVar[bool] = True
+    pfs: dict[Annotated[int, Meta(ge=1, title="clients")], Rate]
+    rates: _Links
 
 
 def load_performance(file: Path) -> Performance:
     """ConfigError, one sentence that names file, line and key, if it is none."""
-    root, spot = load_document(file, "calibration", "'pfs' and 'rates'")
-    mend = "write it with `monarch calibrate -o`"
-    found = _entries(root, spot, mend)
-    if "pfs" not in found or "rates" not in found:
-        raise spot.error("has no 'pfs' and 'rates'", mend)
-    return Performance(_for_one(*found["pfs"], mend), _link(*found["rates"], mend))
-
-
-def _entries(node: yaml.Node, spot: Spot, mend: str) -> dict[str, tuple[yaml.Node, Spot]]:
-    if not isinstance(node, yaml.MappingNode):
-        raise spot.wrong_type(node, "a mapping", mend)
-    return {str(key.value): (value, spot.at_key(key, str(key.value))) for key, value in node.value}
-
-
-def _for_one(node: yaml.Node, spot: Spot, mend: str) -> float:
-    """The share of one client of the fewest that are told (NoPFS 4: t(g) / g)."""
-    if not isinstance(node, yaml.MappingNode) or not node.value:
-        raise spot.error("has no rate", mend)
-    rates: dict[int, float] = {}
-    for key, value in node.value:
-        here = spot.at_key(key, str(key.value))
-        rates[values.integer(1)(key, here)] = values.rate(value, here)
-    return rates[min(rates)] / min(rates)
-
-
-def _link(node: yaml.Node, spot: Spot, mend: str) -> float:
-    found = _entries(node, spot, mend)
-    if "network" not in found:
-        raise spot.error("has no 'network'", mend)
-    return values.rate(*found["network"])
+    measured = read_as(*load_document(file, "calibration", "'pfs' and 'rates'"), _Measured)
+    # The share of one client of the fewest that are told (NoPFS 4: t(g) / g).
+    fewest = min(measured.pfs)
+    return Performance(measured.pfs[fewest] / fewest, measured.rates.network)

@@ -1,44 +1,46 @@
-"""What a configuration says once it has been read: frozen, with units in the names.
+"""The keys of a configuration, and what it says once it has been read.
 
-Written by hand instead of with a validation library: the daemon that holds these has a tight
-budget of memory, and load.py has checked everything before one of them exists.
+Each class is both: its fields are the keys of a mapping (see document/keys.py), and a checked
+configuration is made of its objects. Frozen, with units in the names of the fields.
 """
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
-from monarch_py.util.units import GIB, KIB, MIB
+from msgspec import Meta
+
+from monarch_py.config.patterns import check_glob
+from monarch_py.config.performance import Performance
+from monarch_py.document.keys import DERIVED, Key, Keys
+from monarch_py.document.values import (
+    NUMBER,
+    SIZE_MEND,
+    TEXT,
+    Directory,
+    Duration,
+    Kind,
+    Share,
+    Size,
+    choice,
+    file,
+    path,
+    shown_size,
+    words,
+)
+from monarch_py.util.units import GIB, KIB, MIB, parse_size
 
 __all__ = [
-    "DEFAULT_BLOCK_SIZE_BYTES",
-    "DEFAULT_COPY_THREADS",
-    "DEFAULT_HANDOVER_BYTES",
-    "DEFAULT_MIN_READS",
-    "DEFAULT_EVICTION",
-    "DEFAULT_FETCH",
-    "DEFAULT_METADATA",
-    "DEFAULT_PLACEMENT",
-    "DEFAULT_PREFETCH",
-    "DEFAULT_REVALIDATE_S",
-    "DEFAULT_SCAN",
-    "DEFAULT_SCAN_THREADS",
-    "EVICTIONS",
-    "FETCHES",
-    "MAX_BLOCK_SIZE_BYTES",
     "MAX_SOURCES",
     "MAX_SOURCE_PATH_BYTES",
     "MAX_SWITCH_FILE_BYTES",
-    "MAX_THREADS",
     "MAX_TIERS",
     "MAX_TIER_PATH_BYTES",
-    "METADATA",
-    "MIN_BLOCK_SIZE_BYTES",
-    "PAGE_BYTES",
-    "PLACEMENTS",
-    "PREFETCHES",
-    "SCANS",
     "SYSTEM_SWITCH_FILE",
     "Config",
     "PeersConfig",
@@ -46,6 +48,7 @@ __all__ = [
     "SourceConfig",
     "SourceLimits",
     "TierConfig",
+    "Tuning",
 ]
 
 DEFAULT_BLOCK_SIZE_BYTES = 4 * MIB
@@ -53,13 +56,6 @@ MIN_BLOCK_SIZE_BYTES = 64 * KIB
 MAX_BLOCK_SIZE_BYTES = 1 * GIB
 # Blocks start on pages, so that a copied block can be mapped and written back on its own.
 PAGE_BYTES = 4096
-
-# Threads that wait for a source sleep: so many hide the latency of most.
-DEFAULT_COPY_THREADS = 64
-DEFAULT_MIN_READS = 4
-DEFAULT_HANDOVER_BYTES = 16 << 20
-DEFAULT_SCAN_THREADS = 16
-MAX_THREADS = 256
 
 MAX_SOURCES = 16
 MAX_TIERS = 16
@@ -69,154 +65,243 @@ MAX_TIER_PATH_BYTES = 180
 MAX_SOURCE_PATH_BYTES = 1023
 MAX_SWITCH_FILE_BYTES = 239
 
-PLACEMENTS = ("first_fit",)
-DEFAULT_PLACEMENT = "first_fit"
-
-# The causes of a fill: a first read, or reads of files beside it; a first read; that or the daemon
-# of its own accord; only `monarch warm`.
-PREFETCHES = ("auto", "on_demand", "eager", "none")
-DEFAULT_PREFETCH = "auto"
-# A scan lists everything, behind the job, or only the directories that are asked for.
-SCANS = ("full", "lazy")
-DEFAULT_SCAN = "full"
-
-# Who answers for names and attributes: the catalog, or the source each time.
-METADATA = ("cached", "source")
-DEFAULT_METADATA = "cached"
-DEFAULT_REVALIDATE_S = 300.0
-
-# While a plan is followed the copies of a tier stay, or those that are used latest go for others
-# (Lobster 4.4).
-EVICTIONS = ("none", "planned")
-DEFAULT_EVICTION = "none"
-
-# Where a file that another node has comes from: the faster of that node and the source, or the node
-# as long as it answers.
-FETCHES = ("fastest", "holders")
-DEFAULT_FETCH = "fastest"
-
 # While this file exists everything is off on the node, whatever a user's configuration says.
 SYSTEM_SWITCH_FILE = Path("/etc/monarch/disabled")
 
 
+def _block_size(text: str) -> int:
+    if text == "max":
+        return 0
+    n_bytes = parse_size(text)
+    if not MIN_BLOCK_SIZE_BYTES <= n_bytes <= MAX_BLOCK_SIZE_BYTES:
+        raise ValueError(f"{text!r} is out of range", "choose from 64KiB to 1GiB, or 'max'")
+    if n_bytes % PAGE_BYTES:
+        problem = f"{text!r} is not a multiple of {PAGE_BYTES} bytes"
+        raise ValueError(problem, f"the nearest below is {n_bytes // PAGE_BYTES * PAGE_BYTES}")
+    return n_bytes
+
+
+def _glob(text: str) -> str:
+    try:
+        check_glob(text)
+    except ValueError as error:
+        raise ValueError(str(error), "see 'Patterns' in docs/configuration.md") from None
+    return text
+
+
+def _address(text: str) -> str:
+    """In numbers: looking a name up could take any time, and give any answer."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):
+            socket.inet_pton(family, text)
+            return text
+    raise ValueError(f"{text!r} is not an address")
+
+
+# 0 is `max`, the original's word for whole files.
+BlockSize = Annotated[
+    int, words("size or `max`", "a size", SIZE_MEND, _block_size, schema=NUMBER, show=shown_size)
+]
+Glob = Annotated[str, words("pattern", "a pattern", "write a pattern such as '*.tfrecord'", _glob)]
+ADDRESS_MEND = "write it in numbers, such as 10.0.0.5 or fd00::5, or name an interface"
+Address = Annotated[str, words("address", "an address", ADDRESS_MEND, _address)]
+Interface = Annotated[str, words("name", "a name", "write a name such as eth0", str)]
+Threads = Annotated[int, Meta(ge=1, le=256, title="threads")]
+Reads = Annotated[int, Meta(ge=1, le=256, title="reads")]
+Operations = Annotated[int, Meta(ge=1, title="operations per second")]
+# `disk` is what older configurations of the original say for file_system.
+TierKind = Annotated[str, choice("ram", "ssd", "file_system", disk="file_system")]
+PlanFile = Annotated[Path, file("name what `monarch plan make` has written")]
+SwitchFile = Annotated[Path, Kind(path, f"path of at most {MAX_SWITCH_FILE_BYTES} bytes", TEXT)]
+AnyFile = Annotated[Path, file("write its name")]
+
+
 @dataclass(frozen=True, slots=True)
-class SourceConfig:
+class SourceConfig(Keys):
     """A directory tree that holds a dataset, and which of its files are copied.
 
-    path : as written, variables expanded, absolute;  real_path : the same without symbolic links
-    include, exclude : globs on the path below the source, see patterns.PathFilter
-    min_size_bytes, max_size_bytes : bounds on the size of a file, both included; None = no bound
+    path : the root of a dataset
+    real_path : the same without symbolic links
+    include : the files to copy, see [Patterns](#patterns)
+    exclude : files to leave out nevertheless
+    min_size : smaller files are left out
+    max_size : larger files are left out
     """
 
-    path: Path
-    real_path: Path
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    min_size_bytes: int = 0
-    max_size_bytes: int | None = None
+    SCALAR: ClassVar[str] = "path"
+
+    path: Directory
+    real_path: Annotated[Path, DERIVED] = Path()
+    include: Annotated[tuple[Glob, ...], Key(default="every file")] = ()
+    exclude: tuple[Glob, ...] = ()
+    min_size_bytes: Annotated[Size, Key("min_size")] = 0
+    max_size_bytes: Annotated[Size | None, Key("max_size")] = None
 
 
 @dataclass(frozen=True, slots=True)
-class SourceLimits:
-    """The most that this node asks of all sources together; None = no limit."""
+class SourceLimits(Keys):
+    """The most that this node asks of all sources together.
 
-    bytes_per_s: int | None = None
-    ops_per_s: int | None = None
+    bandwidth : bytes per second
+    operations : opens and reads per second
+    """
+
+    bytes_per_s: Annotated[Size | None, Key("bandwidth", "no limit")] = None
+    ops_per_s: Annotated[Operations | None, Key("operations", "no limit")] = None
 
 
 @dataclass(frozen=True, slots=True)
-class PeersConfig:
-    """Where the other nodes' daemons reach this one's.
+class PeersConfig(Keys):
+    """Where the other nodes' daemons reach this one's: by an interface, an address, or neither.
 
-    interface : a network interface's name;  address : in numbers;  port : 0 = any that is free
-    fetch : one of FETCHES
-    At most one of interface and address is not None.
+    interface : the network interface whose first address is used
+    address : that address itself
+    port : the port to listen on; 0 is any free one
+    fetch : where to read a file that another node has: the faster of that node and the source, or
+        the source only if the node fails, see [Between nodes](peers.md#the-fastest-place)
     """
 
-    interface: str | None = None
-    address: str | None = None
-    port: int = 0
-    fetch: str = DEFAULT_FETCH
+    interface: Annotated[Interface | None, Key(default="the address of the host's name")] = None
+    address: Address | None = None
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    fetch: Literal["fastest", "holders"] = "fastest"
 
 
 @dataclass(frozen=True, slots=True)
-class Performance:
-    """Rates of one node, all its threads together [bytes/s]; None = not known.
+class TierConfig(Keys):
+    """A place for copies. Once checked, its kind is 'ram' (copies count as memory) or 'ssd'.
 
-    source : what the sources give it;  link : its link to other nodes
+    mount_point : the directory that holds the copies
+    max_storage_quota : the room that copies may take
+    type : what the tier is made of; `file_system` finds out
+    persistent : keep the copies when the daemon ends
+    eviction : `planned`: copies make room for others that are needed sooner, see
+        [Access plans](plan.md#eviction)
+    block_size : of the original Monarch; ignored, with a warning unless it is `max`
     """
 
-    source: float | None = None
-    link: float | None = None
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        "tpool_size": "the tiers share one pool of threads, see shared_tpool_size",
+        "max_storage_occupation_threshold": "a tier is used up to its whole quota; to use less,"
+        " lower max_storage_quota",
+    }
 
-    def of(self, *, is_source: bool) -> float | None:
-        return self.source if is_source else self.link
-
-
-@dataclass(frozen=True, slots=True)
-class TierConfig:
-    """A place for copies.
-
-    kind : 'ram' (its copies count as memory) or 'ssd'
-    persistent : copies stay when the daemon ends
-    eviction : one of EVICTIONS
-    """
-
-    mount_point: Path
-    quota_bytes: int
-    kind: str
+    mount_point: Annotated[Directory, Key(aliases=("prefix",))]
+    # 0 in the last level of a configuration of the original, which has none.
+    quota_bytes: Annotated[
+        Size, Key("max_storage_quota", "required", aliases=("max_storage_size",))
+    ] = 0
+    kind: Annotated[TierKind, Key("type")] = "file_system"
     persistent: bool = False
-    eviction: str = DEFAULT_EVICTION
+    eviction: Literal["none", "planned"] = "none"
+    level_block_bytes: Annotated[BlockSize, Key("block_size", "the one at the top")] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class StagingArea(Keys):
+    """The staging area as it is written.
+
+    max_storage_quota : the room that staged copies may take
+    mount_point : the directory that holds them, best on a file system in memory
+    """
+
+    quota_bytes: Annotated[Size, Key("max_storage_quota")]
+    mount_point: Directory = Path("/dev/shm")  # noqa: S108
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning(Keys):
+    """The keys below `tuning`, which only experts need.
+
+    min_reads : the fewest reads in flight at the sources; `shared_tpool_size` is the most
+    scan_threads : how many files and directories the scan looks at in parallel
+    placement : the rule that chooses the tier of a file
+    fill_after : the share of a file that programs must have read before it is filled
+    handover_size : up to this size, programs read a file that has no copy at the source, and the
+        daemon makes the copy through their descriptors; `0`: the daemon reads all files itself
+    promote_mappings : move live mappings to the copy once it is complete
+    balance_ranks : ranks that miss more often than the others get a larger share of the fill
+        threads, see [Ranks of a node](#ranks-of-a-node)
+    """
+
+    min_reads: Reads = 4
+    scan_threads: Threads = 16
+    placement: Literal["first_fit"] = "first_fit"
+    fill_after: Share = 0.0
+    handover_bytes: Annotated[Size, Key("handover_size")] = 16 * MIB
+    promote_mappings: bool = True
+    balance_ranks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Tuning):
     """A checked configuration.
 
-    file : absolute path of the file it was read from;  tiers : fastest first
-    scan_ops_per_s : None = no limit
-    plans : files of the access plans that are followed
-    fill_after : share of a file that must have been asked for before it is filled, 0 to 1
-    handover_bytes : a file without a copy, no larger than this, is read by its program at the
-        source, and the copy is made through the program's descriptor; 0 = no file is
-    promote_mappings : live mappings are replaced once their copies are complete
-    staging : the staging area, a tier whose copies come and go; None = the daemon makes one where
-        it needs one
-    scan : one of SCANS
-    metadata : one of METADATA
-    revalidate_s : how old an answer about a listing, or a missing name, may be
-    balance_ranks : a rank that misses more is served more often
-    min_reads, copy_threads : bounds on the reads in flight at the sources
-    performance : rates that were measured beforehand
-    switch_file : looked at besides SYSTEM_SWITCH_FILE;  everything is off while one of them exists
-    warnings : one sentence each, for the user: what was read but has no effect, or not the
-        effect one might expect
+    file : its absolute path
+    sources : the datasets, see [`sources`](#sources-the-datasets)
+    hierarchy : the tiers, fastest first, see [`hierarchy`](#hierarchy-the-tiers)
+    staging : a small area for copies that come and go, see
+        [`staging`](#staging-copies-that-come-and-go)
+    block_size : the size of one read from the source; `max` is the default
+    shared_tpool_size : the most files and blocks that are copied at the same time
+    scan : list everything in the background, or only the directories that programs read, see
+        [the scan](#the-scan)
+    scan_rate : the most that the scan asks of the sources
+    prefetch : which files are filled, and when, see [What is filled](#what-is-filled)
+    plan : access plans to follow, see [Access plans](plan.md#following-a-plan)
+    metadata : who answers for names and attributes: the scan's results, or the source each time
+    revalidate : how often directories are compared with the source, to find files that were
+        removed or replaced around the library, and how old the attributes of a file may be; `0`:
+        never, and the source is asked for attributes each time
+    source_limits : the most that this node asks of the sources, see below
+    peers : where the other nodes' daemons reach this one's, see below
+    performance : what `monarch calibrate -o` has written: rates to use until others are measured
+    switch_file : while this file exists, everything is switched off; `/etc/monarch/disabled` does
+        the same
+    version : the version of this format
+    warnings : one sentence each, for the user: what was read but has no effect, or not the effect
+        one might expect
     """
 
-    file: Path
-    sources: tuple[SourceConfig, ...]
-    tiers: tuple[TierConfig, ...]
-    staging: TierConfig | None = None
-    block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES
-    copy_threads: int = DEFAULT_COPY_THREADS
-    scan: str = DEFAULT_SCAN
-    scan_threads: int = DEFAULT_SCAN_THREADS
-    scan_ops_per_s: int | None = None
-    placement: str = DEFAULT_PLACEMENT
-    prefetch: str = DEFAULT_PREFETCH
-    plans: tuple[Path, ...] = ()
-    fill_after: float = 0.0
-    handover_bytes: int = DEFAULT_HANDOVER_BYTES
-    promote_mappings: bool = True
-    metadata: str = DEFAULT_METADATA
-    revalidate_s: float = DEFAULT_REVALIDATE_S
-    source_limits: SourceLimits = SourceLimits()
-    balance_ranks: bool = True
-    peers: PeersConfig = PeersConfig()
-    performance: Performance = Performance()
-    min_reads: int = DEFAULT_MIN_READS
-    switch_file: Path | None = None
-    warnings: tuple[str, ...] = ()
+    GROUPS: ClassVar[Mapping[str, type[Keys]]] = {"tuning": Tuning}
+    # The original has its settings there.
+    WRAPPERS: ClassVar[tuple[str, ...]] = ("data_plane",)
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        "type": "there is one kind of data plane",
+        "type_configs": "copies are always made in the background, by one pool of threads",
+        "has_shareable_file_descriptors": "descriptors are always the program's own",
+        "storage_sync_timeout": "programs never wait for a tier to be synchronised",
+        "rate_limiter": "see source_limits",
+        "metadata_container": "epochs and shuffling need no description; for its regex, give a"
+        " source an 'include'",
+        "home_dir": "nothing is written outside the tiers and the runtime directory",
+        "debug": "see 'monarch status' and the daemon's log",
+        "profiler": "statistics are always kept, see 'monarch status'",
+    }
+
+    file: Annotated[Path, DERIVED]
+    sources: Annotated[tuple[SourceConfig, ...], Key(default="required", alone=True)] = ()
+    tiers: Annotated[tuple[TierConfig, ...], Key("hierarchy", "required")] = ()
+    staging_area: Annotated[StagingArea | None, Key("staging")] = None
+    # A tier whose copies come and go; None: the daemon makes one where it needs one.
+    staging: Annotated[TierConfig | None, DERIVED] = None
+    block_size_bytes: Annotated[BlockSize, Key("block_size")] = DEFAULT_BLOCK_SIZE_BYTES
+    # Threads that wait for a source sleep: so many hide the latency of most.
+    copy_threads: Annotated[Threads, Key("shared_tpool_size")] = 64
+    scan: Literal["full", "lazy"] = "full"
+    scan_ops_per_s: Annotated[Operations | None, Key("scan_rate", "no limit")] = None
+    prefetch: Literal["auto", "on_demand", "eager", "none"] = "auto"
+    plans: Annotated[tuple[PlanFile, ...], Key("plan", alone=True)] = ()
+    metadata: Literal["cached", "source"] = "cached"
+    revalidate_s: Annotated[Duration, Key("revalidate")] = 300.0
+    source_limits: Annotated[SourceLimits, Key(default="no limit")] = SourceLimits()
+    peers: Annotated[PeersConfig, Key(default="the address of the host's name")] = PeersConfig()
+    performance_file: Annotated[AnyFile | None, Key("performance")] = None
+    performance: Annotated[Performance, DERIVED] = Performance()  # noqa: RUF009
+    # Besides SYSTEM_SWITCH_FILE.
+    switch_file: SwitchFile | None = None
+    version: Literal["1"] = "1"
+    warnings: Annotated[tuple[str, ...], DERIVED] = ()
 
     @property
     def evicting(self) -> tuple[int, ...]:

@@ -1,32 +1,21 @@
-"""YAML files that people write: nodes that know their line, tables of keys, parsers of values.
+"""YAML files that people write: nodes that know their line, and classes that declare keys.
 
 Every mistake is a ConfigError of the form ``FILE:LINE: key: what is wrong; the mend``.
 """
 
-from monarch_py.document import values
-from monarch_py.document.nodes import Document, Spot, describe, is_empty, load_document
-from monarch_py.document.table import (
-    Key,
-    Parser,
-    Section,
-    Table,
-    list_of,
-    markdown_rows,
-    read_mapping,
-)
+from monarch_py.document.keys import Key, Keys, declared, kind_of, missing, read_as
+from monarch_py.document.nodes import Spot, load_document
+from monarch_py.document.values import Kind, Parser
 
 __all__ = [
-    "Document",
     "Key",
+    "Keys",
+    "Kind",
     "Parser",
-    "Section",
     "Spot",
-    "Table",
-    "describe",
-    "is_empty",
-    "list_of",
+    "declared",
+    "kind_of",
     "load_document",
-    "markdown_rows",
-    "read_mapping",
-    "values",
+    "missing",
+    "read_as",
 ]

@@ -9,35 +9,64 @@ import yaml
 
 from monarch_py.errors import ConfigError
 
-__all__ = ["Document", "Spot", "describe", "is_empty", "load_document"]
+__all__ = ["Document", "Spot", "Way", "describe", "is_empty", "load_document"]
 
 # People write a few lines. The limit keeps a data file given by mistake out of memory.
 MAX_FILE_BYTES = 1 << 20
 
 
+# The way to a value in a document: names of keys as they are declared, and numbers of items.
+Way = tuple[str | int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file under its name as the user wrote it, and the warnings met while reading it."""
+    """A file under its name as the user wrote it, the warnings met while reading it, and where each
+    key and item that was read stands."""
 
     name: str
     warnings: list[str] = field(default_factory=list)
+    spots: dict[Way, Spot] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place in a document. `key` is the way to it, as in ``hierarchy[0].type``; '' at the top."""
+    """A place in a document.
+
+    key : the way to it as the user wrote it, as in ``hierarchy[0].prefix``; '' at the top
+    way : the same as it is declared, as in ``("hierarchy", 0, "mount_point")``
+    """
 
     document: Document
     line: int
     key: str = ""
+    way: Way = ()
 
-    def at_key(self, node: yaml.Node, name: str) -> Spot:
-        """The spot of the key `name`, written at `node`, of the mapping that is here."""
-        return replace(self, line=_line_of(node), key=f"{self.key}.{name}" if self.key else name)
+    def at_key(self, node: yaml.Node, written: str, name: str = "") -> Spot:
+        """The spot of a key of the mapping that is here, `written` at `node`.
+
+        name : of the key, where an alias is written
+        """
+        key, way = self._joined(written), (*self.way, name or written)
+        return replace(self, line=_line_of(node), key=key, way=way)
 
     def at_item(self, node: yaml.Node, index: int) -> Spot:
-        """The spot of item `index`, written at `node`, of the list that is here."""
-        return replace(self, line=_line_of(node), key=f"{self.key}[{index}]")
+        """The spot of item `index`, written at `node`, of the list that is here. It is kept."""
+        way = (*self.way, index)
+        spot = replace(self, line=_line_of(node), key=f"{self.key}[{index}]", way=way)
+        return self.document.spots.setdefault(way, spot)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the mapping that is here has the key."""
+        return (*self.way, name) in self.document.spots
+
+    def of(self, step: str | int) -> Spot:
+        """Where a key or an item of what is here stands, or where the key is missing."""
+        way = (*self.way, step)
+        return self.document.spots.get(way) or replace(self, key=self._joined(str(step)), way=way)
+
+    def _joined(self, name: str) -> str:
+        return f"{self.key}.{name}" if self.key else name
 
     def error(self, problem: str, mend: str) -> ConfigError:
         """The error to raise for what is wrong here."""
@@ -96,7 +125,7 @@ def is_empty(node: yaml.Node) -> bool:
 def describe(node: yaml.Node) -> str:
     """What a user sees there, for 'must be X, but is ...'."""
     if isinstance(node, yaml.MappingNode):
-        return "a mapping"
+        return "a mapping" if node.value else "an empty mapping"
     if isinstance(node, yaml.SequenceNode):
         return "a list"
     return "empty" if is_empty(node) else repr(node.value)

@@ -1,4 +1,4 @@
-"""Parsers of single values: each takes a YAML node and its spot, and raises ConfigError.
+"""Kinds of single values: how each is read, and what the reference and the JSON schema say of it.
 
 They read the text of a scalar and not YAML's idea of its type, so that a number may stand in
 quotes, as in configurations of the original Monarch, and `1:30` or `1_000` is no number.
@@ -8,119 +8,175 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
 import yaml
+from msgspec import Meta
 
 from monarch_py.document.nodes import Spot, is_empty
-from monarch_py.document.table import Parser
-from monarch_py.util.units import parse_amount, parse_rate, parse_size
+from monarch_py.util.spelling import mend as did_you_mean
+from monarch_py.util.units import format_size, parse_amount, parse_rate, parse_size
 
 __all__ = [
-    "amount",
+    "FLAG",
+    "FLAGS",
+    "Amount",
+    "Directory",
+    "Duration",
+    "Kind",
+    "Parser",
+    "Rate",
+    "Share",
+    "Size",
     "choice",
-    "duration",
-    "flag",
+    "file",
     "integer",
     "path",
-    "rate",
     "scalar",
-    "share",
-    "size",
+    "words",
 ]
 
-_FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_RATE_MEND = "write a rate above 0, such as 64MiB/s or 1.5GB/s"
+Parser = Callable[[yaml.Node, Spot], Any]
+
 _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?", re.ASCII)
+# Besides those of msgspec: YAML's others.
+FLAGS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
-_SIZE_MEND = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
+SIZE_MEND = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
+# A larger bound is there to protect the program, and the reference does not tell it.
+MOST_TOLD = (1 << 16) - 1
+TEXT = {"type": "string"}
+NUMBER = {"type": ["string", "number"]}
 
 
-def size(node: yaml.Node, spot: Spot) -> int:
-    """A size [bytes], see units.parse_size."""
+@dataclass(frozen=True, slots=True, eq=False)  # with a hash, for unions of annotated types
+class Kind:
+    """A kind of value.
+
+    value : what the reference calls it;  show : writes a default for the reference
+    schema : its JSON schema; None = what msgspec makes of its type
+    """
+
+    parse: Parser
+    value: str
+    schema: Mapping[str, Any] | None = None
+    show: Callable[[Any], str] = str
+
+
+def words(
+    value: str,
+    wanted: str,
+    mend: str,
+    parse: Callable[[str], Any],
+    *,
+    schema: Mapping[str, Any] | None = TEXT,
+    show: Callable[[Any], str] = str,
+) -> Kind:
+    """A kind that `parse` reads from text. Its ValueError says what is wrong, and may add another
+    mend; without arguments it says that the text is not what is `wanted`."""
+
+    def read(node: yaml.Node, spot: Spot) -> Any:
+        text = scalar(node, spot, wanted, mend)
+        try:
+            return parse(text)
+        except ValueError as error:
+            if not error.args:
+                raise spot.wrong_type(node, wanted, mend) from None
+            problem, *other = error.args
+            raise spot.error(problem, *(other or [mend])) from None
+
+    return Kind(read, value, schema, show)
+
+
+def choice(*shown: str, **others: str) -> Kind:
+    """A few words. others : accepted as well, each for one of them, and not told of"""
+    accepted = {**{word: word for word in shown}, **others}
+    otherwise = f"write {_either(shown)}"
+
+    def read(node: yaml.Node, spot: Spot) -> str:
+        text = scalar(node, spot, "a word", otherwise)
+        if text not in accepted:
+            raise spot.error(f"{text!r} is not known", did_you_mean(text, shown, otherwise))
+        return accepted[text]
+
+    # YAML knows a number without quotes as one.
+    numbers = [int(word) for word in accepted if word.isdecimal()]
+    names = _either([f"`{word}`" for word in shown])
+    return Kind(read, names, {"enum": [*accepted, *numbers]}, "`{}`".format)
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def integer(hint: Any) -> Kind:
+    """Whole numbers of a type such as ``Annotated[int, Meta(ge=1, le=256, title="threads")]``."""
+    marks = getattr(hint, "__metadata__", ())
+    meta = next((mark for mark in marks if isinstance(mark, Meta)), Meta())
+    bounds = "" if meta.ge is None else f", {meta.ge} or more"
+    value = meta.title or "number"
+    if meta.le is not None:
+        bounds = f" from {meta.ge} to {meta.le}"
+        if meta.le <= MOST_TOLD:
+            value = f"{meta.ge} to {meta.le} {meta.title or ''}".strip()
+
+    def parse(text: str) -> int:
+        try:
+            number = msgspec.convert(text, int, strict=False)
+        except msgspec.ValidationError:
+            raise ValueError from None
+        try:
+            return int(msgspec.convert(number, hint))
+        except msgspec.ValidationError:
+            raise ValueError(f"{number} is out of range") from None
+
+    return words(value, "a whole number", f"write a whole number{bounds}", parse, schema=None)
+
+
+def _flag(text: str) -> bool:
     try:
-        return parse_size(scalar(node, spot, "a size", _SIZE_MEND))
-    except ValueError as error:
-        raise spot.error(str(error), _SIZE_MEND) from None
+        return msgspec.convert(FLAGS.get(text.lower(), text), bool, strict=False)
+    except msgspec.ValidationError:
+        raise ValueError from None
 
 
-def amount(node: yaml.Node, spot: Spot) -> float:
-    """An average size [bytes], which may have a fraction, see units.parse_amount."""
-    try:
-        return parse_amount(scalar(node, spot, "a size", _SIZE_MEND))
-    except ValueError as error:
-        raise spot.error(str(error), _SIZE_MEND) from None
+FLAG = words(
+    "`true` or `false`",
+    "true or false",
+    "write one of the two",
+    _flag,
+    schema=None,
+    show=lambda value: f"`{str(value).lower()}`",
+)
 
 
-def rate(node: yaml.Node, spot: Spot) -> float:
-    """A rate [bytes/s] above 0, see units.parse_rate."""
-    try:
-        return parse_rate(scalar(node, spot, "a rate", _RATE_MEND))
-    except ValueError as error:
-        raise spot.error(str(error), _RATE_MEND) from None
-
-
-def integer(least: int, most: int | None = None) -> Parser:
-    """A parser of whole numbers from `least` to `most`, both included; None = no bound."""
-    wanted = f"a whole number, {least} or more" if most is None else f"from {least} to {most}"
-    mend = f"write {wanted}" if most is None else f"write a whole number {wanted}"
-
-    def parse(node: yaml.Node, spot: Spot) -> int:
-        text = scalar(node, spot, "a whole number", mend)
-        # 18 digits hold every number anybody means, and int() of a million digits takes minutes.
-        number = int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
-        if number is None:
-            raise spot.wrong_type(node, "a whole number", mend)
-        if number < least or (most is not None and number > most):
-            raise spot.error(f"{number} is out of range", mend)
-        return number
-
-    return parse
-
-
-def share(node: yaml.Node, spot: Spot) -> float:
-    """A part of the whole, from 0 to 1: `0.25`, or `25%`."""
-    mend = "write a number from 0 to 1, or a percentage such as 25%"
-    text = scalar(node, spot, "a share", mend)
+def _share(text: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%?)", text)
     if found is None:
-        raise spot.wrong_type(node, "a share", mend)
+        raise ValueError
     part = float(found[1]) / (100 if found[2] else 1)
     if part > 1:
-        raise spot.error(f"{text!r} is more than 1", mend)
+        raise ValueError(f"{text!r} is more than 1")
     return part
 
 
-def duration(node: yaml.Node, spot: Spot) -> float:
-    """A time [s]: `90`, `90s`, `1.5min`, `2h`."""
-    mend = "write seconds, or a time such as 90s, 5min or 2h"
-    text = scalar(node, spot, "a time", mend)
+def _duration(text: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]*)", text)
     if found is None or found[2] not in _SECONDS:
-        raise spot.wrong_type(node, "a time", mend)
+        raise ValueError
     return float(found[1]) * _SECONDS[found[2]]
 
 
-def flag(node: yaml.Node, spot: Spot) -> bool:
-    """true or false, in YAML's spellings, also in quotes."""
-    text = scalar(node, spot, "true or false", "write true or false")
-    if text.lower() not in _FLAGS:
-        raise spot.wrong_type(node, "true or false", "write one of the two")
-    return _FLAGS[text.lower()]
+def _shown_duration(seconds: float) -> str:
+    return f"{seconds / 60:g}min" if seconds % 60 == 0 else f"{seconds:g}s"
 
 
-def choice(values: Mapping[str, str]) -> Parser:
-    """A parser of a few words: written word -> what it means here."""
-    mend = "write " + " or ".join(values)
-
-    def parse(node: yaml.Node, spot: Spot) -> str:
-        text = scalar(node, spot, "a word", mend)
-        if text not in values:
-            raise spot.error(f"{text!r} is not known", mend)
-        return values[text]
-
-    return parse
+def shown_size(n_bytes: int) -> str:
+    return format_size(n_bytes).replace(" ", "") if n_bytes else "0"
 
 
 def path(node: yaml.Node, spot: Spot) -> Path:
@@ -136,6 +192,61 @@ def path(node: yaml.Node, spot: Spot) -> Path:
         raise spot.error(f"{text!r} is not an absolute path", mend)
     # Path keeps `..`, which a comparison by prefix would never see through.
     return Path(os.path.realpath(expanded) if ".." in Path(expanded).parts else expanded)
+
+
+def file(mend: str) -> Kind:
+    """A file, whose relative path begins in the directory of the document."""
+
+    def read(node: yaml.Node, spot: Spot) -> Path:
+        text = scalar(node, spot, "a file", mend)
+        if text[:1] in "/~$":
+            return path(node, spot)
+        return Path(os.path.abspath(spot.document.name)).parent / text
+
+    return Kind(read, "file", TEXT)
+
+
+# Bytes, see units.parse_size; an average with a fraction; bytes/s above 0; a part of the whole, as
+# `0.25` or `25%`; seconds, as `90`, `90s`, `1.5min`, `2h`.
+Size = Annotated[
+    int, words("size", "a size", SIZE_MEND, parse_size, schema=NUMBER, show=shown_size)
+]
+Amount = Annotated[
+    float, words("size", "a size", SIZE_MEND, parse_amount, schema=NUMBER, show=shown_size)
+]
+Rate = Annotated[
+    float,
+    words(
+        "rate",
+        "a rate",
+        "write a rate above 0, such as 64MiB/s or 1.5GB/s",
+        parse_rate,
+        schema=NUMBER,
+    ),
+]
+Share = Annotated[
+    float,
+    words(
+        "0 to 1, or percent",
+        "a share",
+        "write a number from 0 to 1, or a percentage such as 25%",
+        _share,
+        schema=NUMBER,
+        show="{:g}".format,
+    ),
+]
+Duration = Annotated[
+    float,
+    words(
+        "time",
+        "a time",
+        "write seconds, or a time such as 90s, 5min or 2h",
+        _duration,
+        schema=NUMBER,
+        show=_shown_duration,
+    ),
+]
+Directory = Annotated[Path, Kind(path, "directory", TEXT, lambda found: f"`{found}`")]
 
 
 def _is_usable(text: str) -> bool:

@@ -1,20 +1,38 @@
 """What is simulated: nodes, their storage, the PFS, the dataset and the training loop.
 
-All sizes are bytes and all rates bytes per second. keys.py reads a scenario from its YAML file;
-made by hand, it is not checked again.
+All sizes are bytes and all rates bytes per second. The classes are the keys of a scenario's YAML
+file as well (see document/keys.py), which keys.py reads; made by hand, a scenario is not checked
+again.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
+from monarch_py.document import Key, Keys, kind_of
+from monarch_py.document.values import (
+    NUMBER,
+    SIZE_MEND,
+    TEXT,
+    Amount,
+    Kind,
+    Rate,
+    Size,
+    choice,
+    path,
+    words,
+)
 from monarch_py.errors import ConfigError
 from monarch_py.simulator.rates import Curve
+from monarch_py.util.units import parse_size
 
 __all__ = [
     "LINKS",
@@ -31,22 +49,61 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+MAX_NODES = 1 << 20
 # How the transfers of a link share it: one is served after the other, or all at the same time,
 # max-min fairly.
 LINKS = ("in_order", "fair")
 
+# What the simulation counts in 32 bits: files, epochs, steps.
+Number = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+Threads = Annotated[int, Meta(ge=1, le=1 << 16)]
+
+
+def _capacity(text: str) -> int:
+    n_bytes = parse_size(text)
+    if n_bytes == 0:
+        raise ValueError("nothing fits into a capacity of 0", "write a size or remove the class")
+    return n_bytes
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", text):
+        raise ValueError(f"{text!r} is not a name")
+    return text
+
+
+def _curve(points: Kind) -> Kind:
+    return replace(points, parse=lambda *at: Curve.of(points.parse(*at)), schema={"type": "object"})
+
+
+_NAME_MEND = "write lower-case letters, digits, - and _, beginning with a letter"
+Capacity = Annotated[int, words("size", "a size", SIZE_MEND, _capacity, schema=NUMBER)]
+Name = Annotated[str, words("name", "a name", _NAME_MEND, _name)]
+Sentence = Annotated[str, words("sentence", "a sentence", "write one in quotes", str)]
+ByClients = Annotated[
+    Curve, _curve(kind_of(dict[Annotated[int, Meta(ge=1, title="clients")], Rate]))
+]
+ByThreads = Annotated[
+    Curve, _curve(kind_of(dict[Annotated[int, Meta(ge=1, title="threads")], Rate]))
+]
+
 
 @dataclass(frozen=True, slots=True)
-class SizeLaw:
+class SizeLaw(Keys):
     """Sizes of files [bytes]: normal, and drawn again outside [min, max] (NoPFS, section 6.1).
+
+    mean : the mean of the normal law
+    std : its standard deviation
+    min : smaller ones are drawn again
+    max : larger ones are drawn again
 
     With min equal to max, or a std of 0, every file has that size.
     """
 
-    mean: float
-    std: float = 0.0
-    min: float = 0.0
-    max: float = math.inf
+    mean: Amount
+    std: Amount = 0.0
+    min: Amount = 0.0
+    max: Annotated[Amount, Key(default="none")] = math.inf
 
     @property
     def constant(self) -> float | None:
@@ -88,16 +145,18 @@ def least_share(law: SizeLaw) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
+class Dataset(Keys):
     """The files that training reads: so many of a law, or those that stand somewhere.
 
-    scan : a directory, whose files are counted in the order of their paths, or a ``.npy`` file
-    with their sizes
+    files : how many files there are
+    size : the law of their sizes
+    scan : instead of both: a directory, whose files are counted in the order of their paths, or a
+        `.npy` file with the sizes
     """
 
-    files: int
-    law: SizeLaw | None = None
-    scan: Path | None = None
+    files: Annotated[Number, Key(default="none")] = 0
+    law: Annotated[SizeLaw | None, Key("size")] = None
+    scan: Annotated[Path, Kind(path, "path", TEXT)] | None = None
 
     def sizes(self, seed: int) -> Ints:
         """(files,) sizes [bytes], whole and at least 1, the same for the same seed."""
@@ -124,30 +183,41 @@ def scanned_sizes(scan: Path) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """Rates [bytes/s] of one rank (compute c and preprocess beta) and of one node's links.
+class Rates(Keys):
+    """Rates [bytes/s] of one rank and of one node's links: c, beta, b_c and b_fs of NoPFS, section
+    4.
 
-    network : to other nodes (b_c of NoPFS, section 4);  pfs_link : to the PFS (b_fs)
+    compute : what one rank trains on
+    preprocess : what one staging thread decodes and augments
+    network : a node's link to other nodes
+    pfs_link : a node's link to the PFS
     """
 
-    compute: float
-    preprocess: float
-    network: float
-    pfs_link: float
+    compute: Rate
+    preprocess: Rate
+    network: Rate
+    pfs_link: Annotated[Rate, Key(like="network")]
+
+
+RATES = ("compute", "preprocess", "network", "pfs_link")
 
 
 @dataclass(frozen=True, slots=True)
-class StorageClass:
+class StorageClass(Keys):
     """A kind of storage that every node has. The first class of a scenario is the staging buffer.
 
-    threads : how many prefetch into it;  read, write : aggregate rates by the number of threads
+    name : what reports call it
+    capacity : its room on a node
+    threads : prefetchers into it
+    read : the rate of all threads together
+    write : the rate of all threads together
     """
 
-    name: str
-    capacity_bytes: int
-    threads: int
-    read: Curve
-    write: Curve
+    name: Name
+    capacity_bytes: Annotated[Capacity, Key("capacity")]
+    threads: Threads
+    read: ByThreads
+    write: Annotated[ByThreads, Key(like="read")]
 
     @property
     def read_rate(self) -> float:
@@ -161,51 +231,83 @@ class StorageClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A write of `size_bytes` by every rank after each `every` batches, at the PFS."""
+class Checkpoint(Keys):
+    """A regular write of every rank, at the PFS.
 
-    every: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOverride:
-    """What some nodes have otherwise; None or an absent class is as everywhere."""
-
-    nodes: tuple[int, ...]
-    ranks: int | None = None
-    capacity_bytes: dict[str, int] = field(default_factory=dict)
-    compute: float | None = None
-    preprocess: float | None = None
-    network: float | None = None
-    pfs_link: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Everything that a simulation must know, but the policy.
-
-    policies : names to compare, () for the simulator's choice
-    assumptions : a sentence for each number that the scenario's source does not give
-    links : one of LINKS, how transfers between nodes share their links
+    every : after how many batches
+    size : what each rank writes
     """
 
-    name: str
-    nodes: int
-    ranks_per_node: int
-    epochs: int
-    batch_per_rank: int
-    drop_last: bool
-    seed: int
+    every: Number
+    size_bytes: Annotated[Size, Key("size")]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOverride(Keys):
+    """What some nodes have otherwise; None or an absent class is as everywhere.
+
+    nodes : the nodes that are different, counted from 0
+    ranks : their ranks
+    capacity : their room
+    compute : what one rank trains on
+    preprocess : what one staging thread decodes and augments
+    network : a node's link to other nodes
+    pfs_link : a node's link to the PFS
+    """
+
+    nodes: tuple[Annotated[int, Meta(ge=0, title="number")], ...]
+    ranks: Number | None = None
+    capacity_bytes: Annotated[dict[Name, Capacity], Key("capacity")] = field(default_factory=dict)
+    compute: Rate | None = None
+    preprocess: Rate | None = None
+    network: Rate | None = None
+    pfs_link: Rate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario(Keys):
+    """Everything that a simulation must know, but the policy.
+
+    name : what it is called
+    nodes : how many nodes there are
+    ranks_per_node : ranks of each
+    world_size : instead: the ranks of all nodes together
+    epochs : passes over the dataset
+    batch_per_rank : a rank's part of a batch
+    batch : instead: the batch of all ranks together
+    drop_last : leave out a short last batch
+    seed : of sizes and shuffles
+    dataset : the files
+    rates : of ranks and links
+    links : whether a link serves one transfer after the other, or all at the same time, max-min
+        fairly
+    pfs : the rate of all clients together
+    classes : the storage of a node; the first is the staging buffer
+    overrides : nodes that differ
+    checkpoint : a regular write of every rank
+    policies : what to compare; none: the simulator's choice
+    assumptions : a sentence for each number that the scenario's source does not give
+    """
+
+    name: Annotated[Sentence, Key(default="the file's name")]
+    nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)]
+    ranks_per_node: Threads = 1
+    # As written: ranks_per_node and batch_per_rank follow from them.
+    ranks_written: Annotated[Number | None, Key("world_size")] = None
+    epochs: Annotated[int, Meta(ge=1, le=1_000_000)]
+    batch_per_rank: Annotated[int, Meta(ge=1, le=1 << 24), Key(default="none")] = 0
+    batch_written: Annotated[Number | None, Key("batch")] = None
+    drop_last: bool = True
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
     dataset: Dataset
     rates: Rates
-    pfs: Curve
+    links: Annotated[str, choice(*LINKS)] = LINKS[0]
+    pfs: ByClients
     classes: tuple[StorageClass, ...]
     overrides: tuple[NodeOverride, ...] = ()
     checkpoint: Checkpoint | None = None
-    policies: tuple[str, ...] = ()
-    assumptions: tuple[str, ...] = ()
-    links: str = LINKS[0]
+    policies: tuple[Name, ...] = ()
+    assumptions: tuple[Sentence, ...] = ()
 
     @property
     def staging(self) -> StorageClass:
@@ -259,7 +361,7 @@ class Scenario:
     def rates_of_nodes(self) -> dict[str, Floats]:
         """The fields of `rates` as (nodes,) arrays [bytes/s], with the overrides."""
         rates = {}
-        for name in Rates.__slots__:
+        for name in RATES:
             rates[name] = np.full(self.nodes, getattr(self.rates, name), np.float64)
             for override in self.overrides:
                 if (other := getattr(override, name)) is not None:

@@ -232,7 +232,7 @@ def test_a_mistake_is_one_sentence(run: Run, words: list[str], status: int, sent
         ({"pfs": {1: "-5MiB/s"}}, "pfs.1: '-5MiB/s' is negative"),
         ({"classes": [{"name": "staging", "threads": 1, "read": {1: "1GiB/s"}}]}, ".capacity: is"),
         ({"world_size": 5}, "world_size: 5 ranks do not divide over 2 nodes"),
-        ({"batch_per_rank": 100}, "batch_per_rank: 64 files are no full batch of 200"),
+        ({"batch_per_rank": 100}, "batch_per_rank: 64 files do not fill one batch of 200"),
         ({"dataset": {"scan": "/nowhere"}}, "dataset.scan: /nowhere: no sizes can be read"),
         ({"policies": ["naive", "best"]}, "policies: there is no policy 'best'"),
         ({"policies": ["naiv"]}, "policies: there is no policy 'naiv'; did you mean 'naive'?"),

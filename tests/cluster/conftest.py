@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from support.session import arranged
 
 from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import DaemonConnection
@@ -70,7 +71,7 @@ class Local:
         document: dict[str, Any] = {"hierarchy": [tier]}
         if self.file(rank).exists():
             document = yaml.safe_load(self.file(rank).read_text())
-        self.file(rank).write_text(yaml.safe_dump({**document, **settings}))
+        self.file(rank).write_text(yaml.safe_dump({**document, **arranged(settings)}))
 
     def env(self, **more: str) -> dict[str, str]:
         base = {k: v for k, v in os.environ.items() if not k.startswith(("MONARCH_", "PMI"))}

@@ -221,8 +221,8 @@ def test_a_file_system_that_does_not_answer_is_named(
 
     monkeypatch.setattr(os, "statvfs", fails)
     message = site.refusal(SMALLEST)
-    assert "mount_point: the file system of" in message
-    assert "Input/output error; see whether it is mounted" in message
+    assert "mount_point: the size of the file system of" in message
+    assert message.endswith("cannot be read (Input/output error); check that it is mounted")
 
 
 def test_a_quota_may_be_the_whole_disk_but_no_more(site: Site) -> None:

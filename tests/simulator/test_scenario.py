@@ -103,7 +103,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a batch", {"batch_per_rank": None, "batch": 30}, "batch: 30 samples do not divide over 4"),
     ("both batches", {"batch": 128}, "batch: is given beside batch_per_rank"),
     ("no batch", {"batch_per_rank": None}, "batch_per_rank: is missing"),
-    ("nothing full", {"batch_per_rank": 20_000}, "batch_per_rank: 50000 files are no full batch"),
+    (
+        "nothing full",
+        {"batch_per_rank": 20_000},
+        "batch_per_rank: 50000 files do not fill one batch",
+    ),
     ("a wrong key", {"epoch": 3}, "epoch: unknown key; did you mean 'epochs'?"),
     ("no classes", {"classes": []}, "classes: is empty; write at least the staging buffer"),
     ("files missing", {"dataset": {"size": {"mean": 5}}}, "dataset.files: is missing"),

@@ -1,31 +1,14 @@
-"""The page of scenarios shows every key and every switch."""
+"""The page of scenarios shows every switch."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
-
-from monarch_py.document import Table, markdown_rows
 from monarch_py.simulator import load_scenario
-from monarch_py.simulator.keys import (
-    CHECKPOINT,
-    CLASS,
-    DATASET,
-    OVERRIDE,
-    RATES,
-    SCENARIO,
-    SIZE,
-)
 from monarch_py.simulator.published import Behaviour
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text()
-
-
-@pytest.mark.parametrize("table", [SCENARIO, DATASET, SIZE, RATES, CLASS, CHECKPOINT, OVERRIDE])
-def test_the_page_shows_the_tables(table: Table) -> None:
-    assert [row for row in markdown_rows(table) if row not in PAGE.splitlines()] == []
 
 
 def test_the_page_shows_the_switches() -> None:

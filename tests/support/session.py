@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 import yaml
 
+from monarch_py.config import Tuning
+from monarch_py.document import declared
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY
@@ -29,6 +31,13 @@ MIB = 1 << 20
 # For tests of what happens while a copy is filled: files larger than a unit are filled in units, as
 # those beyond the default of `handover_size` are.
 IN_UNITS: dict[str, Any] = {"handover_size": "256KiB"}
+
+
+def arranged(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a configuration, those for experts below `tuning`."""
+    tuning = {name: value for name, value in settings.items() if name in declared(Tuning)}
+    others = {name: value for name, value in settings.items() if name not in tuning}
+    return {**others, "tuning": tuning} if tuning else others
 
 
 def wait_until(
@@ -79,7 +88,7 @@ class Session:
             "sources": [str(s) if isinstance(s, Path) else dict(s) for s in sources],
             "hierarchy": [{k: self._plain(v) for k, v in tier.items()} for tier in tiers],
             "prefetch": "on_demand",
-            **settings,
+            **arranged(settings),
         }
         self.tiers = [Path(tier["mount_point"]) for tier in document["hierarchy"]]
         self.persistent = [bool(tier.get("persistent")) for tier in document["hierarchy"]]

@@ -39,22 +39,24 @@ hierarchy:
 staging: {max_storage_quota: 1MiB, mount_point: "@/staging"}
 block_size: 1MiB
 shared_tpool_size: 4
-min_reads: 2
-scan_threads: 4
 scan_rate: 5000
-placement: first_fit
 prefetch: on_demand
-fill_after: 10%
-promote_mappings: true
 metadata: cached
 revalidate: 5min
 source_limits: {bandwidth: 1GiB, operations: 100}
-balance_ranks: true
 peers: {address: 127.0.0.1, port: 0, fetch: fastest}
 switch_file: "@/off"
 version: 1
+tuning:
+  min_reads: 2
+  scan_threads: 4
+  placement: first_fit
+  fill_after: 10%
+  promote_mappings: true
+  balance_ranks: true
 """
 KEYS = ["plan", "performance", "debug", "data_plane", "hierarchy", "mount_point", "prefix", "x", ""]
+KEYS += ["tuning", "min_reads"]
 # What stands in YAML for itself, and cannot be made from a value.
 RAW = [
     '!!python/object/apply:os.system ["touch @/executed"]',

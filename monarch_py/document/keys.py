@@ -1,0 +1,300 @@
+"""Reading a YAML mapping as a dataclass that declares its keys.
+
+Each field of a subclass of Keys is a key. Its type says how the value is read and within which
+bounds (`msgspec.Meta`), its default what the program uses, and the docstring of the class, by a
+line ``name : meaning``, what the key does. Errors, the JSON schema (schema.py) and the reference
+are made from that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from functools import partial
+from inspect import cleandoc
+from types import UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import yaml
+
+from monarch_py.document.nodes import Spot, is_empty
+from monarch_py.document.values import FLAG, Kind, choice, integer
+from monarch_py.errors import ConfigError
+from monarch_py.util.spelling import nearest
+
+__all__ = ["DERIVED", "Declared", "Key", "Keys", "declared", "kind_of", "missing", "read_as"]
+
+K = TypeVar("K", bound="Keys")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What the field's name, type and default do not say of a key.
+
+    name : if it is not the field's;  aliases : other spellings of it
+    default : what the reference calls the default
+    like : the key whose value it has where it is not written
+    alone : an item by itself stands for a list of one
+    """
+
+    name: str = ""
+    default: str = ""
+    like: str = ""
+    aliases: tuple[str, ...] = ()
+    alone: bool = False
+
+
+# The annotation of a field that is no key.
+DERIVED = Key("-")
+_MEANING = re.compile(r"^(\w+) : (.+(?:\n .+)*)", re.MULTILINE)
+
+
+class Keys:
+    """The base of dataclasses that declare keys.
+
+    GROUPS : mapping -> the base class whose keys stand in it, and not beside it
+    WRAPPERS : mappings that may hold any of the keys, as if they stood beside them
+    IGNORED : key without effect -> what to tell its user
+    SCALAR : the key that a value by itself stands for, if not ''
+    OPEN : other keys are left alone
+    """
+
+    __slots__ = ()
+    GROUPS: ClassVar[Mapping[str, type[Keys]]] = {}
+    WRAPPERS: ClassVar[tuple[str, ...]] = ()
+    IGNORED: ClassVar[Mapping[str, str]] = {}
+    SCALAR: ClassVar[str] = ""
+    OPEN: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A key with what follows from its declaration."""
+
+    name: str
+    field: Field[Any]
+    hint: Any
+    key: Key
+    kind: Kind
+    meaning: str
+
+    @property
+    def required(self) -> bool:
+        fallbacks = (self.field.default, self.field.default_factory)
+        return not self.key.like and all(each is MISSING for each in fallbacks)
+
+    @property
+    def default(self) -> str:
+        """As the reference has it."""
+        if self.key.like:
+            return f"`{self.key.like}`"
+        if self.key.default or self.required:
+            return self.key.default or "required"
+        value = self.field.default
+        return "none" if value in (None, (), MISSING) else self.kind.show(value)
+
+
+def declared(keys: type[Keys]) -> dict[str, Declared]:
+    """The keys that stand in a mapping by their names, without those of its groups."""
+    if keys not in _DECLARED:
+        inner = {name for group in keys.GROUPS.values() for name in declared(group)}
+        found = {each.name: each for each in _declared(keys) if each.name not in inner}
+        _DECLARED[keys] = found
+    return _DECLARED[keys]
+
+
+_DECLARED: dict[type[Keys], dict[str, Declared]] = {}
+
+
+def _declared(keys: Any) -> Iterator[Declared]:
+    meanings = dict(_MEANING.findall(cleandoc(keys.__doc__ or "")))
+    hints = get_type_hints(keys, include_extras=True)
+    for each in fields(keys):
+        hint = hints[each.name]
+        key = next((mark for mark in _marks(hint) if isinstance(mark, Key)), Key())
+        if key is not DERIVED:
+            name = key.name or each.name
+            meaning = " ".join(meanings.get(name, "").split())
+            yield Declared(name, each, hint, key, kind_of(hint, key), meaning)
+
+
+def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
+    """What is written at `node`; ConfigError for whatever does not fit.
+
+    more : values of fields that are no keys
+    """
+    known = declared(keys)
+    if keys.SCALAR and isinstance(node, yaml.ScalarNode) and not is_empty(node):
+        one = known[keys.SCALAR]
+        more[one.field.name] = one.kind.parse(node, spot)
+        spot.document.spots[spot.of(one.name).way] = spot
+    else:
+        _read_entries(node, spot, keys, keys, more)
+    for each in known.values():
+        if each.field.name in more:
+            continue
+        if each.required:
+            raise missing(spot, keys, each.name)
+        if each.key.like:
+            more[each.field.name] = more[known[each.key.like].field.name]
+    return keys(**more)
+
+
+def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
+    """The error to raise for a key that the mapping at `spot` lacks."""
+    # The rest of a meaning leads to other places of the page that it stands on.
+    meaning = declared(keys)[name].meaning.partition(", see ")[0]
+    return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
+
+
+def _read_entries(
+    node: yaml.Node, spot: Spot, whole: type[Keys], place: type[Keys], given: dict[str, Any]
+) -> None:
+    """Into `given`, the keys at `node`, which is all of `whole` or one of its groups."""
+    known = declared(place)
+    use = "one of the keys " + ", ".join((*known, *place.GROUPS))
+    if not isinstance(node, yaml.MappingNode):
+        raise spot.wrong_type(node, "a mapping", f"write 'key: value' with {use}")
+    names = {alias: each.name for each in known.values() for alias in each.key.aliases}
+    # Keys without effect may stand in a wrapper and beside it.
+    names |= {name: f"{spot.key}.{name}" for name in place.IGNORED if spot.key}
+    for written, here, value in _entries(node, spot, names):
+        name = str(here.way[-1])
+        if written in place.IGNORED:
+            here.warn(f"ignored: {place.IGNORED[written]}")
+        elif name not in (*known, *place.GROUPS, *place.WRAPPERS):
+            if place.OPEN:
+                continue
+            raise _unknown(here, written, whole, place, f"use {use}")
+        elif is_empty(value):
+            raise here.error("has no value", "give it one or remove the key")
+        elif name in known:
+            given[known[name].field.name] = known[name].kind.parse(value, here)
+        else:
+            # The keys of a group belong to the mapping around it.
+            inner = replace(here, way=spot.way)
+            _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
+
+
+def _entries(
+    node: yaml.MappingNode, spot: Spot, names: Mapping[str, str]
+) -> Iterator[tuple[str, Spot, yaml.Node]]:
+    """Each key as it is written, its spot, which is kept, and its value."""
+    spots = spot.document.spots
+    for name_node, value in node.value:
+        if not isinstance(name_node, yaml.ScalarNode):
+            raise spot.at_key(name_node, "?").wrong_type(name_node, "a word", "write 'key: value'")
+        written = name_node.value
+        here = spot.at_key(name_node, written, names.get(written, written))
+        first = spots.setdefault(here.way, here)
+        if first is not here:
+            raise _given_twice(here, first)
+        yield written, here, value
+
+
+def _given_twice(spot: Spot, first: Spot) -> ConfigError:
+    is_other_spelling = spot.key.rpartition(".")[2] != first.key.rpartition(".")[2]
+    problem = f"means the same as '{first.key}'" if is_other_spelling else "is given twice"
+    name = str(spot.way[-1]).rpartition(".")[2]
+    return spot.error(f"{problem}, first in line {first.line}", f"keep one '{name}'")
+
+
+def _unknown(
+    spot: Spot, written: str, whole: type[Keys], place: type[Keys], otherwise: str
+) -> ConfigError:
+    if place is not whole and written in declared(whole):
+        group = next(name for name, keys in whole.GROUPS.items() if keys is place)
+        return spot.error("does not belong here", f"move it out, beside '{group}:'")
+    groups = {name: group for group, keys in place.GROUPS.items() for name in declared(keys)}
+    if written in groups:
+        return spot.error(f"stands under '{groups[written]}:' now", "move it there, indented")
+    meant = nearest(written, [*_spellings(place), *groups])
+    under = f" under '{groups[meant]}:'" if meant in groups else ""
+    return spot.error("unknown key", f"did you mean {meant!r}{under}?" if meant else otherwise)
+
+
+def _spellings(keys: type[Keys]) -> list[str]:
+    """Every key that is accepted."""
+    known = declared(keys)
+    aliases = [alias for each in known.values() for alias in each.key.aliases]
+    return [*known, *aliases, *keys.IGNORED, *keys.GROUPS]
+
+
+# --- kinds that follow from a type ---------------------------------------------------------------
+
+
+def _marks(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__metadata__", ())
+
+
+def kind_of(hint: Any, key: Key = DERIVED) -> Kind:
+    """How values of a type are read: as a Kind in its annotation says, or as the type itself."""
+    marks, plain = _marks(hint), hint.__origin__ if _marks(hint) else hint
+    given = next((mark for mark in marks if isinstance(mark, Kind)), None)
+    origin = get_origin(plain)
+    parts = [part for part in get_args(plain) if part is not ...]
+    if given is not None:
+        kind = given
+    elif origin in (Union, UnionType):  # with None
+        kind = kind_of(parts[0], key)
+    elif origin is tuple:
+        kind = _list_of(parts[0], is_alone=key.alone)
+    elif origin is dict:
+        kind = _mapping_of(kind_of(parts[0]), kind_of(parts[1]))
+    elif origin is Literal:
+        kind = choice(*parts)
+    elif is_dataclass(plain):
+        kind = Kind(partial(read_as, keys=cast(type[Keys], plain)), "mapping")
+    else:
+        kind = FLAG if plain is bool else integer(hint)
+    return kind
+
+
+def _list_of(hint: Any, *, is_alone: bool) -> Kind:
+    """is_alone : an item by itself is a list of one"""
+    item = kind_of(hint)
+    one, many, mend = item.value, f"list of {item.value}s", "write [...]"
+    if isinstance(hint, type) and issubclass(hint, Keys):
+        known = declared(hint)
+        one, many = known[hint.SCALAR].kind.value if hint.SCALAR else "mapping", "list"
+        mend = f"write '- {next(iter(known))}: ...' below it"
+
+    def parse(node: yaml.Node, spot: Spot) -> tuple[Any, ...]:
+        is_text = isinstance(node, yaml.ScalarNode) and not is_empty(node)
+        if is_alone and is_text:
+            here = replace(spot, way=(*spot.way, 0))
+            return (item.parse(node, spot.document.spots.setdefault(here.way, here)),)
+        if not isinstance(node, yaml.SequenceNode):
+            is_item = is_text and many != "list"
+            raise spot.wrong_type(node, "a list", f"write [{node.value!r}]" if is_item else mend)
+        return tuple(item.parse(each, spot.at_item(each, at)) for at, each in enumerate(node.value))
+
+    return Kind(parse, f"{one} or {many}" if is_alone else many)
+
+
+def _mapping_of(name: Kind, item: Kind) -> Kind:
+    def parse(node: yaml.Node, spot: Spot) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode) or not node.value:
+            mend = f"write {{{name.value}: {item.value}, ...}}"
+            raise spot.wrong_type(node, "a mapping", mend)
+        found: dict[Any, Any] = {}
+        for name_node, value in node.value:
+            here = spot.at_key(name_node, str(name_node.value))
+            at = name.parse(name_node, here)
+            if at in found:
+                raise here.error("is given twice", f"keep one {at}")
+            found[at] = item.parse(value, here)
+        return found
+
+    return Kind(parse, f"{item.value}s by {name.value}")

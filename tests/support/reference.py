@@ -1,0 +1,45 @@
+"""The tables of keys in docs/, made from what the classes declare.
+
+``PYTHONPATH=tests python -m support.reference`` writes them into the pages, each below a line
+``<!-- keys: NAME -->``. A test compares the pages with what it would write.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from monarch_py.config import schema
+from monarch_py.document import Keys, declared
+from monarch_py.plan import recipe
+from monarch_py.simulator import scenario
+
+DOCS = Path(__file__).parents[2] / "docs"
+HEADER = "| key | value | default | meaning |\n|---|---|---|---|\n"
+MODULES = {"configuration.md": schema, "plan.md": recipe, "scenarios.md": scenario}
+TABLE = re.compile(r"(?<=<!-- keys: )(\w+)( -->\n\n)(?:\|.*\n)*")
+
+
+def table(keys: type[Keys]) -> str:
+    """As Markdown. Keys that stand in a mapping of their own come last, as one."""
+    rows = [
+        f"| `{each.name}` | {each.kind.value} | {each.default} | {each.meaning} |\n"
+        for each in declared(keys).values()
+    ]
+    for name in keys.GROUPS:
+        rows.append(f"| `{name}` | mapping | none | keys for experts, see [`{name}`](#{name}) |\n")
+    return HEADER + "".join(rows)
+
+
+def written(page: str) -> str:
+    """The page with its tables as they are declared."""
+
+    def replaced(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}{table(getattr(MODULES[page], found[1]))}"
+
+    return TABLE.sub(replaced, (DOCS / page).read_text())
+
+
+if __name__ == "__main__":
+    for page in MODULES:
+        (DOCS / page).write_text(written(page))
