@@ -1,17 +1,16 @@
 """Which files of a source are meant: globs on paths, compiled once, asked a million times.
 
-The globs of one list are one finite automaton, whose deterministic form is made state by state as
-paths need it. A path costs one look-up per character, whatever the globs are: a regular expression
-would backtrack, and `*a*a*a*b` would keep the scan busy for hours over one long name.
+The globs of one list become one regular expression. A plain translation would backtrack, and
+`*a*a*a*b` would keep the scan busy for hours over one long name. Here each star but the last takes
+the earliest match of what follows it and never tries another: a later match leaves the next star
+no more to choose from. `fnmatch.translate` does the same for names without directories.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
+from collections.abc import Iterator, Sequence
+from itertools import count
 
 __all__ = ["PathFilter", "check_glob"]
 
@@ -21,10 +20,8 @@ _STEP = re.compile(
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
     re.VERBOSE | re.DOTALL,
 )
-
-# The transitions that are kept [count], some 100 bytes each: past it they are all forgotten and
-# made anew. Real names need a few hundred.
-_MOST_TRANSITIONS = 20_000
+# What may stand for any number of characters: within a name, anywhere, whole directories.
+_STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 
 
 class PathFilter:
@@ -53,9 +50,9 @@ class PathFilter:
 
     def matches(self, relpath: str) -> bool:
         """Whether `relpath`, relative to the source and without a leading slash, is meant."""
-        if self._include is not None and not self._include.matches(relpath):
+        if self._include is not None and self._include.fullmatch(relpath) is None:
             return False
-        return self._exclude is None or not self._exclude.matches(relpath)
+        return self._exclude is None or self._exclude.fullmatch(relpath) is None
 
 
 def check_glob(glob: str) -> None:
@@ -63,51 +60,51 @@ def check_glob(glob: str) -> None:
     list(_parts(glob))
 
 
-def _compile(globs: Sequence[str]) -> _Automaton | None:
+def _compile(globs: Sequence[str]) -> re.Pattern[str] | None:
     """None for no glob."""
-    return _Automaton([list(_parts(glob)) for glob in globs]) if globs else None
+    numbers = count()
+    whole = "|".join(_expression(_parts(glob), numbers) for glob in globs)
+    return re.compile(whole, re.DOTALL) if globs else None
 
 
-# --- one glob ------------------------------------------------------------------------------------
+def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
+    """The regular expression, for fullmatch, of the parts of one glob."""
+    # Each star that crosses directories begins a block: [(star, what follows it), ...]
+    blocks = [[("", "")]]
+    for part in parts:
+        if part in (_DEEP, _DIRECTORIES):
+            blocks.append([(part, "")])
+        elif part == _STAR:
+            blocks[-1].append((part, ""))
+        else:
+            star, fixed = blocks[-1][-1]
+            blocks[-1][-1] = (star, fixed + part)
+    text = "".join(_block(block, numbers, is_last=False) for block in blocks[:-1])
+    return text + _block(blocks[-1], numbers, is_last=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One position of a glob.
-
-    takes : whether it consumes this character
-    loops : it consumes any number of them, also none; otherwise exactly one
-    skips : it consumes nothing, and stands for what follows it or for none of the next two
-    """
-
-    takes: Callable[[str], bool]
-    loops: bool = False
-    skips: bool = False
+def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: bool) -> str:
+    (star, fixed), *inner = block
+    # The last star of all must reach the end of the path, and so may try several matches.
+    tail = "".join(inner.pop()) if is_last and inner else ""
+    text = "".join(_earliest(f"{each}?{after}", numbers) for each, after in inner) + tail
+    if is_last or not star:
+        return f"{star}{fixed}{text}"
+    return _earliest(f"{star}?{fixed}{text}", numbers)
 
 
-def _anything(_: str) -> bool:
-    return True
+def _earliest(text: str, numbers: Iterator[int]) -> str:
+    """An atomic group, which Python has from 3.11 on: a look-ahead is not entered again."""
+    name = f"g{next(numbers)}"
+    return f"(?=(?P<{name}>{text}))(?P={name})"
 
 
-def _within_a_name(char: str) -> bool:
-    return char != "/"
-
-
-def _exactly(wanted: str) -> Callable[[str], bool]:
-    return lambda char: char == wanted
-
-
-_DEEP, _STAR = _Part(_anything, loops=True), _Part(_within_a_name, loops=True)
-_SLASH = _Part(_exactly("/"))
-# `**/`: any directories, or none.
-_DIRECTORIES = (_Part(_anything, skips=True), _DEEP, _SLASH)
-
-
-def _parts(glob: str) -> Iterator[_Part]:
-    """ValueError for a glob that cannot be read or can never match."""
+def _parts(glob: str) -> Iterator[str]:
+    """Each step of a glob as a regular expression; ValueError for a glob that cannot be read or can
+    never match."""
     _refuse_hopeless(glob)
     if "/" not in glob:
-        yield from _DIRECTORIES
+        yield _DIRECTORIES
     at = 0
     while at < len(glob):
         step = _STEP.match(glob, at)
@@ -116,37 +113,38 @@ def _parts(glob: str) -> Iterator[_Part]:
             raise ValueError(f"the pattern {glob!r} has {what}")
         # `a**/b` means that ** is glued to a name; its slash is then a slash.
         if step["dirs"] and at > 0 and glob[at - 1] != "/":
-            yield from (_DEEP, _SLASH)
-        elif step["dirs"]:
-            yield from _DIRECTORIES
+            yield from (_DEEP, "/")
         else:
             yield _part(step, glob)
         at = step.end()
 
 
-def _part(step: re.Match[str], glob: str) -> _Part:
+def _part(step: re.Match[str], glob: str) -> str:
+    if step["dirs"]:
+        return _DIRECTORIES
     if step["deep"] and "/" in glob:
         return _DEEP
     if step["deep"] or step["star"]:
         return _STAR
     if step["one"]:
-        return _Part(_within_a_name)
+        return "[^/]"
     if step["set"] is not None:
         return _set(step, glob)
-    return _Part(_exactly(step["escaped"] or step["plain"]))
+    return re.escape(step["escaped"] or step["plain"])
 
 
-def _set(step: re.Match[str], glob: str) -> _Part:
-    rest, negate = step["set"], bool(step["negate"])
-    ranges: list[tuple[str, str]] = []
+def _set(step: re.Match[str], glob: str) -> str:
+    """A set of characters, built from its members: in a regex, `--` and `[` would mean more."""
+    rest, members = step["set"], ""
     while rest:
         is_range = len(rest) >= 3 and rest[1] == "-"
-        ranges.append((rest[0], rest[2]) if is_range else (rest[0], rest[0]))
-        if ranges[-1][0] > ranges[-1][1]:
+        first, last = rest[0], rest[2 if is_range else 0]
+        if first > last:
             raise ValueError(f"the pattern {glob!r} has a range that runs backwards")
+        members += f"{re.escape(first)}-{re.escape(last)}"
         rest = rest[3:] if is_range else rest[1:]
     # A set never crosses a slash, not even a negated one.
-    return _Part(lambda char: char != "/" and any(a <= char <= b for a, b in ranges) is not negate)
+    return f"(?!/)[{'^' if step['negate'] else ''}{members}]"
 
 
 def _refuse_hopeless(glob: str) -> None:
@@ -159,80 +157,3 @@ def _refuse_hopeless(glob: str) -> None:
         raise ValueError(f"the pattern {glob!r} names a directory, but only files are compared")
     if any(part in ("", ".", "..") for part in glob.split("/")):
         raise ValueError(f"the pattern {glob!r} has an empty part, '.' or '..' between its slashes")
-
-
-# --- all globs of a list -------------------------------------------------------------------------
-
-
-class _State(dict[str, "_State"]):
-    """A deterministic state: where each character leads, found out when it first comes.
-
-    positions : the parts that may come next, one bit each;  matches : a glob may end here
-    """
-
-    __slots__ = ("automaton", "matches", "positions")
-
-    def __init__(self, automaton: _Automaton, positions: int) -> None:
-        super().__init__()
-        self.automaton, self.positions = automaton, positions
-        self.matches = bool(positions & automaton.ends)
-
-    def __missing__(self, char: str) -> _State:
-        return self.automaton.follow(self, char)
-
-
-class _Automaton:
-    """Of several globs: matches what any of them does.
-
-    Position i stands before part i; behind the parts of each glob is one more, its end.
-    """
-
-    def __init__(self, globs: Sequence[Sequence[_Part]]) -> None:
-        self.parts: list[_Part | None] = []
-        self.ends = self._loops = self._skips = first = 0
-        for glob in globs:
-            first |= 1 << len(self.parts)
-            for part in glob:
-                self._loops |= part.loops << len(self.parts)
-                self._skips |= part.skips << len(self.parts)
-                self.parts.append(part)
-            self.ends |= 1 << len(self.parts)
-            self.parts.append(None)
-        self._first = self._reached(first)
-        self._forget()
-
-    def matches(self, path: str) -> bool:
-        return reduce(getitem, path, self._start).matches
-
-    def _forget(self) -> None:
-        self._states: dict[int, _State] = {}
-        self._transitions = 0
-        self._start = self._state(self._first)
-
-    def _state(self, positions: int) -> _State:
-        return self._states.setdefault(positions, _State(self, positions))
-
-    def _reached(self, positions: int) -> int:
-        """These and the positions behind what may stand for nothing."""
-        while True:
-            more = positions | (positions & (self._loops | self._skips)) << 1
-            more |= (positions & self._skips) << 3
-            if more == positions:
-                return positions
-            positions = more
-
-    def follow(self, state: _State, char: str) -> _State:
-        """Where `char` leads from `state`, which will know it from now on."""
-        stay = move = 0
-        for number, part in enumerate(self.parts):
-            bit = 1 << number
-            if part is not None and state.positions & bit and not part.skips and part.takes(char):
-                stay |= bit if part.loops else 0
-                move |= 0 if part.loops else bit
-        if self._transitions >= _MOST_TRANSITIONS:
-            for old in self._states.values():
-                old.clear()
-            self._forget()
-        self._transitions += 1
-        state[char] = self._state(self._reached(stay | move << 1))
-        return state[char]

@@ -1,6 +1,6 @@
 """What a glob means, as a regular expression: the second opinion on config.patterns.
 
-It was the matcher once. It backtracks: give it few stars and short names.
+A plain translation. It backtracks: give it few stars and short names.
 """
 
 from __future__ import annotations
