@@ -15,6 +15,7 @@ from typing import Any
 from monarch_py.config import _disk as disk
 from monarch_py.config.performance import load_performance
 from monarch_py.config.schema import (
+    DEFAULT_BLOCK_SIZE_BYTES,
     MAX_SOURCE_PATH_BYTES,
     MAX_SOURCES,
     MAX_SWITCH_FILE_BYTES,
@@ -65,6 +66,7 @@ def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> C
         ),
         tiers=tuple(_tier(tier, at, config) for tier, at in zip(config.tiers, levels, strict=True)),
         staging=_staging(config, top),
+        block_size_bytes=config.block_size_bytes or DEFAULT_BLOCK_SIZE_BYTES,
         min_reads=min(config.min_reads, config.copy_threads),
     )
     if config.performance_file is not None:
@@ -128,17 +130,11 @@ def _refuse_hanging(places: Sequence[_Place]) -> None:
 def _check_settings(config: Config, top: Spot) -> None:
     """Refuse keys that contradict each other, and files that are not what they must be."""
     for number, source in enumerate(config.sources):
-        if source.max_size_bytes is not None and source.min_size_bytes > source.max_size_bytes:
-            raise (
-                top.of("sources")
-                .of(number)
-                .of("min_size")
-                .error(
-                    f"{source.min_size_bytes} bytes is more than max_size,"
-                    f" {source.max_size_bytes} bytes",
-                    "swap the two or remove one",
-                )
-            )
+        least, most = source.min_size_bytes, source.max_size_bytes
+        if most is not None and least > most:
+            at = top.of("sources").of(number).of("min_size")
+            problem = f"{least} bytes is more than max_size, {most} bytes"
+            raise at.error(problem, "swap the two or remove one")
     if config.scan == "lazy" and config.prefetch == "eager":
         problem = "'prefetch: eager' fills all files and needs a full scan"
         raise top.of("scan").error(problem, "remove one of the two")

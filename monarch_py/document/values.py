@@ -49,6 +49,8 @@ _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 SIZE_MEND = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
 # A larger bound is there to protect the program, and the reference does not tell it.
 MOST_TOLD = (1 << 16) - 1
+# Numbers of 18 digits fit into 64 bits, and into every type that keeps them.
+MOST_NUMBER = 10**18 - 1
 TEXT = {"type": "string"}
 NUMBER = {"type": ["string", "number"]}
 
@@ -129,6 +131,8 @@ def integer(hint: Any) -> Kind:
             number = msgspec.convert(text, int, strict=False)
         except msgspec.ValidationError:
             raise ValueError from None
+        if abs(number) > MOST_NUMBER:
+            raise ValueError
         try:
             return int(msgspec.convert(number, hint))
         except msgspec.ValidationError:

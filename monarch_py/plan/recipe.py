@@ -14,7 +14,7 @@ import yaml
 from msgspec import Meta
 
 from monarch_py.document import Key, Keys, Kind, Spot, declared, load_document, missing, read_as
-from monarch_py.document.values import NUMBER, TEXT, Size, choice, integer, path, words
+from monarch_py.document.values import MOST_NUMBER, NUMBER, TEXT, Size, choice, integer, path, words
 from monarch_py.errors import ConfigError
 from monarch_py.plan._stored import SAMPLERS
 from monarch_py.plan.index import GRAINS, Index
@@ -29,8 +29,7 @@ __all__ = ["PartKeys", "PlanKeys", "SamplerKeys", "read_plan"]
 
 T = TypeVar("T")
 
-# 18 digits are what a number of a configuration may have.
-Seed = Annotated[int, Meta(ge=-(10**18) + 1)]
+Seed = Annotated[int, Meta(ge=-MOST_NUMBER)]
 Samples = Annotated[int, Meta(ge=1, le=MAX_SAMPLES)]
 Number = Annotated[int, Meta(ge=1)]
 File = Annotated[Path, Kind(path, "file", TEXT)]

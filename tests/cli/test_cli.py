@@ -21,6 +21,7 @@ COMMANDS = [
     *(
         "calibrate",
         "clear",
+        "config",
         "demo",
         "doctor",
         "env",

@@ -224,6 +224,10 @@ def test_the_bounds_of_block_sizes_are_allowed(site: Site, written: str, n_bytes
     assert config.block_size_bytes == n_bytes
 
 
+def test_the_block_size_max_is_the_default(site: Site) -> None:
+    assert site.load(SMALLEST + "block_size: max\n") == site.load(SMALLEST)
+
+
 def test_the_bounds_of_file_sizes_may_be_equal(site: Site) -> None:
     config = site.load(SMALLEST.replace("[@/pfs]", "[{path: @/pfs, min_size: 9, max_size: 9}]"))
     assert config.sources == (site.source(min_size_bytes=9, max_size_bytes=9),)

@@ -122,6 +122,14 @@ REFUSED = {
     ),
     "number wanted": (SMALLEST + "scan_rate: []\n", 5, "scan_rate", "a whole number", "1 or more"),
     "number is text": (SMALLEST + "scan_rate: 1:30\n", 5, "scan_rate", "'1:30'", "1 or more"),
+    "number of 19 digits": (
+        SMALLEST + f"scan_rate: {10**18}\n",
+        5,
+        "scan_rate",
+        "must be a whole number",
+        "1 or more",
+    ),
+    "number beyond all floats": (SMALLEST + "scan_rate: 1e999\n", 5, "scan_rate", "whole", "1 or"),
     "rate of zero": (SMALLEST + "scan_rate: 0\n", 5, "scan_rate", "out of range", "1 or more"),
     "too few threads": (
         SMALLEST + "shared_tpool_size: 0\n",
