@@ -11,8 +11,8 @@ import click
 
 from monarch_py.cli.options import optional_config_option
 from monarch_py.cli.screen import console
-from monarch_py.config import Config, load_config
 from monarch_py.commands.modulefile import modulefile
+from monarch_py.config import Config, load_config
 from monarch_py.native import LIBRARY
 from monarch_py.util.signals import handling
 from monarch_py.util.units import parse_size
