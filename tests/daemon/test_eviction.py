@@ -253,7 +253,7 @@ def test_without_a_plan_nothing_goes(
     level = {"mount_point": tier, "max_storage_quota": 20 * SIZE + MIB // 8, "eviction": "planned"}
     session = session_factory(root, tiers=[level]).start()
     (warning,) = load_config(session.config).warnings
-    assert warning.endswith("hierarchy[0].eviction: without a 'plan' nothing is evicted")
+    assert warning.endswith("hierarchy[0].eviction: has no effect without a 'plan'")
     session.wait_scanned()
     for _ in range(2):
         with Reader(epoch_reader, session, "read", MIB, 2, root, made) as reader:
