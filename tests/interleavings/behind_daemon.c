@@ -61,7 +61,7 @@ unsigned source_opens(void) { return opens; }
 
 static void note_source(const char *name) {
     opens++;
-    site.clients->stats[0].unused[1]++;
+    note_met(OPENED_AGAIN);
     if (when_source_is_opened)
         when_source_is_opened(name);
 }
@@ -97,7 +97,8 @@ CALL(int, dup3, (int fd, int to, int flags)) {
 }
 CALL(ssize_t, pread, (int fd, void *to, size_t n, off_t at)) {
     EXPECT(is_its(fd));
-    site.clients->stats[0].unused[2] += has[fd] == HANDED;
+    if (has[fd] == HANDED)
+        note_met(READ_BY_HANDED);
     ssize_t r = syscall(SYS_pread64, fd, to, n, at);
     step();
     return r;
@@ -150,7 +151,7 @@ CALL(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags)) {
     const struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(message) : NULL;
     if (c) {
         memcpy(&handed, CMSG_DATA(c), sizeof handed);
-        site.clients->stats[0].unused[0]++;
+        note_met(HANDED_OVER);
     }
     note_open(handed, HANDED);
     EXPECT(handed_descriptors() <= most_handed);

@@ -173,6 +173,14 @@ BUGS = {
             "    for (;;)\n",
         ),
     ),
+    "a file that is read is found absent": _bug(
+        "claimed",
+        (
+            "publish/beside.c",
+            " &&\n            !monarch_is_being_read(m, *at, e->ino, now))\n",
+            ")\n            (void)now, ",
+        ),
+    ),
     "a read does not renew the claim": _bug(
         "claimed",
         (

@@ -80,7 +80,8 @@ static int receive(void) {
     int fd = -1;
     if (syscall(SYS_recvmsg, socket_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) > 0)
         memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
-    site.clients->stats[0].unused[0] += fd >= 0;
+    if (fd >= 0)
+        note_met(HANDED_OVER);
     return fd;
 }
 

@@ -111,11 +111,27 @@ static unsigned choose(unsigned options) {
     return c->taken;
 }
 
+static unsigned share, shares = 1;
+
+void take_share(unsigned number, unsigned of) {
+    share = number;
+    shares = of;
+}
+
+/* Whether the decision has another option that is to be tried. The first decision says which thread
+ * begins; orders are shared by the first one behind it that is an interrupt. */
+static int has_more(const struct decisions *d, unsigned i) {
+    unsigned interrupt = 1;
+    while (interrupt < i && !d->choice[interrupt].taken)
+        interrupt++;
+    return d->choice[i].taken + 1 < d->choice[i].options && (interrupt != i || i % shares == share);
+}
+
 /* Whether there is an order that was not tried. */
 static int next_order(void) {
     struct decisions *d = decisions;
     d->known = d->made;
-    while (d->known && d->choice[d->known - 1].taken + 1 >= d->choice[d->known - 1].options)
+    while (d->known && !has_more(d, d->known - 1))
         d->known--;
     if (d->known)
         d->choice[d->known - 1].taken++;

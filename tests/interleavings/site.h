@@ -28,6 +28,11 @@ extern struct site {
 
 /* Makes the files and their entries, once. */
 void set_up(const char *root);
+/* What was met in all runs, besides what the library counts. */
+enum met { HANDED_OVER, OPENED_AGAIN, READ_BY_HANDED };
+void note_met(enum met what);
+uint64_t times_met(enum met what);
+
 /* Before each run, in the process that all runs are forked from: everything that is shared is as it
  * was after set_up. */
 void restore(void);

@@ -1,6 +1,9 @@
 /* The preload library and the daemon, in every order of their steps (scheduler.h).
  *
- *   trials NAME BOUND MOST ROOT     prints how many orders it has tried, and what was met in them
+ *   trials NAME BOUND MOST SHARE SHARES ROOT
+ *
+ * tries the orders of one of SHARES shares, and prints how many there were and what was met in
+ * them.
  */
 #include "trials.h"
 
@@ -37,15 +40,15 @@ static void print_counts(uint64_t runs) {
            "\"waits\": %lu, \"bytes_while_filling\": %lu, \"handed\": %lu, \"opened_again\": %lu, "
            "\"reads_of_handed\": %lu}\n",
            runs, sum.hits, sum.misses, sum.promotions, sum.waits, sum.bytes_while_filling,
-           site.clients->stats[0].unused[0], site.clients->stats[0].unused[1],
-           site.clients->stats[0].unused[2]);
+           times_met(HANDED_OVER), times_met(OPENED_AGAIN), times_met(READ_BY_HANDED));
 }
 
 int main(int argc, char **argv) {
-    const struct trial *trial = argc == 5 ? find(argv[1]) : NULL;
+    const struct trial *trial = argc == 7 ? find(argv[1]) : NULL;
     if (!trial)
         return 2;
-    set_up(argv[4]);
+    set_up(argv[6]);
+    take_share((unsigned)atoi(argv[4]), (unsigned)atoi(argv[5]));
     print_counts(explore(trial, restore, (unsigned)atoi(argv[2]), strtoull(argv[3], NULL, 10)));
     return 0;
 }

@@ -1,0 +1,101 @@
+"""A trial's orders, shared among as many processes as there are processors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+from csrc.test_sanitizers import with_names
+from support.segments import segments
+from support.session import MIB, Session
+
+__all__ = ["Explored", "explore"]
+
+MOST_SHARES = 8
+LOOK_S = 0.005
+
+
+@dataclass
+class Explored:
+    """wrong : what the first order that is wrong has said, or "";  counts : of all orders"""
+
+    wrong: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+@contextmanager
+def _session(directory: Path) -> Iterator[Session]:
+    """A session without a daemon."""
+    for place in ("source", "tier", "kept"):
+        (directory / place).mkdir(mode=0o700, parents=True)
+    tier = directory / "tier"
+    session = Session(
+        directory,
+        directory / "source",
+        tiers=[{"mount_point": tier, "max_storage_quota": 64 * MIB}],
+    )
+    fd = os.open(tier, os.O_RDONLY)
+    try:
+        with segments(session) as shared:
+            shared.set_tiers([SimpleNamespace(fd=fd, copies=tier)])  # type: ignore[list-item]
+            yield session
+    finally:
+        os.close(fd)
+
+
+def _start(session: Session, program: Path, *words: object) -> subprocess.Popen[bytes]:
+    """What it says goes into files: a pipe would be full before somebody reads it."""
+    with (session.directory / "out").open("w") as out, _error(session).open("w") as error:
+        return subprocess.Popen(
+            [program, *map(str, words), session.directory],
+            env=session.env(preload=False, MONARCH_CONFIG=str(session.config)),
+            stdout=out,
+            stderr=error,
+        )
+
+
+def _error(session: Session) -> Path:
+    return session.directory / "error"
+
+
+def _await(running: list[subprocess.Popen[bytes]], limit_s: float) -> None:
+    """Until all of them have ended, or one has found an order that is wrong."""
+    until = time.monotonic() + limit_s
+    while any(one.poll() is None for one in running) and not any(one.poll() for one in running):
+        assert time.monotonic() < until, f"the orders take more than {limit_s} s"
+        time.sleep(LOOK_S)
+
+
+def explore(
+    program: Path, directory: Path, trial: str, interrupts: int, *, most: int, limit_s: float
+) -> Explored:
+    """most : orders of each process"""
+    shares = min(os.cpu_count() or 1, MOST_SHARES)
+    found = Explored()
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(_session(directory / str(i))) for i in range(shares)]
+        running = [
+            _start(session, program, trial, interrupts, most, i, shares)
+            for i, session in enumerate(sessions)
+        ]
+        try:
+            _await(running, limit_s)
+        finally:
+            for one in running:
+                one.kill()
+                one.wait()
+        for session, one in zip(sessions, running, strict=True):
+            if one.returncode > 0:
+                said = with_names(_error(session).read_text(), program)
+                found.wrong = said or f"it has ended with {one.returncode}"
+            elif one.returncode == 0:
+                found.counts.update(json.loads((session.directory / "out").read_text()))
+    return found
