@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
+from support import files_table
 
 import monarch_py
 from monarch_py.config.schema import SYSTEM_SWITCH_FILE
@@ -82,3 +85,35 @@ def test_the_readmes_install_command_names_extras_that_exist() -> None:
 
 def test_the_administrators_switch_is_where_the_page_says() -> None:
     assert f"touch {SYSTEM_SWITCH_FILE} " in (ROOT / "docs" / "administrators.md").read_text()
+
+
+def test_the_table_of_files_is_what_the_files_say() -> None:
+    assert files_table.PAGE.read_text() == files_table.page(), (
+        "write it anew: PYTHONPATH=tests python -m support.files_table"
+    )
+
+
+def test_every_file_says_what_it_is() -> None:
+    silent = [
+        f"{folder}/{name}"
+        for folder, files in files_table.rows().items()
+        for name, sentence in files
+        if not sentence
+    ]
+    assert silent == []
+
+
+# Names that were given up, for the reasons in the glossary (docs/architecture.md).
+RETIRED = {
+    "Ahead", "Card", "Chosen", "Client", "Course", "Follower", "Here", "Holdings", "Homes", "Keeps",
+    "KeepsAll", "Neighbours", "Placing", "Teller", "Told", "Unmet", "Wanted",
+}  # fmt: skip
+
+
+def test_names_that_were_given_up_do_not_come_back() -> None:
+    found = []
+    for path in (ROOT / "monarch_py").rglob("*.py"):
+        tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+        names = {token.string for token in tokens if token.type == tokenize.NAME}
+        found += [f"{path}: {name}" for name in sorted(names & RETIRED)]
+    assert found == []

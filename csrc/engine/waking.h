@@ -1,4 +1,4 @@
-/* Work of the copying threads and their sleep, see waking.c. */
+/* Which of the copying threads are woken, and when they sleep. */
 #ifndef MONARCH_WAKING_H
 #define MONARCH_WAKING_H
 

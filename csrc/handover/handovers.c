@@ -1,7 +1,9 @@
-/* A reader's descriptor comes with the number of its file's entry, and is trusted in nothing: the
- * fill looks whether it is of the file that the catalog describes, as it does with one that it has
- * opened itself. Threads of its own take them, so that a descriptor is closed soon: what hangs on
- * an open file (flock) ends when the last of its descriptors is closed. */
+/* The sockets by which readers hand over descriptors, and the threads that take them.
+ *
+ * A descriptor comes with the number of its file's entry, and neither is trusted: the fill looks
+ * whether the descriptor is of the file that the catalog describes, as it does with one that it has
+ * opened itself. The threads do nothing else, so that a descriptor is closed soon: what hangs on an
+ * open file (flock) ends when the last of its descriptors is closed. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stddef.h>

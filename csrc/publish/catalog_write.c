@@ -1,3 +1,4 @@
+/* Writing the catalog: adding entries, growing it, and taking what clients ask for. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>

@@ -1,4 +1,4 @@
-/* Between the files of a scan. */
+/* The scan of a source: its tasks, its threads, and what they share. */
 #ifndef MONARCH_SCAN_H
 #define MONARCH_SCAN_H
 

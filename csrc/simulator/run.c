@@ -1,3 +1,4 @@
+/* The loop over the events of a simulation. */
 #include "simulator/simulator.h"
 
 #include <math.h>

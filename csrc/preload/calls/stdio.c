@@ -1,3 +1,4 @@
+/* Streams: their opens and closes; libc reads them behind our back. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>

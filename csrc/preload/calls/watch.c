@@ -1,5 +1,5 @@
-/* Who watches files for being opened or read would not see that of their copies: from then on they
- * are read from the source, by everybody. */
+/* Watches of files. Who watches a file for being opened or read would not see it of the copy: from
+ * then on everybody reads the file from the source. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/inotify.h>

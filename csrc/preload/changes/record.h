@@ -1,4 +1,4 @@
-/* Changes are recorded through these, before or while the interposed functions make them. */
+/* Recording what a program changes, before or while the interposed functions change it. */
 #ifndef MONARCH_RECORD_H
 #define MONARCH_RECORD_H
 

@@ -1,4 +1,5 @@
-/* POSIX locks end when their process closes any descriptor of the file, and say so to nobody. */
+/* Closing descriptors of our own without losing the process's POSIX locks. The kernel drops these
+ * locks when the process closes any descriptor of the file, and tells nobody. */
 #ifndef MONARCH_POSIX_LOCKS_H
 #define MONARCH_POSIX_LOCKS_H
 

@@ -1,4 +1,6 @@
-/* The read of a program is the fill. A file without a copy is read at its source, as the program
+/* Handing over descriptors: the read of a program is the fill.
+ *
+ * A file without a copy is read at its source, as the program
  * asks, on the descriptor that it has. Once all of it was read the descriptor is handed over to the
  * daemon, which makes the copy from the pages that the kernel has kept: the source has seen one
  * open and every byte once. Losing a handover costs speed: the daemon then fills the file itself.

@@ -1,4 +1,4 @@
-/* Reads are served through these; the interposed functions only choose. */
+/* From an open to what serves it: the copy, or the source. */
 #ifndef MONARCH_SERVE_H
 #define MONARCH_SERVE_H
 

@@ -1,7 +1,8 @@
-/* A companion: a descriptor of the source's file that stands behind one of its copy, for what only
- * the source can answer (locks, holes, extents). It is opened when it is first needed, and from
- * then on it lives like the descriptor that it stands behind: duplicated, inherited and closed with
- * it. */
+/* Companions: descriptors of source files that stand behind descriptors of copies.
+ *
+ * A companion is for what only the source can answer (locks, holes, extents). It is opened when it
+ * is first needed, and from then on it lives like the descriptor that it stands behind: duplicated,
+ * inherited and closed with it. */
 #ifndef MONARCH_COMPANION_H
 #define MONARCH_COMPANION_H
 

@@ -1,5 +1,5 @@
-/* Copies and the files that they are of: the paths of both, and the way back from what the kernel
- * says of a descriptor. */
+/* The paths of copies and of the files that they are of, and the way back from what the kernel says
+ * of a descriptor. */
 #ifndef MONARCH_COPIES_H
 #define MONARCH_COPIES_H
 

@@ -1,4 +1,4 @@
-/* Telling the daemon something. */
+/* Waking the daemon, and sending it paths that it does not know. */
 #ifndef MONARCH_RING_H
 #define MONARCH_RING_H
 

@@ -1,3 +1,4 @@
+/* One line on standard error where MONARCH_CONFIG names a configuration that no daemon serves. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
