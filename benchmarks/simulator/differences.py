@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.numbers import describe_machine
+from benchmarks.published import AS_PUBLISHED, POLICIES, Behaviour, simulate
+from benchmarks.published.compare import NAMES, load_records, scenario_of
 from benchmarks.simulator.figures import PAGE
 from benchmarks.simulator.published import RECORDS
 from benchmarks.simulator.tables import put_tables, table
 from monarch_py.simulator.comparison import compare
-from monarch_py.simulator.published import AS_PUBLISHED, POLICIES, Behaviour
-from monarch_py.simulator.published.compare import NAMES, load_records, scenario_of
 from monarch_py.simulator.result import PLACES, Result, Unsupported
 from monarch_py.simulator.scenario import Scenario
 
@@ -46,9 +46,7 @@ def numbers(result: Result | Unsupported) -> dict[str, Any] | None:
 
 
 def published(scenario: Scenario, policy: str, off: Collection[Behaviour]) -> dict[str, Any] | None:
-    without = [each.name.lower().replace("_", "-") for each in off]
-    ran = compare(scenario, [policy], as_published=True, without=without)
-    return numbers(ran[policy])
+    return numbers(simulate(scenario, policy, frozenset(AS_PUBLISHED) - frozenset(off)))
 
 
 def measure(record: dict[str, Any]) -> dict[str, Any]:

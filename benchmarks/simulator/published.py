@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.numbers import describe_machine
-from monarch_py.simulator.published import AS_PUBLISHED, Behaviour
-from monarch_py.simulator.published.compare import compare, load_records
+from benchmarks.published import AS_PUBLISHED, Behaviour
+from benchmarks.published.compare import compare, load_records
 
 RECORDS = Path("tests/simulator/reference/nopfs_simulator.json")
 # What a re-creation may be off by, relative for times and absolute for shares.

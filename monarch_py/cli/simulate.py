@@ -43,12 +43,6 @@ def _scenario_file(given: str) -> Path:
 @click.argument("scenario", required=False)
 @click.option("-p", "--policy", "policies", multiple=True, help="Only these; may be repeated.")
 @click.option(
-    "--as-published", is_flag=True, help="As the authors of NoPFS simulate it, oddities included."
-)
-@click.option(
-    "--without", multiple=True, help="Of that, an oddity that is put right; may be repeated."
-)
-@click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw the times and where bytes came from."
 )
 @click.option("--list", "lists", is_flag=True, help="The policies, and the scenarios there are.")
@@ -57,8 +51,6 @@ def simulate(
     scenario: str | None,
     policies: tuple[str, ...],
     *,
-    as_published: bool,
-    without: tuple[str, ...],
     plot: Path | None,
     lists: bool,
     as_json: bool,
@@ -71,8 +63,9 @@ def simulate(
     monarch simulate nopfs_fig8_1
     monarch simulate mine.yaml -p naive -p first-fit --plot mine.png
     """
+    from monarch_py.policies.named import NAMES
     from monarch_py.simulator import load_scenario
-    from monarch_py.simulator.comparison import compare, names
+    from monarch_py.simulator.comparison import compare
     from monarch_py.simulator.plot import can_draw, draw
     from monarch_py.simulator.result import to_document
 
@@ -84,13 +77,10 @@ def simulate(
             "no scenario is named; `monarch simulate --list` has those that come with Monarch, and"
             " `monarch calibrate -c tiers.yaml -o mine.yaml` makes one of this machine"
         )
-    known = names(as_published=as_published)
-    loaded = load_scenario(_scenario_file(scenario), {*names(as_published=False), *known})
-    # A scenario is for both simulators, of which the published one has fewer policies.
-    chosen = policies or tuple(name for name in loaded.policies if name in known)
+    loaded = load_scenario(_scenario_file(scenario), NAMES)
     if plot is not None:
         can_draw(plot)
-    results = compare(loaded, chosen, as_published=as_published, without=without, tell=_tell)
+    results = compare(loaded, policies or loaded.policies, tell=_tell)
     document = to_document(loaded.name, loaded.assumptions, results)
     if plot is not None:
         draw(document, plot)
@@ -110,8 +100,6 @@ def _tell(policy: str) -> None:
 def _list() -> None:
     from monarch_py.policies.named import DAEMON, SUMMARIES
     from monarch_py.simulator import load_scenario, shipped_scenarios
-    from monarch_py.simulator.comparison import names
-    from monarch_py.simulator.published import Behaviour
 
     daemon = {name: f"{SUMMARIES[name]} (On {where}.)" for name, where in DAEMON.items()}
     others = {name: text for name, text in SUMMARIES.items() if name not in DAEMON}
@@ -119,10 +107,6 @@ def _list() -> None:
     _print_named("Policies: what the daemon does today", daemon)
     _print_named("Other policies", others)
     _print_named("Scenarios", scenarios)
-    published = ", ".join(names(as_published=True))
-    _print_named("The simulator of NoPFS's authors", {"--as-published": f"Has {published}."})
-    switches = {b.name.lower().replace("_", "-"): b.value[0] for b in Behaviour}
-    _print_named("Its oddities, which --without puts right", switches)
 
 
 def _print_named(title: str, texts: dict[str, str]) -> None:

@@ -16,7 +16,6 @@ from cli.conftest import Monarch
 
 from monarch_py.cli import main
 from monarch_py.policies.named import NAMES
-from monarch_py.simulator.published import POLICIES
 from monarch_py.simulator.result import validate
 
 SCENARIO: dict[str, Any] = {
@@ -132,35 +131,19 @@ def test_the_scenario_says_which_policies(run: Run, scenario: Callable[..., str]
     assert list(json.loads(run(path, "--json").out)["policies"]) == ["naive", "lru"]
     said = run(path, "--json", "-p", "belady")
     assert list(json.loads(said.out)["policies"]) == ["belady"]
-    # The published simulator has no LRU: of the scenario's policies it takes those that it has.
-    said = run(path, "--json", "--as-published")
-    assert list(json.loads(said.out)["policies"]) == ["naive"]
 
 
-def test_a_switch_changes_what_is_published(run: Run, scenario: Callable[..., str]) -> None:
-    words = (scenario(pfs={2: "100MiB/s"}), "--json", "--as-published", "-p", "naive")
-    flat = json.loads(run(*words).out)["policies"]["naive"]["total_seconds"]
-    said = run(*words, "--without", "pfs-flat-below-first-point")
-    assert json.loads(said.out)["policies"]["naive"]["total_seconds"] > flat
-
-
-def test_the_list_has_policies_switches_and_scenarios(run: Run) -> None:
+def test_the_list_has_policies_and_scenarios(run: Run) -> None:
     said = run("--list")
     assert said.status == 0
-    for name in (*NAMES, *POLICIES, "batch-freed-late", "nopfs_fig8_1"):
+    for name in (*NAMES, "nopfs_fig8_1"):
         assert re.search(rf"\b{name}\b", said.out), name
     assert "NoPFS fig. 8, case 1" in said.out
     lines = said.out.splitlines()
     assert max(map(len, lines)) <= 80
-    # First the daemon's own policies, then what a scenario is chosen from, and oddities at last.
+    # First the daemon's own policies, then what a scenario is chosen from.
     headings = [line.partition(":")[0] for line in lines if line and not line.startswith(" ")]
-    assert headings == [
-        "Policies",
-        "Other policies",
-        "Scenarios",
-        "The simulator of NoPFS's authors",
-        "Its oddities, which --without puts right",
-    ]
+    assert headings == ["Policies", "Other policies", "Scenarios"]
     assert lines[1].split()[0] == "first-fit"
 
 
@@ -184,26 +167,6 @@ def test_a_shipped_scenario_needs_no_path(run: Run) -> None:
         (["nopfs_fig8_1", "-p", "hsh"], 2, "there is no policy 'hsh'; did you mean 'hash'?"),
         (["for_nodes"], 2, "there is no scenario 'for_nodes'; did you mean 'four_nodes'?"),
         ([], 2, "no scenario is named; `monarch simulate --list` has those that come with"),
-        (
-            ["nopfs_fig8_1", "--as-published", "--without", "last-holde"],
-            2,
-            "there is no behaviour 'last-holde'; did you mean 'last-holder'?",
-        ),
-        (
-            ["nopfs_fig8_1", "--as-published", "-p", "lru"],
-            2,
-            "the published simulator has no policy 'lru'; use perfect, naive",
-        ),
-        (
-            ["nopfs_fig8_1", "--without", "last-holder"],
-            2,
-            "--without puts behaviours of --as-published right; give both",
-        ),
-        (
-            ["nopfs_fig8_1", "--as-published", "--without", "typo"],
-            2,
-            "there is no behaviour 'typo'; use shuffles-before-sizes",
-        ),
         (
             ["nopfs_fig8_1", "--plot", "/nowhere/x.png"],
             1,

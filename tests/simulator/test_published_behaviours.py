@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pytest
 from simulator.published_scenarios import MB, scenario
 
-from monarch_py.simulator.published import AS_PUBLISHED, POLICIES, Behaviour, simulate
-from monarch_py.simulator.published.clients import ClientLog
-from monarch_py.simulator.published.holders import Holders
-from monarch_py.simulator.published.inputs import Speeds, make_inputs
-from monarch_py.simulator.published.orders import RawDraws
-from monarch_py.simulator.published.run import Run
+from benchmarks.published import AS_PUBLISHED, POLICIES, Behaviour, simulate
+from benchmarks.published.clients import ClientLog
+from benchmarks.published.holders import Holders
+from benchmarks.published.inputs import Speeds, make_inputs
+from benchmarks.published.orders import RawDraws
+from benchmarks.published.run import Run
 from monarch_py.simulator.result import Result
 
 B = Behaviour

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks.published import Behaviour
 from monarch_py.simulator import load_scenario
-from monarch_py.simulator.published import Behaviour
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text()
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_py.simulator.published.behaviours import AS_PUBLISHED, Behaviour
-from monarch_py.simulator.published.run import simulate
+from benchmarks.published.behaviours import AS_PUBLISHED, Behaviour
+from benchmarks.published.run import simulate
 from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import Result
 from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass

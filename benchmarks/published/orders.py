@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.simulator.published.behaviours import Behaviour
-from monarch_py.simulator.published.fills import CannotRunError
-from monarch_py.simulator.published.holders import Holders
-from monarch_py.simulator.published.inputs import Inputs
+from benchmarks.published.behaviours import Behaviour
+from benchmarks.published.fills import CannotRunError
+from benchmarks.published.holders import Holders
+from benchmarks.published.inputs import Inputs
 
 __all__ = ["draw_deepio", "draw_staged", "exchange"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.simulator.published.behaviours import Behaviour
-from monarch_py.simulator.published.clients import ClientLog
-from monarch_py.simulator.published.fills import thread_ends
-from monarch_py.simulator.published.holders import Holders
-from monarch_py.simulator.published.inputs import Inputs
+from benchmarks.published.behaviours import Behaviour
+from benchmarks.published.clients import ClientLog
+from benchmarks.published.fills import thread_ends
+from benchmarks.published.holders import Holders
+from benchmarks.published.inputs import Inputs
 
 __all__ = ["ClassPrefetchers"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.published.behaviours import Behaviour
 from monarch_py.errors import ConfigError
-from monarch_py.simulator.published.behaviours import Behaviour
 from monarch_py.simulator.scenario import Scenario
 
 __all__ = ["LOCAL", "PFS", "REMOTE", "Inputs", "Speeds", "make_inputs"]

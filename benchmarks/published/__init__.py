@@ -4,7 +4,7 @@ Its results are reproduced for all its policies, and every way in which it does 
 paper, or than a cluster would, is a Behaviour that can be switched off alone.
 """
 
-from monarch_py.simulator.published.behaviours import AS_PUBLISHED, Behaviour
-from monarch_py.simulator.published.run import POLICIES, simulate
+from benchmarks.published.behaviours import AS_PUBLISHED, Behaviour
+from benchmarks.published.run import POLICIES, simulate
 
 __all__ = ["AS_PUBLISHED", "POLICIES", "Behaviour", "simulate"]

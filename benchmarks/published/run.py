@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.published import fills, orders
+from benchmarks.published.behaviours import AS_PUBLISHED, Behaviour
+from benchmarks.published.clients import ClientLog
+from benchmarks.published.fills import CannotRunError
+from benchmarks.published.holders import Holders
+from benchmarks.published.inputs import LOCAL, PFS, REMOTE, Inputs, make_inputs
+from benchmarks.published.nopfs import ClassPrefetchers
+from benchmarks.published.staging import Staging
 from monarch_py.errors import ConfigError
-from monarch_py.simulator.published import fills, orders
-from monarch_py.simulator.published.behaviours import AS_PUBLISHED, Behaviour
-from monarch_py.simulator.published.clients import ClientLog
-from monarch_py.simulator.published.fills import CannotRunError
-from monarch_py.simulator.published.holders import Holders
-from monarch_py.simulator.published.inputs import LOCAL, PFS, REMOTE, Inputs, make_inputs
-from monarch_py.simulator.published.nopfs import ClassPrefetchers
-from monarch_py.simulator.published.staging import Staging
 from monarch_py.simulator.result import IMBALANCE, Result, Unsupported
 from monarch_py.simulator.scenario import Scenario
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.simulator.published.behaviours import Behaviour
+from benchmarks.published.behaviours import Behaviour
 
 __all__ = ["Holders"]
 

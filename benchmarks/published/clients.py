@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable
 
-from monarch_py.simulator.published.behaviours import Behaviour
+from benchmarks.published.behaviours import Behaviour
 
 __all__ = ["WINDOW_S", "ClientLog"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection
 
-from monarch_py.simulator.published.behaviours import Behaviour
-from monarch_py.simulator.published.clients import ClientLog
-from monarch_py.simulator.published.holders import Holders
-from monarch_py.simulator.published.inputs import LOCAL, PFS, REMOTE, Inputs, floats, numbers
+from benchmarks.published.behaviours import Behaviour
+from benchmarks.published.clients import ClientLog
+from benchmarks.published.holders import Holders
+from benchmarks.published.inputs import LOCAL, PFS, REMOTE, Inputs, floats, numbers
 
 __all__ = ["Buffer", "Staging"]
 

@@ -1,0 +1,41 @@
+"""``python -m benchmarks.published SCENARIO``: a scenario as NoPFS's authors simulate it.
+
+SCENARIO is a YAML file, or the name of one that comes with Monarch. ``--without NAME`` puts one of
+the behaviours right, and may be repeated; ``-p NAME`` simulates that policy alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks.published import AS_PUBLISHED, POLICIES, Behaviour, simulate
+from monarch_py.errors import MonarchError
+from monarch_py.policies.named import NAMES
+from monarch_py.simulator import load_scenario, shipped_scenarios
+from monarch_py.simulator.result import to_document
+
+
+def main() -> None:
+    switches = {behaviour.name.lower().replace("_", "-"): behaviour for behaviour in Behaviour}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
+    parser.add_argument("scenario")
+    parser.add_argument("-p", "--policy", action="append", choices=list(POLICIES))
+    parser.add_argument("--without", action="append", default=[], choices=list(switches))
+    given = parser.parse_args()
+    file = shipped_scenarios().get(given.scenario, Path(given.scenario))
+    behaviours = frozenset(AS_PUBLISHED) - {switches[name] for name in given.without}
+    try:
+        scenario = load_scenario(file, NAMES)
+        chosen = given.policy or [
+            name for name in scenario.policies or POLICIES if name in POLICIES
+        ]
+        results = {name: simulate(scenario, name, behaviours) for name in chosen}
+    except MonarchError as error:
+        parser.error(str(error))
+    print(json.dumps(to_document(scenario.name, scenario.assumptions, results), indent=2))
+
+
+if __name__ == "__main__":
+    main()
