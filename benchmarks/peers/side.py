@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from benchmarks.peers.fileserver import FileServer
 from monarch_py.native import ffi, lib
 from monarch_py.peers import (
     FileId,
-    FileServer,
     Party,
     Peer,
     PeerStatus,

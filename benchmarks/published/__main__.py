@@ -28,10 +28,8 @@ def main() -> None:
     behaviours = frozenset(AS_PUBLISHED) - {switches[name] for name in given.without}
     try:
         scenario = load_scenario(file, NAMES)
-        chosen = given.policy or [
-            name for name in scenario.policies or POLICIES if name in POLICIES
-        ]
-        results = {name: simulate(scenario, name, behaviours) for name in chosen}
+        own = [name for name in scenario.policies or POLICIES if name in POLICIES]
+        results = {name: simulate(scenario, name, behaviours) for name in given.policy or own}
     except MonarchError as error:
         parser.error(str(error))
     print(json.dumps(to_document(scenario.name, scenario.assumptions, results), indent=2))

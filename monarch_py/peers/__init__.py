@@ -4,7 +4,6 @@ A transport (transport.py) is all that the rest of Monarch sees of the wire; TCP
 is the one there is. Bytes are moved by C (csrc/peers), outside Python's lock.
 """
 
-from monarch_py.peers.fileserver import FileServer
 from monarch_py.peers.handshake import Party, Purpose, new_secret
 from monarch_py.peers.peer import Peer
 from monarch_py.peers.queries import ask
@@ -15,7 +14,6 @@ from monarch_py.peers.transport import Transport, Unreachable
 
 __all__ = [
     "FileId",
-    "FileServer",
     "Party",
     "Peer",
     "PeerServer",

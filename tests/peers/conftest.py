@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from peers.offers import Offer, serve
 
-from monarch_py.peers import FileServer, listen
+from benchmarks.peers.fileserver import FileServer
+from monarch_py.peers import listen
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from benchmarks.peers.fileserver import FileServer
 from monarch_py.native import ffi, lib
-from monarch_py.peers import FileId, FileServer, Party, Peer, PeerStatus, TcpTransport, new_gets
+from monarch_py.peers import FileId, Party, Peer, PeerStatus, TcpTransport, new_gets
 from monarch_py.peers.handshake import Greeter, Keys, introduce
 
 BLOCK = 64 << 10

@@ -13,8 +13,9 @@ import pytest
 from peers.offers import BLOCK, Offer, connect, fetch, peer_of, read_frame, xxh3
 from support.session import wait_until
 
+from benchmarks.peers.fileserver import FileServer
 from monarch_py.native import lib
-from monarch_py.peers import FileServer, PeerStatus
+from monarch_py.peers import PeerStatus
 
 BLOCKS = 9
 CONTENT = os.urandom((BLOCKS - 1) * BLOCK + 555)

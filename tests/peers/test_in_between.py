@@ -12,7 +12,8 @@ from contextlib import suppress
 import pytest
 from peers.offers import BLOCK, FRAME_BYTES, NOWHERE, Offer, fetch, party, peer_at
 
-from monarch_py.peers import FileServer, Party, PeerStatus, Purpose, Unreachable, ask, listen
+from benchmarks.peers.fileserver import FileServer
+from monarch_py.peers import Party, PeerStatus, Purpose, Unreachable, ask, listen
 from monarch_py.peers.handshake import ANSWER_BYTES, HELLO_BYTES, REPLY_BYTES
 
 CONTENT = os.urandom(2 * BLOCK + 17)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from peers.offers import NO_KEYS, REQUEST_BYTES, Line, Offer, fetch, link_of, peer_of, serve, xxh3
 
+from benchmarks.peers.fileserver import FileServer
 from monarch_py.native import lib
-from monarch_py.peers import FileServer, Peer, PeerStatus, Unreachable, listen, new_gets
+from monarch_py.peers import Peer, PeerStatus, Unreachable, listen, new_gets
 from monarch_py.peers.handshake import new_secret
 from monarch_py.peers.peer import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from monarch_py.peers.ranges import FileId

@@ -11,7 +11,8 @@ import pytest
 from peers.offers import SECRET, Offer, assert_serves, bare, ends, party
 from support.session import wait_until
 
-from monarch_py.peers import FileServer, PeerStatus, Purpose, Unreachable, ask, new_secret
+from benchmarks.peers.fileserver import FileServer
+from monarch_py.peers import PeerStatus, Purpose, Unreachable, ask, new_secret
 from monarch_py.peers.handshake import ANSWER_BYTES, HELLO_BYTES, introduce
 from monarch_py.peers.queries import MOST_AT_A_TIME, MOST_BYTES
 from monarch_py.peers.tcp import connected

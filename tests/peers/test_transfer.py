@@ -25,8 +25,9 @@ from peers.offers import (
     sums_of,
 )
 
+from benchmarks.peers.fileserver import FileServer
 from monarch_py.errors import SessionError
-from monarch_py.peers import FileId, FileServer, Peer, PeerStatus, listen, new_gets
+from monarch_py.peers import FileId, Peer, PeerStatus, listen, new_gets
 
 CONTENT = os.urandom(5 * BLOCK + 1234)
 
