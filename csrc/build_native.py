@@ -26,7 +26,7 @@ SOURCES = [
     "copy/block_sum.c",
     "copy/fill.c",
     "copy/flow.c",
-    "serving/held.c",
+    "serving/open_copy.c",
     "serving/holdings.c",
     "copy/job.c",
     "copy/origin.c",
@@ -76,7 +76,7 @@ HEADERS = [
 DEFINES = (
     "MONARCH_MAX_",
     "MONARCH_FILTER",
-    "MONARCH_MAIL_",
+    "MONARCH_SCAN_HINT",
     "MONARCH_STAT_",
     "MONARCH_COPY_",
     "MONARCH_FILL_",

@@ -235,8 +235,8 @@ void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
  * engine has stopped. -1: no thread could be started. After monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
 /* Files of a source that were handed over and that the catalog does not know: (max,) their entries
- * go to `entries`, with paths in `pool`, MONARCH_MAIL_PATH bytes each at most. Returns how many. An
- * order that fills one of them within 50 ms has its descriptor; later, that is closed. */
+ * go to `entries`, with paths in `pool`, MONARCH_SCAN_HINT_PATH bytes each at most. Returns how
+ * many. An order that fills one of them within 50 ms has its descriptor; later, that is closed. */
 uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);

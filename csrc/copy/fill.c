@@ -349,8 +349,8 @@ static int give_back(struct monarch_engine *e, struct fill *f, int from, int *st
 
 static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                                 uint64_t n, uint64_t at) {
-    struct visit v = monarch_visit(e, MONARCH_PLACE_OF_SOURCES);
-    monarch_wait_turn(e, n);
+    struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
+    monarch_acquire_rate(e, n);
     ssize_t got = monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
     if (f->units == 1)
         f->source_ns += monarch_now_ns() - v.since_ns;

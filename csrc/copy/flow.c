@@ -20,17 +20,17 @@ static unsigned level_of(uint32_t threads) {
 }
 
 struct visit monarch_visit(struct monarch_engine *e, unsigned place) {
-    struct place *p = &e->place[place];
+    struct endpoint *p = &e->endpoint[place];
     uint32_t threads = __atomic_add_fetch(&p->busy, 1, __ATOMIC_RELAXED);
     return (struct visit){p, monarch_now_ns(), level_of(threads)};
 }
 
 void monarch_leave_unseen(const struct visit *v) {
-    __atomic_sub_fetch(&v->place->busy, 1, __ATOMIC_RELAXED);
+    __atomic_sub_fetch(&v->endpoint->busy, 1, __ATOMIC_RELAXED);
 }
 
 void monarch_leave(const struct visit *v, uint64_t bytes) {
-    struct monarch_flow *flow = &v->place->flow;
+    struct monarch_flow *flow = &v->endpoint->flow;
     uint64_t ns = monarch_now_ns() - v->since_ns;
     __atomic_fetch_add(&flow->bytes[v->level], bytes, __ATOMIC_RELAXED);
     __atomic_fetch_add(&flow->ns[v->level], ns, __ATOMIC_RELAXED);
@@ -38,9 +38,9 @@ void monarch_leave(const struct visit *v, uint64_t bytes) {
 }
 
 void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, uint32_t n) {
-    for (uint32_t i = 0; i < n && i < MONARCH_PLACES; i++)
+    for (uint32_t i = 0; i < n && i < MONARCH_ENDPOINTS; i++)
         for (int level = 0; level < MONARCH_LEVELS; level++) {
-            const struct monarch_flow *flow = &e->place[i].flow;
+            const struct monarch_flow *flow = &e->endpoint[i].flow;
             out[i].bytes[level] = __atomic_load_n(&flow->bytes[level], __ATOMIC_RELAXED);
             out[i].ns[level] = __atomic_load_n(&flow->ns[level], __ATOMIC_RELAXED);
         }

@@ -4,18 +4,18 @@
 
 #include "copy/state.h"
 
-#define MONARCH_PLACES (1 + MONARCH_MAX_PEERS)
-#define MONARCH_PLACE_OF_SOURCES 0
-#define MONARCH_PLACE_OF_PEER(number) (1 + (number))
+#define MONARCH_ENDPOINTS (1 + MONARCH_MAX_PEERS)
+#define MONARCH_ENDPOINT_OF_SOURCES 0
+#define MONARCH_ENDPOINT_OF_PEER(number) (1 + (number))
 
-struct place {
+struct endpoint {
     struct monarch_flow flow; /* atomic */
     uint32_t busy;            /* atomic: threads at it */
 };
 
 /* A thread at a place. */
 struct visit {
-    struct place *place;
+    struct endpoint *endpoint;
     uint64_t since_ns;
     unsigned level;
 };

@@ -107,7 +107,7 @@ static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
     }
 }
 
-void monarch_wait_turn(struct monarch_engine *e, uint64_t n) {
+void monarch_acquire_rate(struct monarch_engine *e, uint64_t n) {
     uint64_t ops = __atomic_load_n(&e->ops_per_s, __ATOMIC_RELAXED);
     uint64_t bytes = __atomic_load_n(&e->bytes_per_s, __ATOMIC_RELAXED);
     if (ops)
@@ -154,7 +154,7 @@ int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int
 }
 
 static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
-    monarch_wait_turn(e, 0);
+    monarch_acquire_rate(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
     /* Reading changes nothing at the source, its access time included, where we may say so. */
     int fd = openat(job->source_root, job->path, flags | O_NOATIME);
@@ -182,7 +182,7 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
 }
 
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status) {
-    struct visit v = monarch_visit(e, MONARCH_PLACE_OF_SOURCES);
+    struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
     int fd = open_source(e, job, status), error = errno;
     monarch_leave(&v, 0);
     errno = error;
@@ -246,7 +246,7 @@ static int sum_of(struct monarch_engine *e, struct job *job, int fd, char *buffe
         for (; r == 0 && at < end;) {
             uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
             if (of_source)
-                monarch_wait_turn(e, n);
+                monarch_acquire_rate(e, n);
             ssize_t got = of_source ? monarch_read_source(e, job, fd, buffer, n, (off_t)at)
                                     : monarch_read_fully(fd, buffer, n, (off_t)at);
             if (got < 0)

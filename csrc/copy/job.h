@@ -58,6 +58,6 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job);
 int monarch_can_drop_behind(void); /* whether the kernel can at all */
 int monarch_write_fully(int fd, const char *buf, size_t n, off_t at);
 /* Waits until the sources may be asked for `n` more bytes. */
-void monarch_wait_turn(struct monarch_engine *e, uint64_t n);
+void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);
 
 #endif

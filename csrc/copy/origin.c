@@ -67,7 +67,7 @@ static int is_too_early(const struct fill *f, int is_last) {
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
-    struct visit v = monarch_visit(e, MONARCH_PLACE_OF_PEER(f->job->peer[which]));
+    struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_PEER(f->job->peer[which]));
     int r = monarch_peer_ask(peer, get, 1, buffer, note_sum, sum);
     int is_ok = get->status == MONARCH_PEER_OK;
     if ((f->job->has_it >> which & 1) && (is_ok || get->status == MONARCH_PEER_TIMEOUT))

@@ -7,7 +7,7 @@
 struct monarch_holdings;
 struct monarch_peer;
 struct monarch_writer;
-struct place;
+struct endpoint;
 
 /* One read and one write move this much at most: long enough that a system call costs nothing,
  * short enough that the bytes are still in the second-level cache when they are hashed and
@@ -38,7 +38,7 @@ struct monarch_engine {
     uint32_t kept_sources; /* atomic: a bit for each whose pages stay when they were read */
     struct monarch_clients *clients;
     struct monarch_fills *fills;
-    struct place *place; /* the sources, then each peer by its number: see flow.c */
+    struct endpoint *endpoint; /* the sources, then each peer by its number: see flow.c */
     /* Atomic: see monarch_note_speed and monarch_note_pages. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];
     uint32_t judged[MONARCH_MAX_SOURCES]; /* by so many fills */

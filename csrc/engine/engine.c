@@ -24,13 +24,13 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
                                             struct monarch_fills *fills) {
     size_t workers = (size_t)threads + (size_t)peer_threads;
     struct pool *p = calloc(1, sizeof *p + workers * sizeof(struct worker));
-    struct place *places = calloc(MONARCH_PLACES, sizeof *places);
+    struct endpoint *places = calloc(MONARCH_ENDPOINTS, sizeof *places);
     if (!p || !places) {
         free(p);
         free(places);
         return NULL;
     }
-    p->shared.place = places;
+    p->shared.endpoint = places;
     p->shared.block_bytes = block_bytes;
     p->shared.clients = clients;
     p->shared.fills = fills;
@@ -230,7 +230,7 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
             free_orders(&p->late[in_use].of[i]);
     pthread_mutex_destroy(&p->lock);
     free(p->grant.home);
-    free(e->place);
+    free(e->endpoint);
     free(p);
     return 0;
 }

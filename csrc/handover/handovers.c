@@ -109,7 +109,7 @@ static int is_valid(const struct monarch_handover *what, ssize_t n) {
     if (n == offsetof(struct monarch_handover, source))
         return what->id < MONARCH_MAX_FILES;
     return n > before && monarch_is_unmet(what->id) && what->source < MONARCH_MAX_SOURCES &&
-           what->path_len < MONARCH_MAIL_PATH && n == before + what->path_len + 1 &&
+           what->path_len < MONARCH_SCAN_HINT_PATH && n == before + what->path_len + 1 &&
            strnlen(what->path, what->path_len + 1u) == what->path_len;
 }
 

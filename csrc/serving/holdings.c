@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "peers/connection.h"
-#include "serving/held.h"
+#include "serving/open_copy.h"
 #include "serving/sums.h"
 #include "shared/clock.h"
 #include "shared/doorbell.h"
@@ -22,7 +22,7 @@ typedef struct monarch_holdings holdings;
 
 static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
                   struct monarch_digest *digest) {
-    const struct held *held = file;
+    const struct open_copy *held = file;
     const struct monarch_digest *known = held->sums ? monarch_sums_digest(held->sums, block) : NULL;
     (void)arg;
     if (!known)
@@ -33,7 +33,7 @@ static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
 }
 
 /* Whether the entry has this copy still. */
-static int is_current(holdings *h, const struct held *held) {
+static int is_current(holdings *h, const struct open_copy *held) {
     pthread_rwlock_rdlock(&h->lock);
     int is_it = h->catalog && __atomic_load_n(&monarch_entries(h->catalog)[held->id].word,
                                               __ATOMIC_ACQUIRE) == held->word;
@@ -41,7 +41,7 @@ static int is_current(holdings *h, const struct held *held) {
     return is_it;
 }
 
-static int agrees(holdings *h, const struct held *held, uint64_t block, uint64_t sum) {
+static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uint64_t sum) {
     if (held->sums)
         return sum == monarch_sums_of(held->sums, block);
     /* Of a copy of one block the catalog's sum tells as much. */
@@ -51,12 +51,12 @@ static int agrees(holdings *h, const struct held *held, uint64_t block, uint64_t
     return is_current(h, held);
 }
 
-static struct checked *last_check(holdings *h, const struct held *held, uint64_t block) {
+static struct checked *last_check(holdings *h, const struct open_copy *held, uint64_t block) {
     return &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
 }
 
 /* This node's own programs read it too. */
-static void note_rotten(holdings *h, const struct held *held) {
+static void note_rotten(holdings *h, const struct open_copy *held) {
     uint64_t i = 0;
     pthread_mutex_lock(&h->checking);
     while (i < h->rotten_count && h->rotten[i].word != held->word)
@@ -72,7 +72,7 @@ static void note_rotten(holdings *h, const struct held *held) {
 /* Readers that wait ask for a block in many parts: it is looked through once for all of them. */
 static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     holdings *h = arg;
-    const struct held *held = file;
+    const struct open_copy *held = file;
     uint64_t now = monarch_now_ns();
     int is_good;
     if (held->slot >= 0) /* as it comes from the source */
@@ -148,8 +148,8 @@ uint64_t monarch_holdings_moved(holdings *h, uint64_t *ids) {
 struct monarch_peer_server *monarch_holdings_serve(holdings *h,
                                                    const struct monarch_peer_bounds *bounds) {
     struct monarch_peer_files files = {
-        h,     monarch_held_open, monarch_held_available, monarch_held_is_coming, sum_of,
-        check, monarch_held_close};
+        h,     monarch_open_copy, monarch_copy_available, monarch_copy_is_coming, sum_of,
+        check, monarch_close_copy};
     struct monarch_peer_server *s = monarch_peer_serve(&files, bounds, h->content_key);
     pthread_mutex_lock(&h->waking);
     h->server = s;

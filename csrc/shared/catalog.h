@@ -39,8 +39,8 @@
 #define MONARCH_FILTER_COARSE 256
 /* Catalogs are mapped at multiples of this, so that their pages may be huge ones [bytes]. */
 #define MONARCH_HUGE_PAGE 2097152
-#define MONARCH_MAIL_SLOTS 64
-#define MONARCH_MAIL_PATH 1004
+#define MONARCH_SCAN_HINTS 64
+#define MONARCH_SCAN_HINT_PATH 1004
 #define MONARCH_STAT_SLOTS 64
 #define MONARCH_LOOKS 16384    /* at directories; two that share a place look more often */
 #define MONARCH_MAX_PEERS 4096 /* nodes of a session */
@@ -210,11 +210,11 @@ struct monarch_catalog {
 };
 
 /* A path that a client opened and the catalog does not know. A hint: losing one costs speed. */
-struct monarch_mail {
+struct monarch_scan_hint {
     uint64_t ticket; /* atomic: number << 2 | 0 free, 1 being written, 2 ready */
     uint32_t source;
     uint32_t path_len;
-    char path[MONARCH_MAIL_PATH];
+    char path[MONARCH_SCAN_HINT_PATH];
     uint32_t is_part; /* less of it was read than is worth a copy */
 };
 
@@ -285,15 +285,15 @@ struct monarch_change {
 
 /* A program has read a file, and hands its descriptor over: a datagram with the descriptor to one
  * of the session's sockets `handovers.0` ..., by the number of the file (the kernel holds 10 for
- * each). A hint, like the mail. Of a file that has an entry, it ends before `source`; else with the
- * path's NUL. */
+ * each). A hint, like the scan hints. Of a file that has an entry, it ends before `source`; else
+ * with the path's NUL. */
 #define MONARCH_HANDOVER_SOCKETS 16
 struct monarch_handover {
     uint64_t id;      /* of the entry, or monarch_unmet */
     uint32_t is_read; /* all of it, just now */
     uint32_t source;
     uint32_t path_len;
-    char path[MONARCH_MAIL_PATH];
+    char path[MONARCH_SCAN_HINT_PATH];
 };
 
 struct monarch_clients {
@@ -302,7 +302,7 @@ struct monarch_clients {
     uint32_t sleeping; /* the daemon waits on the doorbell */
     uint64_t changes;  /* marks made in the filter, counted after each */
     uint64_t renames;  /* renames of directories */
-    uint64_t mails;
+    uint64_t scan_hints;
     /* Rung when a unit is demanded, both: a client does not know whence the file comes. */
     struct monarch_bell engine[MONARCH_WAYS];
     /* The daemon's signs of life when a reader gave up on it, 0 if none did: as long as they are
@@ -314,14 +314,15 @@ struct monarch_clients {
     uint64_t look[MONARCH_LOOKS];
     /* Units that readers wait for: entry + 1 and the reader's rank in the upper half, unit and a
      * tag in the lower, which is a futex. The daemon sets it to 0 when the answer is there. A hint,
-     * like the mail: the bitmaps are the truth, and nobody waits for a client that was killed. */
+     * like the scan hints: the bitmaps are the truth, and nobody waits for a client that was
+     * killed. */
     uint64_t demand[MONARCH_DEMANDS];
     /* By entry, see monarch_claim_of: a program reads the file at the source, so that nobody need
      * fill it ahead. */
     uint64_t claim[MONARCH_CLAIMS];
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_rank rank[MONARCH_RANKS];
-    struct monarch_mail mail[MONARCH_MAIL_SLOTS];
+    struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
     struct monarch_bits opened; /* since the daemon looked, if it follows opens */
     struct monarch_bits read;   /* to their end, by who found no copy; if it follows reads */
@@ -343,7 +344,7 @@ static inline int64_t monarch_time_ns(int64_t s, int64_t ns) {
 static_assert(sizeof(struct monarch_entry) == 128, "two cache lines; bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_slot) == 16, "four to a cache line; bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_stats) == 128, "bump MONARCH_VERSION");
-static_assert(sizeof(struct monarch_mail) == 1024, "bump MONARCH_VERSION");
+static_assert(sizeof(struct monarch_scan_hint) == 1024, "bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_rank) == 64, "bump MONARCH_VERSION");
 static_assert(MONARCH_MAX_ENTRIES == (1 << 25) - 1 && MONARCH_RANKS == 1 << 7,
               "both are in the upper half of a demand");

@@ -85,8 +85,8 @@ class Shared:
         self.fills: Any = self._fills.as_struct("struct monarch_fills")
         self._opened = np.empty(OPENED, dtype=np.uint64)
         self._read = np.empty(OPENED, dtype=np.uint64)
-        mail = np.frombuffer(ffi.buffer(ffi.addressof(self.clients, "mail")), dtype=np.uint64)
-        self._tickets = mail.reshape(lib.MONARCH_MAIL_SLOTS, -1)[:, 0]
+        hints = np.frombuffer(ffi.buffer(ffi.addressof(self.clients, "scan_hint")), dtype=np.uint64)
+        self._tickets = hints.reshape(lib.MONARCH_SCAN_HINTS, -1)[:, 0]
         stats = np.frombuffer(ffi.buffer(self.clients.stats), dtype=np.uint64)
         self._stats = stats.reshape(lib.MONARCH_STAT_SLOTS, -1)
         self._fill_control(config)
@@ -241,7 +241,7 @@ class Shared:
         opens, open_ns = (int(self._stats[:, column].sum()) for column in columns)
         return opens, open_ns / 1e9
 
-    def mail(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
+    def scan_hints(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
         """Paths that clients told of, as (source, relative path), and whether a program has read as
         much of the file as is worth a copy.
 
@@ -250,10 +250,10 @@ class Shared:
         """
         found: dict[tuple[int, str], bool] = {}
         for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():
-            slot = self.clients.mail[i]
+            slot = self.clients.scan_hint[i]
             ticket = int(slot.ticket)
             if ticket & 3 == 2:
-                path = ffi.buffer(slot.path, min(slot.path_len, lib.MONARCH_MAIL_PATH))[:]
+                path = ffi.buffer(slot.path, min(slot.path_len, lib.MONARCH_SCAN_HINT_PATH))[:]
                 place = int(slot.source), os.fsdecode(path)
                 found[place] = found.get(place, False) or not slot.is_part
                 slot.ticket = ticket & ~3

@@ -266,7 +266,7 @@ class Daemon:
         for ids, rows, tier in self.scanner.step():
             self.filler.adopt(ids, rows, tier)
         self._let_engine_order()
-        wanted, adopted = self.scanner.take_mail()
+        wanted, adopted = self.scanner.take_hints()
         for ids, rows, tier in adopted:
             self.filler.adopt(ids, rows, tier)
         wanted = np.concatenate([wanted, self._meet_read()])

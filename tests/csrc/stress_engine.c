@@ -487,7 +487,7 @@ static void order_under_grants(void) {
     struct monarch_room room = {.bytes = 1ULL << 40, .block_bytes = 4096};
     struct monarch_placed placed[MONARCH_PLACED];
     static struct monarch_entry met[64];
-    static char paths[64 * MONARCH_MAIL_PATH];
+    static char paths[64 * MONARCH_SCAN_HINT_PATH];
     pthread_t waiting, handing;
     waiting_over = 0;
     CHECK(pthread_create(&waiting, NULL, wait_for_files, (void *)5) == 0);

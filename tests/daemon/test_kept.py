@@ -189,7 +189,7 @@ def test_policy_is_told_of_one_that_the_engine_may_not_take(
     engine.grant(PLENTY)
     hand(engine, by, "new")
     wait_until(lambda: engine.clients.doorbell > 0, what="a ring for the loop")
-    entries, pool = np.zeros(4, dtype=ENTRY), ffi.new("char[]", 4 * lib.MONARCH_MAIL_PATH)
+    entries, pool = np.zeros(4, dtype=ENTRY), ffi.new("char[]", 4 * lib.MONARCH_SCAN_HINT_PATH)
     where = pointer(entries, "struct monarch_entry *")
     assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 1
     assert ffi.string(pool) == b"new"

@@ -95,7 +95,7 @@ static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uin
 /* Whether somebody fills it, or will when told. */
 static int is_coming(const struct monarch_wanted *w, uint64_t word) {
     return MONARCH_WORD_STATE(word) != MONARCH_ABSENT ||
-           monarch_want(w->session, w->entry, w->id, w->n);
+           monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
 
 /* Reads [w->at, w->at + w->n), within the file; returns how much of it, from its beginning, the

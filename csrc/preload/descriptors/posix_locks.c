@@ -20,7 +20,7 @@ static uint32_t so_far;
 /* They take microseconds, unless the source hangs. */
 #define PATIENCE_NS 5000000000ULL
 
-struct held {
+struct saved_locks {
     struct stat file;
     int but; /* the descriptor that is closed */
     unsigned count;
@@ -54,7 +54,7 @@ static int64_t number(const char *digits) {
 }
 
 /* "lock:  1: POSIX  ADVISORY  READ 1234 fe:00:5678 0 EOF"; whether there was a line. */
-static int read_line(struct held *h, int fd) {
+static int read_line(struct saved_locks *h, int fd) {
     char word[WORD], end = ' ';
     int field = 0, is_lock = 1, upto_end = 0;
     struct flock lock = {.l_whence = SEEK_SET, .l_type = F_RDLCK};
@@ -76,13 +76,13 @@ static int read_line(struct held *h, int fd) {
     return end == '\n';
 }
 
-static int is_same(const struct held *h, int fd) {
+static int is_same(const struct saved_locks *h, int fd) {
     struct stat st;
     return sys_fstat(fd, &st) == 0 && st.st_ino == h->file.st_ino && st.st_dev == h->file.st_dev;
 }
 
 static void read_locks_of(int fd, void *data) {
-    struct held *h = data;
+    struct saved_locks *h = data;
     char path[64];
     if (fd == h->but || !is_same(h, fd))
         return;
@@ -99,7 +99,7 @@ static void read_locks_of(int fd, void *data) {
 /* Holds read locks for an open file that is no descriptor's, only a mapping's: to close it ends
  * nothing of the process's. (What the process has locked for writing, nobody can lock anew: in the
  * moment between, another may.) */
-static long hold_meanwhile(const struct held *h) {
+static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
     int own = sys_openat(AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -115,7 +115,7 @@ static long hold_meanwhile(const struct held *h) {
     return page;
 }
 
-static void take_again(const struct held *h, int kept) {
+static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
         /* Any will do, but one that may write is not ours, and may be another file's by now. */
@@ -167,13 +167,13 @@ int monarch_has_closed_since(uint32_t closings) {
 
 static void close_and_keep_locks(int fd, int kept) {
     struct stat st;
-    struct held *h = NULL;
+    struct saved_locks *h = NULL;
     long page = -1, room = -1; /* errors */
     if (sys_fstat(fd, &st) == 0 && monarch_has_locks(st.st_dev, st.st_ino))
         room = sys6(SYS_mmap, 0, sizeof *h, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
                     0);
     if (is_address(room)) {
-        h = (struct held *)room;
+        h = (struct saved_locks *)room;
         h->file = st;
         h->but = fd;
         monarch_for_descriptors(read_locks_of, h);

@@ -52,7 +52,7 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
         .session = s, .entry = e, .id = (uint64_t)o->id, .version = o->version};
     unsigned state = MONARCH_WORD_STATE(monarch_word_of(&w));
     if (state == MONARCH_BYPASS ||
-        (state == MONARCH_ABSENT && !monarch_want(s, e, w.id, e->size)) ||
+        (state == MONARCH_ABSENT && !monarch_request_fill(s, e, w.id, e->size)) ||
         !monarch_wait_for_all(&w))
         return 0;
     uint64_t word = monarch_word_of(&w);

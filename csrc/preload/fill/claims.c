@@ -68,5 +68,5 @@ void monarch_give_up_claim(struct session *s, uint64_t id) {
 
 void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id) {
     monarch_give_up_claim(s, id);
-    monarch_want(s, e, id, 0);
+    monarch_request_fill(s, e, id, 0);
 }

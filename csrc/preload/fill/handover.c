@@ -286,7 +286,7 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
     }
     monarch_progress_begin_again(id);
     if (monarch_is_serving(s) && !is_sent(s, e, id, fd, tracked, is_read))
-        monarch_want(s, e, id, e->size);
+        monarch_request_fill(s, e, id, e->size);
 }
 
 static uint64_t offset_of(int fd) {
@@ -354,6 +354,6 @@ void monarch_close_direct(int fd, uint64_t tracked) {
     else if (!e)
         monarch_tell_unknown(s, fd, bytes > 0);
     else if (!bytes) /* by calls that nobody sees, or not at all */
-        monarch_want(s, e, id, e->size);
+        monarch_request_fill(s, e, id, e->size);
     monarch_give_up_claim(s, id);
 }

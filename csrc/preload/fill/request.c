@@ -28,7 +28,8 @@ static int is_enough(const struct session *s, const struct monarch_entry *e, uin
     return kib * 1024 / 100 * MONARCH_SHARES >= e->size / 100 * share;
 }
 
-int monarch_want(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n) {
+int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id,
+                         uint64_t n) {
     if (!s->control->fill_on_open || id >= MONARCH_MAX_FILES || !is_enough(s, e, id, n))
         return 0;
     if (monarch_set_bit(&s->clients->wanted, id))
@@ -43,10 +44,10 @@ int monarch_want(struct session *s, const struct monarch_entry *e, uint64_t id, 
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
-    if (!monarch_may_mail(s))
+    if (!monarch_may_hint_scan(s))
         return;
     size_t n = monarch_name_of(fd, path) ? strlen(path) : 0;
     int source = n ? monarch_prefix(s->control, path, n, &rel) : -1;
     if (source >= 0)
-        monarch_mail_path(s, (unsigned)source, rel, n - (size_t)(rel - path), is_part);
+        monarch_hint_scan(s, (unsigned)source, rel, n - (size_t)(rel - path), is_part);
 }

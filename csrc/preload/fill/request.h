@@ -10,6 +10,6 @@ void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
 /* `n` bytes of a file without a copy are asked for: whether that is reason enough, with what this
  * process has asked for before, to fill it. Then the daemon hears of it. */
-int monarch_want(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
+int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
 
 #endif

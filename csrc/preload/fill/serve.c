@@ -232,7 +232,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        monarch_want(s, e, (uint64_t)id, 0); /* one that is filled ahead is in use from now on */
+        monarch_request_fill(s, e, (uint64_t)id,
+                             0); /* one that is filled ahead is in use from now on */
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {
         o->entry = NULL;

@@ -10,19 +10,19 @@ void monarch_ring(struct session *s) {
         sys_futex_wake(&s->clients->doorbell);
 }
 
-int monarch_may_mail(const struct session *s) {
+int monarch_may_hint_scan(const struct session *s) {
     const struct monarch_clients *m = s->clients;
-    uint64_t n = __atomic_load_n(&m->mails, __ATOMIC_RELAXED) % MONARCH_MAIL_SLOTS;
-    return !(__atomic_load_n(&m->mail[n].ticket, __ATOMIC_RELAXED) & 3);
+    uint64_t n = __atomic_load_n(&m->scan_hints, __ATOMIC_RELAXED) % MONARCH_SCAN_HINTS;
+    return !(__atomic_load_n(&m->scan_hint[n].ticket, __ATOMIC_RELAXED) & 3);
 }
 
-void monarch_mail_path(struct session *s, unsigned source, const char *path, size_t len,
+void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part) {
     struct monarch_clients *m = s->clients;
-    if (len >= MONARCH_MAIL_PATH)
+    if (len >= MONARCH_SCAN_HINT_PATH)
         return;
-    uint64_t n = __atomic_fetch_add(&m->mails, 1, __ATOMIC_RELAXED);
-    struct monarch_mail *slot = &m->mail[n % MONARCH_MAIL_SLOTS];
+    uint64_t n = __atomic_fetch_add(&m->scan_hints, 1, __ATOMIC_RELAXED);
+    struct monarch_scan_hint *slot = &m->scan_hint[n % MONARCH_SCAN_HINTS];
     uint64_t seen = __atomic_load_n(&slot->ticket, __ATOMIC_ACQUIRE);
     if (seen & 3)
         return;               /* not emptied yet */

@@ -7,9 +7,9 @@
 /* Wakes it if it sleeps. */
 void monarch_ring(struct session *s);
 /* Whether there may be room for a path. */
-int monarch_may_mail(const struct session *s);
+int monarch_may_hint_scan(const struct session *s);
 /* Sends it a path that it does not know. A hint: dropped when there is no room. */
-void monarch_mail_path(struct session *s, unsigned source, const char *path, size_t len,
+void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 
 #endif

@@ -100,7 +100,7 @@ class Engine:
         self.reads_ahead = config.copy_threads > 1
         self._shared = shared
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
-        self._unmet = np.zeros(UNMET, ENTRY), ffi.new("char[]", UNMET * lib.MONARCH_MAIL_PATH)
+        self._unmet = np.zeros(UNMET, ENTRY), ffi.new("char[]", UNMET * lib.MONARCH_SCAN_HINT_PATH)
         self._placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
 
     def pending(self, *, in_use: bool, from_peers: bool | None = None) -> int:

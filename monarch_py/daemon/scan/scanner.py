@@ -329,13 +329,13 @@ class Scanner:
 
     # --- single files ------------------------------------------------------------------------
 
-    def take_mail(
+    def take_hints(
         self,
     ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
         """Files that clients opened before the scan met them: they are wanted, and known now."""
         found = []
         self.note_met()
-        told = self.shared.mail(self._stuck)
+        told = self.shared.scan_hints(self._stuck)
         for path in told:
             self._note_opened(*path)
         self._unlisted.add(path for path, is_read in told.items() if is_read)

@@ -1,7 +1,7 @@
 /* The copy that a peer's request means, and how much of it there is: as for a reader in the
  * library, the word of an entry and the map of its fill are the truth. */
 #define _GNU_SOURCE
-#include "serving/held.h"
+#include "serving/open_copy.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -64,7 +64,7 @@ static void demand_first(holdings *h, uint64_t id, const struct monarch_peer_req
         demand(h, id, wanted->first / monarch_unit_of(wanted->size, h->block_bytes));
 }
 
-static void note_whole(holdings *h, struct held *held) {
+static void note_whole(holdings *h, struct open_copy *held) {
     held->is_whole = 1;
     held->sums = monarch_sums_hold(h->sums, MONARCH_WORD_COPY(held->word), held->blocks);
 }
@@ -74,7 +74,7 @@ static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer
                                           uint64_t id, uint64_t word, int slot,
                                           struct monarch_peer_opened *out) {
     char name[MONARCH_COPY_NAME + 4];
-    struct held *held = malloc(sizeof *held);
+    struct open_copy *held = malloc(sizeof *held);
     snprintf(name, sizeof name, "%0*llx", MONARCH_COPY_NAME,
              (unsigned long long)MONARCH_WORD_COPY(word));
     int fd = openat(h->copies[MONARCH_WORD_TIER(word)], name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
@@ -86,16 +86,16 @@ static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer
     }
     uint64_t size = wanted->size, blocks = (size + h->block_bytes - 1) / h->block_bytes;
     uint64_t sum = __atomic_load_n(&monarch_entries(h->catalog)[id].sum, __ATOMIC_RELAXED);
-    *held = (struct held){.id = id,
-                          .word = word,
-                          .size = size,
-                          .blocks = blocks,
-                          .block_bytes = h->block_bytes,
-                          .sum = sum,
-                          .fd = fd,
-                          .slot = slot,
-                          .is_hasty = is_hasty(h, wanted),
-                          .is_doubted = wanted->is_doubted != 0};
+    *held = (struct open_copy){.id = id,
+                               .word = word,
+                               .size = size,
+                               .blocks = blocks,
+                               .block_bytes = h->block_bytes,
+                               .sum = sum,
+                               .fd = fd,
+                               .slot = slot,
+                               .is_hasty = is_hasty(h, wanted),
+                               .is_doubted = wanted->is_doubted != 0};
     if (slot < 0)
         note_whole(h, held);
     *out = (struct monarch_peer_opened){held, fd, size, h->block_bytes};
@@ -202,7 +202,7 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     }
 }
 
-enum monarch_peer_status monarch_held_open(void *arg, const struct monarch_peer_request *wanted,
+enum monarch_peer_status monarch_open_copy(void *arg, const struct monarch_peer_request *wanted,
                                            struct monarch_peer_opened *out) {
     holdings *h = arg;
     enum monarch_peer_status status = not_kept(h, wanted);
@@ -218,7 +218,7 @@ enum monarch_peer_status monarch_held_open(void *arg, const struct monarch_peer_
 
 /* Of a fill that is over its map may have been given to another: then the entry says what came of
  * it. */
-static uint64_t available_when_over(holdings *h, struct held *held) {
+static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));
     pthread_rwlock_rdlock(&h->lock);
@@ -232,9 +232,9 @@ static uint64_t available_when_over(holdings *h, struct held *held) {
 
 /* The last block is held back until the source was found unchanged: only then do the bytes belong
  * together, and whoever asked for them has no other way to know. */
-uint64_t monarch_held_available(void *arg, void *file, uint64_t at) {
+uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     holdings *h = arg;
-    struct held *held = file;
+    struct open_copy *held = file;
     if (held->is_whole)
         return held->size;
     const struct monarch_fill *f = &h->fills->fill[held->slot];
@@ -264,7 +264,7 @@ uint64_t monarch_held_available(void *arg, void *file, uint64_t at) {
 }
 
 /* What a request waits for comes from this node's source alone, once it is known that it does. */
-int monarch_held_is_coming(void *arg) {
+int monarch_copy_is_coming(void *arg) {
     const holdings *h = arg;
     if (__atomic_load_n(&h->patience, __ATOMIC_ACQUIRE) != MONARCH_NOBODY_WAITS)
         return 1;
@@ -272,9 +272,9 @@ int monarch_held_is_coming(void *arg) {
     return last && monarch_now_ns() - last < STUCK_NS;
 }
 
-void monarch_held_close(void *arg, void *file) {
+void monarch_close_copy(void *arg, void *file) {
     const holdings *h = arg;
-    struct held *held = file;
+    struct open_copy *held = file;
     monarch_sums_release(h->sums, held->sums);
     close(held->fd);
     free(held);

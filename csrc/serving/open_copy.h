@@ -1,6 +1,6 @@
 /* The copies that peers are sent. */
-#ifndef MONARCH_HELD_H
-#define MONARCH_HELD_H
+#ifndef MONARCH_OPEN_COPY_H
+#define MONARCH_OPEN_COPY_H
 
 #include <pthread.h>
 
@@ -42,7 +42,7 @@ struct monarch_holdings {
 };
 
 /* A copy that a peer is sent. */
-struct held {
+struct open_copy {
     uint64_t id, word, size, blocks, block_bytes, sum; /* sum: the file's */
     int fd, slot;   /* slot: of the map, -1 for a copy that was whole when it was opened */
     int is_hasty;   /* somebody waits for the very bytes that are asked for */
@@ -57,11 +57,11 @@ static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint6
 }
 
 /* For the server, whose interface says what they do (peers/files.h): which copy a request means,
- * and how much of it can be sent. `arg` is the holdings, `file` a struct held. */
-enum monarch_peer_status monarch_held_open(void *arg, const struct monarch_peer_request *wanted,
+ * and how much of it can be sent. `arg` is the holdings, `file` a struct open_copy. */
+enum monarch_peer_status monarch_open_copy(void *arg, const struct monarch_peer_request *wanted,
                                            struct monarch_peer_opened *out);
-uint64_t monarch_held_available(void *arg, void *file, uint64_t at);
-int monarch_held_is_coming(void *arg);
-void monarch_held_close(void *arg, void *file);
+uint64_t monarch_copy_available(void *arg, void *file, uint64_t at);
+int monarch_copy_is_coming(void *arg);
+void monarch_close_copy(void *arg, void *file);
 
 #endif
