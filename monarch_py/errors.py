@@ -33,7 +33,7 @@ class MonarchError(Exception):
 
 
 class ConfigError(MonarchError):
-    """The configuration cannot work; the message names the file, the line, the key and the mend."""
+    """The configuration cannot work; the message names the file, the line, the key and the hint."""
 
     exit_status: ClassVar[int] = 2
 

@@ -116,4 +116,7 @@ def test_names_that_were_given_up_do_not_come_back() -> None:
         tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
         names = {token.string for token in tokens if token.type == tokenize.NAME}
         found += [f"{path}: {name}" for name in sorted(names & RETIRED)]
+    for page in (ROOT / "docs").glob("*.md"):
+        said = " ".join(re.findall(r"`([^`\n]+)`", page.read_text()))
+        found += [f"{page}: {name}" for name in sorted(set(re.findall(r"\w+", said)) & RETIRED)]
     assert found == []

@@ -174,7 +174,7 @@ class Testbed:
         with ExitStack() as stack:
             self._stack = stack
             self._mount()
-            # All sessions lie here, told apart by their configurations.
+            # All sessions lie here, startup apart by their configurations.
             (self.place / "shm").mkdir()
             if self.layout.has_daemons:
                 self._start_daemons()
@@ -231,8 +231,8 @@ class Testbed:
         for node, listener in enumerate(listeners):
             self._configure(node)
             with self._on(node):
-                told = StartupInfo(Cluster(node, members, secret), listener)
-                self.daemons.append(spawn(self.config(node), detach=False, startup=told))
+                startup = StartupInfo(Cluster(node, members, secret), listener)
+                self.daemons.append(spawn(self.config(node), detach=False, startup=startup))
             self._stack.callback(self._end_daemon, node)
 
     def _on(self, node: int) -> Any:

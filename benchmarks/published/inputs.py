@@ -121,7 +121,7 @@ def _refuse(scenario: Scenario) -> None:
         if is_there:
             raise ConfigError(
                 f"{scenario.name}: {key}: the published simulator knows equal nodes of one rank"
-                " that write nothing; remove it, or simulate without --as-published"
+                " that write nothing; remove it, or simulate it with `monarch simulate`"
             )
 
 

@@ -1,4 +1,4 @@
-/* A copy in the making: for the fill of the file, and for where its bytes come from. */
+/* A copy in the making, as fill.c and origin.c see it. */
 #ifndef MONARCH_FILLING_H
 #define MONARCH_FILLING_H
 

@@ -17,7 +17,6 @@
 #include "peers/peers.h"
 #include "publish/writer.h"
 #include "shared/joining.h"
-#include "simulator/state.h"
 
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
@@ -220,6 +219,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
         left += p->listener->joins(p, &until);
     if (left)
         return left;
+    if (p->listener)
+        p->listener->frees(p);
     abandon_fills(p);
     struct queue *rest[] = {&p->urgent,    &p->done,      &p->told,      &p->in_use[0],
                             &p->in_use[1], &p->normal[0], &p->normal[1], &p->to_page_in};

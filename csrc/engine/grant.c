@@ -12,7 +12,6 @@
 #include "engine/waking.h"
 #include "publish/writer.h"
 #include "shared/doorbell.h"
-#include "simulator/state.h"
 
 /* More than any tier holds; with it sums do not wrap [bytes]. */
 #define LARGEST (1ULL << 51)

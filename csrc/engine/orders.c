@@ -7,7 +7,6 @@
 #include "copy/job.h"
 #include "engine/waking.h"
 #include "publish/writer.h"
-#include "simulator/state.h"
 
 struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, int kind,
                               uint64_t id, uint32_t tier, uint64_t copy, uint64_t sum,

@@ -63,14 +63,17 @@ struct listener {
     /* An order is made: a descriptor may wait for it (job->is_kept). The caller may have the
      * writer's lock. */
     void (*made)(struct pool *p, struct job *job);
-    /* It begins: the descriptor is its own, unless the program has asked for it. */
+    /* The order begins: it takes the descriptor that waits for it, unless the program has asked for
+     * that back. */
     void (*begins)(struct pool *p, struct job *job);
-    /* There is a grant. */
+    /* A grant has just been given. */
     void (*granted)(struct pool *p);
     /* Before the engine's threads are joined: nothing is taken any more. */
     void (*ends)(struct pool *p);
     /* Returns how many threads have not ended by then. */
     int (*joins)(struct pool *p, const struct timespec *until);
+    /* No thread of the engine is left: the listener goes. */
+    void (*frees)(struct pool *p);
 };
 
 struct handovers;

@@ -14,7 +14,6 @@
 #include "publish/writer.h"
 #include "shared/clock.h"
 #include "shared/doorbell.h"
-#include "simulator/state.h"
 
 /* Results of published copies for which a daemon that waits for some is rung, and one that does
  * not; and with fewer orders than this it may have others. */

@@ -21,7 +21,6 @@
 #include "publish/writer.h"
 #include "shared/clock.h"
 #include "shared/joining.h"
-#include "simulator/state.h"
 
 /* So many files are copied at a time: each thread waits for the source to say that its file is
  * unchanged. */
@@ -229,16 +228,17 @@ static int join(struct pool *p, const struct timespec *until) {
     /* One that was about to start others has done so when it is joined. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
-    if (left)
-        return left;
+    return left;
+}
+
+static void free_all(struct pool *p) {
     if (p->kept)
         monarch_free_kept(p->kept);
-    if (h)
-        free_handovers(h);
+    if (p->handovers)
+        free_handovers(p->handovers);
     p->listener = NULL;
     p->kept = NULL;
     p->handovers = NULL;
-    return 0;
 }
 
 static const struct listener listener = {
@@ -247,6 +247,7 @@ static const struct listener listener = {
     .granted = monarch_look_at_kept,
     .ends = end,
     .joins = join,
+    .frees = free_all,
 };
 
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n) {

@@ -19,7 +19,6 @@
 #include "publish/writer.h"
 #include "shared/clock.h"
 #include "shared/joining.h"
-#include "simulator/state.h"
 
 /* The table holds at most KEPT descriptors, and one in SHARE of those that the process may have. */
 #define KEPT 768

@@ -166,7 +166,7 @@ struct way {
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
 /* Takes the way: when the bytes are there. Not for the file system, which is asked. Negative when
- * the thread is told (sim_arrived), because others on the links decide when. */
+ * the thread is told (on_arrival), because others on the links decide when. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     uint32_t who, double bytes);
 /* Over fair links; not there before `earliest`. */

@@ -1,5 +1,7 @@
-"""The `monarch` command. Each module holds the commands of one concern; errors that a user can mend
-end here as one sentence and an exit status."""
+"""The `monarch` command. Each module holds the commands of one concern.
+
+Errors that a user can correct end here, as one sentence and an exit status.
+"""
 
 import os
 import re
@@ -15,7 +17,7 @@ from monarch_py import __version__
 from monarch_py.cli.screen import output_failed, prepare, tell, written
 from monarch_py.errors import MonarchError
 from monarch_py.native import LIBRARY
-from monarch_py.util.spelling import mend
+from monarch_py.util.spelling import hint
 
 __all__ = ["main"]
 
@@ -65,7 +67,7 @@ class _Commands(click.Group):
         self, context: click.Context, words: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not words[0].startswith("-") and self.get_command(context, words[0]) is None:
-            known = mend(words[0], MODULES, "see `monarch --help`")
+            known = hint(words[0], MODULES, "see `monarch --help`")
             raise click.UsageError(f"there is no command {words[0]!r}; {known}")
         return super().resolve_command(context, words)
 

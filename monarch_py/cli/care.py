@@ -23,11 +23,11 @@ COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
 WIDTHS = (7, 15)
 
 
-@click.command(short_help="Say what works here, what does not, and the mend.")
+@click.command(short_help="Say what works here, what does not, and the hint.")
 @optional_config_option
 @as_json
 def doctor(config_file: Path | None, as_json: bool) -> None:
-    """Say what works here, what does not, and how to mend it.  Exits with 1 on a problem."""
+    """Say what works here, what does not, and what to do.  Exits with 1 on a problem."""
     findings = []
     for finding in examine(config_file):
         findings.append(finding)
@@ -43,9 +43,9 @@ def _print_finding(finding: Finding) -> None:
     for width in WIDTHS:
         table.add_column(no_wrap=True, width=width)
     table.add_column(overflow="fold")
-    mend = (f"\n-> {finding.mend}", "dim") if finding.mend else ""
+    hint = (f"\n-> {finding.hint}", "dim") if finding.hint else ""
     level = Text(finding.level, style=COLOURS[finding.level])
-    table.add_row(level, Text(finding.what), Text.assemble(finding.found, mend))
+    table.add_row(level, Text(finding.what), Text.assemble(finding.found, hint))
     show(table)
     sys.stdout.flush()
 

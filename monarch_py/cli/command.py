@@ -36,10 +36,10 @@ def why_unusable(name: str, environment: Mapping[str, str]) -> Unusable | None:
             found = found or problem
     if found is not None:
         return Unusable(found.status, f"{name}: {found.why}")
-    mend = ""
+    hint = ""
     if SHELL_SIGNS & set(name):
-        mend = f"; a line for the shell is run with: monarch run -- sh -c {shlex.quote(name)}"
-    return Unusable(NOT_FOUND, f"{name}: command not found{mend}")
+        hint = f"; a line for the shell is run with: monarch run -- sh -c {shlex.quote(name)}"
+    return Unusable(NOT_FOUND, f"{name}: command not found{hint}")
 
 
 def _candidates(name: str, environment: Mapping[str, str]) -> list[str]:

@@ -84,7 +84,7 @@ def _writable(json_file: Path) -> Path | None:
 
 def _tell_switches(config: Config) -> None:
     for finding in switches(config):
-        tell(f"{finding.found}; {finding.mend}")
+        tell(f"{finding.found}; {finding.hint}")
 
 
 def _tell_summary(outcome: Outcome) -> None:

@@ -11,7 +11,7 @@ import click
 from monarch_py.cli.options import as_json
 from monarch_py.cli.screen import print_table
 from monarch_py.errors import MonarchError
-from monarch_py.util.spelling import mend
+from monarch_py.util.spelling import hint
 from monarch_py.util.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _needed(value: Any, option: str, kind: str) -> Any:
 
 def _kind(_context: Any, _parameter: Any, value: str) -> str:
     if value not in KINDS:
-        known = mend(value, KINDS, f"use {', '.join(KINDS)}")
+        known = hint(value, KINDS, f"use {', '.join(KINDS)}")
         raise click.UsageError(f"there is no kind of dataset {value!r}; {known}")
     return value
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from monarch_py.cli.options import as_json, checked, config_option
 from monarch_py.cli.screen import print_table, show
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.util.spelling import mend
+from monarch_py.util.spelling import hint
 
 __all__ = ["COMMANDS"]
 
@@ -34,7 +34,7 @@ def _scenario_file(given: str) -> Path:
     shipped = shipped_scenarios()
     path = shipped.get(given, Path(given))
     if not path.exists():
-        use = mend(given, shipped, f"give a file, or one of {', '.join(sorted(shipped))}")
+        use = hint(given, shipped, f"give a file, or one of {', '.join(sorted(shipped))}")
         raise ConfigError(f"there is no scenario {given!r}; {use}")
     return path
 

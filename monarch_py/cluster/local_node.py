@@ -158,10 +158,10 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
         return listen(host, port)
     except SessionError as error:
         silent = holder_of(session.lock)
-        mend = "free it" if not silent else f"the daemon of {silent} there does not answer: end it"
+        hint = "free it" if not silent else f"the daemon of {silent} there does not answer: end it"
         raise SessionError(
             f"the daemons that run reach this node at {host}, port {port}, where this one cannot"
-            f" be served now ({error.__cause__}): {mend}, or stop all daemons first"
+            f" be served now ({error.__cause__}): {hint}, or stop all daemons first"
         ) from error
 
 

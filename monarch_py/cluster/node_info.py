@@ -22,7 +22,7 @@ from monarch_py.peers.membership import Cluster
 __all__ = ["NodeInfo", "check_infos", "check_members", "make_info", "those_that_run"]
 
 THOSE_THAT_RUN = "the nodes whose daemons run"
-# The mends where nodes differ in something that does not stand in the configuration.
+# The hints where nodes differ in something that does not stand in the configuration.
 _MENDS = {"Monarch": "install the same version there", "plan": "give them the same file"}
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -113,7 +113,7 @@ def _digest(file: Path) -> str:
 
 
 def those_that_run(infos: Sequence[NodeInfo]) -> list[int]:
-    """The ranks whose daemons run already, of one cluster if `check_cards` has found nothing."""
+    """The ranks whose daemons run already, of one cluster if `check_infos` has found nothing."""
     return [rank for rank, info in enumerate(infos) if info.running is not None]
 
 
@@ -151,12 +151,12 @@ def _check_agreed(info: NodeInfo, others: str, agreed: Mapping[str, str]) -> Non
     for key in dict.fromkeys([*agreed, *info.agreed]):
         ours, theirs = agreed.get(key, "missing"), info.agreed.get(key, "missing")
         if ours != theirs:
-            mend = _MENDS.get(key.partition("[")[0], f"correct {info.file}")
+            hint = _MENDS.get(key.partition("[")[0], f"correct {info.file}")
             if others == THOSE_THAT_RUN:
-                mend += ", as it was when they were started, or stop all daemons first"
+                hint += ", as it was when they were started, or stop all daemons first"
             raise SessionError(
                 f"{info.name}: {key} is {theirs}, and on {others} {ours}: it has to be the"
-                f" same on all nodes; {mend}"
+                f" same on all nodes; {hint}"
             )
 
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 # A rank that waits in MPI burns a core, and rank 0 may scan for minutes: the others look now and
 # then whether all have come, and only then begin what MPI blocks in [s].
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02
-MEND = "start each node's daemon by itself with --alone"
+HINT = "start each node's daemon by itself with --alone"
 
 
 class Ranks:
@@ -40,7 +40,7 @@ class Ranks:
             self.leave()
             raise SessionError(
                 f"{launch.size} processes were started, and MPI sees {self.size}: start them with"
-                f" the mpiexec of the MPI that mpi4py uses, or srun --mpi=pmi2 or pmix; or {MEND}"
+                f" the mpiexec of the MPI that mpi4py uses, or srun --mpi=pmi2 or pmix; or {HINT}"
             )
 
     def meet(self) -> None:
@@ -88,6 +88,6 @@ def _load(launch: Launch) -> Any:
         why = (str(error).splitlines() or [""])[0]
         raise SessionError(
             f"{launch.size} processes were started together, which takes mpi4py ({why}); install"
-            f" it with: pip install mpi4py mpich; or {MEND}"
+            f" it with: pip install mpi4py mpich; or {HINT}"
         ) from error
     return MPI

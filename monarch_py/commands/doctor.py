@@ -1,4 +1,4 @@
-"""`monarch doctor`: what works on this machine, what does not, and the mend."""
+"""`monarch doctor`: what works on this machine, what does not, and the hint."""
 
 import importlib.util
 import os
@@ -25,7 +25,7 @@ from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, holder_of, least_shm_bytes, shm_root
 from monarch_py.native import LIBRARY, ffi, lib
-from monarch_py.peers.handshake import LIBCRYPTO_MEND, NO_LIBCRYPTO, has_libcrypto
+from monarch_py.peers.handshake import LIBCRYPTO_HINT, NO_LIBCRYPTO, has_libcrypto
 from monarch_py.storage import memory
 from monarch_py.storage.manifest import Manifest
 from monarch_py.storage.tiers import held_elsewhere, tier_root
@@ -53,13 +53,13 @@ print(MPI.Get_library_version().split("\\n")[0].strip("\\0"))
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """level : 'ok', 'note' (nothing was examined), 'warning' or 'problem';  mend : what to do, ''
+    """level : 'ok', 'note' (nothing was examined), 'warning' or 'problem';  hint : what to do, ''
     when nothing."""
 
     level: str
     what: str
     found: str
-    mend: str = ""
+    hint: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,8 +87,8 @@ def _library() -> Iterator[Finding]:
         )
         return
     if any(letter in str(LIBRARY) for letter in " :"):
-        mend = "LD_PRELOAD separates its names by these: install where the path has none"
-        yield Finding("problem", "preload library", f"{LIBRARY} holds a space or a colon", mend)
+        hint = "LD_PRELOAD separates its names by these: install where the path has none"
+        yield Finding("problem", "preload library", f"{LIBRARY} holds a space or a colon", hint)
         return
     program = shutil.which("true") or "/bin/true"
     environment = {"LD_PRELOAD": str(LIBRARY)}
@@ -97,17 +97,17 @@ def _library() -> Iterator[Finding]:
         yield Finding("ok", "preload library", str(LIBRARY))
     else:
         problem = done.stderr.strip() or f"a program under it ended with {done.returncode}"
-        mend = "give other users and nodes read access to it, or install it where they have"
-        yield Finding("problem", "preload library", problem, mend)
+        hint = "give other users and nodes read access to it, or install it where they have"
+        yield Finding("problem", "preload library", problem, hint)
 
 
-def _in_the_way(path: Path, what: str, mend: str) -> Finding | None:
+def _in_the_way(path: Path, what: str, hint: str) -> Finding | None:
     """What somebody has put where the daemon makes a directory of this user alone."""
     try:
         why = why_not_private(path)
     except OSError:
         return None  # there is nothing
-    return Finding("problem", what, f"{path} {why}", mend) if why else None
+    return Finding("problem", what, f"{path} {why}", hint) if why else None
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -132,8 +132,8 @@ def _shared_memory() -> Iterator[Finding]:
     text = f"{root}: {format_size(free)} free, room for the catalog of {files:,} files"
     if free < needed:
         least = format_size(needed)
-        mend = f"make it larger (at least {least}; docker: --shm-size), or set MONARCH_SHM"
-        yield Finding("problem", "shared memory", text, mend)
+        hint = f"make it larger (at least {least}; docker: --shm-size), or set MONARCH_SHM"
+        yield Finding("problem", "shared memory", text, hint)
     else:
         yield Finding("ok", "shared memory", text)
 
@@ -164,7 +164,7 @@ def _places(config: Config) -> Iterator[Finding]:
         what = f"tier ({tier.kind})"
         for doubt in doubts(tier.mount_point):
             level = "problem" if doubt.is_certain else "warning"
-            yield Finding(level, what, doubt.text, doubt.mend)
+            yield Finding(level, what, doubt.text, doubt.hint)
         root = tier_root(tier.mount_point)
         if (found := _in_the_way(root, what, "choose another mount_point")) is not None:
             yield found
@@ -180,11 +180,11 @@ def _tiers(config: Config) -> Iterator[Finding]:
         room = min(free, memory.available_bytes()) if tier.kind == "ram" else free
         if room < tier.quota_bytes:
             limit = "memory (cgroup)" if room < free else "disk"
-            mend = f"the {limit} leaves {format_size(room)} now; the quota is kept to that"
-            yield Finding("warning", f"tier ({tier.kind})", text, mend)
+            hint = f"the {limit} leaves {format_size(room)} now; the quota is kept to that"
+            yield Finding("warning", f"tier ({tier.kind})", text, hint)
         elif "huge=always" in mount_options(tier.mount_point):
-            mend = "mount it with huge=within_size; with huge=always a small file takes 2 MiB"
-            yield Finding("warning", f"tier ({tier.kind})", text, mend)
+            hint = "mount it with huge=within_size; with huge=always a small file takes 2 MiB"
+            yield Finding("warning", f"tier ({tier.kind})", text, hint)
         else:
             yield Finding("ok", f"tier ({tier.kind})", text)
 
@@ -210,8 +210,8 @@ def _sources(config: Config) -> Iterator[Finding]:
         if os.access(source.path, os.R_OK | os.X_OK):
             yield Finding("ok", "source", str(source.path))
         else:
-            mend = "ask its owner for read and search permission"
-            yield Finding("problem", "source", f"{source.path} is not readable", mend)
+            hint = "ask its owner for read and search permission"
+            yield Finding("problem", "source", f"{source.path} is not readable", hint)
 
 
 def _many_nodes() -> Iterator[Finding]:
@@ -220,20 +220,20 @@ def _many_nodes() -> Iterator[Finding]:
         text = "mpi4py is not there: this node works alone"
         yield Finding("ok", "many nodes", f"{text} (pip install mpi4py mpich)")
         return
-    mend = "mpi4py needs the cluster's MPI (module load), or: pip install mpi4py mpich"
+    hint = "mpi4py needs the cluster's MPI (module load), or: pip install mpi4py mpich"
     command = [sys.executable, "-c", MPI_VERSION]
     try:  # a module of the working directory is not meant
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=MPI_S, cwd="/"
         )
     except subprocess.TimeoutExpired:
-        yield Finding("warning", "many nodes", f"MPI was not loaded in {MPI_S} s", mend)
+        yield Finding("warning", "many nodes", f"MPI was not loaded in {MPI_S} s", hint)
         return
     if done.returncode == 0:
         yield Finding("ok", "many nodes", f"mpi4py finds {' '.join(done.stdout.split())}")
     else:
         why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        yield Finding("warning", "many nodes", f"mpi4py does not load: {why}", mend)
+        yield Finding("warning", "many nodes", f"mpi4py does not load: {why}", hint)
 
 
 def _address(config: Config) -> Iterator[Finding]:
@@ -243,8 +243,8 @@ def _address(config: Config) -> Iterator[Finding]:
         yield Finding("problem", "address", str(error))
         return
     if is_loopback(address):
-        mend = "with several nodes, name one under peers: {interface: ...}"
-        yield Finding("ok", "address", f"{address}, which only this node reaches; {mend}")
+        hint = "with several nodes, name one under peers: {interface: ...}"
+        yield Finding("ok", "address", f"{address}, which only this node reaches; {hint}")
     else:
         yield Finding("ok", "address", f"other nodes reach this one at {address}")
 
@@ -255,7 +255,7 @@ def _libcrypto(config: Config) -> Iterator[Finding]:
     may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
     if may_join and not has_libcrypto():
         level = "problem" if names_peers else "warning"
-        yield Finding(level, "libcrypto", NO_LIBCRYPTO, LIBCRYPTO_MEND)
+        yield Finding(level, "libcrypto", NO_LIBCRYPTO, LIBCRYPTO_HINT)
 
 
 def _daemon(config: Config) -> Iterator[Finding]:
@@ -273,8 +273,8 @@ def _daemon(config: Config) -> Iterator[Finding]:
         if tier["lost"]:
             yield Finding("warning", "tier", tier["lost"])
     if report["catalog_full"]:
-        mend = "make /dev/shm larger, or narrow the sources with include and exclude"
-        yield Finding("warning", "catalog", "shared memory is full; some files are uncached", mend)
+        hint = "make /dev/shm larger, or narrow the sources with include and exclude"
+        yield Finding("warning", "catalog", "shared memory is full; some files are uncached", hint)
 
 
 def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding]:
@@ -314,8 +314,8 @@ def _limits() -> Iterator[Finding]:
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY and space < 32 * segments:
         text = f"address space limited to {format_size(space)}"
-        mend = f"ulimit -v unlimited: the segments alone take {format_size(segments)}"
-        yield Finding("warning", "limits", text, mend)
+        hint = f"ulimit -v unlimited: the segments alone take {format_size(segments)}"
+        yield Finding("warning", "limits", text, hint)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < MIN_DESCRIPTORS:
         text = f"{files} open files"
@@ -326,8 +326,8 @@ def _environment() -> Iterator[Finding]:
     preload = os.environ.get("MONARCH_LEFT") or os.environ.get("LD_PRELOAD", "")
     for path in filter(None, preload.replace(":", " ").split()):
         if Path(path).name == LIBRARY.name and Path(path) != LIBRARY:
-            mend = "use the library and the monarch command of one installation"
-            yield Finding("warning", "LD_PRELOAD", f"names another libmonarch.so: {path}", mend)
+            hint = "use the library and the monarch command of one installation"
+            yield Finding("warning", "LD_PRELOAD", f"names another libmonarch.so: {path}", hint)
 
 
 def examine(config_file: Path | None) -> Iterator[Finding]:
@@ -336,8 +336,8 @@ def examine(config_file: Path | None) -> Iterator[Finding]:
     for part in (_machine, _library, _shared_memory, _limits, _environment, _many_nodes):
         yield from part()
     if config_file is None:
-        mend = "name one with -c to have its tiers and sources examined"
-        yield Finding("warning", "configuration", "none is named", mend)
+        hint = "name one with -c to have its tiers and sources examined"
+        yield Finding("warning", "configuration", "none is named", hint)
         yield from switches(None)
     else:
         yield from _configured(config_file)

@@ -44,7 +44,7 @@ class PathSelection:
     """The files that are meant: named ones, and all below named directories.
 
     texts : paths as the user wrote them, None for everything
-    problems : (path, what is wrong and the mend), one for each path that means nothing
+    problems : (path, what is wrong and the hint), one for each path that means nothing
     ids : (n,) entries in the order in which they were named or met
     unknown : files that are there and that the catalog does not know yet
     """
@@ -122,14 +122,14 @@ class PathSelection:
         except (OSError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
             missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-            mend = "check the spelling" if missing else "make it readable, or leave it out"
-            self.problems.append((text, f"{why}; {mend}"))
+            hint = "check the spelling" if missing else "make it readable, or leave it out"
+            self.problems.append((text, f"{why}; {hint}"))
             return
         place = self._place(text, real)
         if place is None:
             places = ", ".join(root.spellings[-1] for root in self.roots)
-            mend = f"name what is below {places}, or add its directory to `sources`"
-            self.problems.append((text, f"outside every source; {mend}"))
+            hint = f"name what is below {places}, or add its directory to `sources`"
+            self.problems.append((text, f"outside every source; {hint}"))
         elif self._take(place, catalog):
             pass
         elif stat.S_ISDIR(mode):
@@ -258,8 +258,8 @@ class PathSelection:
         top = self.roots[place.source].spellings[0]
         device, start = self._device(top), os.path.join(top, place.path)
         if self._device(start) != device:
-            mend = "make it a source of its own"
-            self.problems.append((place.text, f"on another file system than its source; {mend}"))
+            hint = "make it a source of its own"
+            self.problems.append((place.text, f"on another file system than its source; {hint}"))
             return
         for directory, names, files in os.walk(start):
             names[:] = [n for n in names if self._device(os.path.join(directory, n)) == device]

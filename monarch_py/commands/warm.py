@@ -81,7 +81,7 @@ class _View:
     """The segments of one daemon, as it replaces them."""
 
     def __init__(self, connection: DaemonConnection) -> None:
-        self._client = connection
+        self._connection = connection
         self.pid = 0
         self.scanned = self.switched_off = self.is_lazy = False
         self._generation = 0
@@ -96,7 +96,7 @@ class _View:
         """SessionError when the daemon is gone or another one has taken its place."""
         known = -1
         while known != self._generation:
-            told = self._client.ask("where")
+            told = self._connection.ask("where")
             if self.pid not in (0, told["pid"]):
                 raise SessionError("the daemon was replaced by another one; run the command again")
             self.pid, known = told["pid"], told["generation"]
@@ -104,7 +104,7 @@ class _View:
             self.is_lazy = told.get("scan") == "lazy"  # not of a daemon that was started before
             if known != self._generation:
                 with suppress(FileNotFoundError):  # a larger one has come since we asked
-                    self.catalog = CatalogReader.open(self._client.session, known)
+                    self.catalog = CatalogReader.open(self._connection.session, known)
                     self._generation = known
 
     def roots(self) -> list[Root]:
@@ -140,8 +140,8 @@ class Warm:
     """
 
     def __init__(self, session: SessionDir, texts: Sequence[str] | None) -> None:
-        self._client = DaemonConnection(session)
-        self._view = _View(self._client)
+        self._connection = DaemonConnection(session)
+        self._view = _View(self._connection)
         self._refuse_off()
         self.chosen = PathSelection(self._view.roots(), texts, self._view.catalog)
         self._ask_for_directories()
@@ -155,7 +155,7 @@ class Warm:
 
     @property
     def problems(self) -> list[tuple[str, str]]:
-        """(path, what is wrong and the mend); complete when `progress` is."""
+        """(path, what is wrong and the hint); complete when `progress` is."""
         return self.chosen.problems
 
     def no_room(self) -> tuple[int, int]:
@@ -176,7 +176,7 @@ class Warm:
         """The daemon may not know yet what is in them."""
         directories = self.chosen.needs_scanned
         for at in range(0, len(directories), DIRECTORIES):
-            self._client.ask("scan", directories=directories[at : at + DIRECTORIES])
+            self._connection.ask("scan", directories=directories[at : at + DIRECTORIES])
         self._view.refresh()
 
     # --- ordering -------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Warm:
             self._leave_out_gone()
         except BaseException:
             with suppress(SessionError):
-                self._client.ask("take_back", ticket=self._ticket)
+                self._connection.ask("take_back", ticket=self._ticket)
                 if len(self._was_there) == len(self.chosen.ids):  # else interrupted in between
                     self._count(complete=self.progress.complete)
             raise
@@ -229,7 +229,7 @@ class Warm:
     def _order(self, ids: Ids) -> None:
         for at in range(0, len(ids), ORDER):
             entries = ids[at : at + ORDER].tolist()
-            self._client.ask("warm", ticket=self._ticket, entries=entries)
+            self._connection.ask("warm", ticket=self._ticket, entries=entries)
 
     def _compare(self) -> None:
         """What is there already may be of an earlier version; and a directory that has changed may
@@ -254,7 +254,7 @@ class Warm:
     def _ask_source(self, command: str, **arguments: Any) -> Any:
         """What the daemon answers once the source has answered it."""
         try:
-            return self._client.ask(command, **arguments)
+            return self._connection.ask(command, **arguments)
         except SilentError:
             for path in hanging([Path(root.spellings[0]) for root in self._view.roots()]):
                 raise SessionError(

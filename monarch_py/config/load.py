@@ -32,7 +32,7 @@ from monarch_py.util.units import GIB, MIB, TIB, format_size
 __all__ = ["load_config"]
 
 # Of a dataset that is not there: making an empty directory would hide that it is not mounted.
-SOURCE_MEND = "correct the path; is the file system mounted here?"
+SOURCE_HINT = "correct the path; is the file system mounted here?"
 
 # A directory of the configuration, and where it is written.
 _Place = tuple[Path, Spot]
@@ -44,7 +44,7 @@ def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> C
     with_sources : False for what needs the tiers alone: a source may be gone, or not answer, and
     its real_path is its path as written
 
-    Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the mend``, if
+    Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``, if
     the file cannot be read or what it asks for cannot work on this machine.
     """
     root, top = load_document(Path(path), "configuration", "'sources' and 'hierarchy'")
@@ -96,8 +96,8 @@ def _with_sources(config: Config, top: Spot) -> tuple[Config, list[_Place]]:
     if not config.sources:
         raise at.error("there is no source", "add the dataset: 'sources: [/the/dataset]'")
     if not config.tiers:
-        mend = "add a level with mount_point and max_storage_quota"
-        raise top.of("hierarchy").error("there is no tier", mend)
+        hint = "add a level with mount_point and max_storage_quota"
+        raise top.of("hierarchy").error("there is no tier", hint)
     _check_count(at, config.sources, MAX_SOURCES)
     _check_count(top.of("hierarchy"), config.tiers, MAX_TIERS)
     return config, [(source.path, spot) for source, spot in zip(config.sources, spots, strict=True)]
@@ -147,8 +147,8 @@ def _check_settings(config: Config, top: Spot) -> None:
             f"write {config.copy_threads} or less, or raise shared_tpool_size",
         )
     if config.source_limits.bytes_per_s == 0:
-        mend = "write a size such as 100MB, or remove the key for no limit"
-        raise top.of("source_limits").of("bandwidth").error("0 would stop all reads", mend)
+        hint = "write a size such as 100MB, or remove the key for no limit"
+        raise top.of("source_limits").of("bandwidth").error("0 would stop all reads", hint)
     if config.peers.interface is not None and config.peers.address is not None:
         at = top.of("peers").of("address")
         raise at.error("is given beside 'interface'", "remove one of the two")
@@ -171,7 +171,7 @@ def _check_files(config: Config, top: Spot) -> None:
 
 
 def _real_path(path: Path, spot: Spot) -> Path:
-    _check_directory(path, spot, SOURCE_MEND)
+    _check_directory(path, spot, SOURCE_HINT)
     real_path = Path(os.path.realpath(path))
     for name in (path, real_path):
         _check_length(name, spot, MAX_SOURCE_PATH_BYTES)
@@ -286,13 +286,13 @@ def _kind(tier: TierConfig, level: Spot) -> str:
     return found if tier.kind == "file_system" else tier.kind
 
 
-def _check_directory(path: Path, spot: Spot, mend: str) -> None:
+def _check_directory(path: Path, spot: Spot, hint: str) -> None:
     try:
         os.stat(path)
     except OSError as error:
-        raise spot.error(f"{str(path)!r} cannot be used ({error.strerror})", mend) from None
+        raise spot.error(f"{str(path)!r} cannot be used ({error.strerror})", hint) from None
     if not os.path.isdir(path):
-        raise spot.error(f"{str(path)!r} is not a directory", mend)
+        raise spot.error(f"{str(path)!r} is not a directory", hint)
 
 
 def _check_length(path: Path, spot: Spot, most: int) -> None:
@@ -317,19 +317,19 @@ def _check_places(
             _refuse_inside(other, source, "a source", "keep the outer one and use 'exclude'")
     for source in sources:
         for tier in (*tiers, *staging):
-            mend = "choose a directory apart from it for the tier"
-            _refuse_same(tier, source, "a source", mend)
-            _refuse_inside(tier, source, "a source", mend)
-            _refuse_inside(source, tier, "a tier", mend)
+            hint = "choose a directory apart from it for the tier"
+            _refuse_same(tier, source, "a source", hint)
+            _refuse_inside(tier, source, "a source", hint)
+            _refuse_inside(source, tier, "a tier", hint)
 
 
-def _refuse_same(place: _Place, other: _Place, what: str, mend: str) -> None:
+def _refuse_same(place: _Place, other: _Place, what: str, hint: str) -> None:
     if disk.identity(place[0]) == disk.identity(other[0]):
-        raise place[1].error(f"{str(place[0])!r} is {what} already in line {other[1].line}", mend)
+        raise place[1].error(f"{str(place[0])!r} is {what} already in line {other[1].line}", hint)
 
 
-def _refuse_inside(inner: _Place, outer: _Place, what: str, mend: str) -> None:
+def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
     if disk.identity(outer[0]) in disk.lineage(inner[0]):
         raise inner[1].error(
-            f"{str(inner[0])!r} is inside {str(outer[0])!r}, {what} in line {outer[1].line}", mend
+            f"{str(inner[0])!r} is inside {str(outer[0])!r}, {what} in line {outer[1].line}", hint
         )

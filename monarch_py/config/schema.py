@@ -20,7 +20,7 @@ from monarch_py.config.performance import Performance
 from monarch_py.document.keys import DERIVED, Key, Keys
 from monarch_py.document.values import (
     NUMBER,
-    SIZE_MEND,
+    SIZE_HINT,
     TEXT,
     Directory,
     Duration,
@@ -92,7 +92,7 @@ def _glob(text: str) -> str:
 def _address(text: str) -> str:
     """In numbers: looking a name up could take any time, and give any answer."""
     for family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError):
+        with suppress(OSError, UnicodeError):
             socket.inet_pton(family, text)
             return text
     raise ValueError(f"{text!r} is not an address")
@@ -100,11 +100,11 @@ def _address(text: str) -> str:
 
 # 0 is `max`, the original's word for whole files.
 BlockSize = Annotated[
-    int, words("size or `max`", "a size", SIZE_MEND, _block_size, schema=NUMBER, show=shown_size)
+    int, words("size or `max`", "a size", SIZE_HINT, _block_size, schema=NUMBER, show=shown_size)
 ]
 Glob = Annotated[str, words("pattern", "a pattern", "write a pattern such as '*.tfrecord'", _glob)]
-ADDRESS_MEND = "write it in numbers, such as 10.0.0.5 or fd00::5, or name an interface"
-Address = Annotated[str, words("address", "an address", ADDRESS_MEND, _address)]
+ADDRESS_HINT = "write it in numbers, such as 10.0.0.5 or fd00::5, or name an interface"
+Address = Annotated[str, words("address", "an address", ADDRESS_HINT, _address)]
 Interface = Annotated[str, words("name", "a name", "write a name such as eth0", str)]
 Threads = Annotated[int, Meta(ge=1, le=256, title="threads")]
 Reads = Annotated[int, Meta(ge=1, le=256, title="reads")]

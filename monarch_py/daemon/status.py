@@ -35,7 +35,7 @@ def _tier(tier: Tier | None, mount_point: str, quota: int, why: str) -> dict[str
     room = tier.room()
     failed = (
         f"tier {mount_point} goes unused: its file system returned an error;"
-        " mend it, then monarch stop and start"
+        " repair it, then monarch stop and start"
     )
     return {
         "mount_point": mount_point,

@@ -58,7 +58,7 @@ END_LIMIT_S = 10.0
 
 
 class DemoError(MonarchError):
-    """The demo cannot go on; the message says why and the mend."""
+    """The demo cannot go on; the message says why and the hint."""
 
 
 @dataclass(frozen=True, slots=True)

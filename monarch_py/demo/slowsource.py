@@ -47,7 +47,7 @@ POLL_S = 0.002
 
 
 class SlowSourceError(MonarchError):
-    """The slow source cannot be built, mounted or unmounted; the message says why and the mend."""
+    """The slow source cannot be built, mounted or unmounted; the message says why and the hint."""
 
 
 def find_slowsource() -> Path | None:
@@ -85,7 +85,7 @@ def build_slowsource(directory: Path) -> Path:
 
 
 def why_unavailable(binary: Path | None = None) -> str | None:
-    """One sentence why FUSE cannot be used here, with its mend; None if it can.
+    """One sentence why FUSE cannot be used here, with a hint; None if it can.
 
     Tries a mount, as containers often have /dev/fuse and may still not use it. `binary` is the
     program; by default the one of the package.

@@ -1,6 +1,6 @@
 """YAML files that people write: nodes that know their line, and classes that declare keys.
 
-Every mistake is a ConfigError of the form ``FILE:LINE: key: what is wrong; the mend``.
+Every mistake is a ConfigError of the form ``FILE:LINE: key: what is wrong; the hint``.
 """
 
 from monarch_py.document.keys import Key, Keys, declared, kind_of, missing, read_as

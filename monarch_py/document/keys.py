@@ -44,7 +44,7 @@ class Key:
 
     name : if it is not the field's;  aliases : other spellings of it
     default : what the reference calls the default
-    like : the key whose value it has where it is not written
+    like : the key whose value is the default
     alone : an item by itself stands for a list of one
     """
 
@@ -84,7 +84,7 @@ class Declared:
 
     name: str
     field: Field[Any]
-    hint: Any
+    annotation: Any
     key: Key
     kind: Kind
     meaning: str
@@ -119,14 +119,14 @@ _DECLARED: dict[type[Keys], dict[str, Declared]] = {}
 
 def _declared(keys: Any) -> Iterator[Declared]:
     meanings = dict(_MEANING.findall(cleandoc(keys.__doc__ or "")))
-    hints = get_type_hints(keys, include_extras=True)
+    annotations = get_type_hints(keys, include_extras=True)
     for each in fields(keys):
-        hint = hints[each.name]
-        key = next((mark for mark in _marks(hint) if isinstance(mark, Key)), Key())
+        annotation = annotations[each.name]
+        key = next((mark for mark in _marks(annotation) if isinstance(mark, Key)), Key())
         if key is not DERIVED:
             name = key.name or each.name
             meaning = " ".join(meanings.get(name, "").split())
-            yield Declared(name, each, hint, key, kind_of(hint, key), meaning)
+            yield Declared(name, each, annotation, key, kind_of(annotation, key), meaning)
 
 
 def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
@@ -234,13 +234,13 @@ def _spellings(keys: type[Keys]) -> list[str]:
 # --- kinds that follow from a type ---------------------------------------------------------------
 
 
-def _marks(hint: Any) -> tuple[Any, ...]:
-    return getattr(hint, "__metadata__", ())
+def _marks(annotation: Any) -> tuple[Any, ...]:
+    return getattr(annotation, "__metadata__", ())
 
 
-def kind_of(hint: Any, key: Key = DERIVED) -> Kind:
+def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
     """How values of a type are read: as a Kind in its annotation says, or as the type itself."""
-    marks, plain = _marks(hint), hint.__origin__ if _marks(hint) else hint
+    marks, plain = _marks(annotation), annotation.__origin__ if _marks(annotation) else annotation
     given = next((mark for mark in marks if isinstance(mark, Kind)), None)
     origin = get_origin(plain)
     parts = [part for part in get_args(plain) if part is not ...]
@@ -257,18 +257,19 @@ def kind_of(hint: Any, key: Key = DERIVED) -> Kind:
     elif is_dataclass(plain):
         kind = Kind(partial(read_as, keys=cast(type[Keys], plain)), "mapping")
     else:
-        kind = FLAG if plain is bool else integer(hint)
+        kind = FLAG if plain is bool else integer(annotation)
     return kind
 
 
-def _list_of(hint: Any, *, is_alone: bool) -> Kind:
+def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
     """is_alone : an item by itself is a list of one"""
-    item = kind_of(hint)
-    one, many, mend = item.value, f"list of {item.value}s", "write [...]"
-    if isinstance(hint, type) and issubclass(hint, Keys):
-        known = declared(hint)
-        one, many = known[hint.SCALAR].kind.value if hint.SCALAR else "mapping", "list"
-        mend = f"write '- {next(iter(known))}: ...' below it"
+    item = kind_of(annotation)
+    one, many, hint = item.value, f"list of {item.value}s", f"write [{item.example or '...'}]"
+    if isinstance(annotation, type) and issubclass(annotation, Keys):
+        known = declared(annotation)
+        one, many = known[annotation.SCALAR].kind.value if annotation.SCALAR else "mapping", "list"
+        first = next(iter(known.values()))
+        hint = f"write '- {first.name}: {first.kind.example or '...'}' below it"
 
     def parse(node: yaml.Node, spot: Spot) -> tuple[Any, ...]:
         is_text = isinstance(node, yaml.ScalarNode) and not is_empty(node)
@@ -277,7 +278,7 @@ def _list_of(hint: Any, *, is_alone: bool) -> Kind:
             return (item.parse(node, spot.document.spots.setdefault(here.way, here)),)
         if not isinstance(node, yaml.SequenceNode):
             is_item = is_text and many != "list"
-            raise spot.wrong_type(node, "a list", f"write [{node.value!r}]" if is_item else mend)
+            raise spot.wrong_type(node, "a list", f"write [{node.value!r}]" if is_item else hint)
         return tuple(item.parse(each, spot.at_item(each, at)) for at, each in enumerate(node.value))
 
     return Kind(parse, f"{one} or {many}" if is_alone else many)
@@ -286,8 +287,9 @@ def _list_of(hint: Any, *, is_alone: bool) -> Kind:
 def _mapping_of(name: Kind, item: Kind) -> Kind:
     def parse(node: yaml.Node, spot: Spot) -> dict[Any, Any]:
         if not isinstance(node, yaml.MappingNode) or not node.value:
-            mend = f"write {{{name.value}: {item.value}, ...}}"
-            raise spot.wrong_type(node, "a mapping", mend)
+            example = f"{name.example or name.value}: {item.example or item.value}"
+            hint = f"write {{{example}, ...}}"
+            raise spot.wrong_type(node, "a mapping", hint)
         found: dict[Any, Any] = {}
         for name_node, value in node.value:
             here = spot.at_key(name_node, str(name_node.value))

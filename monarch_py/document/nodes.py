@@ -68,13 +68,13 @@ class Spot:
     def _joined(self, name: str) -> str:
         return f"{self.key}.{name}" if self.key else name
 
-    def error(self, problem: str, mend: str) -> ConfigError:
+    def error(self, problem: str, hint: str) -> ConfigError:
         """The error to raise for what is wrong here."""
-        return ConfigError(f"{self}: {problem}; {mend}")
+        return ConfigError(f"{self}: {problem}; {hint}")
 
-    def wrong_type(self, node: yaml.Node, wanted: str, mend: str) -> ConfigError:
+    def wrong_type(self, node: yaml.Node, wanted: str, hint: str) -> ConfigError:
         """The error to raise for a value of the wrong kind."""
-        return self.error(f"must be {wanted}, but is {describe(node)}", mend)
+        return self.error(f"must be {wanted}, but is {describe(node)}", hint)
 
     def warn(self, sentence: str) -> None:
         """Keep a warning about what is written here."""
@@ -157,7 +157,7 @@ def _not_yaml(document: Document, error: yaml.MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     problem = error.problem or error.context or "it cannot be parsed"
     if "alias" in problem or "alias" in (error.context or ""):
-        mend = "put a value that begins with '*', such as a pattern, in quotes"
+        hint = "put a value that begins with '*', such as a pattern, in quotes"
     else:
-        mend = "indent with spaces, write 'key: value', and quote values with special characters"
-    return Spot(document, mark.line + 1 if mark else 1).error(f"not YAML ({problem})", mend)
+        hint = "indent with spaces, write 'key: value', and quote values with special characters"
+    return Spot(document, mark.line + 1 if mark else 1).error(f"not YAML ({problem})", hint)

@@ -31,7 +31,7 @@ def schema(keys: type[Keys]) -> dict[str, Any]:
 
 
 def _of_key(each: Declared) -> dict[str, Any]:
-    found = {"description": each.meaning, **(each.kind.schema or _of_type(each.hint))}
+    found = {"description": each.meaning, **(each.kind.schema or _of_type(each.annotation))}
     if each.key.alone:
         found |= {"type": ["array", "string"]}
     if isinstance(each.field.default, str | int | float) and not each.key.default:
@@ -39,9 +39,9 @@ def _of_key(each: Declared) -> dict[str, Any]:
     return found
 
 
-def _of_type(hint: Any) -> dict[str, Any]:
-    marks = getattr(hint, "__metadata__", ())
-    plain = hint.__origin__ if marks else hint
+def _of_type(annotation: Any) -> dict[str, Any]:
+    marks = getattr(annotation, "__metadata__", ())
+    plain = annotation.__origin__ if marks else annotation
     kind = next((mark for mark in marks if isinstance(mark, Kind)), None)
     parts = get_args(plain)
     found: dict[str, Any]
@@ -59,6 +59,6 @@ def _of_type(hint: Any) -> dict[str, Any]:
         # Both may be written in quotes, and YAML has more words for the one.
         found = {"enum": [True, False, *FLAGS, "true", "false"]}
     else:
-        number = msgspec.json.schema(hint)
+        number = msgspec.json.schema(annotation)
         found = {**number, "type": ["integer", "string"], "pattern": "^-?[0-9]+$"}
     return found

@@ -18,7 +18,7 @@ import yaml
 from msgspec import Meta
 
 from monarch_py.document.nodes import Spot, is_empty
-from monarch_py.util.spelling import mend as did_you_mean
+from monarch_py.util.spelling import hint as did_you_mean
 from monarch_py.util.units import format_size, parse_amount, parse_rate, parse_size
 
 __all__ = [
@@ -43,13 +43,13 @@ __all__ = [
 Parser = Callable[[yaml.Node, Spot], Any]
 
 _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?", re.ASCII)
-# Besides those of msgspec: YAML's others.
-FLAGS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
-SIZE_MEND = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
+SIZE_HINT = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
 # A larger bound is there to protect the program, and the reference does not tell it.
 MOST_TOLD = (1 << 16) - 1
 # Numbers of 18 digits fit into 64 bits, and into every type that keeps them.
+_NUMBER = re.compile("-?[0-9]{1,18}", re.ASCII)
 MOST_NUMBER = 10**18 - 1
 TEXT = {"type": "string"}
 NUMBER = {"type": ["string", "number"]}
@@ -61,37 +61,40 @@ class Kind:
 
     value : what the reference calls it;  show : writes a default for the reference
     schema : its JSON schema; None = what msgspec makes of its type
+    example : a value that hints show, if not ''
     """
 
     parse: Parser
     value: str
     schema: Mapping[str, Any] | None = None
     show: Callable[[Any], str] = str
+    example: str = ""
 
 
 def words(
     value: str,
     wanted: str,
-    mend: str,
+    hint: str,
     parse: Callable[[str], Any],
     *,
     schema: Mapping[str, Any] | None = TEXT,
     show: Callable[[Any], str] = str,
+    example: str = "",
 ) -> Kind:
     """A kind that `parse` reads from text. Its ValueError says what is wrong, and may add another
-    mend; without arguments it says that the text is not what is `wanted`."""
+    hint; without arguments it says that the text is not what is `wanted`."""
 
     def read(node: yaml.Node, spot: Spot) -> Any:
-        text = scalar(node, spot, wanted, mend)
+        text = scalar(node, spot, wanted, hint)
         try:
             return parse(text)
         except ValueError as error:
             if not error.args:
-                raise spot.wrong_type(node, wanted, mend) from None
-            problem, *other = error.args
-            raise spot.error(problem, *(other or [mend])) from None
+                raise spot.wrong_type(node, wanted, hint) from None
+            problem, *others = error.args
+            raise spot.error(str(problem), others[0] if len(others) == 1 else hint) from None
 
-    return Kind(read, value, schema, show)
+    return Kind(read, value, schema, show, example)
 
 
 def choice(*shown: str, **others: str) -> Kind:
@@ -115,9 +118,9 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def integer(hint: Any) -> Kind:
+def integer(annotation: Any) -> Kind:
     """Whole numbers of a type such as ``Annotated[int, Meta(ge=1, le=256, title="threads")]``."""
-    marks = getattr(hint, "__metadata__", ())
+    marks = getattr(annotation, "__metadata__", ())
     meta = next((mark for mark in marks if isinstance(mark, Meta)), Meta())
     bounds = "" if meta.ge is None else f", {meta.ge} or more"
     value = meta.title or "number"
@@ -127,25 +130,21 @@ def integer(hint: Any) -> Kind:
             value = f"{meta.ge} to {meta.le} {meta.title or ''}".strip()
 
     def parse(text: str) -> int:
-        try:
-            number = msgspec.convert(text, int, strict=False)
-        except msgspec.ValidationError:
-            raise ValueError from None
-        if abs(number) > MOST_NUMBER:
+        if not _NUMBER.fullmatch(text):
             raise ValueError
         try:
-            return int(msgspec.convert(number, hint))
+            return int(msgspec.convert(int(text), annotation))
         except msgspec.ValidationError:
-            raise ValueError(f"{number} is out of range") from None
+            raise ValueError(f"{int(text)} is out of range") from None
 
-    return words(value, "a whole number", f"write a whole number{bounds}", parse, schema=None)
+    hint = f"write a whole number{bounds}"
+    return words(value, "a whole number", hint, parse, schema=None, example="1")
 
 
 def _flag(text: str) -> bool:
-    try:
-        return msgspec.convert(FLAGS.get(text.lower(), text), bool, strict=False)
-    except msgspec.ValidationError:
-        raise ValueError from None
+    if text.lower() not in FLAGS:
+        raise ValueError
+    return FLAGS[text.lower()]
 
 
 FLAG = words(
@@ -185,24 +184,24 @@ def shown_size(n_bytes: int) -> str:
 
 def path(node: yaml.Node, spot: Spot) -> Path:
     """An absolute path, after ~ and the variables of the environment are expanded."""
-    mend = "write an absolute path, beginning with '/', '~' or a variable such as $HOME"
-    text = scalar(node, spot, "a path", mend)
+    hint = "write an absolute path, beginning with '/', '~' or a variable such as $HOME"
+    text = scalar(node, spot, "a path", hint)
     # The tilde first, as in a shell: one that comes out of a variable is a character.
     expanded = _VARIABLE.sub(lambda found: _value_of(found, spot), os.path.expanduser(text))
     if not os.path.isabs(expanded):
         if text[:1] not in "~$":
             here = os.path.abspath(os.path.join(os.path.dirname(spot.document.name), expanded))
-            mend = f"write {here!r}, if you mean that"
-        raise spot.error(f"{text!r} is not an absolute path", mend)
+            hint = f"write {here!r}, if you mean that"
+        raise spot.error(f"{text!r} is not an absolute path", hint)
     # Path keeps `..`, which a comparison by prefix would never see through.
     return Path(os.path.realpath(expanded) if ".." in Path(expanded).parts else expanded)
 
 
-def file(mend: str) -> Kind:
+def file(hint: str) -> Kind:
     """A file, whose relative path begins in the directory of the document."""
 
     def read(node: yaml.Node, spot: Spot) -> Path:
-        text = scalar(node, spot, "a file", mend)
+        text = scalar(node, spot, "a file", hint)
         if text[:1] in "/~$":
             return path(node, spot)
         return Path(os.path.abspath(spot.document.name)).parent / text
@@ -213,10 +212,10 @@ def file(mend: str) -> Kind:
 # Bytes, see units.parse_size; an average with a fraction; bytes/s above 0; a part of the whole, as
 # `0.25` or `25%`; seconds, as `90`, `90s`, `1.5min`, `2h`.
 Size = Annotated[
-    int, words("size", "a size", SIZE_MEND, parse_size, schema=NUMBER, show=shown_size)
+    int, words("size", "a size", SIZE_HINT, parse_size, schema=NUMBER, show=shown_size)
 ]
 Amount = Annotated[
-    float, words("size", "a size", SIZE_MEND, parse_amount, schema=NUMBER, show=shown_size)
+    float, words("size", "a size", SIZE_HINT, parse_amount, schema=NUMBER, show=shown_size)
 ]
 Rate = Annotated[
     float,
@@ -226,6 +225,7 @@ Rate = Annotated[
         "write a rate above 0, such as 64MiB/s or 1.5GB/s",
         parse_rate,
         schema=NUMBER,
+        example="330MiB/s",
     ),
 ]
 Share = Annotated[
@@ -250,7 +250,9 @@ Duration = Annotated[
         show=_shown_duration,
     ),
 ]
-Directory = Annotated[Path, Kind(path, "directory", TEXT, lambda found: f"`{found}`")]
+Directory = Annotated[
+    Path, Kind(path, "directory", TEXT, lambda found: f"`{found}`", example="/the/dataset")
+]
 
 
 def _is_usable(text: str) -> bool:
@@ -278,10 +280,10 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
     return os.environ[name]
 
 
-def scalar(node: yaml.Node, spot: Spot, wanted: str, mend: str) -> str:
+def scalar(node: yaml.Node, spot: Spot, wanted: str, hint: str) -> str:
     """The text of a scalar; ConfigError that it must be `wanted` for all else."""
     if not isinstance(node, yaml.ScalarNode) or is_empty(node):
-        raise spot.wrong_type(node, wanted, mend)
+        raise spot.wrong_type(node, wanted, hint)
     if not _is_usable(node.value):
         raise spot.error(f"{node.value!r} holds a character that no path can", "remove it")
     return str(node.value)

@@ -16,7 +16,7 @@ who sits at the address of one. Whoever connects proves first, so that a strange
 
 From the secret and t each side then makes a key for what it says and one for what it hears, and
 everything that follows is authenticated with them: requests and frames in C (csrc/peers/wire.h),
-what daemons tell each other in telling.py. Nothing is encrypted.
+what daemons tell each other in queries.py. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from monarch_py.peers.ranges import PeerStatus
 from monarch_py.peers.transport import Unreachable
 
 __all__ = [
-    "LIBCRYPTO_MEND",
+    "LIBCRYPTO_HINT",
     "NO_LIBCRYPTO",
     "Greeter",
     "Keys",
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 NO_LIBCRYPTO = "libcrypto of OpenSSL 1.1 or later, by which nodes know each other, is not found"
-LIBCRYPTO_MEND = "install OpenSSL's library (libssl3, openssl-libs), or set LD_LIBRARY_PATH"
+LIBCRYPTO_HINT = "install OpenSSL's library (libssl3, openssl-libs), or set LD_LIBRARY_PATH"
 
 # Name and version of what is spoken; another version is refused before anything else.
 GREETING = b"MONARCH\x03"
@@ -107,7 +107,7 @@ class Party:
         if len(self.secret) < LEAST_SECRET_BYTES:
             raise ValueError(f"a session's secret has at least {LEAST_SECRET_BYTES} bytes")
         if not has_libcrypto():
-            raise SessionError(f"{NO_LIBCRYPTO}: {LIBCRYPTO_MEND}")
+            raise SessionError(f"{NO_LIBCRYPTO}: {LIBCRYPTO_HINT}")
 
     @classmethod
     def of(cls, cluster: Cluster) -> Party:

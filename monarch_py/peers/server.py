@@ -81,7 +81,7 @@ class PeerServer(ABC):
         if self._server == ffi.NULL:
             self._end(ffi.NULL)
             raise MemoryError("no thread could be started to serve peers")
-        self._teller = StatusResponder(dict(answers or {}))
+        self._responder = StatusResponder(dict(answers or {}))
         self._calls, self._is_closing = threading.Lock(), False
         self._strangers: dict[int, _Stranger] = {}
         self._selector = selectors.DefaultSelector()
@@ -216,7 +216,7 @@ class PeerServer(ABC):
                 self._adopt(connection, keys)
             else:
                 told = socket.socket(fileno=connection.detach())
-                self._teller.tell(told, stranger.greeter.purpose, keys)
+                self._responder.tell(told, stranger.greeter.purpose, keys)
 
     def _adopt(self, connection: socket.socket, keys: Keys) -> None:
         made = ffi.new("struct monarch_peer_keys *", [keys.mine, keys.theirs])

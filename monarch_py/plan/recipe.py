@@ -48,8 +48,8 @@ def _dataset(node: yaml.Node, spot: Spot) -> int | Path:
     return path(node, spot)
 
 
-_NAME_MEND = "write letters, digits, '-', '_' and '.'"
-Name = Annotated[str, words("word", "a word", _NAME_MEND, _name, show="`{}`".format)]
+_NAME_HINT = "write letters, digits, '-', '_' and '.'"
+Name = Annotated[str, words("word", "a word", _NAME_HINT, _name, show="`{}`".format)]
 SamplerKind = Annotated[str, replace(choice(*SAMPLERS), value="name")]
 
 

@@ -11,7 +11,7 @@ from monarch_py.simulator.engine import simulate
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import Result, Unsupported
 from monarch_py.simulator.scenario import Scenario
-from monarch_py.util.spelling import mend
+from monarch_py.util.spelling import hint
 
 __all__ = ["compare"]
 
@@ -29,7 +29,7 @@ def compare(
     """
     for name in policies:
         if name not in NAMES:
-            use = mend(name, NAMES, f"use {', '.join(NAMES)}")
+            use = hint(name, NAMES, f"use {', '.join(NAMES)}")
             raise ConfigError(f"there is no policy {name!r}; {use}")
     results: dict[str, Result | Unsupported] = {}
     try:

@@ -22,7 +22,7 @@ from monarch_py.simulator.scenario import (
     least_share,
     scanned_sizes,
 )
-from monarch_py.util.spelling import mend
+from monarch_py.util.spelling import hint
 
 __all__ = ["load_scenario", "shipped_scenarios"]
 
@@ -39,7 +39,7 @@ def load_scenario(
 
     policies : the names that `policies` may hold, None for any
 
-    Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the mend``.
+    Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``.
     """
     file = Path(path)
     root, top = load_document(file, "scenario", "nodes, epochs, dataset, rates, pfs and classes")
@@ -178,7 +178,7 @@ def _check_overrides(scenario: Scenario, spot: Spot) -> None:
 def _check_policies(scenario: Scenario, spot: Spot, known: Collection[str] | None) -> None:
     for at, name in enumerate(scenario.policies):
         if known is not None and name not in known:
-            use = mend(name, known, "use " + ", ".join(sorted(known)))
+            use = hint(name, known, "use " + ", ".join(sorted(known)))
             raise spot.error(f"there is no policy {name!r}", use)
         if name in scenario.policies[:at]:
             raise spot.error(f"{name!r} is given twice", "keep one")

@@ -20,7 +20,7 @@ from msgspec import Meta
 from monarch_py.document import Key, Keys, kind_of
 from monarch_py.document.values import (
     NUMBER,
-    SIZE_MEND,
+    SIZE_HINT,
     TEXT,
     Amount,
     Kind,
@@ -76,15 +76,17 @@ def _curve(points: Kind) -> Kind:
     return replace(points, parse=lambda *at: Curve.of(points.parse(*at)), schema={"type": "object"})
 
 
-_NAME_MEND = "write lower-case letters, digits, - and _, beginning with a letter"
-Capacity = Annotated[int, words("size", "a size", SIZE_MEND, _capacity, schema=NUMBER)]
-Name = Annotated[str, words("name", "a name", _NAME_MEND, _name)]
+# Of clients of a file system, and of threads.
+MOST_CLIENTS = 1 << 20
+_NAME_HINT = "write lower-case letters, digits, - and _, beginning with a letter"
+Capacity = Annotated[int, words("size", "a size", SIZE_HINT, _capacity, schema=NUMBER)]
+Name = Annotated[str, words("name", "a name", _NAME_HINT, _name, example="naive, nopfs")]
 Sentence = Annotated[str, words("sentence", "a sentence", "write one in quotes", str)]
 ByClients = Annotated[
-    Curve, _curve(kind_of(dict[Annotated[int, Meta(ge=1, title="clients")], Rate]))
+    Curve, _curve(kind_of(dict[Annotated[int, Meta(ge=1, le=MOST_CLIENTS, title="clients")], Rate]))
 ]
 ByThreads = Annotated[
-    Curve, _curve(kind_of(dict[Annotated[int, Meta(ge=1, title="threads")], Rate]))
+    Curve, _curve(kind_of(dict[Annotated[int, Meta(ge=1, le=MOST_CLIENTS, title="threads")], Rate]))
 ]
 
 

@@ -111,7 +111,7 @@ NOT_THE_FILE = (
     "out of memory",
     "unable to open database file",
 )
-MEND = "monarch start sets it aside and makes its copies anew, monarch clear removes them"
+HINT = "monarch start sets it aside and makes its copies anew, monarch clear removes them"
 
 
 class DamagedManifestError(TierError):
@@ -121,7 +121,7 @@ class DamagedManifestError(TierError):
     """
 
     def __init__(self, path: Path, why: object) -> None:
-        super().__init__(f"{path}: the manifest is damaged ({why}); {MEND}")
+        super().__init__(f"{path}: the manifest is damaged ({why}); {HINT}")
         self.why = str(why)
 
 

@@ -101,7 +101,7 @@ def why_gone(mount_point: Path) -> str:
 
 
 def why_refused(mount_point: Path, doubt: Doubt) -> str:
-    return f"tier {mount_point} goes unused: {doubt.text}; {doubt.mend}"
+    return f"tier {mount_point} goes unused: {doubt.text}; {doubt.hint}"
 
 
 def refuse_replaceable(mount_point: Path) -> None:
@@ -114,7 +114,7 @@ def refuse_replaceable(mount_point: Path) -> None:
     for doubt in found:
         if doubt.is_certain:
             raise TierError(why_refused(mount_point, doubt))
-        log.warning("tier %s: %s; %s", mount_point, doubt.text, doubt.mend)
+        log.warning("tier %s: %s; %s", mount_point, doubt.text, doubt.hint)
 
 
 def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
@@ -409,7 +409,7 @@ class Tier:
         where = error.filename if isinstance(error.filename, str) else self.copies
         return TierError(
             f"tier {self.config.mount_point} goes unused: {where}: {error.strerror};"
-            " mend its file system, then monarch stop and start"
+            " repair its file system, then monarch stop and start"
         )
 
     def close(self, *, is_used: bool = False) -> None:

@@ -30,7 +30,7 @@ class Doubt:
 
     is_certain: bool
     text: str
-    mend: str
+    hint: str
 
 
 def user_name(uid: int) -> str:
@@ -48,8 +48,10 @@ def doubts(directory: Path) -> list[Doubt]:
 
 
 def why_not_private(path: Path) -> str:
-    """Why `path` is no directory of this user alone (mode 0700), and who can mend it; "" if it is
-    one. OSError if there is nothing."""
+    """Why `path` is no directory of this user alone (mode 0700), and who can correct it.
+
+    "" if it is one. OSError if there is nothing.
+    """
     found = path.lstat()
     owner = found.st_uid
     if owner != os.geteuid():
@@ -80,10 +82,10 @@ def _way(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
-    mend = f"choose a directory of yours, or have root correct {path}"
+    hint = f"choose a directory of yours, or have root correct {path}"
     if st.st_uid not in (0, os.geteuid()):
         text = f"{path} belongs to {user_name(st.st_uid)}, who can replace what lies in it"
-        return Doubt(not _may_be_root(st.st_uid), text, mend)
+        return Doubt(not _may_be_root(st.st_uid), text, hint)
     # A link's mode means nothing; with the sticky bit only owners rename and remove.
     if stat.S_ISLNK(st.st_mode) or st.st_mode & stat.S_ISVTX:
         return None
@@ -94,7 +96,7 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
         )
     if st.st_mode & stat.S_IWGRP and (who := _writers(path, st)):
         return Doubt(
-            False, f"{path} may be written by {who}, who can replace what lies in it", mend
+            False, f"{path} may be written by {who}, who can replace what lies in it", hint
         )
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["mend", "nearest"]
+__all__ = ["hint", "nearest"]
 
 # Shorter pieces are in too many words.
 LEAST_PIECE = 4
@@ -24,7 +24,7 @@ def nearest(written: str, known: Iterable[str]) -> str | None:
     return next((word for word in words if piece in word.lower()), None)
 
 
-def mend(written: str, known: Iterable[str], otherwise: str) -> str:
+def hint(written: str, known: Iterable[str], otherwise: str) -> str:
     """The end of a sentence on a word that is not known: what was meant, else `otherwise`."""
     meant = nearest(written, known)
     return f"did you mean {meant!r}?" if meant else otherwise

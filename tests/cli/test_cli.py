@@ -74,7 +74,7 @@ def test_an_unknown_command_is_refused(monarch: Monarch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "mend"),
+    ("words", "hint"),
     [
         (["statsu"], "there is no command 'statsu'; did you mean 'status'?"),
         (["frobnicate"], "there is no command 'frobnicate'; see `monarch --help`"),
@@ -90,10 +90,10 @@ def test_an_unknown_command_is_refused(monarch: Monarch) -> None:
     ],
 )
 def test_mistakes_in_the_words_are_one_sentence_with_what_is_meant(
-    monarch: Monarch, words: list[str], mend: str
+    monarch: Monarch, words: list[str], hint: str
 ) -> None:
     done = monarch(*words, MONARCH_CONFIG="/dev/null")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"monarch: {mend}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"monarch: {hint}\n")
 
 
 def test_help_is_a_command_too(monarch: Monarch) -> None:
@@ -191,8 +191,8 @@ def test_a_daemon_that_outlives_its_configuration_can_be_stopped(
 def test_no_configuration_at_all_is_status_2(monarch: Monarch, command: str) -> None:
     done = monarch(command)
     assert done.returncode == 2
-    mend = "no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG"
-    assert done.stderr == f"monarch: {mend}\n"
+    hint = "no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG"
+    assert done.stderr == f"monarch: {hint}\n"
 
 
 def test_the_configuration_may_be_named_by_the_environment(

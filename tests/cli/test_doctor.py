@@ -58,7 +58,7 @@ def test_all_is_well_while_a_daemon_serves(served: Session) -> None:
     assert list(findings) == [*MACHINE, *rest]
     levels = {**dict.fromkeys(findings, "ok"), "containers": "note"}
     assert {name: f["level"] for name, f in findings.items()} == levels
-    assert all(finding["mend"] == "" for finding in findings.values())
+    assert all(finding["hint"] == "" for finding in findings.values())
     assert findings["daemon"]["found"] == f"process {served.status()['pid']} serves"
     assert findings["preload library"]["found"] == str(LIBRARY)
     assert findings["machine"]["found"] == platform.machine()
@@ -162,7 +162,7 @@ def test_libcrypto_is_missed_where_nodes_may_need_it(
     assert libcrypto() == []
     monkeypatch.setattr(doctor, "has_libcrypto", lambda: False)
     assert [finding.level for finding in libcrypto()] == ([level] if level else [])
-    assert all("libssl3" in finding.mend for finding in libcrypto())
+    assert all("libssl3" in finding.hint for finding in libcrypto())
 
 
 def test_mpi_is_found_where_it_is(here: Session) -> None:
@@ -175,7 +175,7 @@ def test_mpi_is_found_where_it_is(here: Session) -> None:
 def test_without_mpi4py_a_node_works_alone(here: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     finding = found(here, "many nodes")
-    assert (finding.level, finding.mend) == ("ok", "")
+    assert (finding.level, finding.hint) == ("ok", "")
     assert "alone" in finding.found
 
 
@@ -190,7 +190,7 @@ def test_an_interface_that_is_not_there_is_a_problem(
 def test_no_daemon_is_no_fault(session: Session) -> None:
     status, findings = examined(session)
     daemon = findings["daemon"]
-    assert (status, daemon["level"], daemon["mend"]) == (0, "note", "")
+    assert (status, daemon["level"], daemon["hint"]) == (0, "note", "")
     assert daemon["found"].startswith("none runs: monarch run starts one")
     assert f"{daemon['found']}\n" in session.monarch("doctor").stdout
 
@@ -258,14 +258,14 @@ def test_the_library_of_another_installation_is_a_warning(session: Session, tmp_
 def test_shared_memory_that_is_not_there_is_a_problem(session: Session) -> None:
     status, findings = examined(session, MONARCH_SHM="/nowhere/shm")
     assert (status, findings["shared memory"]["level"]) == (1, "problem")
-    assert findings["shared memory"]["mend"] == "set MONARCH_SHM"
+    assert findings["shared memory"]["hint"] == "set MONARCH_SHM"
 
 
 def test_shared_memory_without_room_is_a_problem(session: Session) -> None:
     # /proc is a file system with no room at all.
     status, findings = examined(session, MONARCH_SHM="/proc")
     assert (status, findings["shared memory"]["level"]) == (1, "problem")
-    assert "--shm-size" in findings["shared memory"]["mend"]
+    assert "--shm-size" in findings["shared memory"]["hint"]
 
 
 def test_no_room_is_promised_for_more_files_than_there_can_be(
@@ -277,7 +277,7 @@ def test_no_room_is_promised_for_more_files_than_there_can_be(
 
 def test_a_daemon_starts_in_the_least_shared_memory(session: Session, tmp_path: Path) -> None:
     _, findings = examined(session, MONARCH_SHM="/proc")
-    (least,) = re.findall(r"at least (\d+) MiB", findings["shared memory"]["mend"])
+    (least,) = re.findall(r"at least (\d+) MiB", findings["shared memory"]["hint"])
     with Mounts(tmp_path) as mounts:
         # And a page for the directory.
         session.shm = mounts.tmpfs("small", int(least) * MIB + mmap.PAGESIZE)
@@ -298,7 +298,7 @@ def test_a_disk_with_less_room_than_the_quota_is_a_warning(
     )
     status, findings = examined(session)
     assert (status, findings["tier (ssd)"]["level"]) == (0, "warning")
-    assert findings["tier (ssd)"]["mend"].startswith("the disk leaves ")
+    assert findings["tier (ssd)"]["hint"].startswith("the disk leaves ")
 
 
 def test_a_tier_that_another_daemon_holds_is_a_problem(
@@ -377,7 +377,7 @@ def test_a_ram_tier_beyond_the_memory_group_is_a_warning(
     monkeypatch.setattr(memory, "available_bytes", lambda: MIB)
     finding = found(session, "tier (ram)")
     assert finding.level == "warning"
-    assert finding.mend == "the memory (cgroup) leaves 1 MiB now; the quota is kept to that"
+    assert finding.hint == "the memory (cgroup) leaves 1 MiB now; the quota is kept to that"
 
 
 @pytest.mark.parametrize(("huge", "level"), [("always", "warning"), ("within_size", "ok")])
@@ -395,7 +395,7 @@ def test_a_ram_tier_where_small_files_take_large_pages_is_a_warning(
         monkeypatch.setenv("MONARCH_SHM", str(session.shm))
         finding = found(session, "tier (ram)")
     assert finding.level == level
-    assert finding.mend.startswith("mount it with huge=within_size" if level != "ok" else "")
+    assert finding.hint.startswith("mount it with huge=within_size" if level != "ok" else "")
 
 
 def test_a_source_that_may_not_be_read_is_a_problem(
@@ -415,7 +415,7 @@ def test_limits_that_are_too_low_are_warnings(
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
     space, files = [finding for finding in examine(here.config) if finding.what == "limits"]
     assert (space.level, space.found) == ("warning", "address space limited to 60 MiB")
-    assert "ulimit -v unlimited" in space.mend
+    assert "ulimit -v unlimited" in space.hint
     assert files == Finding("warning", "limits", "100 open files", "ulimit -n 256, or more")
 
 

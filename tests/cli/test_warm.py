@@ -69,8 +69,8 @@ def test_lists_without_a_path(session: Session, tmp_path: Path) -> None:
     assert present(session) == 0
     done = warm(session, "--from-file", tmp_path / "none")
     assert (done.returncode, done.stdout) == (1, "")
-    mend = "No such file or directory; name a file with paths"
-    assert done.stderr == f"monarch: {tmp_path / 'none'}: {mend}\n"
+    hint = "No such file or directory; name a file with paths"
+    assert done.stderr == f"monarch: {tmp_path / 'none'}: {hint}\n"
 
 
 def test_every_spelling_of_a_path(

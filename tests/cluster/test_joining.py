@@ -92,11 +92,11 @@ def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: boo
     """One of ours that is stopped still holds its session."""
     session = SessionDir(tmp_path)
     lock = hold(session.lock) if is_ours else os.open(session.lock, os.O_CREAT)
-    mend = f"the daemon of process {os.getpid()} there does not answer: end it" if is_ours else "fr"
+    hint = f"the daemon of process {os.getpid()} there does not answer: end it" if is_ours else "fr"
     try:
         with listen("127.0.0.1") as held:
             host, port = held.getsockname()[:2]
-            with pytest.raises(SessionError, match=f"in use.*: {mend}"):
+            with pytest.raises(SessionError, match=f"in use.*: {hint}"):
                 _listen_again(host, port, session)
     finally:
         os.close(lock)

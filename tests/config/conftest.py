@@ -34,8 +34,8 @@ class Site:
         assert caught.value.exit_status == 2
         return str(caught.value)
 
-    def check_refused(self, text: str, line: int, key: str, problem: str, mend: str) -> None:
-        """The message is 'FILE:LINE: key: problem; mend', in one line."""
+    def check_refused(self, text: str, line: int, key: str, problem: str, hint: str) -> None:
+        """The message is 'FILE:LINE: key: problem; hint', in one line."""
         message = self.refusal(text)
         place = f"{self.file}:{line}: {key}: " if key else f"{self.file}:{line}: "
         assert message.startswith(place)
@@ -43,7 +43,7 @@ class Site:
         assert "see below" not in message
         what, _, remedy = message.removeprefix(place).rpartition("; ")
         assert problem in what
-        assert mend in remedy
+        assert hint in remedy
 
     def source(self, name: str = "pfs", **more: object) -> SourceConfig:
         path = self.root / name

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from config.conftest import Site
 from config.test_load import EXAMPLES
 from jsonschema import Draft202012Validator
 from support.reference import DOCS, MODULES, written
@@ -20,8 +21,8 @@ from monarch_py.document import Keys, declared
 from monarch_py.document.schema import schema
 
 SMALLEST: dict[str, Any] = {
-    "sources": ["/pfs"],
-    "hierarchy": [{"mount_point": "/ssd", "max_storage_quota": "1MiB"}],
+    "sources": ["@/pfs"],
+    "hierarchy": [{"mount_point": "@/ssd", "max_storage_quota": "1MiB"}],
 }
 VALIDATOR = Draft202012Validator(schema(Config))
 
@@ -93,8 +94,19 @@ def test_the_schema_takes_the_examples(example: str) -> None:
         {"peers": {"port": 65536}},
         {"scan_rate": "fast"},
         {"hierarchy": [{**SMALLEST["hierarchy"][0], "persistent": "maybe"}]},
+        {"hierarchy": [{**SMALLEST["hierarchy"][0], "persistent": 1}]},
+        {"scan_rate": "1e3"},
+        {"scan_rate": "1.0"},
     ],
 )
-def test_the_schema_refuses_what_the_loader_refuses(change: dict[str, Any]) -> None:
+def test_the_schema_refuses_what_the_loader_refuses(site: Site, change: dict[str, Any]) -> None:
     assert VALIDATOR.is_valid(SMALLEST)
+    site.load(yaml.safe_dump(SMALLEST))
     assert not VALIDATOR.is_valid({**SMALLEST, **change})
+    site.refusal(yaml.safe_dump({**SMALLEST, **change}))
+
+
+@pytest.mark.parametrize("change", [{"scan_rate": "007"}, {"scan_rate": 7}, {"prefetch": "eager"}])
+def test_both_take_what_is_right(site: Site, change: dict[str, Any]) -> None:
+    VALIDATOR.validate({**SMALLEST, **change})
+    site.load(yaml.safe_dump({**SMALLEST, **change}))

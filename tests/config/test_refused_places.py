@@ -24,7 +24,7 @@ hierarchy:
 """
 QUOTA = "hierarchy[0].max_storage_quota"
 
-# (configuration, line, key, words of the problem, words of the mend)
+# (configuration, line, key, words of the problem, words of the hint)
 REFUSED = {
     "quota above the disk": (
         SMALLEST.replace("1MiB", "8000000TiB"),
@@ -205,12 +205,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "key", "problem", "mend"), REFUSED.values(), ids=list(REFUSED)
+    ("text", "line", "key", "problem", "hint"), REFUSED.values(), ids=list(REFUSED)
 )
-def test_refused_with_file_line_key_and_mend(
-    site: Site, text: str, line: int, key: str, problem: str, mend: str
+def test_refused_with_file_line_key_and_hint(
+    site: Site, text: str, line: int, key: str, problem: str, hint: str
 ) -> None:
-    site.check_refused(text, line, key, problem, mend)
+    site.check_refused(text, line, key, problem, hint)
 
 
 def test_a_file_system_that_does_not_answer_is_named(
@@ -313,7 +313,7 @@ def test_the_staging_area_may_lie_where_a_tier_lies(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("staging", "key", "problem", "mend"),
+    ("staging", "key", "problem", "hint"),
     [
         ("{mount_point: @/ssd2}", "max_storage_quota", "is missing", "add"),
         ("{mount_point: @/not, max_storage_quota: 1MiB}", "mount_point", "cannot be", "create"),
@@ -324,9 +324,9 @@ def test_the_staging_area_may_lie_where_a_tier_lies(site: Site) -> None:
     ],
 )
 def test_a_staging_area_that_cannot_work(
-    site: Site, staging: str, key: str, problem: str, mend: str
+    site: Site, staging: str, key: str, problem: str, hint: str
 ) -> None:
-    site.check_refused(f"{TIERS}staging: {staging}\n", 4, f"staging.{key}", problem, mend)
+    site.check_refused(f"{TIERS}staging: {staging}\n", 4, f"staging.{key}", problem, hint)
 
 
 def test_the_staging_area_needs_a_number(site: Site) -> None:

@@ -28,7 +28,7 @@ TIER = "hierarchy: [{mount_point: @/ssd, max_storage_quota: 1MiB}]\n"
 SOURCES = "sources: [@/pfs]\n"
 QUOTA = "hierarchy[0].max_storage_quota"
 
-# (configuration, line, key, words of the problem, words of the mend)
+# (configuration, line, key, words of the problem, words of the hint)
 REFUSED = {
     "not a mapping": ("- a\n", 1, "", "must be a mapping, but is a list", "sources, hierarchy"),
     "unknown key": (SMALLEST + "placment: x\n", 5, "placment", "unknown", "under 'tuning:'?"),
@@ -104,7 +104,7 @@ REFUSED = {
         1,
         "sources",
         "must be a list",
-        "write '- path: ...' below it",
+        "write '- path: /the/dataset' below it",
     ),
     "list of patterns wanted": (
         "sources: [{path: @/pfs, include: a}]\n",
@@ -352,12 +352,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "key", "problem", "mend"), REFUSED.values(), ids=list(REFUSED)
+    ("text", "line", "key", "problem", "hint"), REFUSED.values(), ids=list(REFUSED)
 )
-def test_refused_with_file_line_key_and_mend(
-    site: Site, text: str, line: int, key: str, problem: str, mend: str
+def test_refused_with_file_line_key_and_hint(
+    site: Site, text: str, line: int, key: str, problem: str, hint: str
 ) -> None:
-    site.check_refused(text, line, key, problem, mend)
+    site.check_refused(text, line, key, problem, hint)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from csrc.building import CSRC, INCLUDES, NATIVE, PRELOAD, cc
 
 # Each folder uses only those in lines below its own, and itself.
 LAYERS = [
-    ["testing", "handover"],
+    ["testing", "handover", "simulator"],
     ["engine"],
     ["copy"],
     ["scan", "serving"],
-    ["peers", "publish", "simulator"],
+    ["peers", "publish"],
     ["preload/calls"],
     ["preload/mappings"],
     ["preload/promotion", "preload/changes"],

@@ -1,9 +1,9 @@
 """The promotion of mappings, tried in every order of its steps.
 
-csrc/preload/mappings/mappings.c marks its steps in comments by [names]; the labels here are the
-same. A state holds what a process's memory holds: two pages of one mapping of the source, the table
-of slots, the page that a fork clears, and where each thread stands. All states that can be reached
-are visited.
+csrc/preload/mappings (mapping_table.c, mappings.c, move.c) marks its steps in comments by [names];
+the labels here are the same. A state holds what a process's memory holds: two pages of one mapping
+of the source, the table of slots, the page that a fork clears, and where each thread stands. All
+states that can be reached are visited.
 
 A page of memory is: "S" the source's, as it was mapped; "C" the copy's; "D" the source's, with a
 private page of the program's own, which /proc/self/maps shows as "S"; "O" somebody else's; "-"

@@ -192,7 +192,7 @@ def test_a_damaged_manifest_that_cannot_be_set_aside_costs_its_tier_alone(
         assert done.stderr == f"monarch: {why}\n"
         assert why == (
             f"tier {session.tiers[0]} goes unused: {manifest}: Device or resource busy;"
-            " mend its file system, then monarch stop and start"
+            " repair its file system, then monarch stop and start"
         )
         assert settle(session)["present"] == COUNT
         check_all(session, files)

@@ -144,7 +144,9 @@ def test_the_tier_becomes_read_only(
     done = session.monarch("verify")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "34 copies checked, 0 damaged\n"
-    why = f"tier {first} goes unused: its file system returned an error; mend it, then monarch stop"
+    why = (
+        f"tier {first} goes unused: its file system returned an error; repair it, then monarch stop"
+    )
     assert session.status()["tiers"][0]["why"].startswith(why)
     session.stop()
 
@@ -178,7 +180,9 @@ def test_the_room_of_a_dropped_copy_comes_back_when_it_is_gone(
     wait_until(lambda: used_bytes(session) < before or not usable(session), what="the removal")
     assert usable(session) is is_gone
     assert (used_bytes(session) == before) is not is_gone
-    said = f"tier {session.tiers[0]} goes unused: {copy.parent}: Device or resource busy; mend its"
+    said = (
+        f"tier {session.tiers[0]} goes unused: {copy.parent}: Device or resource busy; repair its"
+    )
     assert session.log.read_text().count(said) == (0 if is_gone else 1)
 
 
@@ -211,7 +215,7 @@ def test_a_tier_that_is_read_only_at_the_start_is_gone_without(
     session.stop()
     mounts.remount(first, "ro")
     done = session.monarch("start")
-    # Refused by the configuration, with the line to mend, or gone without; never a traceback.
+    # Refused by the configuration, with the line to correct, or gone without; never a traceback.
     assert "Traceback" not in done.stderr
     if done.returncode == 0:
         assert session.monarch("stop").returncode == 0
@@ -277,7 +281,7 @@ def test_a_tier_that_cannot_be_listed_at_the_start_is_gone_without(
         assert not held_elsewhere(first, session.config)
         assert caplog.messages == [
             f"tier {first} goes unused: {tier_root(first) / 'c'}: Input/output error;"
-            " mend its file system, then monarch stop and start"
+            " repair its file system, then monarch stop and start"
         ]
     finally:
         daemon._close()

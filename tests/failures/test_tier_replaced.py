@@ -124,7 +124,7 @@ def site(session_factory: Callable[..., Session], open_place: Path, python: str)
     made.end()
 
 
-def test_a_mount_point_where_others_may_rename_is_refused_with_the_mend(site: Site) -> None:
+def test_a_mount_point_where_others_may_rename_is_refused_with_the_hint(site: Site) -> None:
     site.mount.chmod(0o777)
     why = (
         f"tier {site.mount} goes unused: {site.mount} may be written by everybody and has no sticky"
@@ -135,12 +135,12 @@ def test_a_mount_point_where_others_may_rename_is_refused_with_the_mend(site: Si
     assert done.returncode == 4
     assert done.stderr.endswith(f"\nmonarch: no tier can be used: {why}\n")
     found = {f["what"]: f for f in json.loads(site.monarch("doctor", "--json").stdout)}
-    assert (found["tier (ssd)"]["level"], found["tier (ssd)"]["mend"]) == (
+    assert (found["tier (ssd)"]["level"], found["tier (ssd)"]["hint"]) == (
         "problem",
         f"chmod +t {site.mount}",
     )
     assert list(site.mount.iterdir()) == []
-    # The mend is one, and then Bobby cannot do it.
+    # The hint is one, and then Bobby cannot do it.
     site.mount.chmod(0o1777)
     site.serve()
     site.fill()
@@ -158,7 +158,7 @@ def test_a_directory_made_beforehand_is_named_with_its_owner(site: Site) -> None
     )
     assert serve.stderr.endswith(f": tier {site.mount}: {said}\n")
     found = next(f for f in json.loads(doctor.stdout) if f["level"] == "problem")
-    assert (found["what"], found["mend"]) == ("tier (ssd)", "choose another mount_point")
+    assert (found["what"], found["hint"]) == ("tier (ssd)", "choose another mount_point")
     assert f"ask user {BOBBY} or root" in found["found"]
     in_the_way.rmdir()
     # The same for shared memory.
@@ -169,7 +169,7 @@ def test_a_directory_made_beforehand_is_named_with_its_owner(site: Site) -> None
     (found,) = [f for f in json.loads(doctor.stdout) if f["what"] == "shared memory"]
     assert found["level"] == "problem"
     assert f"is a link of user {BOBBY}; ask user {BOBBY} or root" in found["found"]
-    assert found["mend"] == "set MONARCH_SHM to a directory of yours"
+    assert found["hint"] == "set MONARCH_SHM to a directory of yours"
     (site.session.shm / f"monarch-{ALICE}").unlink()
 
 

@@ -42,6 +42,6 @@ def test_an_error_of_a_moment_takes_no_tier_away(
 
 
 def test_what_is_certain_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    certain, other = (Doubt(i == 1, f"text {i}", f"mend {i}") for i in (1, 2))
+    certain, other = (Doubt(i == 1, f"text {i}", f"hint {i}") for i in (1, 2))
     assert why(monkeypatch, [other]) == ""
-    assert why(monkeypatch, [other, certain]) == "tier /local/me goes unused: text 1; mend 1"
+    assert why(monkeypatch, [other, certain]) == "tier /local/me goes unused: text 1; hint 1"

@@ -89,13 +89,15 @@ def explore(
         try:
             _await(running, limit_s)
         finally:
+            # Those that go on are ended because another one has found something.
+            ended = [one.poll() for one in running]
             for one in running:
                 one.kill()
                 one.wait()
-        for session, one in zip(sessions, running, strict=True):
-            if one.returncode > 0:
-                said = with_names(_error(session).read_text(), program)
-                found.wrong = said or f"it has ended with {one.returncode}"
-            elif one.returncode == 0:
+        for session, status in zip(sessions, ended, strict=True):
+            if status == 0:
                 found.counts.update(json.loads((session.directory / "out").read_text()))
+            elif status is not None and not found.wrong:
+                said = with_names(_error(session).read_text(), program)
+                found.wrong = said or f"it has ended with {status}"
     return found

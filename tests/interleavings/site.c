@@ -161,9 +161,7 @@ void note_descriptors(void) { open_before = open_descriptors(); }
 
 void check_descriptors(void) { EXPECT(open_descriptors() == open_before); }
 
-/* --- once
- * -----------------------------------------------------------------------------------------
- */
+/* --- once --- */
 
 static void *map_file(const char *name) {
     char path[512];

@@ -149,8 +149,8 @@ def test_what_is_no_plan_is_said_in_our_own_words(plan: Path, name: str, why: st
     np.savez(plan.with_name("others.npz"), a=np.zeros(1))
     path = plan.with_name(name)
     done = run("show", path, error=ConfigError)
-    mend = "make one with `monarch plan make -c plan.yaml`"
-    assert str(done.exception) == f"{path}: not a plan ({why}); {mend}"
+    hint = "make one with `monarch plan make -c plan.yaml`"
+    assert str(done.exception) == f"{path}: not a plan ({why}); {hint}"
 
 
 def test_a_plan_is_no_index(plan: Path) -> None:

@@ -130,7 +130,7 @@ def test_who_could_replace_it(outside: Path, place: Path, case: Callable[[Path],
     (doubt,) = found
     assert doubt.is_certain is expected[0]
     assert doubt.text.startswith(f"{outside}/{expected[1]}")
-    assert doubt.mend
+    assert doubt.hint
 
 
 def test_in_a_user_name_space_an_unknown_owner_may_be_root(

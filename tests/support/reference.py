@@ -17,7 +17,7 @@ from monarch_py.simulator import scenario
 DOCS = Path(__file__).parents[2] / "docs"
 HEADER = "| key | value | default | meaning |\n|---|---|---|---|\n"
 MODULES = {"configuration.md": schema, "plan.md": recipe, "scenarios.md": scenario}
-TABLE = re.compile(r"(?<=<!-- keys: )(\w+)( -->\n\n)(?:\|.*\n)*")
+TABLE = re.compile(r"(?<=<!-- keys: )(\w+)( -->\n\n)(?:\|.*\n)*\n*")
 
 
 def table(keys: type[Keys]) -> str:
@@ -35,7 +35,7 @@ def written(page: str) -> str:
     """The page with its tables as they are declared."""
 
     def replaced(found: re.Match[str]) -> str:
-        return f"{found[1]}{found[2]}{table(getattr(MODULES[page], found[1]))}"
+        return f"{found[1]}{found[2]}{table(getattr(MODULES[page], found[1]))}\n"
 
     return TABLE.sub(replaced, (DOCS / page).read_text())
 

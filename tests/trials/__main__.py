@@ -32,6 +32,8 @@ from trials.turns import COMPARISONS, PLACES, grounds, take_turns
 from monarch_py.demo.slowsource import build_slowsource
 
 over = threading.Event()  # the run is to end
+# Trials that break in a row before the run is given up.
+BROKEN_AT_MOST = 5
 
 # Of one trial.
 INTERVENTIONS, CHANGES = 100, 500
@@ -77,6 +79,12 @@ def end(number: int, _: object) -> None:
         sys.exit(128 + number)
 
 
+def stuck(results: list[dict[str, Any]]) -> bool:
+    """Whether the last trials have all broken: the next ones would as well."""
+    last = results[-BROKEN_AT_MOST:]
+    return len(last) == BROKEN_AT_MOST and all("broken" in result for result in last)
+
+
 def total(results: list[dict[str, Any]], goal: str) -> Counter[str]:
     return sum((Counter(result.get(goal, {})) for result in results), Counter())
 
@@ -99,7 +107,7 @@ def main() -> int:
         for goal, works in WORK.items():
             known = {(result["name"], result["seed"]) for result in results}
             seed = options.seed
-            while total(results, goal).total() < getattr(options, goal):
+            while not stuck(results) and total(results, goal).total() < getattr(options, goal):
                 for name, work in works.items():
                     if (name, seed) not in known:
                         outcome = trial(work, programs, seed)

@@ -87,7 +87,7 @@ class Trial:
     # --- readers --------------------------------------------------------------------------------
 
     def _start_reader(self, node: Session) -> Reading:
-        state, seed = self.site.directory / f"state{self._started}", self._seed * 10_000
+        state, seed = self.site.directory / f"state{self._started:05}", self._seed * 10_000
         words = (self._reader, node, node.source, SIZES, state)
         self._started += 1
         return self._stack.enter_context(Reading(*words, seed=seed + self._started))
@@ -169,10 +169,13 @@ class Trial:
             node.wait_up()
             took_s = time.monotonic() - began_s
             self.tally.longest_start_s = max(self.tally.longest_start_s, took_s)
-            wait_until(
-                lambda node=node, lying=lying: not self._left_over(node, lying),  # type: ignore[misc]
-                what=f"a start that leaves nothing over: {self._left_over(node, lying)}",
-            )
+            try:
+                wait_until(
+                    lambda node=node, lying=lying: not self._left_over(node, lying),  # type: ignore[misc]
+                    what="a start that leaves nothing over",
+                )
+            except AssertionError as error:
+                raise AssertionError(f"{error}: {self._left_over(node, lying)}") from None
             self.tally.starts += 1
         self._starting.clear()
 

@@ -264,7 +264,7 @@ def test_doctor(
         text = f"{found}\n{file.read_text()}"
         said = found["configuration"]
         assert (said["level"] != "problem") == is_taken, text
-        assert is_taken or is_sentence(f"{said['found']}; {said['mend']}", file), text
+        assert is_taken or is_sentence(f"{said['found']}; {said['hint']}", file), text
 
 
 def test_run(root: Path) -> None:

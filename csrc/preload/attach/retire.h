@@ -1,4 +1,4 @@
-/* Sessions of daemons that are gone, and that nothing of is needed any more. */
+/* Lets go of sessions whose daemon is gone and that nobody uses any more. */
 #ifndef MONARCH_RETIRE_H
 #define MONARCH_RETIRE_H
 

@@ -281,14 +281,16 @@ static int is_same_file(int one, int other) {
     return is_same;
 }
 
-/* The kernel refuses ranges of one file that overlap, and may refuse to copy from one file system
- * to another: a copy hides the former from it, and causes the latter. */
+/* The kernel refuses ranges of one file that overlap; through a copy's descriptor it does not see
+ * that they are of one file. It may also refuse to copy between file systems, and a copy lies on
+ * another one than its file. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)
         uses_offset(from);
     int old_errno = errno;
-    int behind = is_same_file(from, to) ? monarch_companion(from) : -1;
+    int behind =
+        monarch_is_copy(from, NULL) && is_same_file(from, to) ? monarch_companion(from) : -1;
     if (behind < 0) {
         ssize_t r = real_copy_file_range(from, at, to, to_at, n, flags);
         behind = r < 0 && errno == EXDEV ? monarch_companion(from) : -1;

@@ -1,5 +1,4 @@
-/* The table of mappings that wait, for mappings.c, which is told of them, and move.c, which has the
- * thread. */
+/* The table of mappings that wait. mappings.c adds to it; the thread of move.c empties it. */
 #ifndef MONARCH_MAPPING_TABLE_H
 #define MONARCH_MAPPING_TABLE_H
 

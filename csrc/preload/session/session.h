@@ -103,7 +103,7 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
 /* One line to standard error, at most once in a process, and only if descriptor 2 is still what it
  * was when we were loaded. */
-void monarch_warn(const char *what, const char *name, const char *mend);
+void monarch_warn(const char *what, const char *name, const char *hint);
 /* Only while one thread runs, which is in a constructor. */
 void monarch_pass_warning_on(void);
 

@@ -54,11 +54,11 @@ __attribute__((noinline)) static int parent_has_warned(void) {
     return seen[0] && seen[1];
 }
 
-void monarch_warn(const char *what, const char *name, const char *mend) {
+void monarch_warn(const char *what, const char *name, const char *hint) {
     char line[1200] = "monarch: ";
-    const char *parts[] = {what, " ", name, "; reads go to the source (", mend, ")\n"};
+    const char *parts[] = {what, " ", name, "; reads go to the source (", hint, ")\n"};
     size_t n = strlen(line);
-    monarch_log(what, name, mend);
+    monarch_log(what, name, hint);
     if (__atomic_exchange_n(&warned, 1, __ATOMIC_RELAXED) || secure_getenv(SAID) ||
         !stderr_is_what_it_was() || parent_has_warned())
         return;

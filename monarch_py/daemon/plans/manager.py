@@ -53,7 +53,7 @@ class PlanManager:
     ) -> None:
         self.filler, self.shared, self.cluster = filler, filler.shared, cluster
         self._executor = ThreadPoolExecutor(1, "planned")
-        self.trackers = [self._course(file, *loaded) for file, loaded in plans]
+        self.trackers = [self._tracker(file, *loaded) for file, loaded in plans]
         self._task: Future[PlacementResult] | None = None
         self._to_place: list[PlanTracker] = []  # whose files are placed just now
         self._placed = False
@@ -80,7 +80,7 @@ class PlanManager:
         """Whether the loop should turn often, to see what programs open."""
         return self._placed and time.monotonic() - self._opened_at < AWAKE_S
 
-    def _course(self, file: Path, version: Version, plan: Plan) -> PlanTracker:
+    def _tracker(self, file: Path, version: Version, plan: Plan) -> PlanTracker:
         node = self.cluster.rank if self.cluster else 0
         return PlanTracker(file, version, plan, node, self._executor)
 
@@ -197,7 +197,7 @@ class PlanManager:
             ):
                 tracker.version = version  # what cannot be loaded is not tried twice
                 try:
-                    found[tracker] = self._course(tracker.file, *self._load(tracker.file))
+                    found[tracker] = self._tracker(tracker.file, *self._load(tracker.file))
                 except MonarchError as error:
                     log.warning("%s", error)
         return found

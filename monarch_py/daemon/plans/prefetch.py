@@ -41,7 +41,7 @@ class PlanPrefetch:
     def __init__(
         self, filler: Filler, trackers: Sequence[PlanTracker], placement: PlannedPlacement
     ) -> None:
-        self.filler, self.shared, self._courses = filler, filler.shared, trackers
+        self.filler, self.shared, self._trackers = filler, filler.shared, trackers
         self._looked_at = float("-inf")
         self._pace = Pace()
         self.begin(placement, NONE)
@@ -89,7 +89,7 @@ class PlanPrefetch:
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
-        parts = [tracker.upcoming(LOOK) for tracker in self._courses if tracker.is_active]
+        parts = [tracker.upcoming(LOOK) for tracker in self._trackers if tracker.is_active]
         ids = np.concatenate([*parts, NONE])
         if len(parts) > 1:
             distance = np.concatenate([np.arange(len(part)) for part in parts])
