@@ -18,7 +18,7 @@ from faults.scenario import Site, build_faulter
 Run = tuple[str, CallClass, Fault]
 
 # Of each role.
-RUNS, MOST_DRAWN, SEED = 5, 20, 20261126
+RUNS, MOST_DRAWN, SEED = 4, 20, 20261126
 
 
 @pytest.fixture(scope="module")

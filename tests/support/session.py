@@ -92,8 +92,8 @@ class Session:
         }
         self.tiers = [Path(tier["mount_point"]) for tier in document["hierarchy"]]
         self.persistent = [bool(tier.get("persistent")) for tier in document["hierarchy"]]
-        staging = document.get("staging")
-        self.staging = [Path(staging["mount_point"])] if staging else []
+        area = document.get("staging") or {}
+        self.staging = [Path(area["mount_point"])] if "mount_point" in area else []
         self.config = directory / "tiers.yaml"
         self.config.write_text(yaml.safe_dump(document))
         self.preload = preload or LIBRARY
