@@ -1,17 +1,18 @@
-/* Short texts, as every look-up compares: 16 bytes at a time, without a call into libc, which costs
- * as much as the comparing. Nothing outside a text is read. */
+/* Compares short texts, as every look-up does, 16 bytes at a time. A call into libc would cost as
+ * much as the comparison. Nothing outside a text is read. */
 #ifndef MONARCH_BYTES_H
 #define MONARCH_BYTES_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Loads of any address and of any type's memory. */
+/* Types for loads from any address and from memory of any type. */
 typedef unsigned char sixteen_bytes __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t two_words __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t one_word __attribute__((aligned(1), may_alias));
 
-/* Where the 16 bytes at `i` of `n` are read: the last ones overlap those before. At least 16. */
+/* Where the 16 bytes at `i` of `n` are read: the last 16 overlap those before. `n` is at least
+ * 16. */
 static inline size_t sixteen_at(size_t i, size_t n) { return i + 16 <= n ? i : n - 16; }
 
 static inline int same_bytes(const char *a, const char *b, size_t n) {

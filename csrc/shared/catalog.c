@@ -6,7 +6,7 @@
 #include "shared/xxh3.h"
 
 /* Slots hold a part of the hash beside the entry's number, so that a probe that misses reads no
- * entry. They are never emptied: readers need no lock and no tombstones. */
+ * entry. Slots are never emptied: readers need no lock, and there are no tombstones. */
 
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len) {
     return monarch_xxh3(path, len) ^ monarch_mix(source);
@@ -27,7 +27,7 @@ uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, 
     uint64_t hash = monarch_path_hash(source, path, len);
     const struct monarch_slot *first = &index_of(c)[monarch_first_path_slot(hash, c->slots)];
     __builtin_prefetch(first);
-    __builtin_prefetch(first + 4); /* one search in eleven goes on in the next line */
+    __builtin_prefetch(first + 4); /* one search in eleven continues in the next line */
     return hash;
 }
 
@@ -135,7 +135,7 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
         if (id >= c->capacity) /* damaged */
             continue;
         const struct monarch_entry *e = &entries[id];
-        /* A slot outlives its copy (clear, refill): the entry itself says what holds. */
+        /* A slot outlives its copy (clear, refill), so the entry itself is compared. */
         if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->kind == MONARCH_FILE &&
             __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
             MONARCH_WORD_TIER(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) == tier)
@@ -179,7 +179,7 @@ static int is_set(const uint64_t *bits, uint64_t bit) {
     return (__atomic_load_n(&bits[bit / 64], __ATOMIC_SEQ_CST) & mask_of(bit)) != 0;
 }
 
-/* The coarse bit is set last and read first: whoever finds it unset has come before the mark. */
+/* The coarse bit is set last and read first: a reader that finds it unset came before the mark. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     uint64_t bit = monarch_filter_bit(dev, ino), second = monarch_filter_second(dev, ino);
     uint64_t coarse = bit / MONARCH_FILTER_COARSE;
@@ -195,7 +195,7 @@ int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t i
     return __atomic_load_n(&m->told, __ATOMIC_SEQ_CST) || monarch_is_marked(m, dev, ino);
 }
 
-/* A count of 0 says that nothing is marked yet, as it is in most jobs. */
+/* `changes` is 0 as long as nothing is marked, which is so in most jobs. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     if (!__atomic_load_n(&m->changes, __ATOMIC_SEQ_CST))
         return 0;

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <time.h>
 
-/* CLOCK_MONOTONIC [ns]. */
+/* The time of CLOCK_MONOTONIC [ns]. */
 static inline uint64_t monarch_now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

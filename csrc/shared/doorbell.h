@@ -1,5 +1,5 @@
-/* Futexes as the daemon uses them: the word that it sleeps on, and those of its copying threads,
- * rung by its own C threads as by the clients. */
+/* The daemon's futexes: the word on which its loop sleeps, and the bells of its copying threads.
+ * Its own C threads ring them as clients do. */
 #ifndef MONARCH_DOORBELL_H
 #define MONARCH_DOORBELL_H
 
@@ -22,26 +22,28 @@ static inline void monarch_doorbell_ring(uint32_t *doorbell) {
     monarch_futex_wake(doorbell);
 }
 
-/* Wakes up to `threads` of those that sleep with a bit of `who`; none that does not sleep yet. */
+/* Wakes up to `threads` of the threads that sleep with a bit of `who`. A thread that does not sleep
+ * yet is not affected. */
 static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
     if (__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
         syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
 }
 
-/* After work was made: those that have looked before and do not sleep yet will look again. */
+/* Rings after work was made: threads that have looked before and do not sleep yet will look
+ * again. */
 static inline void monarch_bell_ring(struct monarch_bell *b, int threads, uint32_t who) {
     __atomic_fetch_add(&b->rings, 1, __ATOMIC_SEQ_CST);
     monarch_bell_wake(b, threads, who);
 }
 
-/* As a client does. */
+/* Rings for a demand, as a client does. */
 static inline void monarch_ring_for_demand(struct monarch_clients *m) {
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_bell_ring(&m->engine[way], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps as `who` unless it was rung since it said `seen`; no longer than `until_ns`
- * [CLOCK_MONOTONIC], if that is not 0. Returns 0 if that time has come. */
+/* Sleeps as `who` unless the bell was rung since its count was `seen`; until `until_ns`
+ * [CLOCK_MONOTONIC] at most, if that is not 0. Returns 0 on timeout. */
 static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who,
                                      uint64_t until_ns) {
     struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};

@@ -1,4 +1,5 @@
-/* The ends of threads, which may be in a call of a file system that does not answer. */
+/* Joins threads with a time limit, because they may hang in a call of a file system that does not
+ * answer. */
 #ifndef MONARCH_JOINING_H
 #define MONARCH_JOINING_H
 
@@ -15,7 +16,7 @@ static inline struct timespec monarch_join_limit(int limit_ms) {
     return until;
 }
 
-/* Whether the thread has ended by then. */
+/* Joins the thread; returns whether it has ended by `until`. */
 static inline int monarch_join(pthread_t thread, const struct timespec *until) {
     return pthread_timedjoin_np(thread, NULL, until) == 0;
 }

@@ -1,4 +1,4 @@
-/* Spaces the operations of several threads evenly; a pause is not caught up by a burst. */
+/* Spaces the operations of several threads evenly; a pause is not made up for by a burst. */
 #ifndef MONARCH_PACE_H
 #define MONARCH_PACE_H
 
@@ -18,7 +18,7 @@ static inline void monarch_pace_init(struct monarch_pace *p, uint64_t ops_per_s)
     p->next_ns = 0;
 }
 
-/* Sleeps until it is the caller's turn; 0, without a sleep, if that is later than `until_ns`
+/* Sleeps until the caller's turn; returns 0 without sleeping if that is later than `until_ns`
  * [CLOCK_MONOTONIC]. */
 static inline int monarch_keep_pace(struct monarch_pace *p, uint64_t until_ns) {
     uint64_t now = sys_now_ns(), next = __atomic_load_n(&p->next_ns, __ATOMIC_RELAXED), mine = now;

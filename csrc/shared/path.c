@@ -6,10 +6,12 @@
 #include "shared/bytes.h"
 #include "shared/sys.h"
 
-/* Half of the kernel's: links on the way to the source count there too, and are unseen here. */
+/* Half of the kernel's limit: the kernel also counts links on the way to the source, which are not
+ * visible here. */
 #define MAX_LINKS 20
 
-/* First where the root would end: nearly all paths of a process are foreign and go on there. */
+/* Looks first at the byte where the root would end: nearly all paths of a process are foreign and
+ * differ there. */
 static inline int has_prefix(const char *path, size_t n, const char *root, uint32_t len) {
     return len && n >= len && (path[len] == '/' || n == len) && same_bytes(path, root, len);
 }
@@ -36,8 +38,9 @@ static int odd_component(const char *after) {
     return *after == '/' || !*after;
 }
 
-/* Whether a byte and the next one are of a kind, 16 at a time: what every path is asked and few
- * have. Two dots; or a slash with a `.`, another slash or nothing behind it. At least 16 bytes. */
+/* Whether the path holds a pair of bytes, 16 positions at a time, because every path is asked and
+ * few have one: two dots (of_dots), or a slash followed by `.`, another slash or the NUL. The path
+ * has at least 16 bytes. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
     two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
@@ -73,23 +76,23 @@ int monarch_is_odd(const char *path, size_t n) {
 }
 
 /* A walk over one path. `text` is the absolute path so far, without a trailing slash ("" is the
- * root); up to `canonical` bytes of it came from the kernel, so no component there is a link. */
+ * root). Up to `canonical` bytes of it came from the kernel, so no component there is a link. */
 struct walk {
     const struct monarch_control *control;
     const struct monarch_catalog *catalog;
     const struct monarch_clients *clients;
     size_t len, canonical;
-    int needs_directory, by_letters; /* by_letters: `..` undoes what is before it, link or not */
+    int needs_directory, by_letters; /* by_letters: `..` undoes any component before it */
     char *text;
 };
 
 static int is_current(const struct walk *w, int64_t id) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[id];
-    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* it may be met again just now */
+    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the scan may replace it now */
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
-/* Whether the path so far is a directory and no link: only then does `..` lead to its parent. */
+/* Whether the path so far is a directory and not a link: only then does `..` lead to its parent. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;
@@ -118,7 +121,7 @@ static int append(struct walk *w, const char *name, size_t n) {
     if (w->len + 1 + n >= MONARCH_PATH_MAX)
         return 0;
     w->text[w->len++] = '/';
-    memmove(w->text + w->len, name, n); /* it may lie behind, in the same buffer */
+    memmove(w->text + w->len, name, n); /* `name` may lie further back in the same buffer */
     w->len += n;
     w->text[w->len] = 0;
     return 1;
@@ -141,8 +144,8 @@ static int walk_components(struct walk *w, const char *path) {
     return 1;
 }
 
-/* Finds the first component of `rel` that the catalog knows as a link: its entry and in *end where
- * it ends; -1 if there is none. */
+/* Finds the first component of `rel` that the catalog knows as a link: returns its entry, and in
+ * *end where the component ends; -1 if there is none. */
 static int64_t first_link(const struct walk *w, unsigned source, const char *rel, size_t *end) {
     for (size_t i = 1;; i++) {
         if (rel[i] && rel[i] != '/')
@@ -158,10 +161,10 @@ static int64_t first_link(const struct walk *w, unsigned source, const char *rel
     }
 }
 
-/* Puts the link's target in its place, with what is behind it at the very end of the same buffer:
- * callers may be on small stacks. Returns that path, to walk on with, from the directory that `w`
- * is then; NULL if both do not fit. A walk moves what it reads to the front, byte for byte, so that
- * it needs two bytes between them and no more. */
+/* Replaces the link by its target. The target and what follows the link go to the very end of the
+ * same buffer, because callers may be on small stacks. Returns that path, on which the walk
+ * continues from the directory that `w` now holds; NULL if both do not fit. A walk moves what it
+ * reads to the front byte by byte, so that two bytes between them are enough. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);
@@ -178,7 +181,7 @@ static const char *substitute(struct walk *w, const char *rel, int64_t link, siz
     memcpy(behind - n, target, n);
     w->len = kept;
     w->text[kept] = 0;
-    /* Links below a source were scanned from its root down without following any. */
+    /* The scan follows no link below a source's root, so nothing here is known to be canonical. */
     w->canonical = 0;
     return behind - n;
 }
@@ -190,7 +193,7 @@ int monarch_is_outside(const struct monarch_control *k, const char *path) {
     return walk_components(&w, path) && monarch_prefix(k, text, w.len, &rel) < 0;
 }
 
-/* -3: a link was met, and *next is the path to walk on with. */
+/* Looks up the path so far. -3: it leads through a link, and *next is the path to continue with. */
 static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, const char **next) {
     const char *rel;
     size_t end;
@@ -225,7 +228,7 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
     out->entry = MONARCH_OUTSIDE;
     out->source = -1;
     out->path_len = 0;
-    /* Too long for the kernel, however short it becomes here; or no path at all. */
+    /* The path is too long for the kernel, however short it would become here; or it is empty. */
     if (!*path || strnlen(path, MONARCH_PATH_MAX) == MONARCH_PATH_MAX)
         return;
     if (*path != '/') {

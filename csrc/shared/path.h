@@ -1,4 +1,5 @@
-/* From a path to the catalog's entry, as the kernel would walk it but without asking the source. */
+/* Resolves a path to the catalog's entry as the kernel would walk it, but without asking the
+ * source. */
 #ifndef MONARCH_PATH_H
 #define MONARCH_PATH_H
 
@@ -18,25 +19,25 @@ struct monarch_place {
     char path[MONARCH_PATH_MAX]; /* relative to the source */
 };
 
-/* Which source is a prefix of the absolute path, of `n` bytes: its number, with what follows the
- * slash in *rel; -1 for none. The root itself gives an empty *rel. */
+/* The number of the source whose path or alias is a prefix of the absolute path, of `n` bytes; -1
+ * if none is. *rel becomes what follows the slash, which is empty for the root itself. */
 int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, const char **rel);
 
 /* Whether the path, of `n` bytes, holds `//`, `.` or `..` as a component, or ends in a slash. */
 int monarch_is_odd(const char *path, size_t n);
 
-/* Whether an absolute path leads to no source by its letters alone, which costs no system call. If
- * a link before a `..` makes it lead to one all the same, only the kernel finds it, as for any link
- * that lies outside. */
+/* Whether an absolute path leads to no source by its letters alone, without a system call. A link
+ * before a `..` may still make it lead to one; only the kernel can tell, as for any link outside
+ * the sources. */
 int monarch_is_outside(const struct monarch_control *k, const char *path);
 
 /* Whether the path may hold `..`: two dots side by side. */
 int monarch_may_go_up(const char *path);
 
-/* Resolves `path`, taken from the canonical directory `base` when it is relative (`base` may be
- * out->path itself: callers may be on small stacks); nothing else of *out is read. With follow = 0
- * a link as the last component is not followed. Asks the file system (lstat) only about components
- * outside every source that a later `..` leaves again. */
+/* Resolves `path` into *out. A relative path starts from the canonical directory `base`, which may
+ * be out->path itself because callers may be on small stacks; nothing else of *out is read. With
+ * follow = 0 a link as the last component is not followed. The file system is asked (lstat) only
+ * about components outside every source that a later `..` leaves again. */
 void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,
                      const struct monarch_clients *m, const char *base, const char *path,
                      int follow, struct monarch_place *out);

@@ -1,5 +1,5 @@
-/* System calls without libc: our own work leaves errno alone, is no cancellation point, needs no
- * symbol and cannot come back to our own wrappers. They return -errno. */
+/* System calls without libc. They return -errno and leave errno alone, are no cancellation points,
+ * need no symbol and cannot re-enter our own wrappers. */
 #ifndef MONARCH_SYS_H
 #define MONARCH_SYS_H
 
@@ -51,21 +51,21 @@ static inline long sys_getcwd(char *buf, unsigned long n) {
 static inline long sys_readlink(const char *path, char *buf, unsigned long n) {
     return sys6(SYS_readlinkat, AT_FDCWD, (long)path, (long)buf, (long)n, 0, 0);
 }
-/* Whether mmap or mremap returned one. */
+/* Whether the result of mmap or mremap is an address and not an error. */
 static inline int is_address(long r) { return r >= 0 || r < -4095; }
 static inline void *sys_map(int fd, unsigned long n, int prot) {
     long p = sys6(SYS_mmap, 0, (long)n, prot, MAP_SHARED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* In the place of what is at `at`, of which this process has made all: the file, or zeros that take
- * no memory for fd -1. */
+/* Maps over [at, at + n), all of which this process has mapped itself: the file, or for fd -1 zeros
+ * that take no memory. */
 static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
     long p = sys6(SYS_mmap, (long)at, (long)n, prot, flags | MAP_FIXED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* The same at a multiple of `align` (a power of two): reserved first, so that nobody's mapping is
- * hit. */
+/* sys_map at a multiple of `align` (a power of two). The range is reserved first, so that no other
+ * mapping is overwritten. */
 static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned long align) {
     unsigned long room = n + align;
     long p = sys6(SYS_mmap, 0, (long)room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
@@ -85,8 +85,8 @@ static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned 
     return 0;
 }
 #ifdef __SANITIZE_THREAD__
-/* ThreadSanitizer hears of no system call of ours: what one thread wrote here would look like a
- * race with whoever is given the address next. So nobody is. */
+/* ThreadSanitizer does not see our system calls: memory that one thread wrote here would look like
+ * a race with the next owner of the address. So the address range is kept and never reused. */
 static inline void sys_unmap(const void *p, unsigned long n) {
     sys_map_over((void *)p, -1, n, PROT_NONE);
 }
@@ -113,11 +113,11 @@ static inline long sys_lseek(int fd, long offset, int whence) {
 static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
-/* All but the one with which setuid makes all threads change: who makes a thread waits inside for
- * the lock that setuid holds while it waits for their answers. */
+/* All signals but the one by which setuid makes all threads change: a thread that is creating
+ * another waits for the lock that setuid holds while it waits for the threads' answers. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
-/* As sigprocmask(2); what was blocked before. */
+/* As sigprocmask(2); returns the set that was blocked before. */
 static inline uint64_t sys_signals(int how, uint64_t set) {
     uint64_t old = 0;
     sys6(SYS_rt_sigprocmask, how, (long)&set, (long)&old, sizeof set, 0, 0);
@@ -129,14 +129,14 @@ static inline uint64_t sys_now_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
-/* Sleeps, below a second [ns]. */
+/* Sleeps for `ns`, which is less than a second. */
 static inline void sys_nap(long ns) {
     struct timespec t = {0, ns};
     sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
 }
 
-/* For the nth time, waits a moment for another thread that needs microseconds: lets it have the
- * processor at first, and then sleeps, because a yield does nothing for one of a lower real-time
+/* Waits a moment, for the nth time, for another thread that needs microseconds: yields the
+ * processor at first, then sleeps, because a yield does nothing for a thread of lower real-time
  * priority. */
 static inline void sys_relax(unsigned n) {
     struct timespec nap = {0, n < 96 ? 50000 : 1000000};
@@ -145,7 +145,7 @@ static inline void sys_relax(unsigned n) {
     else
         sys6(SYS_nanosleep, (long)&nap, 0, 0, 0, 0, 0);
 }
-/* Sleeps while *word is `seen`, at most `ns` (below a second). */
+/* Sleeps while *word is `seen`, for at most `ns` (less than a second). */
 static inline void sys_futex_wait(const uint32_t *word, uint32_t seen, long ns) {
     struct timespec limit = {0, ns};
     sys6(SYS_futex, (long)word, 0 /* FUTEX_WAIT */, seen, (long)&limit, 0, 0);

@@ -153,8 +153,8 @@ static void eat_blocks(uint64_t state[8], const unsigned char *in, size_t blocks
     memcpy(state, acc, sizeof acc);
 }
 
-/* `in` are the 1 to 1024 last bytes; the 64 bytes before them must be readable when there are
- * fewer than 64 of them. */
+/* `in` holds the last 1 to 1024 bytes. When there are fewer than 64, the 64 bytes before them must
+ * be readable. */
 static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len,
                        uint64_t total) {
     uint64_t acc[8], h = total * P64_1;

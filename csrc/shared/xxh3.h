@@ -1,5 +1,5 @@
-/* XXH3-64 (seed 0, default secret): hashes of paths and of blocks. Written from the published
- * specification; tests compare it with the reference library over all length classes. */
+/* XXH3-64 (seed 0, default secret): the hash of paths and of blocks. It is written from the
+ * published specification; tests compare it with the reference library over all length classes. */
 #ifndef MONARCH_XXH3_H
 #define MONARCH_XXH3_H
 
@@ -8,7 +8,8 @@
 
 uint64_t monarch_xxh3(const void *data, size_t len);
 
-/* The same hash over data that arrives in pieces: a block needs no buffer of its own size. */
+/* The same hash over data that arrives in pieces, so that a block needs no buffer of its own
+ * size. */
 #define XXH3_BLOCK 1024
 struct xxh3_stream {
     uint64_t acc[8];

@@ -1,4 +1,4 @@
-"""Starting a daemon so that nobody has to wait for it, and the process itself."""
+"""The daemon's process: how it is started and detached, and what it runs."""
 
 import contextlib
 import errno
@@ -36,31 +36,32 @@ __all__ = ["STAY", "StartupInfo", "end_process", "ignore_the_jobs", "serve", "sp
 
 log = logging.getLogger("monarch.daemon")
 
-# A daemon answers within a second of its start, but for slow sources and tiers [s].
+# A starting daemon must answer within this time [s]. It takes less than a second, but for slow
+# sources and tiers.
 START_LIMIT_S = 60.0
-# Between looks whether it has ended [s].
+# Interval between checks whether the daemon has ended [s].
 END_PAUSE_S = 0.1
-# One that nobody waits for any more ends within that, or is killed [s].
+# A daemon whose start is given up must end within this time, or it is killed [s].
 GIVE_UP_LIMIT_S = 5.0
-# As many as a daemon may have open, if the administrator allows it.
+# The descriptors that a daemon may have open, if the administrator allows as many.
 DESCRIPTORS = 65536
-# Of the log of the daemon before so much is kept [bytes].
+# How much of the previous daemon's log is kept [bytes].
 KEPT_LOG = 1 << 20
-# The one word on the command line of a daemon that runs share.
+# The one word on the command line of a daemon that several runs share.
 SHARED = "shared"
-# Sent over the lifeline to a daemon that shall outlive whoever started it.
+# Sent over the lifeline to a daemon that is to outlive the process that started it.
 STAY = b"s"
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
-# They end a daemon well. A launcher may send several, to each process of a step.
+# Signals that end a daemon in good order. A launcher may send several, to each process of a step.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
 class StartupInfo:
-    """What a daemon is told by whoever brings several up.
+    """What a process that starts the daemons of several nodes tells each of them.
 
-    listener : where the other nodes' daemons reach it;  record : a descriptor, see scan.give;
-    lifeline : the reading end of a pipe: the daemon ends when the pipe does before it has said STAY
+    listener : where the other nodes' daemons reach this one;  record : a descriptor, see scan.give;
+    lifeline : the reading end of a pipe; the daemon ends if the pipe closes before it has said STAY
     """
 
     cluster: Cluster
@@ -71,18 +72,19 @@ class StartupInfo:
 
 @contextlib.contextmanager
 def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
-    """One daemon a session; SessionError when another holds it."""
+    """Holds the session's lock: a session has one daemon. SessionError when another daemon holds
+    it."""
     session.make()
     try:
         fd = hold(session.lock, config_file)
     except SessionError as error:
         raise SessionError(f"a daemon serves this configuration already ({error})") from error
-    _begin_log(session)  # only now: it may have been a running daemon's
+    _begin_log(session)  # only now: before, it may be a running daemon's
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if id_of(session.lock) == id_of(fd):  # else another daemon's
+            if id_of(session.lock) == id_of(fd):  # else it is another daemon's
                 session.socket.unlink(missing_ok=True)
                 session.lock.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -90,7 +92,8 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
 
 
 def _begin_log(session: SessionDir) -> None:
-    """An empty one. What the daemon before has said last may tell why it died."""
+    """Begins an empty log. The end of the previous one is kept: it may tell why that daemon
+    died."""
     if not session.log.exists():
         return
     with contextlib.suppress(OSError):
@@ -122,11 +125,11 @@ def serve(
 ) -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT or `monarch stop`.
 
-    is_shared : it is the runs' that share it, and ends when none of them is left (`orphan`)
+    is_shared : the daemon belongs to the runs that share it, and ends when none is left (`orphan`)
 
     ConfigError, SessionError, TierError as the name says.
     """
-    os.umask(0o077)  # the shell's may close our own files to us
+    os.umask(0o077)  # the shell's umask may close our own files to us
     lib.monarch_limit_malloc()
     _allow_descriptors()
     with contextlib.ExitStack() as stack:
@@ -144,7 +147,8 @@ def serve(
         if watch is not None:
             watch.begin(daemon.stop_now)
         log.info("serves %s (process %d, version %s)", config.file, os.getpid(), __version__)
-        # All that was loaded stays: while programs run, the collector looks at nothing of it.
+        # All that was loaded stays loaded: the garbage collector need not look at it while programs
+        # run.
         gc.freeze()
         daemon.run()
         log.info("has ended")
@@ -153,13 +157,14 @@ def serve(
                 f"the daemon has ended because {daemon.lost} was removed or replaced (by rm, a job"
                 "'s epilogue or logind's RemoveIPC); start another with `monarch start`"
             )
-        # It has ended well, and one more signal, which Python would die of, does not change that.
+        # The daemon has ended well. One more signal, of which Python would die, must not change
+        # that.
         handle(ENDING, signal.SIG_IGN)
 
 
 class _Stopping:
-    """What signals do to a daemon. One that is not ready yet becomes so, and then ends as it
-    should: half made it would leave tiers that look as if it had been killed."""
+    """What signals do to a daemon. A daemon that is not ready yet first becomes ready, then ends as
+    it should: ended half-made, it would leave tiers that look as if it had been killed."""
 
     def __init__(self) -> None:
         self._daemon: Daemon | None = None
@@ -179,13 +184,14 @@ class _Stopping:
 
 
 def ignore_the_jobs() -> None:
-    """Signals that are meant for the training (Slurm's --signal) reach all that runs beside it."""
+    """Ignores signals that are meant for the training (Slurm's --signal): they reach all processes
+    that run beside it."""
     handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)
 
 
 def end_process(status: int = 0) -> NoReturn:
-    """Ends a process whose daemon has ended. What its threads still work out (a plan's place, a
-    look at a file system that hangs) is for nobody; the interpreter would wait for it."""
+    """Ends a process whose daemon has ended. Nobody needs what its threads still work out (a plan's
+    placement, a look at a file system that hangs), but the interpreter would wait for them."""
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -193,8 +199,8 @@ def end_process(status: int = 0) -> NoReturn:
 
 
 def _allow_descriptors() -> None:
-    """The soft limit is for programs that use select(); a daemon has a connection for each peer.
-    One that may not raise it has fewer."""
+    """Raises the soft limit on descriptors, which suits programs that use select(): a daemon has a
+    connection for each peer. A daemon that may not raise it has fewer connections."""
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
@@ -217,8 +223,8 @@ def _hear(lifeline: int, daemon: Daemon) -> None:
 
 
 def _command(config_file: Path, words: list[str]) -> list[str]:
-    """-I keeps the job's PYTHON* variables and working directory away from the daemon; the package
-    is then found by its own place, wherever it was installed."""
+    """The daemon's command line. -I keeps the job's PYTHON* variables and working directory away
+    from the daemon; the package is then found by its own path, wherever it was installed."""
     package = str(Path(__file__).resolve().parents[2])
     code = (
         "import sys; sys.path.insert(0, sys.argv.pop(1));"
@@ -239,12 +245,13 @@ def spawn(
     startup: StartupInfo | None = None,
     is_shared: bool = False,
 ) -> "subprocess.Popen[bytes]":
-    """Starts a daemon and waits until it answers.
+    """Starts a daemon and waits until it answers. The daemon has a session of its own, and nothing
+    of ours is left open in it, so that neither a shell's `wait` nor a pipe's reader waits for it.
 
-    detach : its own session, and nothing of ours is left open in it, so that neither a shell's
-    `wait` nor a pipe's reader waits for it;  is_shared : as for `serve`
+    detach : the daemon outlives this process, which does not wait for it;  is_shared : as for
+    `serve`
 
-    SessionError when it does not come up, with its words.
+    SessionError, with the daemon's last words, when it does not come up.
     """
     session = SessionDir.of(config_file)
     session.make()
@@ -269,7 +276,7 @@ def spawn(
             os.close(fd)
     try:
         _wait_until_up(process, session)
-    except BaseException:  # also a signal that ends us: nobody else knows of it
+    except BaseException:  # also at a signal that ends us: nobody else knows of the process
         process.terminate()
         try:
             process.wait(GIVE_UP_LIMIT_S)
@@ -283,9 +290,9 @@ def spawn(
 
 
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
-    """Until the daemon ends, which a signal to this process makes it do; SessionError when it did
-    not end well, with its last words. One whose threads wait for a source that does not answer has
-    ended, and nobody can be told its status until the source answers."""
+    """Waits until the daemon ends; a signal to this process makes it end. SessionError, with the
+    daemon's last words, when it did not end well. A daemon whose threads wait for a source that
+    does not answer counts as ended: its status is not known until the source answers."""
     handle(ENDING, lambda *_: process.terminate())
     daemon = Identity.of(process.pid)
     while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):
@@ -295,8 +302,8 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
 
 
 def _words(startup: StartupInfo | None) -> tuple[list[str], list[int]]:
-    """What goes on the daemon's command line, which is numbers of descriptors alone, and these; the
-    first is ours to close."""
+    """The words for the daemon's command line, which are numbers of descriptors alone, and these
+    descriptors; the first one is ours to close."""
     if startup is None:
         return [], []
     numbers = [
@@ -309,7 +316,7 @@ def _words(startup: StartupInfo | None) -> tuple[list[str], list[int]]:
 
 
 def _told(words: list[str]) -> StartupInfo | None:
-    """As `_words` has said it."""
+    """The StartupInfo that `_words` has put into words."""
     if not words:
         return None
     cluster, listener, record, lifeline = (None if w == "None" else int(w) for w in words)
@@ -323,7 +330,8 @@ def _told(words: list[str]) -> StartupInfo | None:
 
 
 def _written(data: bytes) -> int:
-    """A descriptor to read this from; it has no name, and ends with its last holder."""
+    """A descriptor from which `data` can be read. The memory behind it has no name, and is freed
+    with its last holder."""
     fd = os.memfd_create("monarch-cluster", os.MFD_CLOEXEC)
     os.pwrite(fd, data, 0)
     return fd
@@ -348,10 +356,10 @@ def _last_words(session: SessionDir, status: int) -> str:
         lines = session.log.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    # The log's own lines, which begin with their time, tell nothing of why it ended.
+    # Lines of the logger begin with their time, and do not tell why the daemon ended.
     said = [line for line in lines if not LOGGED.match(line)]
     if not said:
-        # A log in shared memory that is full holds no reason.
+        # The log lies in shared memory: when that is full, the log holds no reason.
         return full_shm() or f"it ended with status {status}; see {session.log}"
     return said[-1].removeprefix("monarch: ")
 
@@ -382,8 +390,9 @@ def main() -> None:
 
 
 def _say_last(line: str) -> None:
-    """To standard error, which is the log. One that was removed with its session is begun anew, so
-    that whoever looks for the reason finds it where it always is, and the system's log has it."""
+    """Writes a line to standard error, which is the log. If the log was removed with its session,
+    the line goes to the system's log, and into a new log, where whoever looks for the reason
+    expects it."""
     with contextlib.suppress(OSError):  # shared memory is full, and the log lies there
         sys.stderr.write(line)
         sys.stderr.flush()

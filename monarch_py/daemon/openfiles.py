@@ -1,7 +1,8 @@
-"""Who has which logical file open, and what serves it: read from the kernel, so it cannot be wrong.
+"""Which process has which logical file open, and what serves it: read from the kernel, so it cannot
+be wrong.
 
 Every descriptor and mapping of every process of this user is looked at (/proc/PID/fd and
-/proc/PID/maps); those of copies go back to their files through the reverse index of the catalog.
+/proc/PID/maps). The catalog's reverse index tells which file a copy belongs to.
 """
 
 import os
@@ -45,7 +46,7 @@ def _may_write(process: Path, fd: int) -> bool:
 
 
 def _mappings(process: Path) -> Iterator[tuple[int, int]]:
-    """(device, inode) of every file mapped, each once."""
+    """(device, inode) of every mapped file, each once."""
     try:
         lines = (process / "maps").read_text(errors="replace").splitlines()
     except OSError:
@@ -61,7 +62,7 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 
 
 class _Finder:
-    """From a file's (device, inode) to its catalog entry and what serves it."""
+    """Finds the catalog entry of a (device, inode), and what serves it."""
 
     def __init__(self, shared: Shared, staging: int) -> None:
         self.shared, self.staging = shared, staging
@@ -70,7 +71,8 @@ class _Finder:
             (i, int(control.tier[i].dev)) for i in range(control.tiers) if control.tier[i].usable
         ]
         self.sources = [(i, int(control.source[i].dev)) for i in range(control.sources)]
-        # Copies that come and go are in no index.
+        # The index has no copies that come and go: those in the staging area and in tiers with
+        # eviction.
         catalog = shared.catalog
         evicting = int(catalog.c.evicting)
         come_and_go = [n for n, _ in self.tiers if n == staging or evicting >> n & 1]
@@ -115,7 +117,7 @@ class Opened:
 
 
 def all_opened() -> list[Opened]:
-    """Of all processes. Asks their file systems, of which one that hangs never answers."""
+    """The open files of all processes. Asks their file systems; one that hangs never answers."""
     found = []
     for process in own_processes():
         try:
@@ -131,7 +133,7 @@ def all_opened() -> list[Opened]:
 
 
 def open_files(shared: Shared, staging: int, opened: Iterable[Opened]) -> list[dict[str, Any]]:
-    """One row for each of them that is a known file, or a copy of one.
+    """One row for each opened file that the catalog knows, or that is a copy of one.
 
     staging : the number of the staging area
     """
@@ -146,11 +148,12 @@ def open_files(shared: Shared, staging: int, opened: Iterable[Opened]) -> list[d
 def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     """(device, inode) of files on these devices that a process of this user has open for writing.
 
-    What is written through a descriptor older than the session is seen by nobody else.
+    The library does not see what is written through a descriptor that is older than the session.
     """
     for process in own_processes():
         for fd in _numbers(process):
-            # Asked first, because it asks no file system: one of a hung server would keep us here.
+            # The descriptor's mode comes first, because it asks no file system: a hung server would
+            # keep us here.
             if _may_write(process, fd):
                 status = _regular_file(process, fd)
                 if status is not None and status.st_dev in devices:

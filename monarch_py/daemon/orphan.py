@@ -1,9 +1,9 @@
-"""The end of a daemon whose `monarch run` was killed, and could not end it.
+"""Ends a daemon whose `monarch run` was killed, and so could not end it.
 
 The runs that share a daemon hold a lock (`shares`), which the kernel releases when they are killed.
-Their commands go on, and may have left processes behind that use the session: the daemon serves all
-of them, and ends once none has been there for a while. It looks in a thread, because /proc answers
-late where a process waits for a file system.
+Their commands go on, and may have left processes behind that use the session. The daemon serves all
+of them, and ends once none has been there for a while. A thread looks for them, because /proc
+answers late where a process waits for a file system.
 """
 
 import logging
@@ -20,15 +20,15 @@ __all__ = ["OrphanWatch"]
 
 log = logging.getLogger("monarch.orphan")
 
-# It looks this often; and nobody has used the daemon for this long before it ends: a job's next
-# step may begin in between [s].
+# Interval between two looks; and how long nobody must have used the daemon before it ends, because
+# a job's next step may begin in between [s].
 LOOK_S = 1.0
 UNUSED_S = 5.0
 
 
 class OrphanWatch:
-    """Made while a run brings the daemon of this process up, which is the runs' to end from then
-    on. OSError when that cannot be noted."""
+    """Watches whether the daemon of this process is still used. It is made while a run starts the
+    daemon, which belongs to the runs from then on. OSError when that cannot be noted."""
 
     def __init__(self, session: SessionDir) -> None:
         self._session, self._shares = session, Shares(session)
@@ -36,7 +36,10 @@ class OrphanWatch:
         self._shares.note_daemon(self._me)
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """stop : ends the daemon, from another thread"""
+        """Starts the watch in a thread.
+
+        stop : called in that thread, ends the daemon
+        """
         watch = threading.Thread(target=self._watch, args=(stop,), name="orphan", daemon=True)
         watch.start()
 
@@ -55,15 +58,15 @@ class OrphanWatch:
     def _has_run(self) -> bool:
         """Whether a run, or a command that one has started, is still there."""
         if not self._shares.try_turn():
-            return True  # one begins or ends
+            return True  # a run begins or ends just now
         is_unused = self._shares.is_unused()
         self._shares.leave()
         self._shares.leave_turn()
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Does what the last run would have done. The turn is kept to the end of this process, so
-        that the next run waits for that before it starts another daemon."""
+        """Does what the last run would have done. This process keeps the turn until it ends, so
+        that the next run waits for that end before it starts another daemon."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._shares.daemon() == self._me:
@@ -80,6 +83,6 @@ class OrphanWatch:
             try:
                 if prefix in (process / "maps").read_bytes():
                     return True
-            except OSError:  # it has ended, or is closed to us
+            except OSError:  # the process has ended, or is closed to us
                 continue
         return False

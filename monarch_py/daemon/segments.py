@@ -22,14 +22,15 @@ __all__ = ["Shared", "close_old_session"]
 # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7).
 READ_EVERYTHING = 1 << 1 | 1 << 2
 SOURCE_OPENS = ("source_opens", "source_open_ns")
-# Bits of opened files that are taken in a turn of the daemon's loop.
+# How many opened files, and files read to their end, are taken in one turn of the loop at most.
 OPENED = 65536
 
 
 def close_old_session(session: SessionDir) -> None:
-    """Tells whoever is still attached to a dead daemon's segments, and removes them.
+    """Marks a dead daemon's segments as closed, and removes them.
 
-    A client that keeps marking changes there would not be heard; the flag sends it to the new ones.
+    Nobody would hear of the changes that an attached client goes on marking there; the mark sends
+    the client to the new segments.
     """
     try:
         old = Segment.open(session.control, writable=True)
@@ -46,8 +47,9 @@ def close_old_session(session: SessionDir) -> None:
 
 
 def _put(room: Any, text: bytes) -> int:
-    """Writes a path with its NUL into an array of a segment; its length. The configuration bounds
-    all of them: OSError here is the last line, and nothing behind the array is ever written."""
+    """Writes a path with its NUL into an array of a segment; returns its length. The configuration
+    bounds all paths: the OSError here is the last line of defence, and nothing behind the array is
+    ever written."""
     if len(text) >= len(room):
         raise OSError(errno.ENAMETOOLONG, f"longer than {len(room) - 1} bytes", os.fsdecode(text))
     room[0 : len(text) + 1] = text + b"\0"
@@ -55,8 +57,8 @@ def _put(room: Any, text: bytes) -> int:
 
 
 def _reads_everything() -> bool:
-    """Whether this process may read files whatever their modes say. A client that may not is not
-    given copies, which say nothing of these modes."""
+    """Whether this process may read files whatever their modes say. A client that may not is then
+    given no copies, because copies say nothing of these modes."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -66,7 +68,8 @@ def _reads_everything() -> bool:
 
 
 class Shared:
-    """Made in the state STARTING; `serve` lets clients in, `close` sends them away.
+    """The segments of a session. They are made in the state STARTING; `serve` lets clients in,
+    `close` sends them away.
 
     OSError (ENOSPC) when shared memory has no room for the segments.
     """
@@ -135,7 +138,10 @@ class Shared:
             _put(slot, os.fsencode(switch) if switch else b"")
 
     def set_tiers(self, tiers: Sequence[Tier | None]) -> None:
-        """tiers : one per configured tier, None for one that this daemon goes without."""
+        """Tells clients where copies are.
+
+        tiers : one per configured tier, None for one that this daemon goes without
+        """
         for slot, tier in zip(self.control.tier, tiers, strict=False):
             if tier is None:
                 continue
@@ -147,9 +153,8 @@ class Shared:
         self.control.tiers = len(tiers)
 
     def hide_tier(self, number: int) -> None:
-        """No client opens anything by this tier's name from here on, whatever the catalog says: a
-        path that begins with its end leads nowhere. Descriptors of its copies stay known as such.
-        """
+        """Empties this tier's path: from here on no client opens anything in the tier, whatever the
+        catalog says. Descriptors of its copies are still known as such."""
         self.control.tier[number].path = b""
 
     def serve(self) -> None:
@@ -159,11 +164,12 @@ class Shared:
         self.control.heartbeat += 1
 
     def wait(self, rung: int, wait_ms: int) -> int:
-        """Until somebody has rung since the doorbell said `rung`, at most so long; what it says."""
+        """Waits until somebody has rung since the doorbell said `rung`, for wait_ms [ms] at most.
+        Returns what the doorbell says now."""
         return int(lib.monarch_wait_doorbell(self.clients, rung, wait_ms))
 
     def ring(self) -> None:
-        """Ends a wait; from any thread."""
+        """Ends a wait; may be called from any thread."""
         lib.monarch_ring_doorbell(self.clients)
 
     def close(self) -> None:
@@ -182,24 +188,24 @@ class Shared:
         return *own, self.catalog.segment
 
     def lost(self) -> Path | None:
-        """A segment that does not have its name any more: no further client can attach as it
-        should, and those that have do not hear of another daemon."""
+        """The path of a segment that has lost its name, or None. Without the name no further client
+        can attach properly, and attached clients do not hear of another daemon."""
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
-        """Marks what processes have changed that cannot map the segments."""
+        """Marks the changes of processes that cannot map the segments."""
         if self.clients.told:
             lib.monarch_take_changes(
                 self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken
             )
 
     def follow_opens(self) -> None:
-        """From now on clients tell what they open, and do not ring for it."""
+        """From now on clients tell what they open, without ringing for it."""
         self.control.follow_opens = 1
 
     def take_opened(self) -> npt.NDArray[np.uint64]:
-        """(n,) entries that clients have opened for reading since the last call, by number: neither
-        how often nor in which order."""
+        """(n,) entries that clients have opened for reading since the last call; neither how often
+        nor in which order is known."""
         if not self.control.follow_opens:
             return np.zeros(0, dtype=np.uint64)
         where = pointer(self._opened, "uint64_t *")
@@ -208,8 +214,8 @@ class Shared:
         return opened
 
     def take_read(self) -> npt.NDArray[np.uint64]:
-        """(n,) entries that programs have read to their end since the last call, having found no
-        copy of them."""
+        """(n,) entries that programs have read to their end since the last call, and that had no
+        copy when they were opened."""
         where = pointer(self._read, "uint64_t *")
         count = lib.monarch_take_read(self.clients, len(self.catalog), where, OPENED)
         read: npt.NDArray[np.uint64] = self._read[:count].copy()
@@ -235,8 +241,8 @@ class Shared:
         return {"opens": totals["hits"] + totals["misses"], **totals}
 
     def source_opens(self) -> tuple[int, float]:
-        """How many files programs have opened at the sources themselves, and how long that took in
-        all [s]."""
+        """How many files programs have opened at the sources themselves, and how long these opens
+        took together [s]."""
         columns = (ffi.offsetof("struct monarch_stats", name) // 8 for name in SOURCE_OPENS)
         opens, open_ns = (int(self._stats[:, column].sum()) for column in columns)
         return opens, open_ns / 1e9
@@ -245,8 +251,8 @@ class Shared:
         """Paths that clients told of, as (source, relative path), and whether a program has read as
         much of the file as is worth a copy.
 
-        stuck : slot -> ticket seen in the middle of writing at the last call; updated. A slot whose
-        writer does not get on between two calls is freed: its process is gone.
+        stuck : slot -> ticket that the last call saw in the middle of writing; updated. A slot
+        whose writer does not get on between two calls is freed: its process is gone.
         """
         found: dict[tuple[int, str], bool] = {}
         for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():

@@ -49,28 +49,29 @@ __all__ = ["Daemon"]
 
 log = logging.getLogger("monarch.daemon")
 
-# How long the loop sleeps when nobody rings: switch files, young files and the heartbeat are looked
-# at this often [ms].
+# How long the loop sleeps when no client rings the doorbell [ms]. Switch files, recently changed
+# files and the heartbeat are looked at this often.
 TURN_MS = 250
-# The same after so many turns for which nobody rang. A turn after a sleep finds nothing in the
-# processor's caches: four a second were a fifth of what sending files to other nodes cost.
+# The same after QUIET_TURNS turns in which nobody rang. A turn after a sleep finds cold processor
+# caches: four turns a second cost a fifth of what sending files to other nodes cost.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# The same while anything is filled or checked: the number of reads in flight follows what sources
-# give, a reader that waits for a wanted file rings nobody but the engine, and what the engine has
-# published waits to be counted and recorded [ms].
+# The same while anything is filled or checked [ms]: the number of reads in flight follows the rate
+# of the sources, a reader that waits for a wanted file rings only the engine, and copies that the
+# engine has published wait to be counted and recorded.
 BUSY_TURN_MS = 50
-# The same while programs open what a plan says: it is looked at what they open [ms].
+# The same while programs open files of a plan, so that the loop sees what they open [ms].
 FOLLOWING_TURN_MS = 10
-# After a turn the loop rests for REST times what the turn took, but no longer than readers take for
-# a sign of life; where there is more to do at once, or programs follow a plan, for a short while;
-# and for NAP_S when somebody waits for what the last turn could not do [s].
+# After a turn the loop rests for REST times the duration of the turn, but at most for MOST_REST_S,
+# which readers still take for a sign of life. The limit is SHORT_REST_S while more is left to do or
+# programs follow a plan. The rest ends after NAP_S when a reader waits for what the last turn could
+# not do [s].
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
-# So often it is looked whether the session's files still have their names [s].
+# Interval between checks that the session's files still have their names [s].
 LOOK_S = 0.5
 REQUEST_BYTES = 1 << 20
-# Commands that the kernel holds for us: a large job's ranks all come at once. And before the next
-# is taken in when there is no descriptor for it [s].
+# Commands that the kernel queues for us: the ranks of a large job all send theirs at once. After a
+# failed accept the thread pauses for ACCEPT_PAUSE_S [s].
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.2
 # Commands that leave the loop nothing to do.
@@ -78,13 +79,13 @@ ONLY_TELLING = ("status", "open", "where", "all", "cluster")
 
 
 class Daemon:
-    """All of one session. Made ready by the constructor; `run` serves until `stop_soon`.
+    """The daemon of one session. The constructor makes it ready; `run` serves until `stop_soon`.
 
     ConfigError for a plan that cannot be followed; TierError when no tier can be used; OSError when
     shared memory is full.
 
     awaits_job : a program is about to begin
-    lost : the file of the session whose removal has ended it, None if it ended otherwise
+    lost : the file of the session whose removal has ended the daemon, None if it ended otherwise
     """
 
     def __init__(
@@ -141,14 +142,15 @@ class Daemon:
         files = (SYSTEM_SWITCH_FILE, config.switch_file)
         self._switches = Switches([path for path in files if path is not None])
         self._socket = self._listen(session)
-        # Of the lock's holder, and of those who connect: without these names a second daemon
-        # would start, and no command would reach this one.
+        # The daemon ends when one of these names is lost: without the lock's name a second daemon
+        # would start, and without the socket's no command would reach this one.
         self._names: dict[Path, FileId | None] = {
             path: id_of(path) for path in (session.lock, session.socket)
         }
         self._lost_tiers: list[tuple[int, str]] = []
         self._watch = TierWatch(self.tiers, self._lose_tier)
-        # The first call imports modules: the loop may have no descriptor for them later, nor time.
+        # The first call of np.unique imports modules. Later the loop may have no descriptor for
+        # them, nor time.
         np.unique(NONE)
 
     def _open_tiers(self, session: SessionDir) -> None:
@@ -184,7 +186,8 @@ class Daemon:
         return tier
 
     def _end_keepers(self) -> None:
-        """Nothing has been served: what was clean stays so, and what was not is still to check."""
+        """Ends the keepers of a daemon that has served nothing: a clean tier stays clean, and one
+        with copies still to check keeps them to check."""
         for keeper in self.keepers.values():
             if keeper.must_check:
                 keeper.distrust()
@@ -206,7 +209,7 @@ class Daemon:
     # --- the loop ----------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serves until `stop_soon`; then everything is closed in order."""
+        """Serves until `stop_soon`; then closes everything in order."""
         threading.Thread(target=self._answer_forever, name="control", daemon=True).start()
         self.shared.serve()
         rung = quiet = 0
@@ -224,8 +227,9 @@ class Daemon:
 
     @contextmanager
     def _deciding(self) -> Iterator[None]:
-        """One at a time decides what becomes of files, and the engine does not meanwhile.
-        SessionError when the daemon is ending, and what would be looked at is gone."""
+        """Lets one thread at a time decide what becomes of files; the engine decides nothing
+        meanwhile. SessionError when the daemon is ending: what the caller wants to look at is gone.
+        """
         with self._lock:
             if self._is_closed:
                 raise SessionError("the daemon is ending")
@@ -236,10 +240,11 @@ class Daemon:
                 self.filler.end_turn()
 
     def _rest(self, took_s: float, *, busy: bool) -> bool:
-        """Programs have the processors meanwhile, and find the loop awake: ringing costs them
-        nothing. Returns whether a reader waits for the next turn, which ends the rest.
+        """Leaves the processors to programs between two turns. Clients find the loop awake
+        meanwhile, and need not ring. Returns whether a reader waits for the next turn, which ends
+        the rest.
 
-        took_s : the last turn [s];  busy : it has left more to do
+        took_s : duration of the last turn [s];  busy : the last turn has left more to do
         """
         most_s = SHORT_REST_S if busy or self.plan_manager.is_awake else MOST_REST_S
         rest_s = min(REST * took_s, most_s)
@@ -247,7 +252,10 @@ class Daemon:
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
 
     def _pause_ms(self, quiet: int) -> int:
-        """quiet : turns since somebody rang."""
+        """How long the loop may sleep before its next turn [ms].
+
+        quiet : turns since somebody last rang
+        """
         if self.plan_manager.is_awake:
             return FOLLOWING_TURN_MS
         if self.directory_prefetch.is_awake or not self.filler.engine.idle:
@@ -257,7 +265,8 @@ class Daemon:
         return QUIET_TURN_MS
 
     def _turn(self) -> bool:
-        """Everything once, nothing for long. Returns whether there is more to do at once."""
+        """Does everything once, and nothing for long. Returns whether there is more to do at
+        once."""
         self.shared.beat()
         if self._is_lost():
             return False
@@ -270,14 +279,15 @@ class Daemon:
         for ids, rows, tier in adopted:
             self.filler.adopt(ids, rows, tier)
         wanted = np.concatenate([wanted, self._meet_read()])
-        # An open is reason enough to fill what the scan did not know only where it is for others.
+        # These files are wanted too, but only where the configuration takes an open for reason
+        # enough to fill a file.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.requests.want(wanted)
         self._take_opened(wanted)
         self.filler.requests.take_wants()
         self.filler.requests.take_demands()
         self._let_engine_order()
-        # A plan has an order of its own.
+        # A plan has its own order: while one is active, nothing else is filled ahead.
         more = not self.plan_manager.is_active and self._fill_ahead()
         self._pace_scan()
         self._let_engine_order()
@@ -297,7 +307,7 @@ class Daemon:
         return more or self.scanner.has_more
 
     def _pace_scan(self) -> None:
-        """The scan stays behind the job, unless a plan or a command needs all that it finds."""
+        """Keeps the scan behind the job, unless a plan or a command needs all that it finds."""
         ahead, opens = self.directory_prefetch, self.shared.source_opens()[0]
         allowed = self._scan_pace.step(
             time.monotonic(),
@@ -310,13 +320,15 @@ class Daemon:
         self.scanner.allow(*(ALL_NAMES if is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
-        """Between two parts of a turn: descriptors of files that programs have read do not wait for
-        the end of it, which may take long where threads want more processors than there are."""
+        """Lets the engine order fills between two parts of a turn. Descriptors that programs hand
+        over then need not wait for the end of the turn, which may be late where threads want more
+        processors than there are."""
         self.filler.end_turn()
         self.filler.begin_turn()
 
     def _meet_read(self) -> Ids:
-        """Files that the catalog did not know when programs handed them over."""
+        """Takes files into the catalog that it did not know when programs handed them over; returns
+        their entries."""
         met = [np.empty(0, dtype=np.uint64)]
         for source in self.scanner.sources if self.filler.handovers.most_bytes else ():
             entries, pool = self.filler.engine.unmet(source.number)
@@ -328,7 +340,10 @@ class Daemon:
         return np.concatenate(met)
 
     def _take_opened(self, unmet: Ids) -> None:
-        """unmet : files that programs had opened before the catalog knew them"""
+        """Takes in the files that programs have opened since the last turn.
+
+        unmet : files that programs had opened before the catalog knew them
+        """
         opened = self.shared.take_opened()
         self.filler.staging.opened(opened)
         self.plan_manager.observe(opened)
@@ -340,8 +355,9 @@ class Daemon:
 
     def _is_lost(self) -> bool:
         """Ends a daemon whose session was removed (`rm -rf` of shared memory in a job's epilogue,
-        RemoveIPC at the user's logout): its clients would miss the changes of those that cannot
-        attach any more, and it could neither be stopped nor replaced while it holds its tiers."""
+        RemoveIPC at the user's logout). Otherwise its clients would miss the changes of processes
+        that can no longer attach, and the daemon could be neither stopped nor replaced while it
+        holds its tiers."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_S
@@ -352,12 +368,13 @@ class Daemon:
         return self.lost is not None
 
     def _lose_tier(self, number: int, why: str) -> None:
-        """In the watch's thread."""
+        """Called in the watch's thread."""
         self._lost_tiers.append((number, why))
         self._wake()
 
     def _give_up_tiers(self) -> None:
-        """Its copies are dropped, and their files may be filled into others."""
+        """Gives up lost tiers: drops their copies, whose files may then be filled into other
+        tiers."""
         while self._lost_tiers:
             number, why = self._lost_tiers.pop()
             tier = self.tiers[number]
@@ -368,14 +385,16 @@ class Daemon:
             self.filler.copies.lose_tier(number)
 
     def stop_soon(self) -> None:
-        """Safe in a signal handler, which ends the loop's sleep: it ends with this turn.
+        """Ends the loop after the current turn. Safe in a signal handler: the signal itself ends
+        the loop's sleep.
 
         Takes no lock, as an Event would: a second signal may come while the first is handled.
         """
         self._is_stopping = True
 
     def stop_now(self) -> None:
-        """From another thread, which cannot end the loop's sleep by a signal."""
+        """As `stop_soon`, from another thread: no signal ends the loop's sleep, so the doorbell
+        does."""
         self.stop_soon()
         self._wake()
 
@@ -404,8 +423,9 @@ class Daemon:
                     tier.discard(is_used=left > 0)
 
     def _end_threads(self) -> int:
-        """Returns how many are left, in calls of a source that does not answer: these end with the
-        process, and until then what they use stays open and mapped."""
+        """Ends the threads of the engine, the comparison and the scan. Returns how many are left,
+        in calls to a source that does not answer. These end with the process; until then what they
+        use stays open and mapped."""
         until = time.monotonic() + END_LIMIT_S
         left = self.filler.close(END_LIMIT_S)
         self.metadata.close()
@@ -433,14 +453,15 @@ class Daemon:
             try:
                 self._take_in(self._socket.accept()[0])
                 is_said = False
-            except (OSError, RuntimeError) as error:  # no descriptor for it, no thread; or the end
+            except (OSError, RuntimeError) as error:  # no descriptor, no thread, or the end
                 if not (is_said or self._is_closed):
                     log.warning("a command is not taken in just now: %s", error)
                 is_said = True
                 time.sleep(ACCEPT_PAUSE_S)
 
     def _take_in(self, connection: socket.socket) -> None:
-        """In a thread: one that takes long (`look`, `all`) keeps no other waiting."""
+        """Attends to a command in a thread of its own: one that takes long (`look`, `all`) delays
+        no other."""
         try:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
         except RuntimeError:
@@ -465,7 +486,7 @@ class Daemon:
             return
         line = connection.makefile("rb").readline(REQUEST_BYTES)
         if not line.endswith(b"\n"):
-            return  # whoever asked was ended in the middle of it
+            return  # the client has ended in the middle of its request
         request = json.loads(line)
         action = self._actions().get(request.get("do"))
         if action is None:
@@ -512,11 +533,12 @@ class Daemon:
         return held
 
     def _all(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Of all nodes. The loop turns while they are asked."""
+        """The status of all nodes. The loop goes on while they are asked."""
         return {"schema": SCHEMA_VERSION, "nodes": all_nodes(self.cluster, own)}
 
     def _open_files(self) -> dict[str, Any]:
-        """The loop turns while processes are looked at, also if the file system of one hangs."""
+        """The files that programs have open. The loop goes on while processes are looked at, even
+        if the file system of one hangs."""
         opened, staging = all_opened(), self.filler.staging.number
         tell = self._between_turns(lambda _: {"open": open_files(self.shared, staging, opened)})
         answer: dict[str, Any] = tell({})
@@ -542,13 +564,14 @@ class Daemon:
         }
 
     def _cluster(self) -> dict[str, Any]:
-        """With the secret: whoever asks is this user, or root, who could read it in our memory."""
+        """The cluster, with its secret: whoever asks is this user, or root, who could read it in
+        our memory."""
         if self.cluster is None:
             raise SessionError("this daemon serves alone")
         return self.cluster.told()
 
     def _scan(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Directories, as (number of the source, path), that are listed with all below them."""
+        """Has directories, named as (number of the source, path), listed with all below them."""
         for number, path in request["directories"]:
             self.scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)
         self.scanner.hurry()
@@ -569,7 +592,8 @@ class Daemon:
         return {"dropped": self.filler.clear()}
 
     def _look(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Files that the scan has not met. The loop turns while the source is asked."""
+        """Takes files into the catalog that the scan has not met. The loop goes on while the source
+        is asked."""
         paths = [(int(number), str(path)) for number, path in request["paths"]]
         met = [self.scanner.look(number, path) for number, path in paths]
         with self._deciding():
@@ -580,8 +604,8 @@ class Daemon:
             return {"entries": [self.scanner.find(number, path) for number, path in paths]}
 
     def _compare(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Files that have copies, and directories, beside the source: as many of them, from the
-        first on, as can be compared in a second. The loop turns while the source is asked."""
+        """Compares files that have copies, and directories, with the source: as many of them, from
+        the first on, as can be compared in a second. The loop goes on while the source is asked."""
         outdated = self.filler.outdated
         with self._lock:
             catalog = self.shared.catalog.reader()

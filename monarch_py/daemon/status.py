@@ -1,4 +1,4 @@
-"""What `status` says: one schema, documented in docs/status.md, versioned."""
+"""The answer to `status`: one versioned schema, documented in docs/status.md."""
 
 import os
 import time
@@ -112,9 +112,12 @@ def status(
     evicted: Mapping[int, int],
     started: float,
 ) -> dict[str, Any]:
-    """told : `plans`, `ranks` and `ahead`, as they have it themselves;  tiers : those of the
-    configuration: (mount point, quota [bytes], the tier or None, why it goes unused);  evicted : by
-    the number of a tier, as Evictions has it."""
+    """The answer to `status`.
+
+    told : `plans`, `ranks` and `ahead`, as their own modules tell them
+    tiers : the configured ones: (mount point, quota [bytes], the tier or None, why it goes unused)
+    evicted : how many copies each tier has evicted, by its number
+    """
     shared, scanner = filler.shared, filler.scanner
     counted = shared.totals()
     totals: dict[str, Any] = {

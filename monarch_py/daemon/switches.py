@@ -14,18 +14,19 @@ __all__ = ["Switches"]
 
 log = logging.getLogger("monarch.switches")
 
-# Between two looks, a bit less than the daemon's turns without anything to do take [s].
+# Interval between two looks, a bit shorter than an idle turn of the daemon's loop [s].
 LOOK_S = 0.2
-# The daemon's loop waits this long for a look: readers take a silence of 250 ms for its death [s].
+# The daemon's loop waits this long for a look: readers take a silence of 250 ms for the daemon's
+# death [s].
 PATIENCE_S = 0.05
 
 
 class Switches:
-    """Everything is switched off while one of `files` exists.
+    """Tells whether everything is switched off: it is while one of `files` exists.
 
-    A thread looks at them, so that the daemon's loop goes on when their file system hangs. The last
-    answer then holds until the file system answers again; before the first answer, which is awaited
-    for `limit_s` [s], all is off.
+    A thread looks at the files, so that the daemon's loop goes on when their file system hangs. The
+    last answer then holds until the file system answers again. Until the first answer, which the
+    constructor awaits for `limit_s` [s], everything is off.
     """
 
     def __init__(self, files: Sequence[Path], *, limit_s: float = LIMIT_S) -> None:
@@ -36,7 +37,8 @@ class Switches:
         self._ask(limit_s)
 
     def are_off(self) -> bool:
-        """What the last look said, or the one that is due now; waits for PATIENCE_S at most."""
+        """What the last look said. If a look is due, begins one and waits for it for PATIENCE_S at
+        most."""
         if self._looking is not None:
             self._take(0)
         elif time.monotonic() >= self._next_look:
@@ -44,7 +46,7 @@ class Switches:
         return self._is_off
 
     def close(self) -> None:
-        """A look that hangs is left behind."""
+        """Ends the thread without waiting for a look that hangs."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, limit_s: float) -> None:

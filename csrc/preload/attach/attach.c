@@ -1,5 +1,4 @@
-/* Which daemon's session the process is attached to: found at load, followed when daemons come and
- * go. */
+/* Attaches the process to a daemon's session: at load, and again when daemons come and go. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -17,7 +16,7 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-#define NODE_BYTES 4096 /* a page for each daemon that comes after the first */
+#define NODE_BYTES 4096 /* a page for each session after the first */
 #define NUMBERS 32
 
 static struct session first;
@@ -34,7 +33,7 @@ static struct session *new_session(void) {
     return is_address(p) ? (struct session *)p : NULL;
 }
 
-/* Maps the session that is there now into `s`, which no other thread knows yet. */
+/* Maps the current session into `s`, which no other thread knows yet. */
 static int map_into(struct session *s, const struct monarch_segment *control) {
     int reused = 0;
     struct monarch_clients *m = monarch_map_range(MONARCH_RANGE_CLIENTS, &reused);
@@ -53,7 +52,8 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* The session that is there now: `old` itself, or one that nobody has seen yet; NULL for none. */
+/* Attaches to the current session: `old` itself, or one that no other thread has seen yet; NULL:
+ * there is none. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -83,11 +83,11 @@ static void detach(struct session *s) {
     sys_unmap(s, NODE_BYTES);
 }
 
-static uint32_t looks; /* atomic: at switches and rights */
+static uint32_t looks; /* atomic: number of looks at switches and rights */
 
 static uint32_t begin_look(void) { return __atomic_add_fetch(&looks, 1, __ATOMIC_SEQ_CST) << 1; }
 
-/* A look counts unless another thread has begun one after it. */
+/* Stores the result of a look, unless a later look has already stored its own. */
 static void end_look(struct session *s, uint32_t look, uint32_t off) {
     uint32_t seen = __atomic_load_n(&s->off, __ATOMIC_RELAXED);
     while ((int32_t)(look - (seen & ~1U)) > 0 &&
@@ -107,9 +107,9 @@ static void look_at_switches(struct session *s, int is_gone) {
     end_look(s, look, off);
 }
 
-/* Threads that meet a new daemon at once all map its session, each for itself, and one of them
- * makes its own the process's: a lock could be held by a thread that a signal handler of ours
- * interrupts, or by a child of vfork that was killed. */
+/* Attaches to a new daemon's session. Threads that meet it at once each map it for themselves, and
+ * one of them makes its own mapping the process's. A lock would not do: it could be held by a
+ * thread that a signal handler of ours interrupts, or by a child of vfork that was killed. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)
@@ -124,10 +124,10 @@ static struct session *attach_again(struct session *old) {
         return fresh;
     }
     detach(fresh);
-    return old; /* another thread's, which was faster */
+    return old; /* the session of another thread, which was faster */
 }
 
-/* The session of the daemon that serves now; NULL if none does. */
+/* Attaches until it finds the session of a serving daemon; NULL: no daemon serves. */
 static struct session *follow(struct session *s) {
     for (;;) {
         struct session *next = attach_again(s);
@@ -165,7 +165,7 @@ void monarch_rights_may_differ(void) {
         end_look(s, look, 1);
 }
 
-/* Once in a tick of the coarse clock: a daemon takes longer to start. */
+/* Checked once per tick of the coarse clock: a daemon takes longer than that to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
@@ -176,8 +176,8 @@ static int is_linked_still(struct session *s) {
     return 1;
 }
 
-/* A change must miss no daemon that has just started. One whose session was removed, and that
- * nobody has taken the place of, may still be read from by others. */
+/* A change must not miss a daemon that has just started. A daemon whose session directory was
+ * removed, and that no other has replaced, may still serve reads of other processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);
@@ -213,7 +213,7 @@ __attribute__((constructor)) static void load(void) {
         else if (monarch_lacks_room())
             monarch_warn("no room to map what the daemon shares, for", config,
                          "raise the limit of addresses (ulimit -v)");
-        else if (!monarch_was_stopped()) /* a shell whose daemon was stopped need not hear of it */
+        else if (!monarch_was_stopped()) /* a shell whose daemon was stopped gets no warning */
             monarch_warn("no daemon serves", config,
                          "monarch start starts one; eval \"$(monarch env --unset)\" takes the "
                          "library back");

@@ -18,7 +18,7 @@ struct search {
     uint32_t number;
 };
 
-/* Without a word to the server of the file's file system, which may hang. */
+/* Gets a descriptor's attributes without asking the file system's server, which may hang. */
 static int attributes_of(int fd, struct stat *st) {
     struct statx x;
     const unsigned mask = STATX_BASIC_STATS;
@@ -34,7 +34,7 @@ static int attributes_of(int fd, struct stat *st) {
     return 1;
 }
 
-/* Notes the session of which a descriptor is an open copy, if it is one. */
+/* If the descriptor is an open copy, notes that the copy's session is needed. */
 static void note_need(int fd, void *data) {
     const struct search *search = data;
     const struct monarch_catalog *c;
@@ -49,7 +49,8 @@ static void note_need(int fd, void *data) {
         ;
 }
 
-/* Two threads may do this at once: what is unlinked stays so, and is at worst met again. */
+/* Two threads may do this at once: an unlinked session stays unlinked, and is at worst met
+ * again. */
 void monarch_retire(struct session *newest) {
     struct session *last = newest->before, *s;
     struct search search = {newest, __atomic_add_fetch(&searches, 1, __ATOMIC_ACQ_REL)};

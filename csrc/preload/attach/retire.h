@@ -1,11 +1,11 @@
-/* Lets go of sessions whose daemon is gone and that nobody uses any more. */
+/* Releases sessions whose daemon is gone and that nothing in the process uses any more. */
 #ifndef MONARCH_RETIRE_H
 #define MONARCH_RETIRE_H
 
 #include "preload/session/session.h"
 
-/* After `newest` has taken the place of another: gives back what sessions before that one have
- * mapped, but for those that the process has copies or listings open of. */
+/* Called after `newest` has replaced a session: releases the mappings of all sessions before that
+ * one, except those of which the process has copies or listings open. */
 void monarch_retire(struct session *newest);
 
 #endif

@@ -1,7 +1,8 @@
-/* Calls that change a file's content or attributes by a name or a descriptor. Each does exactly
- * what was asked, at the source; before it, the file that is meant is recorded as changed, so that
- * nobody is given the old copy once it returns (not even when the caller is killed right after it).
- * A call that then fails has cost the file its copy for this session, nothing else. */
+/* Calls that change a file's content or attributes by a name or a descriptor.
+ *
+ * Each does exactly what was asked, at the source. Before it, the file is recorded as changed, so
+ * that nobody gets the old copy once the call returns, even if the caller is killed right after it.
+ * A call that then fails has cost the file its copy for this session, and nothing else. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
@@ -23,7 +24,7 @@ PUBLIC int chmod(const char *path, mode_t mode) {
     return REAL(chmod)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode);
 }
 
-/* glibc before 2.32 has no such function behind us, and could not do it either. */
+/* glibc before 2.32 has no lchmod, and could not do what it does either. */
 PUBLIC int lchmod(const char *path, mode_t mode) {
     monarch_changed_path(AT_FDCWD, path, 0);
     if (REAL(lchmod))
@@ -77,7 +78,7 @@ PUBLIC int lremovexattr(const char *path, const char *name) {
 }
 
 /* --- attributes by descriptor ----------------------------------------------------------------
- * A descriptor of a copy stands for its source file, which is then changed by its path. */
+ * A descriptor of a copy stands for its source file, which is changed by its path. */
 
 PUBLIC int fchmod(int fd, mode_t mode) {
     char real[MONARCH_PATH_MAX];
@@ -151,8 +152,7 @@ PUBLIC int utimensat(int dir, const char *path, const struct timespec times[2], 
     return REAL(utimensat)(dir, path, times, path == real ? flags & ~AT_EMPTY_PATH : flags);
 }
 
-/* --- asking a copy's name for what the copy does not have ---------------------------------------
- */
+/* --- asking a copy's name for what the copy does not have ------------------------------------- */
 
 PUBLIC ssize_t fgetxattr(int fd, const char *name, void *value, size_t n) {
     char real[MONARCH_PATH_MAX];

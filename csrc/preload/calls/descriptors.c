@@ -1,5 +1,5 @@
-/* Calls that give descriptors other numbers, take them away, or hang something on them: for what
- * track.h knows of them. */
+/* Calls that renumber descriptors, close them, or hang something on them, as far as track.h knows
+ * them. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
@@ -23,7 +23,7 @@ static void will_close_direct(int fd) {
         monarch_close_direct(fd, w);
 }
 
-/* Apart, so that a descriptor that we know nothing of costs two looks. */
+/* A function of its own, so that a descriptor that we know nothing of costs two checks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_companions() && monarch_is_companion(fd)) {
         errno = EBADF;
@@ -41,7 +41,7 @@ PUBLIC int close(int fd) {
     return real(fd);
 }
 
-/* libc closes the stream's descriptor inside. */
+/* libc closes the stream's descriptor internally. */
 void monarch_will_close_stream(FILE *stream) {
     if (!stream || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return;
@@ -65,7 +65,7 @@ PUBLIC int fclose(FILE *stream) {
 #define SYS_close_range 436
 #endif
 
-/* glibc before 2.34 has neither behind us. */
+/* glibc before 2.34 has neither close_range nor closefrom. */
 static int real_close_range(unsigned first, unsigned last, int flags) {
     if (REAL(close_range))
         return REAL(close_range)(first, last, flags);
@@ -76,7 +76,8 @@ static int real_close_range(unsigned first, unsigned last, int flags) {
     return -1;
 }
 
-/* Linux 5.9; it may refuse the flags. Nothing is open there. */
+/* Whether the kernel has close_range (Linux 5.9) with these flags. No descriptor is open at the
+ * number tried. */
 static int can_close_range(int flags) {
     int old_errno = errno;
     int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
@@ -84,7 +85,7 @@ static int can_close_range(int flags) {
     return can;
 }
 
-/* All but what stands behind descriptors that are not in the range. */
+/* Closes the range, except companions of descriptors outside it. */
 static int close_around_companions(unsigned first, unsigned last, int flags) {
     int r = 0;
     if (flags & CLOSE_RANGE_CLOEXEC)
@@ -121,7 +122,7 @@ PUBLIC void closefrom(int first) {
         real_close_range(from, UINT_MAX, 0);
 }
 
-/* It leaves the descriptors open, whatever its name says. */
+/* fcloseall leaves the descriptors open, despite its name. */
 PUBLIC int fcloseall(void) {
     monarch_untrack_range(0, UINT_MAX);
     return REAL(fcloseall)();
@@ -160,7 +161,7 @@ PUBLIC int dup3(int fd, int fresh, int flags) {
     return duplicated(fd, REAL(dup3)(fd, fresh, flags));
 }
 
-/* Leases, and the signals that tell of their end. */
+/* Whether the command is for a lease, or for the signal that tells of its end. */
 static int is_lease(int command) {
     return command == F_SETLEASE || command == F_SETSIG || command == F_SETOWN ||
            command == F_SETOWN_EX;
@@ -170,7 +171,8 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* Opening the file again by a link in /proc, with O_NOFOLLOW among the flags, would fail. */
+/* The flags as the program set them: with O_NOFOLLOW among them, opening the file again by its link
+ * in /proc would fail. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }
@@ -178,7 +180,7 @@ __attribute__((noinline)) static int program_flags(int fd, int flags) {
 PUBLIC int fcntl(int fd, int command, ...) {
     va_list args;
     va_start(args, command);
-    void *arg = va_arg(args, void *); /* a register, passed on as it is */
+    void *arg = va_arg(args, void *); /* a register, passed on unchanged */
     va_end(args);
     struct monarch_held held;
     if (monarch_is_lock(command))
@@ -193,7 +195,7 @@ PUBLIC int fcntl(int fd, int command, ...) {
         will_share(fd);
     if (command == F_SETFD && monarch_has_companions())
         monarch_companion_flag_slow(fd, (int)(intptr_t)arg);
-    /* A promotion in the middle would carry the old flag over. */
+    /* A promotion during the call would carry the old flag over. */
     if (command == F_SETFD && monarch_track_hold(fd, 0, &held)) {
         int done = REAL(fcntl)(fd, command, arg);
         monarch_track_release(fd, &held, held.word);
@@ -205,10 +207,10 @@ PUBLIC int fcntl(int fd, int command, ...) {
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
-/* Who sets or asks the offset relies on it: this descriptor keeps it. */
+/* A program that sets or asks the offset relies on it: this descriptor is never replaced. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
-/* A copy has no holes: where they are, the source says. */
+/* A copy has no holes: the source says where they are. */
 static off_t seek_hole(int fd, off_t offset, int whence) {
     struct stat st;
     int sparse = fstat(fd, &st) == 0 && st.st_blocks * 512 < st.st_size;
@@ -232,7 +234,7 @@ void monarch_count_stream(int fd) {
         monarch_count_source(s, monarch_entries(c)[monarch_track_entry(w)].size);
 }
 
-/* These move the offset inside libc or the kernel. */
+/* These calls move the offset inside libc or the kernel. */
 
 PUBLIC FILE *fdopen(int fd, const char *mode) {
     uses_offset(fd);
@@ -242,7 +244,8 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
     return f;
 }
 
-/* `at` is where the call has ended; NULL: at the descriptor's own offset. */
+/* Counts a call that has moved n bytes. `at` is the offset where it ended; NULL: the descriptor's
+ * own. */
 static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
     return monarch_count_read(from, n, at && n > 0 ? *at - n : -1);
 }
@@ -281,9 +284,9 @@ static int is_same_file(int one, int other) {
     return is_same;
 }
 
-/* The kernel refuses ranges of one file that overlap; through a copy's descriptor it does not see
- * that they are of one file. It may also refuse to copy between file systems, and a copy lies on
- * another one than its file. */
+/* The kernel refuses overlapping ranges of one file, but through a copy's descriptor it does not
+ * see that they are of one file. It may also refuse to copy between file systems, and a copy lies
+ * on another one than its source file. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

@@ -1,4 +1,4 @@
-/* Before descriptors are closed, by whatever call: what is known of them goes. */
+/* Hooks for calls that close descriptors: what is known of a descriptor is forgotten first. */
 #ifndef MONARCH_DESCRIPTORS_H
 #define MONARCH_DESCRIPTORS_H
 
@@ -13,8 +13,8 @@ static inline void monarch_will_close(int fd) {
 }
 void monarch_will_close_stream(FILE *stream);
 
-/* A stream takes a tracked descriptor over: its reads are made inside libc, and counted as one of
- * the whole file. */
+/* Called when a stream takes over a tracked descriptor. Its reads happen inside libc, and are
+ * counted as one read of the whole file. */
 void monarch_count_stream(int fd);
 
 #endif

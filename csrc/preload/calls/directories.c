@@ -1,6 +1,8 @@
-/* Listings behind opendir, readdir and scandir, from the catalog. A directory opened so has no
- * descriptor: dirfd gives it one, of the source's directory. What else opens directories (nftw,
- * glob and fts inside libc, open with O_DIRECTORY, fdopendir) lists the source. */
+/* Lists directories from the catalog behind opendir, readdir and scandir.
+ *
+ * A directory opened so has no descriptor; dirfd opens the source's directory for it. Other ways to
+ * open a directory (nftw, glob and fts inside libc, open with O_DIRECTORY, fdopendir) list the
+ * source. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -13,13 +15,13 @@
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 
-/* Ours are told from libc's by where they lie. */
+/* Our directories lie in `pool`, by which they are distinguished from libc's. */
 #define DIRECTORIES 256 /* open at a time; further ones list the source */
 
 struct directory {
     uint32_t used; /* atomic */
-    int fd;        /* of the source's directory, once it was asked for; else -1 */
-    DIR *real;     /* the source's, once the listing did not hold any more; else NULL */
+    int fd;        /* of the source's directory, once asked for; else -1 */
+    DIR *real;     /* the source's, once the listing was out of date; else NULL */
     struct monarch_known of;
     uint64_t listing, at; /* the next name; 0 and 1 are the dots */
     struct dirent found;
@@ -48,7 +50,7 @@ static void give_back(struct directory *d) {
     __atomic_store_n(&d->used, 0, __ATOMIC_RELEASE);
 }
 
-/* NULL: the source is to be asked. */
+/* Opens a listing; NULL: ask the source. */
 static struct directory *open_listing(int dir, const char *path) {
     struct monarch_known k;
     struct directory *d;
@@ -92,7 +94,7 @@ static uint64_t inode_above(const struct directory *d) {
     return above >= 0 ? monarch_entries(d->of.catalog)[above].ino : e->ino;
 }
 
-/* Fills `out` with the name at `at`; 0 behind the last. */
+/* Fills `out` with the name at `at`; 0 after the last name. */
 static int get(const struct directory *d, uint64_t at, struct dirent *out) {
     const struct monarch_entry *e = d->of.entry;
     const char *name = "..";
@@ -182,7 +184,7 @@ static int is_still_listed(const struct directory *d) {
            monarch_look_and_list(&d->of, AT_FDCWD, path) == d->listing;
 }
 
-/* A program that rewinds sees what the directory has become meanwhile. */
+/* A program that rewinds sees the directory as it is now. */
 PUBLIC void rewinddir(DIR *stream) {
     struct directory *d = ours(stream);
     if (!d || d->real) {
@@ -192,8 +194,7 @@ PUBLIC void rewinddir(DIR *stream) {
     d->at = 0;
     if (is_still_listed(d))
         return;
-    /* If the source's directory cannot be opened, the program goes on with the names that there
-     * were. */
+    /* If the source's directory cannot be opened, the program goes on with the old names. */
     int old_errno = errno;
     if (d->fd < 0)
         d->fd = open_source(d);
@@ -245,7 +246,7 @@ static int list_all(struct directory *d, struct dirent ***names, choose_fn *choo
     struct list l = {NULL, 0, 0};
     int old_errno = errno, done = 1;
     for (; done && get(d, d->at, &d->found); d->at++) {
-        errno = 0; /* as libc: a chooser that sets it does not fail the call */
+        errno = 0; /* as in libc: a chooser that sets errno does not fail the call */
         if (!choose || choose(&d->found))
             done = keep(&l, &d->found);
     }

@@ -1,4 +1,4 @@
-/* statfs and its relatives, and handles: of a source, and of copies as if they lay there. */
+/* statfs and its relatives, and file handles: of a source, and of copies as if they lay there. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
@@ -26,8 +26,7 @@ static void fill(const struct monarch_filesystem *f, struct statfs *s) {
     memcpy(&s->f_fsid, f->fsid, sizeof f->fsid);
 }
 
-/* 1: answered; 0: the kernel is to be asked. The numbers are as old as the last comparison with the
- * source. */
+/* 1: answered; 0: ask the kernel. The numbers are as old as the last comparison with the source. */
 static int answer(const char *path, struct statfs *s) {
     struct monarch_known k;
     MAYBE_NULL(s);
@@ -35,7 +34,7 @@ static int answer(const char *path, struct statfs *s) {
         return 0;
     const struct monarch_filesystem *f = &k.session->control->source[k.entry->source].filesystem;
     if (!f->bsize || !monarch_is_fresh(k.session) || !monarch_mounts_are_ours(k.session) ||
-        !monarch_can_tell(&k)) /* a file that is gone has no file system */
+        !monarch_can_tell(&k)) /* a file that is gone is on no file system */
         return 0;
     fill(f, s);
     return 1;
@@ -45,7 +44,8 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
     return answer(path, s) ? 0 : REAL(statfs)(path, s);
 }
 
-/* A copy's file may have no name any more; its source has one. */
+/* The path of the source of a copy's descriptor, or NULL. The copy's source file may have no name
+ * any more; its source has one. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;
@@ -61,7 +61,8 @@ PUBLIC int fstatfs(int fd, struct statfs *s) {
     return source ? statfs(source, s) : REAL(fstatfs)(fd, s);
 }
 
-/* The newest libc tells the type besides, in what others leave 0: seen in its own answer. */
+/* Whether libc's statvfs also returns the file system's type, in a field that older ones leave 0.
+ * One of its own answers shows that. */
 static int tells_type(void) {
     static int known;
     struct statvfs v;
@@ -78,7 +79,7 @@ static int tells_type(void) {
     return tells & 2;
 }
 
-#define KERNEL_FILLED_FLAGS 0x20 /* a bit of the kernel's that statvfs does not show */
+#define KERNEL_FILLED_FLAGS 0x20 /* a kernel bit that statvfs does not show */
 
 static void to_statvfs(const struct statfs *s, struct statvfs *v) {
     unsigned type = (unsigned)s->f_type;
@@ -112,7 +113,7 @@ PUBLIC int fstatvfs(int fd, struct statvfs *v) {
     return source ? statvfs(source, v) : REAL(fstatvfs)(fd, v);
 }
 
-/* Apart, so that few calls need the room for a path. */
+/* A function of its own, because few calls need the stack for a path. */
 __attribute__((noinline)) static int
 handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount, int flags) {
     char real[MONARCH_PATH_MAX];
@@ -121,7 +122,7 @@ handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount
     return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
 }
 
-/* A handle names a file to its file system. */
+/* A handle identifies a file to its file system, so it must be the source's. */
 PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *handle, int *mount,
                              int flags) {
     MAYBE_NULL(path);

@@ -1,5 +1,6 @@
-/* Requests that tell of a file's place on its file system, or share it: the source's to answer. All
- * others go through. */
+/* Passes ioctl requests about a file's place on its file system, or for sharing it, to the source.
+ *
+ * All other requests pass unchanged. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/fiemap.h>
@@ -19,8 +20,8 @@ static int source_of(int fd) {
     return behind >= 0 ? behind : fd;
 }
 
-/* Blocks are shared within one file system alone: elsewhere the source need not be opened to hear
- * that it cannot be done. */
+/* The descriptor to share blocks from. Blocks can be shared within one file system only: if `to` is
+ * not on a source's device, the source need not be opened to learn that the request fails. */
 static int to_share(int from, int to) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     struct stat st;
@@ -39,7 +40,7 @@ static int changes_file(unsigned long request) {
            request == FS_IOC_FSSETXATTR;
 }
 
-/* A bad pointer is the kernel's to find. */
+/* Whether the memory can be read. The kernel must report a bad pointer, instead of us crashing. */
 static int can_be_read(const void *at, size_t n) {
     char copy[sizeof(struct file_clone_range)];
     struct iovec from = {(void *)at, n}, to = {copy, n};
@@ -50,12 +51,12 @@ static int can_be_read(const void *at, size_t n) {
 PUBLIC int ioctl(int fd, unsigned long request, ...) {
     va_list args;
     va_start(args, request);
-    void *arg = va_arg(args, void *); /* a register, passed on as it is */
+    void *arg = va_arg(args, void *); /* a register, passed on unchanged */
     va_end(args);
     if (__builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1))
         return REAL(ioctl)(fd, request, arg);
-    request = (unsigned)request; /* the kernel looks at no more */
-    if (request == FICLONE)      /* the source of the bytes is the argument */
+    request = (unsigned)request; /* the kernel looks at these bits only */
+    if (request == FICLONE)      /* the argument is the descriptor to share from */
         return REAL(ioctl)(fd, request, (void *)(long)to_share((int)(long)arg, fd));
     if (request == FICLONERANGE && can_be_read(arg, sizeof(struct file_clone_range))) {
         struct file_clone_range range = *(struct file_clone_range *)arg;
@@ -66,7 +67,7 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
         fd = source_of(fd);
     if (changes_file(request)) {
         int behind = monarch_companion(fd);
-        if (behind == -2) { /* never the copy */
+        if (behind == -2) { /* the copy must not be changed */
             errno = EMFILE;
             return -1;
         }

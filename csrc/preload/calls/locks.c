@@ -1,5 +1,7 @@
-/* Locks: always on the source's file, so that they exclude whoever reads or writes it, under the
- * library or not. A copy's descriptor takes them through its companion. */
+/* Locks: always on the source's file, so that they exclude all readers and writers of it.
+ *
+ * That holds for programs under the library or not. A copy's descriptor takes locks through its
+ * companion. */
 #define _GNU_SOURCE
 #include "preload/calls/locks.h"
 
@@ -17,8 +19,8 @@ static int no_lock(void) {
     return -1;
 }
 
-/* In `on`, the descriptor that a lock of `fd` is to be taken on; 0 with errno if there can be none.
- */
+/* Finds in *on the descriptor on which a lock of `fd` is to be taken; 0, with errno set, if there
+ * can be none. */
 static int find_descriptor(int fd, int *on) {
     int behind = monarch_settle(fd) ? monarch_companion(fd) : -2;
     if (behind == -2) {
@@ -32,7 +34,8 @@ static int find_descriptor(int fd, int *on) {
     return 0;
 }
 
-/* Sees to it that reads under a granted lock give what the last writer has left. */
+/* Called after a lock was asked for: makes reads under a granted lock return what the last writer
+ * has left. */
 static int granted(int r, int fd, int on) {
     int old_errno = errno;
     if (r == 0 && on != fd)
@@ -48,8 +51,9 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Whether what came of it may be a closing's work. An answer that is neither is the file's own. A
- * lock that stays doubtful is refused: it may have been lost, and a refusal stands as it is. */
+/* Whether a closing may have caused the result: success, or a refusal that the closing's own lock
+ * may explain. Any other error is the file's own. A lock that stays doubtful is refused, because it
+ * may have been lost; a refusal stands as it is. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }

@@ -1,4 +1,4 @@
-/* The locks among the commands of fcntl. */
+/* The lock commands of fcntl. */
 #ifndef MONARCH_LOCKS_H
 #define MONARCH_LOCKS_H
 

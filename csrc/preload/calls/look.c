@@ -1,4 +1,4 @@
-/* Questions about names: whether they are there, and where links lead. */
+/* Answers questions about names: whether they exist, and where links lead. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
@@ -11,8 +11,9 @@
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 
-/* What we may do with a file is the kernel's to say, with its rules beyond the mode's bits: we know
- * only what the daemon, which is of our user, has done with it. */
+/* Whether access is certainly allowed. Only the kernel knows what we may do with a file, by rules
+ * beyond the mode's bits. We know only what the daemon, which runs as our user, has done with
+ * it. */
 static int is_allowed(const struct monarch_known *k, int mode) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -26,7 +27,7 @@ static int is_allowed(const struct monarch_known *k, int mode) {
     return !(mode & X_OK) || monarch_listing_length(listing) > 0;
 }
 
-/* 1: yes; 0: the kernel is to be asked. `effective`: with which of the ids. */
+/* 1: yes; 0: ask the kernel. `effective`: by the effective ids, not the real ones. */
 static int answer(int dir, const char *path, int mode, int follow, int effective) {
     struct monarch_known k;
     if (mode & ~(R_OK | W_OK | X_OK))
@@ -57,7 +58,7 @@ PUBLIC int faccessat(int dir, const char *path, int mode, int flags) {
     return REAL(faccessat)(dir, path, mode, flags);
 }
 
-/* Bytes of the target; -1 with errno; -2: the kernel is to be asked. */
+/* Reads a link: bytes of the target; -1 with errno; -2: ask the kernel. */
 static ssize_t target_of(int dir, const char *path, char *target, size_t n) {
     struct monarch_known k;
     MAYBE_NULL(target);
@@ -85,7 +86,7 @@ PUBLIC ssize_t readlinkat(int dir, const char *path, char *target, size_t n) {
     return r == -2 ? REAL(readlinkat)(dir, path, target, n) : r;
 }
 
-/* libc ends the program if the room is less than the program says. */
+/* libc aborts the program if the buffer is smaller than the program says. */
 ssize_t __readlink_chk(const char *path, char *target, size_t n, size_t size);
 ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t n, size_t size);
 
@@ -100,8 +101,8 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 
 /* --- where a path leads in the end ------------------------------------------------------------ */
 
-/* An entry's own path holds no link: the scan followed none, and the source's root is resolved.
- * Apart, because few calls need the room for a path. */
+/* Returns the entry's path, which holds no link: the scan followed none, and the source's root is
+ * resolved. A function of its own, because few calls need the stack for a path. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {
     char real[MONARCH_PATH_MAX];
     if (!monarch_source_path(k->session, k->catalog, k->entry, real))
@@ -115,7 +116,8 @@ __attribute__((noinline)) static int tell_path(const struct monarch_known *k, ch
     return 1;
 }
 
-/* Only of what is there: where an error was met, which `resolved` tells, the source says. */
+/* Answers only for what exists. For an error the source is asked, because `resolved` then shows
+ * where it was met. */
 static int answer_realpath(const char *path, char **resolved) {
     struct monarch_known k;
     if (!monarch_know(AT_FDCWD, path, 1, &k))

@@ -1,6 +1,8 @@
-/* Calls that make, move and remove names. Each does exactly what was asked, at the source; before
- * it, the file that the name leads to is recorded as changed, so that nobody is given the old copy
- * once it returns, and so are the directories that the names lie in. */
+/* Calls that make, move and remove names.
+ *
+ * Each does exactly what was asked, at the source. Before it, the file to which the name leads is
+ * recorded as changed, so that nobody gets the old copy once the call returns; so are the
+ * directories in which the names lie. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
@@ -21,12 +23,12 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
     monarch_changed_names(todir, to);
 }
 
-/* What was catalogued below a directory between our look and the rename itself. */
+/* Records what was catalogued below a directory between our look and the rename itself. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
         monarch_changed_tree(todir, to);
-        monarch_changed_tree(fromdir, from); /* exists only after an exchange */
+        monarch_changed_tree(fromdir, from); /* `from` exists only after an exchange */
     }
     errno = error;
     return r;
@@ -64,7 +66,8 @@ PUBLIC int link(const char *from, const char *to) {
     return REAL(link)(from, to);
 }
 
-/* Apart, so that the room for one path is given back before the other's is needed. */
+/* A function of its own, so that the stack for one path is given back before the other's is
+ * needed. */
 __attribute__((noinline)) static int link_changed(int fromdir, const char *from, int todir,
                                                   const char *to, int flags) {
     char real[MONARCH_PATH_MAX];
@@ -75,7 +78,7 @@ __attribute__((noinline)) static int link_changed(int fromdir, const char *from,
         from = monarch_path_to_change(fromdir, from, flags & AT_SYMLINK_FOLLOW, real);
     if (source)
         return REAL(linkat)(AT_FDCWD, source, todir, to, 0);
-    /* What `real` names is the file itself. */
+    /* `real` names the file itself, not a link. */
     return REAL(linkat)(fromdir, from, todir, to, from == real ? 0 : flags);
 }
 
@@ -148,7 +151,7 @@ PUBLIC int mkfifoat(int dir, const char *path, mode_t mode) {
     return REAL(mkfifoat)(dir, path, mode);
 }
 
-/* Before glibc 2.33, mknod is the name of an inline function that calls these. */
+/* Before glibc 2.33, mknod is an inline function that calls these. */
 PUBLIC int __xmknod(int version, const char *path, mode_t mode, dev_t *device) {
     monarch_changed_names(AT_FDCWD, path);
     return REAL(__xmknod)(version, path, mode, device);
@@ -170,8 +173,9 @@ PUBLIC int mknod(const char *path, mode_t mode, dev_t device) {
     return REAL(mknod) ? REAL(mknod)(path, mode, device) : REAL(__xmknod)(0, path, mode, &device);
 }
 
-/* A local socket has a name, unless it begins with a NUL. Afterwards, because a bad pointer is the
- * kernel's to find. */
+/* A local socket has a name in the file system, unless its address begins with a NUL. The change is
+ * recorded after the call: if `address` is bad, the kernel must return EFAULT instead of us
+ * crashing. */
 PUBLIC int bind(int fd, const struct sockaddr *address, socklen_t n) {
     const struct sockaddr_un *local = (const void *)address;
     char path[sizeof local->sun_path + 1];

@@ -19,17 +19,19 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
                                                      mode_t mode, int plain) {
     char real[MONARCH_PATH_MAX];
     int follow = !(flags & O_NOFOLLOW), old_errno = errno;
-    /* Truncation happens inside the call: whoever is killed right after it has recorded it. */
+    /* Truncation happens inside the call, so it is recorded before: the caller may be killed right
+     * after it. */
     if (flags & O_TRUNC)
         path = monarch_path_to_change(dir, path, follow, real);
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
-    /* O_RDONLY | O_CREAT changes no file that there is. */
+    /* O_RDONLY | O_CREAT changes no existing file. */
     if ((flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC)) {
         if (fd >= 0)
             monarch_made(fd, dir, path, real);
         return fd;
     }
-    /* A copy's descriptor opened again by its name in /proc: who writes, writes to the source. */
+    /* A copy's descriptor was opened again by its name in /proc: who writes must write to the
+     * source. */
     if (fd >= 0 && monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real)) {
         REAL(close)(fd);
         return REAL(open)(real, flags & ~O_CREAT);
@@ -41,7 +43,7 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
     return fd;
 }
 
-/* A copy that is made at this moment; -1 if the source is to be opened. */
+/* Waits for a copy that is being made, and opens it; -1: the source is to be opened. */
 __attribute__((noinline)) static int open_awaited(struct session *s, int dir, const char *path,
                                                   int flags, struct monarch_opening *o) {
     int old_errno = errno;
@@ -51,14 +53,15 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     errno = old_errno;
     if (fd >= 0) {
         monarch_opened_copy(s, o);
-        /* Nobody sees how much of a copy is read. One that was waited for had none when it was
-         * opened, and counts as a small file that was read at the source. */
+        /* Nobody sees how much of a copy is read. A copy that was waited for was not there at the
+         * open, so it counts as a small file that was read at the source. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
     return fd;
 }
 
-/* The copy comes to the number of its source's file, unless the program has locks on that. */
+/* Promotes a descriptor of the source's file, unless the program has locks on that; returns whether
+ * it is the copy's. */
 static int is_promoted(struct session *s, const struct monarch_opening *o, int flags, int fd) {
     struct monarch_wanted w = {.session = s, .entry = o->entry, .id = (uint64_t)o->id};
     w.version = __atomic_load_n(&o->entry->version, __ATOMIC_ACQUIRE);
@@ -69,8 +72,8 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
     return monarch_promote(fd, monarch_tracked(fd), &w);
 }
 
-/* The first open in a directory outside every source has learnt that it leads into one: a program
- * may open no other file there. */
+/* The first open in a directory outside every source has shown that the directory leads into one.
+ * That open is served too, because a program may open no other file there. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, int fd) {
     struct monarch_opening o;
@@ -97,7 +100,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         monarch_end_look_up(s, &aim, dir, path, flags, &o);
         int is_right = o.served && (o.word ^ guess) >> 8 == 0;
         if (fd >= 0 && !is_right)
-            REAL(close)(fd); /* who is behind us has seen it opened */
+            REAL(close)(fd); /* libc's close, because a library behind us has seen the open */
         if (o.served && !is_right)
             fd = REAL(open)(o.copy, monarch_copy_flags(flags));
         errno = old_errno;
@@ -105,7 +108,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
             monarch_opened_copy(s, &o);
             return fd;
         }
-        /* No such copy any more, no O_DIRECT on the tier, ...: the source. */
+        /* The copy cannot be opened (it is gone, no O_DIRECT on the tier, ...): use the source. */
         if (!o.served && (fd = open_awaited(s, dir, path, flags, &o)) >= 0)
             return fd;
     }
@@ -122,7 +125,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     return fd;
 }
 
-/* The name in /proc of a copy's descriptor is its file's, as it is now. */
+/* The name in /proc of a copy's descriptor stands for the source's file, as that is now. */
 __attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
     char real[MONARCH_PATH_MAX];
     if (monarch_names_copy(path, real) && real[0])
@@ -189,15 +192,14 @@ static int made(int fd, const char *name) {
     return fd;
 }
 
-/* Of the structure of openat2(2), which may have grown. */
+/* The flags in the structure of openat2(2), which may have grown. */
 static int64_t flags_of(const struct open_how *how, size_t n) {
     MAYBE_NULL(how);
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
 }
 
-/* What RESOLVE_... asks for is the kernel's to see: reads go to the source. glibc has it
- * since 2.43.
- */
+/* Only the kernel can check what RESOLVE_... asks for, so reads go to the source. glibc has openat2
+ * since 2.43. */
 int openat2(int dir, const char *path, const struct open_how *how, size_t n);
 PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {
     char real[MONARCH_PATH_MAX];
@@ -214,7 +216,7 @@ PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t
     return fd;
 }
 
-/* A handle says nothing of its file before it is open. */
+/* A handle does not tell its file before it is open. */
 PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     int old_errno = errno, changes = monarch_may_change(flags);
     if (changes && flags & O_TRUNC && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
@@ -230,7 +232,7 @@ PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     return fd;
 }
 
-/* The child opens it inside libc; spawn.c records it. */
+/* The child opens the file inside libc; spawn.c records it. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];

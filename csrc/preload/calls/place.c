@@ -1,5 +1,5 @@
-/* Calls after which a process, or one of its threads, sees other files under the same names or has
- * other rights. */
+/* Calls after which a process or a thread sees other files under the same names, or has other
+ * rights. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <grp.h>
@@ -10,21 +10,21 @@
 #include "preload/process/calls.h"
 #include "preload/session/roots.h"
 
-/* Some thread may have a root of its own, and what we know of roots is the process's. */
+/* 1: some thread may have a root of its own, while what we know of roots is the process's. */
 static uint32_t roots_part; /* atomic */
 
 static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELEASE); }
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        monarch_roots_are_foreign(); /* before: the answer of another thread must not be kept */
+        monarch_roots_are_foreign(); /* before the call: another thread's answer must not be kept */
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();
     return r;
 }
 
-/* What is mounted from here on is for this process alone, and we do not hear of it. The other two
- * flags give the thread a root of its own. */
+/* With CLONE_NEWNS, what is mounted from here on is this process's alone, and we do not see it. The
+ * other two flags give the thread a root of its own. */
 PUBLIC int unshare(int flags) {
     monarch_mappings_end();
     if (flags & (CLONE_FS | CLONE_NEWUSER))
@@ -47,7 +47,8 @@ PUBLIC int setns(int fd, int type) {
     return r;
 }
 
-/* Of one thread; libc's setuid and its kind take all copies away, which belong to the user. */
+/* capset affects one thread. libc's setuid and the like make all copies unreadable, because those
+ * belong to the user. */
 int capset(void *header, const void *data);
 PUBLIC int capset(void *header, const void *data) {
     int r = REAL(capset)(header, data);
@@ -95,9 +96,9 @@ static int run_in_new_place(void *at) {
     return start.run(start.data);
 }
 
-/* A child in name spaces of its own is served nothing, as after unshare. It hears of it before it
- * runs, from the top of its stack. A child that shares our memory is a thread with a root of its
- * own, unless it shares that, too. */
+/* A child in namespaces of its own is served nothing, as after unshare. It is told so before it
+ * runs, by data at the top of its stack. A child that shares our memory is a thread with a root of
+ * its own, unless it shares the root too. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

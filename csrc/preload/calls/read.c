@@ -1,6 +1,7 @@
-/* Reads on descriptors of source files whose copies are being filled, or were filled since: what
- * the copy has comes from the copy, what is on its way is waited for, and in any doubt the source
- * answers. A read that uses the descriptor's own offset takes its range with one lseek, which the
+/* Reads on descriptors of source files whose copies are being filled, or were filled since.
+ *
+ * What the copy has comes from the copy, what is on its way is waited for, and in any doubt the
+ * source answers. A read at the descriptor's own offset takes its range with one lseek, which the
  * kernel makes atomic for all who share the offset, and then reads that range. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -25,13 +26,13 @@
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 
-/* The kernel moves no more in one call. */
+/* Most bytes that the kernel moves in one call. */
 #define MOST 0x7ffff000UL
 
-/* --- which file ---------------------------------------------------------------------------------
- */
+/* --- which file ------------------------------------------------------------------------------- */
 
-/* After a chroot or in another mount name space the names of copies may lead to other files. */
+/* Whether the copy may be read. After a chroot, or in another mount namespace, the paths of copies
+ * may lead to other files. */
 static int is_readable(int fd, const struct monarch_wanted *w) {
     struct session *s = w->session;
     return MONARCH_WORD_STATE(__atomic_load_n(&w->entry->word, __ATOMIC_ACQUIRE)) !=
@@ -40,7 +41,7 @@ static int is_readable(int fd, const struct monarch_wanted *w) {
            monarch_sees_source(s, w->entry->source) && monarch_is_callers(fd, w);
 }
 
-/* The file behind a tracked descriptor; 0 if there is nothing to gain any more. */
+/* Finds the file behind a tracked descriptor; 0 if there is nothing to gain any more. */
 static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
     struct session *s = session_for_reading();
     w->id = monarch_track_entry(tracked);
@@ -57,25 +58,25 @@ static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        /* No more of its reads are seen, once it is not tracked. */
+        /* Counted now: once it is untracked, its reads are no longer seen. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
     } else if (s && !monarch_is_off(s) && !s->control->off) {
-        ; /* another daemon's by now: it has other numbers */
+        ; /* the session is another daemon's by now, with other entry numbers */
     } else {
         return 0; /* switched off for a while, or between two daemons */
     }
-    /* Another thread may have to give back what it has claimed of the offset. */
+    /* A word with TRACK_OFFSET stays: another thread may have to give back what it has claimed of
+     * the offset. */
     if (!(tracked & TRACK_OFFSET))
         monarch_untrack_seen(fd, tracked);
     return 0;
 }
 
-/* --- from the copy -------------------------------------------------------------------------------
- */
+/* --- from the copy ---------------------------------------------------------------------------- */
 
-/* No descriptor stays open across a wait, and none between calls. */
+/* Reads from a copy. No descriptor stays open across a wait, or between calls. */
 static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uint64_t n,
                           uint64_t at) {
     char path[MONARCH_COPY_PATH];
@@ -92,14 +93,14 @@ static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uin
     return done;
 }
 
-/* Whether somebody fills it, or will when told. */
+/* Whether the file is being filled, or will be once the daemon is told. */
 static int is_coming(const struct monarch_wanted *w, uint64_t word) {
     return MONARCH_WORD_STATE(word) != MONARCH_ABSENT ||
            monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
 
-/* Reads [w->at, w->at + w->n), within the file; returns how much of it, from its beginning, the
- * copy gave. The source gives the rest. */
+/* Reads [w->at, w->at + w->n), which lies within the file, from the copy. Returns how many bytes,
+ * from the first one on, the copy gave; the source gives the rest. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;
     struct monarch_stats *stats = monarch_my_stats(w->session);
@@ -109,7 +110,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
         int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
         if (state == MONARCH_FILLING)
             ready = monarch_ready(w, word);
-        /* Parts of one file are not joined to those of the one that has taken its name. */
+        /* Parts of one file must not be joined to those of another that has taken its name. */
         if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) || !is_coming(w, word) ||
             (!ready && monarch_is_fast(w->session, w->entry)))
             break;
@@ -117,7 +118,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
             uint64_t got = read_from(w->session, word, buf, (uint64_t)ready, w->at);
             filling += state == MONARCH_FILLING ? got : 0;
             if (w->since_ns && w->entry->size <= MONARCH_UNIT)
-                monarch_note_source_read(w->since_ns); /* the fill has waited for it */
+                monarch_note_source_read(w->since_ns); /* the fill has waited for the source */
             w->since_ns = 0;
             buf += got;
             w->at += got;
@@ -137,12 +138,12 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     return w->at - begin;
 }
 
-/* Another file is on the number, by another thread, or none. */
+/* The number is another file's by now, through another thread, or is closed. */
 #define OTHER_FILE (-2)
 
-/* The source's file, opened by its name for the library alone, because another thread has closed
- * the descriptor that a call began with; -1: its name leads elsewhere by now. monarch_close_unseen
- * ends it. */
+/* Opens the source's file by its name, for the library alone, because another thread has closed the
+ * descriptor with which a call began. -1: the name leads elsewhere by now. Close the descriptor
+ * with monarch_close_unseen. */
 __attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w) {
     char path[MONARCH_PATH_MAX];
     if (!monarch_source_path(w->session, monarch_catalog_of(w->session), w->entry, path))
@@ -157,7 +158,7 @@ __attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w
 static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     monarch_momentary_begin();
     int fd = open_by_name(w);
-    /* Our own call: a cancellation in libc's would leave the descriptor open. */
+    /* A raw system call: a cancellation in libc's would leave the descriptor open. */
     ssize_t r = fd >= 0 ? sys_pread(fd, buf, n, at) : 0;
     if (fd >= 0)
         monarch_close_unseen(fd, -1);
@@ -173,9 +174,9 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
     return r;
 }
 
-/* What the copy has not given, from the source. Bytes of another file must not be joined to those
- * that are there, or be given for those of an offset that was the first one's. Where the number was
- * promoted meanwhile the copy is complete. */
+/* Reads from the source what the copy has not given. If the number is another file's by now, its
+ * bytes must not be joined to those that are there, nor be returned for an offset that was the
+ * first file's. If the number was promoted meanwhile, the copy is complete and gives the bytes. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = sys_now_ns();
@@ -190,13 +191,12 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
     return got ? (ssize_t)got : read_by_name(w, buf, n, at);
 }
 
-/* --- reads with an offset of their own -----------------------------------------------------------
- */
+/* --- reads with an offset of their own -------------------------------------------------------- */
 
 /* More than there are addresses: the kernel refuses it before it looks at the file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
-/* joined: to what has been read before; then the answer may be OTHER_FILE. */
+/* joined: what is read is joined to earlier bytes; then the answer may be OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -215,11 +215,12 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
         return REAL(pread)(fd, buf, n, at);
     if (r >= 0 || !done)
         return r < 0 ? r : r + (ssize_t)done;
-    errno = old_errno; /* what was read before an error counts */
+    errno = old_errno; /* bytes that were read before an error count */
     return (ssize_t)done;
 }
 
-/* n : bytes that are asked for */
+/* Whether the copy may serve the call, of which *w then describes the file. The call uses the
+ * descriptor as `flag` says, and asks for n bytes. */
 __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag, size_t n,
                                             struct monarch_wanted *w) {
     if (!tracked)
@@ -232,22 +233,22 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!find_file(fd, tracked, w))
         return 0;
-    /* Another thread may close the number as soon as it is the copy's: this call reads by its own
-     * descriptor all the same. */
+    /* Another thread may close the number as soon as it is the copy's: this call still reads by a
+     * descriptor of its own. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;
 }
 
-/* A read that the kernel has answered. One of a direct descriptor says how long its source takes.
- */
+/* Counts a read that the kernel has answered. A read of a direct descriptor shows how long its
+ * source takes. */
 static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
         monarch_note_source_read(since_ns);
     return monarch_count_read(fd, n, at);
 }
 
-/* Apart, so that a descriptor that is none of ours pays for no room on the stack. */
+/* A function of its own, so that a descriptor that is not ours pays for no stack. */
 __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
     struct monarch_wanted w;
     if (served(fd, monarch_tracked(fd), 0, n, &w))
@@ -263,8 +264,7 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
     return real(fd, buf, n, at);
 }
 
-/* --- reads at the descriptor's offset
- * ------------------------------------------------------------- */
+/* --- reads at the descriptor's offset --------------------------------------------------------- */
 
 static ssize_t read_next(int fd, uint64_t tracked, struct monarch_wanted *w, void *buf, size_t n) {
     if (!n || is_absurd(n) || !monarch_claim_offset(fd, tracked, w, n < MOST ? n : MOST))
@@ -278,7 +278,7 @@ static ssize_t read_next(int fd, uint64_t tracked, struct monarch_wanted *w, voi
     ssize_t r = read_rest(fd, w, (char *)buf + done, wanted - done, at + (off_t)done);
     if (r < 0 && done)
         errno = old_errno;
-    if (r == OTHER_FILE) /* whose offset is its own */
+    if (r == OTHER_FILE) /* another file's offset is not ours to move */
         return done ? (ssize_t)done : REAL(read)(fd, buf, n);
     size_t got = done + (r > 0 ? (size_t)r : 0);
     monarch_give_back_offset(fd, tracked, (long)(wanted - got));
@@ -301,8 +301,7 @@ PUBLIC ssize_t read(int fd, void *buf, size_t n) {
     return real(fd, buf, n);
 }
 
-/* --- reads into several parts
- * --------------------------------------------------------------------- */
+/* --- reads into several parts ----------------------------------------------------------------- */
 
 static int are_usable(const struct iovec *parts, int count, size_t *total) {
     *total = 0;
@@ -317,8 +316,8 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
     return *total > 0;
 }
 
-/* One after the other, each in full, `most` bytes in all: a short one is the end, or an error after
- * what was read. OTHER_FILE: nothing was. */
+/* Fills the parts one after the other, each in full, `most` bytes in all. A short part is the end
+ * of the file, or an error after what was read. OTHER_FILE: nothing was read. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;
@@ -346,7 +345,7 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
         !served(fd, tracked, TRACK_OFFSET, n, &w) || !monarch_claim_offset(fd, tracked, &w, n))
         return monarch_count_read(fd, REAL(readv)(fd, parts, count), -1);
-    long wanted = (long)w.n; /* no more is read: what has grown since is for the next call */
+    long wanted = (long)w.n; /* what the file has grown by since is for the next call */
     ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
     if (r == OTHER_FILE)
         return REAL(readv)(fd, parts, count);
@@ -381,8 +380,7 @@ PUBLIC ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t at, i
     return at == -1 ? readv(fd, parts, count) : preadv(fd, parts, count, at);
 }
 
-/* --- fortified names: who reads more than there is room for is libc's to end
- * ----------------------- */
+/* --- fortified names: libc aborts a program that reads more than its buffer holds ------------- */
 
 ssize_t __read_chk(int fd, void *buf, size_t n, size_t room);
 ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room);
@@ -395,11 +393,10 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
     return n > room ? REAL(__pread_chk)(fd, buf, n, at, room) : pread(fd, buf, n, at);
 }
 
-/* --- mappings
- * --------------------------------------------------------------------------------------- */
+/* --- mappings --------------------------------------------------------------------------------- */
 
-/* Raw, because open is a cancellation point and mmap is none. ThreadSanitizer counts descriptors
- * that libc's functions are given, and must hear of this one. */
+/* Raw system calls, because open is a cancellation point and mmap is not. ThreadSanitizer tracks
+ * descriptors by libc's functions, and must see this one. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
@@ -408,7 +405,8 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 #define CLOSE(fd) sys_close(fd)
 #endif
 
-/* The path of the complete copy, whose name may not be in the catalog yet; whether there is one. */
+/* Finds the path of the complete copy, which the catalog may not name yet; returns whether there is
+ * one. */
 static int find_whole(struct monarch_wanted *w, char *path) {
     w->at = 0;
     w->n = w->entry->size;
@@ -436,7 +434,7 @@ static void *map_copy(void *at, size_t n, int prot, int flags, struct monarch_wa
     return r;
 }
 
-/* Bytes of the file among `n` from `offset` on, which count as read. */
+/* Counts as read the bytes of the file among `n` from `offset` on; returns their number. */
 static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t offset) {
     uint64_t left = (uint64_t)offset < w->entry->size ? w->entry->size - (uint64_t)offset : 0;
     n = n < left ? n : left;
@@ -447,7 +445,7 @@ static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t off
 static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
                          uint64_t tracked) {
     struct monarch_wanted w;
-    /* The copy is made from the pages that the mapping brings. */
+    /* The copy is made from the pages that the mapping loads. */
     if (tracked & TRACK_DIRECT)
         monarch_hand_over(fd, tracked, 0);
     if (!find_file(fd, tracked, &w))
@@ -461,7 +459,7 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
         return r;
     }
     errno = old_errno;
-    /* Another thread may have closed the number, or given it to another file, during the wait. */
+    /* During the wait another thread may have closed the number, or given it to another file. */
     int is_callers = monarch_is_callers(fd, &w);
     if (!is_callers)
         monarch_momentary_begin();
@@ -487,7 +485,7 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
         return map_tracked(at, n, prot, flags, fd, offset, tracked);
     void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    /* What was there before has gone by a system call that we did not see. */
+    /* A mapping of ours that was there before has gone by a system call that we did not see. */
     if (r != MAP_FAILED && !(flags & MAP_FIXED))
         monarch_mappings_say(r, n, MONARCH_FORGET);
     return r;

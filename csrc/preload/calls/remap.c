@@ -1,5 +1,6 @@
-/* Calls that remove or change mappings: for what mappings.h knows of them. Each speaks before it
- * acts; if it then fails, the mapping stays on the source. */
+/* Calls that remove or change mappings, as far as mappings.h knows them.
+ *
+ * Each tells before it acts; if it then fails, the mapping stays on the source. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdarg.h>
@@ -17,7 +18,7 @@ PUBLIC int munmap(void *at, size_t n) {
 PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     va_list args;
     va_start(args, flags);
-    void *to = va_arg(args, void *); /* a register, passed on as it is */
+    void *to = va_arg(args, void *); /* a register, passed on unchanged */
     va_end(args);
     monarch_mappings_say(at, n, MONARCH_FORGET);
     if (flags & MREMAP_FIXED)
@@ -25,7 +26,7 @@ PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     return REAL(mremap)(at, n, wanted, flags, to);
 }
 
-/* To what it is already: nothing changes. */
+/* PROT_READ is what a waiting mapping has: nothing changes. */
 PUBLIC int mprotect(void *at, size_t n, int prot) {
     if (prot != PROT_READ)
         monarch_mappings_say(at, n, MONARCH_FORGET);
@@ -39,7 +40,7 @@ static int result_of(long r) {
     return -1;
 }
 
-/* glibc has it since 2.27, and mlock2. */
+/* glibc has pkey_mprotect and mlock2 since 2.27. */
 PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
     if (prot != PROT_READ || key != -1)
         monarch_mappings_say(at, n, MONARCH_FORGET);
@@ -58,8 +59,9 @@ PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
 #define MADV_POPULATE_READ 22
 #endif
 
-/* How it will be read is said again of the copy. What is done at once leaves nothing to carry over,
- * and of the rest we know too little. */
+/* Tells of an advice. Advice on how the range will be read is repeated for the copy. Advice that
+ * takes effect at once leaves nothing to repeat. Of any other advice we know too little: the
+ * mapping stays on the source. */
 static void advised(void *at, size_t n, int advice) {
     if (advice == MADV_WILLNEED || advice == MADV_DONTNEED || advice == MADV_COLD ||
         advice == MADV_PAGEOUT || advice == MADV_POPULATE_READ)
@@ -73,13 +75,13 @@ PUBLIC int madvise(void *at, size_t n, int advice) {
     return REAL(madvise)(at, n, advice);
 }
 
-/* The same numbers, as far as they are known. */
+/* posix_madvise has the same numbers, as far as they are known. */
 PUBLIC int posix_madvise(void *at, size_t n, int advice) {
     advised(at, n, advice);
     return REAL(posix_madvise)(at, n, advice);
 }
 
-/* A replacement would not be in memory. */
+/* A replacement would not be locked in memory. */
 PUBLIC int mlock(const void *at, size_t n) {
     monarch_mappings_say(at, n, MONARCH_FORGET);
     return REAL(mlock)(at, n);

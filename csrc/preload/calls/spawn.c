@@ -1,6 +1,7 @@
-/* Files that posix_spawn opens in the child, inside libc, for writing: they are recorded before it
- * does. A relative path begins in the child's directory, which other actions may change, so that
- * only the whole list says which file is meant. The list is libc's own: its layout has never
+/* Records files that posix_spawn opens for writing in the child, inside libc, before it does.
+ *
+ * A relative path starts from the child's directory, which other actions may change, so only the
+ * whole list of actions says which file is meant. The list is libc's own: its layout has never
  * changed, and is compared with what libc makes before anything is read. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -12,7 +13,7 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-enum tag { CLOSE, DUP2, OPEN, CHDIR, FCHDIR }; /* others follow, of newer libcs */
+enum tag { CLOSE, DUP2, OPEN, CHDIR, FCHDIR }; /* newer libcs have others */
 
 struct action {
     int tag;
@@ -38,7 +39,7 @@ static const struct action *actions_of(const posix_spawn_file_actions_t *actions
 typedef int add_chdir(posix_spawn_file_actions_t *, const char *);
 typedef int add_fchdir(posix_spawn_file_actions_t *, int);
 
-/* libc before 2.29 has no actions that change the directory. */
+/* glibc before 2.29 has no actions that change the directory. */
 static int directories_are_as_expected(posix_spawn_file_actions_t *list) {
     void *chdir_at = NULL, *fchdir_at = NULL;
     add_chdir *chdir_to =
@@ -78,7 +79,7 @@ static int is_known_layout(void) {
     return found == 1;
 }
 
-/* Puts `part` and a slash before the path that ends a buffer; 0 if it has no room. */
+/* Puts `part` and a slash before the path that ends the buffer; 0 if there is no room. */
 static int put_before(char *buffer, size_t *at, const char *part) {
     size_t n = strlen(part);
     if (n + 1 > *at)
@@ -89,8 +90,8 @@ static int put_before(char *buffer, size_t *at, const char *part) {
     return 1;
 }
 
-/* The path that the action at `i` opens, at the end of `buffer`, and the directory of ours in which
- * it begins; NULL if it is too long. */
+/* The path that the action at `i` opens, at the end of `buffer`, and in *dir the directory of this
+ * process from which it starts; NULL if the path is too long. */
 static char *path_opened(const struct action *x, int i, char *buffer, int *dir) {
     size_t at = MONARCH_PATH_MAX - 1;
     buffer[at] = 0;
@@ -149,7 +150,7 @@ PUBLIC int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_act
     return REAL(posix_spawnp)(pid, file, actions, attributes, argv, envp);
 }
 
-/* These two are of glibc 2.39. */
+/* glibc has these two since 2.39. */
 int pidfd_spawn(int *pidfd, const char *path, const posix_spawn_file_actions_t *actions,
                 const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]);
 int pidfd_spawnp(int *pidfd, const char *file, const posix_spawn_file_actions_t *actions,

@@ -1,5 +1,7 @@
-/* The logical file's attributes: by path from the catalog while its copy is served, by descriptor
- * from the kernel and, when that descriptor is a copy's, from the catalog over it. */
+/* Attributes of a file as if it had no copy.
+ *
+ * By path they come from the catalog while its copy is served; by descriptor from the kernel and,
+ * when the descriptor is a copy's, from the catalog over that. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
@@ -36,12 +38,12 @@ static void fill(const struct session *s, const struct monarch_entry *e, struct 
     st->st_ctim = time_of(e->ctime_ns);
 }
 
-/* 1: answered; 0: the kernel is to be asked. */
+/* 1: answered; 0: ask the kernel. */
 static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     struct monarch_known k;
     struct stat found;
     MAYBE_NULL(st);
-    if (!st) /* the kernel says what is wrong */
+    if (!st) /* the kernel reports the error */
         return 0;
     if (!monarch_know(dir, path, follow, &k) || !monarch_can_tell(&k))
         return 0;
@@ -52,15 +54,16 @@ static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     return 1;
 }
 
-/* Descriptors of copies stay what they are while everything is switched off. */
+/* The entry behind a copy's attributes, or NULL. Descriptors of copies remain while everything is
+ * switched off. */
 static const struct monarch_entry *behind(struct session **s, const struct monarch_catalog **c,
                                           const struct stat *st) {
     *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
 }
 
-/* Of a file that was changed and has the content still that was opened: owner, mode and links are
- * those of now. Apart, because few calls need the room for a path. */
+/* For a file that was changed but still has the content that was opened: takes owner, mode and
+ * links from the source. A function of its own, because few calls need the stack for a path. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -77,7 +80,8 @@ __attribute__((noinline)) static void refresh(const struct session *s,
     }
 }
 
-/* What a descriptor of a copy says of its file: the version that was opened. */
+/* Replaces a copy's attributes by those of its source file, in the version that was opened; returns
+ * the entry, or NULL if it is no copy. */
 static const struct monarch_entry *correct(struct stat *st) {
     struct session *s;
     const struct monarch_catalog *c;
@@ -85,7 +89,7 @@ static const struct monarch_entry *correct(struct stat *st) {
     if (!e)
         return NULL;
     fill(s, e, st);
-    /* A daemon that has gone is told of no change any more. */
+    /* A daemon that has gone is no longer told of changes. */
     if (s != __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || !monarch_is_serving(s) ||
         monarch_is_changed(s->clients, st->st_dev, e->ino))
         refresh(s, c, e, st);
@@ -105,7 +109,7 @@ static int result(int r) {
     return -1;
 }
 
-/* glibc before 2.33 has no such symbols behind us: the system call is what they are. */
+/* glibc before 2.33 has no such symbols: the system call does the same. */
 static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
     return result(sys_fstatat(dir, path, st, flags));
 }
@@ -131,8 +135,8 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : result(sys_fstat(fd, st));
-    /* A copy that is removed between the kernel's answer and our look has no link any more, and is
-     * then known by that. */
+    /* A copy that is removed between the kernel's answer and our check has no link any more; a
+     * second answer says so, and the copy is found by that. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;
@@ -143,14 +147,14 @@ PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
         answer_path(dir, path, st, !(flags & AT_SYMLINK_NOFOLLOW)))
         return 0;
     int r = REAL(fstatat) ? REAL(fstatat)(dir, path, st, flags) : kernel_stat(dir, path, st, flags);
-    MAYBE_NULL(path); /* newer kernels take none with AT_EMPTY_PATH */
+    MAYBE_NULL(path); /* newer kernels accept NULL with AT_EMPTY_PATH */
     if (r == 0 && !correct(st) && path && (dir == AT_FDCWD || *path == '/'))
         monarch_learn_stat(path, st);
     return r;
 }
 
-/* The versioned names that programs built before glibc 2.33 call. Only the version whose struct
- * is this one is ours to answer. */
+/* The versioned names that programs built before glibc 2.33 call. We answer only for the version
+ * whose struct is this one. */
 #define CURRENT(version) ((version) == 1 || (version) == 0)
 
 PUBLIC int __xstat(int version, const char *path, struct stat *st) {
@@ -187,8 +191,8 @@ static int real_statx(int dir, const char *path, int flags, unsigned mask, struc
     return result((int)sys6(SYS_statx, dir, (long)path, flags, (long)mask, (long)x, 0));
 }
 
-/* `st` is what the catalog says; the rest is what the source's file system says of all its files.
- */
+/* Fills *x from `st`, which the catalog gave, and from what the source's file system says of all
+ * its files. */
 static void fill_statx(const struct session *s, const struct monarch_entry *e,
                        const struct stat *st, unsigned mask, struct statx *x) {
     const struct monarch_filesystem *f = &s->control->source[e->source].filesystem;
@@ -220,8 +224,8 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-/* Newer kernels leave it out unless it is asked for, and copies that come and go are known by it.
- */
+/* Gets the mtime. Newer kernels leave it out unless it is asked for, and stamped copies are found
+ * by it. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;
@@ -233,7 +237,7 @@ __attribute__((noinline)) static void time_of_copy(int dir, const char *path, in
         *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
 }
 
-/* Apart, because few calls need the room for a path. */
+/* A function of its own, because few calls need the stack for a path. */
 __attribute__((noinline)) static int ask_source(const struct session *s,
                                                 const struct monarch_catalog *c,
                                                 const struct monarch_entry *e, unsigned mask,

@@ -1,4 +1,4 @@
-/* Streams: their opens and closes; libc reads them behind our back. */
+/* Opens and closes of streams; libc reads from them without our seeing it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -12,20 +12,21 @@
 #include "preload/process/momentary.h"
 #include "shared/sys.h"
 
-/* "r" with any of glibc's letters but '+'; what follows a comma is a character set. */
+/* Whether the mode only reads: "r" with any of glibc's letters but '+'; a character set follows a
+ * comma. */
 static int only_reads(const char *mode) {
     size_t letters = strcspn(mode, ",");
     return mode[0] == 'r' && !memchr(mode, '+', letters);
 }
 
-/* Any mode that writes, but "r+", makes the file. */
+/* Records an open for writing. Any mode that writes, except "r+", makes the file. */
 static FILE *changed(FILE *f, const char *mode, char *real) {
     if (f)
         monarch_opened_for_change(fileno(f), mode[0] != 'r', AT_FDCWD, "", real);
     return f;
 }
 
-/* A stream moves its descriptor's offset inside libc. */
+/* Called after the source was opened. A stream moves its descriptor's offset inside libc. */
 static FILE *opened_source(struct session *s, const struct monarch_opening *o, const char *path,
                            uint64_t since_ns, FILE *f) {
     if (f && o->id != MONARCH_OUTSIDE) {
@@ -46,8 +47,8 @@ static void opened_copy(struct session *s, const struct monarch_opening *o, cons
         monarch_progress_stream(s, (uint64_t)o->id, f);
 }
 
-/* A link in the place of a copy is not followed, which fopen has no way to say. What else a mode
- * can say only fopen understands (`ccs=`): NULL, and the source. */
+/* Opens a stream on a copy, without following a link in the copy's place, which fopen cannot ask
+ * for. NULL for a mode that only fopen understands (`ccs=`): the source is opened. */
 static FILE *open_copy(const struct monarch_opening *o, const char *mode) {
     if (mode[strspn(mode, "rbe")])
         return NULL;
@@ -79,7 +80,7 @@ static FILE *open_for_reading(const char *path, const char *mode) {
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* Only these have room for a path on their stack: programs read files from small ones. */
+/* Only these functions have room for a path on the stack: programs read files from small stacks. */
 __attribute__((noinline)) static FILE *open_again(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
     return open_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode);
@@ -100,8 +101,8 @@ PUBLIC FILE *fopen(const char *path, const char *mode) {
     return monarch_names_copy(path, NULL) ? open_again(path, mode) : open_for_reading(path, mode);
 }
 
-/* freopen closes the stream even when it fails, so the copy is opened first and reached by its
- * descriptor's name: it cannot go away in between. */
+/* freopen closes the stream even when it fails. So the copy is opened first, and reached by its
+ * descriptor's name in /proc: it cannot go away in between. */
 static FILE *reopen_copy(struct session *s, struct monarch_opening *o, const char *mode,
                          FILE *stream) {
     char name[32];
@@ -136,7 +137,8 @@ static FILE *reopen_for_reading(const char *path, const char *mode, FILE *stream
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* Without a path, a stream opens its own file again: a copy's stream, its source file. */
+/* Without a path, freopen opens the stream's own file again: for a copy's stream, its source
+ * file. */
 __attribute__((noinline)) static FILE *reopen_special(const char *path, const char *mode,
                                                       FILE *stream) {
     char real[MONARCH_PATH_MAX];

@@ -1,5 +1,6 @@
-/* Watches of files. Who watches a file for being opened or read would not see it of the copy: from
- * then on everybody reads the file from the source. */
+/* inotify watches: a file watched for opens or reads is read from the source from then on.
+ *
+ * The program would not see the opens and reads of the copy, so all programs read the source. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/inotify.h>

@@ -11,8 +11,8 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-/* Whether a daemon has to hear of changes: by its session *s, which is NULL where there is no room
- * to map it. */
+/* Whether a daemon has to be told of changes. *s becomes its session, or NULL where there is no
+ * room to map it. */
 static int is_heard(struct session **s) {
     *s = session_for_change();
     return *s || monarch_lacks_room();
@@ -22,7 +22,7 @@ static int is_on_source(const struct session *s, const struct stat *st) {
     return s && monarch_source_on(s, st->st_dev, 0) >= 0;
 }
 
-/* Whether it lies on a source's device. */
+/* Records a change; returns whether the file lies on a source's device. */
 static int mark(struct session *s, const struct stat *st, int is_tree) {
     int is_told = monarch_lacks_room() && monarch_tell_change(st, is_tree);
     if (!is_on_source(s, st))
@@ -57,17 +57,17 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     uint64_t dev = s->control->source[directory->source].dev;
     for (uint64_t i = 0; i < count; i++) {
         const char *path = monarch_pool(c, entries[i].path);
-        size_t n = directory->path_len; /* 0 is the root, and everything is below it */
+        size_t n = directory->path_len; /* 0: the root, and everything is below it */
         if (entries[i].source == directory->source && entries[i].path_len > n &&
             (!n || path[n] == '/') && memcmp(path, prefix, n) == 0)
             monarch_mark_changed(s->clients, dev, entries[i].ino);
     }
 }
 
-/* What happens to a directory happens to every file below it: a new name gives them all other
- * paths, and other rights may close them. The whole catalog is looked through, which a training job
- * does not do in a loop. What the daemon's scan finds meanwhile it asks for again, because the
- * count has moved. */
+/* Marks every file below a directory, because what happens to the directory happens to all of them:
+ * a new name changes their paths, and other permissions may close them. This reads the whole
+ * catalog, which a training job does not do in a loop. What the daemon's scan finds meanwhile it
+ * asks for again, because the count `renames` has moved. */
 static void mark_below_directory(struct session *s, const struct stat *st) {
     __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
     const struct monarch_catalog *c = monarch_catalog_of(s);
@@ -94,7 +94,8 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Descriptors of copies outlive the daemon: this asks for none. */
+/* Whether `st` describes a copy. Works without a daemon, because descriptors of copies outlive
+ * it. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;
@@ -122,7 +123,8 @@ int monarch_leads_to_copy(const char *path, char *real) {
            sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
 }
 
-/* `st` is of what is to change; whether it was a copy, and its source file is instead. */
+/* Records a change of the file that `st` describes; returns whether that was a copy, whose source
+ * file is recorded instead. */
 static int record(struct stat *st, char *real) {
     struct session *s;
     int is_due = is_heard(&s), is_copy = describes_copy(st, real);
@@ -136,7 +138,7 @@ int monarch_means_descriptor(const char *path, int flags) {
     return (flags & AT_EMPTY_PATH) && path && !*path;
 }
 
-/* Marks the directory that `path` (MONARCH_PATH_MAX bytes, and changed) lies in. */
+/* Marks the directory in which `path` lies. `path` has MONARCH_PATH_MAX bytes and is changed. */
 static void mark_above(struct session *s, int dir, char *path) {
     struct stat st;
     size_t n = strlen(path);
@@ -149,7 +151,7 @@ static void mark_above(struct session *s, int dir, char *path) {
         mark(s, &st, 0);
 }
 
-/* 0 for a path that the kernel does not take. */
+/* Copies the path; 0 if the kernel would not take it. */
 static int copy_path(char *to, const char *path) {
     size_t n = strnlen(path, MONARCH_PATH_MAX);
     if (!n || n == MONARCH_PATH_MAX)
@@ -162,7 +164,7 @@ void monarch_changed_names(int dir, const char *path) {
     char above[MONARCH_PATH_MAX];
     struct session *s;
     struct stat st;
-    /* A bad pointer is the kernel's to find. */
+    /* The kernel must report a bad pointer, instead of us crashing. */
     if (is_heard(&s) && sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != -EFAULT &&
         copy_path(above, path))
         mark_above(s, dir, above);
@@ -174,7 +176,8 @@ void monarch_changed_names_of(int dir, char *path) {
         mark_above(s, dir, path);
 }
 
-/* The name that was made may be one that a link in `path` leads to. */
+/* Marks the directory of a file that was made. A link in `path` may have led to it, so the kernel's
+ * name is used. */
 static void mark_made(const struct stat *st, int fd, int dir, const char *path, char *real) {
     struct session *s;
     if (is_heard(&s) && (is_on_source(s, st) || monarch_lacks_room()) &&

@@ -1,4 +1,4 @@
-/* Recording what a program changes, before or while the interposed functions change it. */
+/* Records what a program changes, before or while the interposed functions change it. */
 #ifndef MONARCH_RECORD_H
 #define MONARCH_RECORD_H
 
@@ -6,26 +6,25 @@
 
 #include "preload/process/attributes.h"
 
-/* Records that a file is no longer what its copy is. Each returns at once when the path or the
- * descriptor lies on no source's device; the first says whether it does. `monarch_changed_tree` is
- * for renamed directories. */
+/* Record that a file is no longer what its copy is. Each returns at once when the path or the
+ * descriptor is not on a source's device; the first returns whether it is. `monarch_changed_tree`
+ * is for renamed directories. */
 int monarch_changed_path(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
 void monarch_changed_tree(int dir, const char *path);
 
-/* For a call that changes what `path` leads to: records it, and returns the path that the call is
- * to be given. That is `path`, unless it leads to a copy (/proc/self/fd/N and the like): then the
- * source file's, in `real` (MONARCH_PATH_MAX bytes), which is empty if that name leads to another
- * file by now: the call fails (ENOENT), and nobody else's file is changed. */
+/* For a call that changes what `path` leads to: records the change, and returns the path to pass to
+ * the call. That is `path`, unless it leads to a copy (/proc/self/fd/N and the like). Then it is
+ * the source file's path, in `real` (MONARCH_PATH_MAX bytes). `real` is empty if that path leads to
+ * another file by now: the call then fails (ENOENT), and no other file is changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
-/* The same for a descriptor; NULL if it is none of a copy, and so is what the call is to be given.
- */
+/* The same for a descriptor. NULL: it is not one of a copy, and the call gets it as it is. */
 const char *monarch_fd_to_change(int fd, char *real);
-/* Whether the descriptor is one of a copy / the path is the name in /proc or /dev of one: then
- * `real` is as above, and nothing is recorded. */
+/* Whether the descriptor is one of a copy / the path is a copy's name in /proc or /dev. Then `real`
+ * is as above; nothing is recorded. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
-/* Letter by letter, for the first ones tell nearly all paths apart. */
+/* Compares letter by letter, because the first letters rule out nearly all paths. */
 static inline int monarch_names_copy(const char *path, char *real) {
     MAYBE_NULL(path);
     if (!path || path[0] != '/')
@@ -50,18 +49,18 @@ static inline int monarch_may_change(int flags) {
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || monarch_needs_mode(flags);
 }
 
-/* With the flag AT_EMPTY_PATH, an empty path is the descriptor itself. */
+/* Whether path and flags mean the descriptor itself: an empty path with AT_EMPTY_PATH. */
 int monarch_means_descriptor(const char *path, int flags);
 
-/* A name is made or removed: what is listed of the directory that `path` lies in holds no longer.
- */
+/* Called when a name is made or removed: the listing of the directory in which `path` lies is no
+ * longer valid. */
 void monarch_changed_names(int dir, const char *path);
-/* The same for a path that need not be kept: it is cut in place. */
+/* The same for a path that need not be kept: the function cuts it in place. */
 void monarch_changed_names_of(int dir, char *path);
-/* After an open of `path` that may have made the file; `real` is room for a path. */
+/* Called after an open of `path` that may have made the file; `real` is room for a path. */
 void monarch_made(int fd, int dir, const char *path, char *real);
-/* After an open of `path` that may write, or make the file (`created`): records both. The path is
- * as in monarch_fd_to_change. */
+/* Called after an open of `path` that may write the file, or make it (`created`): records both. The
+ * result is as for monarch_fd_to_change. */
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real);
 
 #endif

@@ -3,9 +3,9 @@
 #include "preload/process/attributes.h"
 #include "shared/catalog.h"
 
-/* Files with locks, by two bits each: no list that grows, and few others are taken for one. The
- * bits stay for the life of the process: one that locks thousands of files has most others read as
- * if they were locked, which costs time alone. */
+/* A Bloom filter, two bits per file, of the files with locks: its size is fixed and false positives
+ * are rare. The bits stay set for the life of the process. A process that locks thousands of files
+ * has most others treated as locked, which costs time only. */
 #define LOCKED_BITS 8192
 static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 

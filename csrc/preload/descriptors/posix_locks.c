@@ -9,15 +9,15 @@
 #include "preload/process/text.h"
 #include "shared/sys.h"
 
-/* As many ranges of one file are kept; a program that has more loses the others. */
+/* Ranges of one file that are kept; a program that has more loses the others. */
 #define MOST 128
 #define WORD 24
 
-/* Closings. Those under way are counted in the lower half, behind the number of the process: in the
- * child of a fork they never end. */
+/* `under_way` counts the closings under way in its lower half; the upper half is the pid, because
+ * in the child of a fork the parent's closings never end. `so_far` counts all closings. */
 static uint64_t under_way;
 static uint32_t so_far;
-/* They take microseconds, unless the source hangs. */
+/* Longest wait for closings, which take microseconds unless the source hangs. */
 #define PATIENCE_NS 5000000000ULL
 
 struct saved_locks {
@@ -25,7 +25,7 @@ struct saved_locks {
     int but; /* the descriptor that is closed */
     unsigned count;
     struct range {
-        int fd; /* through which it was taken */
+        int fd; /* through which the lock was taken */
         struct flock lock;
     } range[MOST];
     struct monarch_reader reader;
@@ -33,7 +33,7 @@ struct saved_locks {
 
 /* --- which there are ------------------------------------------------------------------------- */
 
-/* The next word of a line, cut to its room; whether there is one. */
+/* Reads the next word of a line, cut to its room; returns whether there is one. */
 static int next_word(struct monarch_reader *r, char *word, char *end) {
     unsigned n = 0;
     do
@@ -53,7 +53,8 @@ static int64_t number(const char *digits) {
     return v;
 }
 
-/* "lock:  1: POSIX  ADVISORY  READ 1234 fe:00:5678 0 EOF"; whether there was a line. */
+/* Reads a line like "lock: 1: POSIX ADVISORY READ 1234 fe:00:5678 0 EOF"; returns whether there was
+ * one. */
 static int read_line(struct saved_locks *h, int fd) {
     char word[WORD], end = ' ';
     int field = 0, is_lock = 1, upto_end = 0;
@@ -96,9 +97,9 @@ static void read_locks_of(int fd, void *data) {
 
 /* --- kept ------------------------------------------------------------------------------------ */
 
-/* Holds read locks for an open file that is no descriptor's, only a mapping's: to close it ends
- * nothing of the process's. (What the process has locked for writing, nobody can lock anew: in the
- * moment between, another may.) */
+/* Holds the process's read locks meanwhile, on an open file to which only a mapping refers: closing
+ * it ends none of the process's locks. What the process has locked for writing cannot be locked a
+ * second time, so that another process may take that lock in between. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
@@ -118,7 +119,8 @@ static long hold_meanwhile(const struct saved_locks *h) {
 static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
-        /* Any will do, but one that may write is not ours, and may be another file's by now. */
+        /* A read lock may be taken through any descriptor. A writable descriptor is the program's,
+         * and may be another file's by now. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);
@@ -139,7 +141,7 @@ static void count(int more) {
                                           __ATOMIC_SEQ_CST));
 }
 
-/* In this order: who has seen the second sees the first. */
+/* The order matters: a thread that sees the second change sees the first. */
 static void begin_closing(void) {
     count(1);
     __atomic_fetch_add(&so_far, 1, __ATOMIC_SEQ_CST);
@@ -189,7 +191,8 @@ static void close_and_keep_locks(int fd, int kept) {
         sys_unmap(h, sizeof *h);
 }
 
-/* A signal's handler that locks would wait for what it stands above. */
+/* Signals are blocked: a handler that takes a lock would wait for the closing that it has
+ * interrupted. */
 void monarch_close_unseen(int fd, int kept) {
     uint64_t signals = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     begin_closing();

@@ -1,26 +1,27 @@
-/* Closing descriptors of our own without losing the process's POSIX locks. The kernel drops these
- * locks when the process closes any descriptor of the file, and tells nobody. */
+/* Closes descriptors of our own without losing the process's POSIX locks.
+ *
+ * The kernel drops these locks silently when the process closes any descriptor of the file. */
 #ifndef MONARCH_POSIX_LOCKS_H
 #define MONARCH_POSIX_LOCKS_H
 
 #include <stdint.h>
 
-/* Closes a descriptor that the program never had: the process's locks on the file stay. Nobody can
- * get what it has locked for reading; one for writing is taken again at once. `kept` is another
- * descriptor of that file, -1 if none is known. */
+/* Closes a descriptor that the program never had; the process's locks on the file stay. Nobody else
+ * can get a lock on what the process has locked for reading; a lock for writing is dropped and
+ * taken again at once. `kept` is another descriptor of the file, -1 if none is known. */
 void monarch_close_unseen(int fd, int kept);
 
-/* A lock that another thread takes or gives back beside such a closing may be lost, or come back,
- * and one may be refused for what the closing holds. Who changes one waits until none is under way,
- * and changes it again if there was one since, MONARCH_LOCK_ROUNDS times at most:
+/* While such a closing is under way, a lock that another thread takes may be lost, a lock that it
+ * gives back may return, and a lock may be refused because the closing holds it. A thread that
+ * changes a lock first waits until no closing is under way. It repeats the change if there was a
+ * closing since, MONARCH_LOCK_ROUNDS times at most:
  *
  *     do
  *         if (!monarch_await_closings(&closings))
  *             there is no lock to be had;
- *     while (change the lock, monarch_has_closed_since(closings));
- */
+ *     while (change the lock, monarch_has_closed_since(closings)); */
 #define MONARCH_LOCK_ROUNDS 32
-int monarch_await_closings(uint32_t *closings); /* 0: one takes too long */
+int monarch_await_closings(uint32_t *closings); /* 0: a closing takes too long */
 int monarch_has_closed_since(uint32_t closings);
 
 #endif

@@ -14,14 +14,15 @@
 #endif
 
 uint64_t monarch_track_table[MONARCH_TRACKED] SELDOM;
-static unsigned highest; /* nothing above it was ever tracked */
+static unsigned highest; /* no descriptor above it was ever tracked */
 
 /* --- whose table it is --------------------------------------------------------------------------
- * A child of vfork runs in its parent's memory with descriptors of its own: what it closes and
- * duplicates is none of the table's business. */
+ * A child of vfork runs in its parent's memory with descriptors of its own: the table is not about
+ * what it closes and duplicates. */
 
-static uint32_t owner; /* atomic: the process whose descriptors are meant */
-/* A page that the kernel clears in children of forks that we do not see; not in those of vfork. */
+static uint32_t owner; /* atomic: pid of the process that the table is about */
+/* A page that the kernel clears in the child of a fork that we do not see, but not in a child of
+ * vfork. */
 static uint32_t *forked_mark;
 
 void monarch_track_mark(void) {
@@ -45,7 +46,7 @@ static int is_unseen_child(void) {
     return mark && !__atomic_load_n(mark, __ATOMIC_RELAXED);
 }
 
-/* A child of vfork finds everything in memory as its parent does: only the kernel tells. */
+/* Only the kernel tells a child of vfork from its parent: the two share all memory. */
 int monarch_track_is_mine(void) {
     uint32_t pid = (uint32_t)sys_getpid(), known = __atomic_load_n(&owner, __ATOMIC_ACQUIRE);
     if (known == pid)
@@ -65,8 +66,8 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
     return !(seen & TRACK_HELD) && change(fd, &seen, to);
 }
 
-/* The parent shares the offsets of what was open. What its threads were about to do with a number
- * they do with the parent's. */
+/* The parent shares the offsets of all open files. What its threads were about to do with a
+ * descriptor happens in the parent alone. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
@@ -95,17 +96,16 @@ uint32_t monarch_track_process(void) {
     return __atomic_load_n(&owner, __ATOMIC_ACQUIRE);
 }
 
-/* --- the words ----------------------------------------------------------------------------------
- */
+/* --- the words -------------------------------------------------------------------------------- */
 
-static uint32_t opens; /* counted, so that one open of a file is not taken for a later one */
+static uint32_t opens; /* numbers opens, so that no two opens of a file are confused */
 
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
     if ((unsigned)fd >= MONARCH_TRACKED || !monarch_fills_of(s))
         return;
     monarch_track_mark();
-    /* A direct word of a vfork's child, in a place that its parent does not use, does no harm: the
-     * parent's reads are the kernel's, and the daemon looks at what it is handed. */
+    /* A child of vfork may write a direct word into a slot that its parent does not use: the
+     * parent's reads go to the kernel, and the daemon checks what it is handed. */
     int needs_owner = !(flags & TRACK_DIRECT) || monarch_tracked(fd) || !monarch_track_process();
     if (needs_owner && !monarch_track_is_mine())
         return;
@@ -120,7 +120,7 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
                      __ATOMIC_SEQ_CST);
 }
 
-/* Whether the number of the word is a copy's by now. No word with a server. */
+/* Whether the descriptor of the word is a copy's by now. No server is asked. */
 static int is_of_copy(int fd, uint64_t w) {
     const struct session *s = monarch_track_session(w);
     struct statx x;
@@ -134,8 +134,9 @@ static int is_of_copy(int fd, uint64_t w) {
     return s->control->source[e->source].dev != dev || e->ino != x.stx_ino;
 }
 
-/* A held word, after round `n` of waiting. A promotion gives the number to the copy before the
- * kernel closes the source's file, for which it may ask the source: nobody has to wait for that. */
+/* Waits for a held word, in round `n`; returns the word after that. A promotion gives the number to
+ * the copy before the kernel closes the source's file, for which the kernel may ask the source:
+ * nobody has to wait for that. */
 static uint64_t wait_held(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);
@@ -145,7 +146,8 @@ static uint64_t wait_held(int fd, uint64_t w, unsigned n) {
 }
 
 void monarch_track_flag_slow(int fd, uint64_t flag) {
-    /* To a child of vfork, whom only a system call would tell from us, a flag does no harm. */
+    /* A flag does no harm to the parent of a child of vfork, which only a system call would tell
+     * from us. */
     if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE) ? !monarch_track_process()
                                                         : !monarch_track_is_mine())
         return;
@@ -162,7 +164,7 @@ void monarch_track_flag_slow(int fd, uint64_t flag) {
 void monarch_track_again(int fd, int fresh) {
     uint64_t w = monarch_tracked(fd);
     struct session *s = w ? monarch_track_session(w) : NULL;
-    /* An earlier daemon's entry means nothing to the session that is there now. */
+    /* An earlier daemon's entry means nothing to the current session. */
     if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED &&
         !(w & TRACK_HANDED && monarch_is_unmet(monarch_track_entry(w)))) {
         monarch_track(s, fresh, monarch_track_entry(w), w & TRACK_HANDED ? 0 : w & TRACK_DIRECT);
@@ -170,22 +172,24 @@ void monarch_track_again(int fd, int fresh) {
     }
 }
 
-/* What stays as long as a thread seeks. */
+/* The part of the word that stays the same while a thread seeks. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
-/* Where /proc does not answer (no descriptor is left, the process is not dumpable), a thread that
- * seeks counts as having entered once a close has waited so many rounds of sys_relax in all, less
- * than a second. Rounds, because a stopped process makes none while time passes. */
+/* Limit on the rounds of sys_relax, less than a second in all, that a close waits for threads that
+ * seek where /proc does not answer (no descriptor is left, the process is not dumpable). After it
+ * they count as having entered the kernel. It counts rounds, because a stopped process makes none
+ * while time passes. */
 #define ENTERED_ROUNDS 800
 
-/* Whether the thread that seeks has come so far that the kernel has the open file, whatever becomes
- * of its number. Mostly it comes back at once; else it waits there for another thread's read. */
+/* Whether the seeking thread's call has reached the point where the kernel holds the open file,
+ * whatever becomes of the number. Mostly the call returns at once; otherwise it waits there for
+ * another thread's read. */
 static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
     return n >= 40 && n % 8 == 0 &&
            (in_all >= ENTERED_ROUNDS || monarch_sleeps_in(SYS_lseek, (uint64_t)fd, seek_of(w)));
 }
 
-/* *in_all: rounds that the call has waited for threads that seek. */
+/* *in_all: rounds that this call has waited for threads that seek. */
 static void untrack(int fd, unsigned *in_all) {
     uint64_t w = monarch_tracked(fd);
     for (unsigned n = 0, held = 0; w;) {
@@ -204,7 +208,8 @@ static void untrack(int fd, unsigned *in_all) {
 void monarch_untrack_slow(int fd) {
     unsigned in_all = 0;
     uint64_t w = monarch_tracked(fd);
-    /* That the parent's word goes with the close of a vfork's child costs it nothing. */
+    /* If a child of vfork closes the number, its parent loses the word, which costs the parent
+     * nothing. */
     if (w & TRACK_HANDED && !(w & (TRACK_HELD | TRACK_SEEKING)) && change(fd, &w, 0))
         return;
     if (monarch_track_is_mine())
@@ -239,10 +244,9 @@ void monarch_track_share_all(void) {
         monarch_track_flag((int)fd, TRACK_SHARED | TRACK_FORKED);
 }
 
-/* --- holding ------------------------------------------------------------------------------------
- */
+/* --- holding ---------------------------------------------------------------------------------- */
 
-/* Nothing of a descriptor that is never replaced needs to be relied on. */
+/* Whether the descriptor is never replaced: then there is nothing to hold. */
 static int is_kept(uint64_t w) { return (w & (TRACK_OFFSET | TRACK_SHARED)) != 0; }
 
 int monarch_track_hold(int fd, uint64_t expected, struct monarch_held *held) {
@@ -263,7 +267,7 @@ int monarch_track_hold(int fd, uint64_t expected, struct monarch_held *held) {
 }
 
 void monarch_track_release(int fd, const struct monarch_held *held, uint64_t word) {
-    /* Another thread's open may have the number by now, after a close that we did not see. */
+    /* After a close that we did not see, the number may belong to another thread's open by now. */
     uint64_t seen = held->word | TRACK_HELD;
     change(fd, &seen, word);
     sys_signals(SIG_SETMASK, held->signals);
@@ -272,9 +276,9 @@ void monarch_track_release(int fd, const struct monarch_held *held, uint64_t wor
 /* --- seeking ------------------------------------------------------------------------------------
  * The kernel makes lseek wait while another thread reads from the open file, for as long as the
  * source takes. Nothing can be held so long; but the number must not become another file's between
- * the look at it and the call, or that one's offset would be moved. So it is marked for these few
- * instructions, and whoever wants the number and finds the mark to stay asks /proc whether the call
- * has begun. A duplicate would do without that, but its close can be a question to the source. */
+ * the check and the call, or the call would move that file's offset. So the word is marked for
+ * these few instructions. Whoever wants the number and finds that the mark stays asks /proc whether
+ * the call has begun. A duplicate would need no mark, but closing it may ask the source. */
 
 #define SEEK_ROUNDS 64
 
@@ -288,8 +292,9 @@ static void end_seek(int fd, uint64_t seek) {
         ;
 }
 
-/* Signals are blocked, so that no handler that closes the number waits for its own thread. That is
- * no matter while the call waits: no signal would end that, nor the wait of a read. */
+/* Signals are blocked, so that no handler that closes the number waits for its own thread. That
+ * does not matter while lseek waits: a signal would not end that wait, as it would not end a
+ * read's. */
 long monarch_track_seek(int fd, uint64_t tracked, long by) {
     if (!monarch_track_is_mine())
         return -1;
@@ -299,7 +304,7 @@ long monarch_track_seek(int fd, uint64_t tracked, long by) {
             return -1;
         uint64_t signals = sys_signals(SIG_BLOCK, ~0ULL);
         int begins = begin_seek(fd, &w);
-        /* The fourth argument is for those who look for this call in /proc. */
+        /* The fourth argument lets other threads find this call in /proc. */
         long at = begins ? sys6(SYS_lseek, fd, by, SEEK_CUR, (long)seek_of(w), 0, 0) : -1;
         if (begins)
             end_seek(fd, seek_of(w));

@@ -9,18 +9,17 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* A wait costs some system calls: a source that is faster than this is asked at once [ns]. */
+/* A wait costs some system calls, so a source that is faster than this is asked at once [ns]. */
 #define WORTH_WAITING_NS 200000
-/* No open waits longer [ns]. */
+/* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL
-/* Opens that do not wait after waits in vain, at most. */
+/* Most opens that skip their wait after waits in vain. */
 #define MOST_SKIPPED 64
 
-/* --- waits in vain ------------------------------------------------------------------------------
- */
+/* --- waits in vain ---------------------------------------------------------------------------- */
 
-/* Opens that are still to be skipped, and how many the last wait in vain has cost: twice as many
- * each time. */
+/* Opens that still skip their wait, and the number that the last wait in vain has made skip it:
+ * twice as many each time. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -37,8 +36,7 @@ static void note_wait(int is_good) {
     __atomic_store_n(&left_to_skip, next, __ATOMIC_RELAXED);
 }
 
-/* --- opens --------------------------------------------------------------------------------------
- */
+/* --- opens ------------------------------------------------------------------------------------ */
 
 static int is_changed(const struct session *s, const struct monarch_entry *e) {
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
@@ -63,7 +61,7 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     return 1;
 }
 
-/* Waits no longer than the source would take. */
+/* Waits for the copy for no longer than the source would take. */
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;
     w->n = w->entry->size;
@@ -79,14 +77,14 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     return is_there;
 }
 
-/* A small file comes from another node, and the source is spared its open: the wait's limit is that
- * of a caller that needs a whole file. */
+/* Whether a small file comes from another node, which spares the source its open. The wait's limit
+ * is that of a caller that needs a whole file. */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* A small file whose fill is under way is read from the source already: an open would have it read
- * twice. The limit is the same. */
+/* Waits for a file whose fill is under way, because that reads the source already: an open would
+ * have the file read twice. The limit is the same. */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())
@@ -107,7 +105,7 @@ static int wait_as_due(struct monarch_wanted *w, uint64_t word) {
     return is_small && wait_instead(w, word);
 }
 
-/* Its copy is not long in coming. */
+/* Whether the file is so small that its copy comes soon. */
 static int is_soon_there(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT || e->size <= s->control->handed_bytes;
 }
@@ -120,7 +118,7 @@ int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags
         is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) || !monarch_fills_of(s) ||
         !wait_as_due(&w, monarch_word_of(&w)))
         return 0;
-    monarch_look_up(s, dir, path, flags, o); /* it may have changed, or been dropped, meanwhile */
+    monarch_look_up(s, dir, path, flags, o); /* it may have changed, or its copy be gone */
     o->waited = 1;
     return o->served;
 }

@@ -1,18 +1,17 @@
-/* Opens that wait for a copy in the making, in place of the source. */
+/* Lets opens wait for a copy in the making instead of asking the source. */
 #ifndef MONARCH_AWAIT_H
 #define MONARCH_AWAIT_H
 
 #include "preload/fill/serve.h"
 
 /* For an open whose reads are not seen (streams): waits a little for a copy that is not there yet.
- * Whether it is there now; then `copy` is the path to open. */
+ * Returns whether it is there now; then `copy` is the path to open. */
 int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
 
-/* For an open whose reads are seen. Waits for the copy of a small file that the daemon is filling
- * at this moment, and so spares the source an open and a read. Where the reads of the file cannot
- * be its fill, the wait is no longer than 1.2 times what this process takes for both, and a fill
- * that waits for its turn has it from now on. Whether the copy is there now; then `o` is as after
- * monarch_look_up. */
+/* For an open whose reads are seen: waits for the copy of a small file that the daemon is filling
+ * right now, and so spares the source an open and a read. Where the reads of the file cannot be its
+ * fill, the wait is at most 1.2 times what this process takes for both, and a fill that waits for
+ * its turn gets it now. Returns whether the copy is there; then `o` is as after monarch_look_up. */
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o);
 

@@ -6,11 +6,11 @@
 #include "preload/fill/request.h"
 #include "shared/sys.h"
 
-/* Of the files of a mount without pages, one in so many is read as if there were some. */
+/* One in so many files of a source whose pages are not kept is read as if they were. */
 #define LOOKS 128
 
-/* Where the kernel keeps no pages, the daemon would have to read all of it again. One file in some
- * shows whether that is still so. */
+/* Where the kernel keeps no pages, the daemon would have to read all of the file again. One file in
+ * LOOKS shows whether that is still so. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
     return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
            id % LOOKS == 0;
@@ -23,10 +23,8 @@ int monarch_is_read_direct(const struct session *s, const struct monarch_entry *
            !monarch_has_locks(s->control->source[e->source].dev, e->ino);
 }
 
-/* --- claims -------------------------------------------------------------------------------------
- */
+/* --- claims ----------------------------------------------------------------------------------- */
 
-/* One whose descriptor is on its way keeps its place: somebody may wait for its end. */
 int monarch_is_on_its_way(uint64_t claim, uint64_t now_ns) {
     return claim & MONARCH_CLAIM_HANDED && monarch_claim_holds(claim, now_ns);
 }
@@ -39,8 +37,6 @@ void monarch_claim_file(struct session *s, uint64_t id) {
                                     __ATOMIC_RELAXED);
 }
 
-/* The claim of a descriptor that is to be sent; 0: another one of this file is on its way, or has
- * the place. */
 uint64_t monarch_begin_claim(struct session *s, uint64_t id) {
     uint64_t *at = monarch_claim_at(s->clients, id), now = sys_now_ns();
     uint64_t seen = __atomic_load_n(at, __ATOMIC_SEQ_CST);
@@ -51,7 +47,6 @@ uint64_t monarch_begin_claim(struct session *s, uint64_t id) {
     return 0;
 }
 
-/* It may have been recalled meanwhile. */
 void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim) {
     uint64_t *at = monarch_claim_at(s->clients, id), seen = claim;
     while ((seen & ~MONARCH_CLAIM_RECALLED) == claim &&
@@ -59,7 +54,6 @@ void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim) {
         ;
 }
 
-/* One whose descriptor is on its way is the daemon's to end. */
 void monarch_give_up_claim(struct session *s, uint64_t id) {
     uint64_t claim = __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED);
     if (monarch_claim_names(claim, id) && !(claim & MONARCH_CLAIM_HANDED))

@@ -7,29 +7,32 @@
 #include "preload/session/ring.h"
 #include "shared/sys.h"
 
-/* Demands that one call has standing: what it needs first, and what comes next. */
+/* Demands that one call makes at a time: the unit that it needs first, and those that come next. */
 #define AHEAD 8
-/* Places that are tried for a demand. */
+/* Slots that are tried for a demand. */
 #define TRIES 32
-/* A look at the daemon's signs of life, and how long it may show none: it is rung at every look,
- * its loop beats then, and every unit counts [ns]. */
+/* How often a waiting reader looks at the daemon's signs of life, and how long it tolerates none. A
+ * look that finds no new sign rings the daemon, whose loop then beats; each filled unit is a sign
+ * too [ns]. */
 #define SLICE_NS 50000000L
 #ifndef SILENCE_NS /* tests have more: a busy machine may stop the daemon for longer */
 #define SILENCE_NS 250000000ULL
 #endif
-/* A daemon that lives may have a slow source: the reader would not have it faster [ns]. */
+/* Longest wait for a daemon that lives: its source may be slow, and the reader would get the bytes
+ * no faster itself [ns]. */
 #ifndef PATIENCE_NS /* tests have less, or more */
 #define PATIENCE_NS 5000000000ULL
 #endif
 /* A wait in vain is a debt that time pays off, so that a few hiccups in a long life turn nothing
- * off for good. Each costs its file and the process DEBT_NS. A file that owes for more than one,
- * and everything while the process owes for more than seven, is read from the source [ns]. */
+ * off for good. Each one costs its file and the process DEBT_NS. A file that owes for more than one
+ * wait is read from the source, and so is every file while the process owes for more than seven
+ * [ns]. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
 #define FILE_LIMIT (2 * DEBT_NS)
 #define LIMIT (8 * DEBT_NS)
-/* Besides, a process waits in vain for a minute at most, and then for a 20th of its time [ns]. */
+/* A process also waits in vain for a minute at most, and after that for a 20th of its time [ns]. */
 #ifndef WASTE_NS
 #define WASTE_NS 60000000000ULL
 #endif
@@ -44,26 +47,25 @@
 #endif
 #define WORD_NS 200000000ULL
 
-/* Debts are times of CLOCK_MONOTONIC: when they will be paid off. Children of a fork inherit them.
- */
+/* Debts: the time of CLOCK_MONOTONIC at which each is paid off. Children of a fork inherit them. */
 static uint64_t file_debts[1024] SELDOM; /* by entry */
 static uint64_t debt, waste_debt;
 static uint32_t next_tag;
 
-/* NULL as long as nothing in this process has mapped them: see monarch_fills_of. */
+/* NULL as long as this process has not mapped the segment, see monarch_fills_of. */
 static const struct monarch_fills *fills_of(const struct session *s) {
     return __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
 }
 
-/* Never 0. Callers have mapped `fills`. */
+/* The daemon's signs of life, as a count; never 0. Callers have mapped `fills`. */
 static uint64_t signs_of_life(const struct session *s) {
     return (__atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED) +
             __atomic_load_n(&fills_of(s)->units, __ATOMIC_RELAXED)) |
            1ULL << 63;
 }
 
-/* What is owed of a debt that never exceeds `limit`: more than that comes from another clock (a
- * child in a time namespace of its own). */
+/* What is still owed of a debt. A debt never exceeds `limit`: a larger one comes from another clock
+ * (a child in its own time namespace). */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -95,7 +97,7 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* That a whole file does not come within a limit says nothing of its parts: it is time wasted, and
+/* If a whole file does not come within a limit, its parts may still come: that is wasted time and
  * no debt. An open that waits instead of the source keeps its own account (await.c). */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = sys_now_ns();
@@ -136,7 +138,7 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
     if (unit_bytes && !failed)
         for (uint64_t unit = w->at / unit_bytes; end < w->at + w->n && is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* What was read belongs to this copy only if the slot has not been given to another. */
+    /* The bits belong to this copy only if the slot has not been given to another one. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)
@@ -144,7 +146,7 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
     return (int64_t)((end < w->at + w->n ? end : w->at + w->n) - w->at);
 }
 
-/* Its place, NULL when there is none. */
+/* Puts a demand into a slot; returns the slot, NULL when there is none. */
 static uint64_t *place(struct session *s, uint64_t demand, uint32_t tag) {
     for (uint32_t i = 0; i < TRIES; i++) {
         uint64_t *at = &s->clients->demand[(tag * 7 + i) % MONARCH_DEMANDS], free = 0;
@@ -173,12 +175,13 @@ static int is_settled(const struct monarch_wanted *w) {
            MONARCH_WORD_STATE(word) == MONARCH_BYPASS;
 }
 
-/* The demand is answered by a 0 in its place, and by a wake. */
+/* Waits until the daemon answers the demand, which it does by storing 0 in its slot and waking the
+ * reader. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t start = sys_now_ns(), now = start, alive_ns = start, signs = signs_of_life(w->session);
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
-    /* Also of answers that bring nothing there is a bound. */
+    /* Answers that bring no bytes are bounded too. */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {
@@ -217,7 +220,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     if ((w->entry->size - 1) / unit_bytes >= MONARCH_FILL_UNITS || !may_wait(w))
         return 0;
     if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
-        last = first; /* what begins the fill */
+        last = first; /* one unit starts the fill */
     for (uint64_t unit = first; unit <= last && unit < first + AHEAD; unit++) {
         uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
         uint64_t d = monarch_demand(w->id, unit, tag, monarch_rank);
@@ -233,7 +236,8 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     return wait_at(w, at, demand);
 }
 
-/* After the last unit comes the daemon's word that the source has not changed meanwhile. */
+/* Waits for the daemon to publish the copy: after the last unit it still checks that the source has
+ * not changed meanwhile. */
 static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     struct timespec pause = {0, 200000};
     for (uint64_t start = sys_now_ns(); sys_now_ns() - start < limit_ns;) {
@@ -245,14 +249,15 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
-/* The daemon's word may take as long as the rest of a caller's own limit. */
+/* How long to wait for publication: the rest of the limit, and at most WORD_NS unless the caller's
+ * own limit is below WHOLE_NS. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
     uint64_t waited = sys_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;
     return left < WORD_NS || w->limit_ns < WHOLE_NS ? left : WORD_NS;
 }
 
-/* Bytes of the file that are not there yet, as far as it is known without waiting. */
+/* The bytes of the file that the copy lacks, as far as is known without waiting. */
 static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
     unsigned slot;
     const struct monarch_fill *f = MONARCH_WORD_STATE(word) == MONARCH_FILLING
@@ -286,7 +291,7 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
             return 0;
         w.at += (uint64_t)ready;
         w.n -= (uint64_t)ready;
-        /* Answered, and still ABSENT: nobody fills it. */
+        /* The demand was answered, and the file is still ABSENT: nobody fills it. */
         if (!ready && (!monarch_demand_and_wait(&w) ||
                        MONARCH_WORD_STATE(monarch_word_of(&w)) == MONARCH_ABSENT))
             return 0;

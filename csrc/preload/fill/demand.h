@@ -1,60 +1,61 @@
-/* Waiting for parts of a copy that is being filled; every wait has a bound. */
+/* Waits for parts of a copy that is being filled; every wait has a bound. */
 #ifndef MONARCH_DEMAND_H
 #define MONARCH_DEMAND_H
 
 #include "preload/session/session.h"
 
-/* Entry `id` of the session's catalog, and the bytes [at, at + n) of its file. */
+/* What a caller wants: entry `id` of the session's catalog, and the bytes [at, at + n) of its
+ * file. */
 struct monarch_wanted {
     struct session *session;
     const struct monarch_entry *entry;
     uint64_t id, at, n;
-    /* Of the entry when the caller found its file to be the entry's: the file's inode, and the
-     * version, which is another one once the entry is of another file. */
+    /* The file's inode and the entry's version when the caller found its file to be the entry's.
+     * The version changes once the entry is of another file. */
     uint64_t ino;
     uint32_t version;
-    uint64_t since_ns; /* nothing has come since then; 0: nobody has waited yet */
-    uint64_t limit_ns; /* a wait that is worth no more than this; 0: as long as it helps */
-    int is_instead;    /* the wait takes the place of one for the source, and is no longer */
+    uint64_t since_ns; /* no bytes have come since then */
+    uint64_t limit_ns; /* bound of the wait; 0: as long as it helps */
+    int is_instead;    /* 1: the wait replaces one for the source, and is no longer than that */
 };
 
-/* The entry's word now. Not by `entry`: the daemon may have published a larger catalog meanwhile,
- * and nobody writes to the old one. */
+/* The entry's current word. It is not read through `entry`: the daemon may have published a larger
+ * catalog since, and nobody writes to the old one. */
 static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].word, __ATOMIC_ACQUIRE);
 }
 
-/* Whether the entry is of another file by now, or of another state of it. Asked after the word, it
- * says whether the copy that the word names is of the caller's file. */
+/* Whether the entry is of another file by now, or of another version of it. Asked after the word
+ * was read, it says whether the copy that the word names is of the caller's file. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
 }
 
-/* Whether the source gives the file sooner than a wait for its copy would end. */
+/* Whether the source returns the file sooner than a wait for its copy would end. */
 static inline int monarch_is_fast(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT &&
            __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
 }
 
-/* How many of the bytes, from the first one on, the copy that `word` names can give now; -1 if it
+/* The number of bytes, from the first one on, that the copy named by `word` can give now; -1: it
  * never will, or cannot be asked. */
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
 
-/* Asks for what is missing and waits until the first of it may be there. 0: the source is to
+/* Demands the missing units and waits until the first of them may be there. 0: the source is to
  * answer. */
 int monarch_demand_and_wait(struct monarch_wanted *w);
 
-/* For who cannot be served in parts: waits, if there is not much to wait for, until the copy of the
- * whole file is complete. Whether it is. w->limit_ns bounds the wait; 0: a second. */
+/* For callers that cannot be served in parts: waits until the whole copy is complete, if not much
+ * is missing; returns whether it is. w->limit_ns bounds the wait; 0: a second. */
 int monarch_wait_for_all(const struct monarch_wanted *w);
 
-/* Whether somebody is at work on the fill that `word` names: it does not wait for its turn. */
+/* Whether the fill that `word` names is being worked on, instead of waiting for its turn. */
 int monarch_is_under_way(struct session *s, uint64_t word);
 
-/* Asks for the first of the bytes, so that a fill that waits for its turn has it now, and does not
- * wait. */
+/* Demands the first of the bytes without waiting, so that a fill that waits for its turn gets it
+ * now. */
 void monarch_demand_first(const struct monarch_wanted *w);
 
 #endif

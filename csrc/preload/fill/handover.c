@@ -23,23 +23,24 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* A file that is closed when this part of it was read is worth its copy; of one of which less was
- * read, the source would have to give more than the program asked for. */
+/* A file that is closed after 1 / WORTH of it was read is worth its copy. Of a file of which less
+ * was read, the source would have to give more than the program asked for. */
 #define WORTH 2
-/* A program that reads a larger file at random shows it within this part of the file. */
+/* A program that reads a larger file at random shows it within the first 1 / PART of the file. */
 #define PART 8
-/* Of the number of a socket. */
+/* Digits of a socket's number. */
 #define DIGITS 2
-/* A call that changes what hangs on an open file waits no longer [ns]. */
+/* Longest wait of a call that changes what hangs on an open file [ns]. */
 #define AWAIT_NS 50000000ULL
 
-/* NULL for a file that has none. */
+/* The file's entry, or NULL if it has none. */
 static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
 }
 
-/* From here on its reads ask for what they need of the copy. */
+/* Ends the direct reads of a descriptor: from here on its reads demand what they need of the
+ * copy. */
 static void fill_in_parts(struct session *s, const struct monarch_entry *e, int fd,
                           uint64_t tracked) {
     if (monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
@@ -66,7 +67,7 @@ static void await_end(int fd) {
 }
 
 /* Ends the direct reads of a descriptor: its next read asks for a copy. The fill is not ordered
- * here, before the lock is granted: it would copy what a writer is about to change. */
+ * here, before the lock is granted, because it would copy what a writer is about to change. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -83,11 +84,10 @@ void monarch_keep_descriptor(int fd) {
     await_end(fd);
 }
 
-/* --- sending ------------------------------------------------------------------------------------
- */
+/* --- sending ---------------------------------------------------------------------------------- */
 
-/* The address of a file's socket. A name that is too long for one is reached by a descriptor of its
- * directory, which is returned; else -1. */
+/* The address of a file's socket. If the path is too long for an address, the socket is reached by
+ * a descriptor of its directory, which is returned; otherwise returns -1. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -105,7 +105,8 @@ static int address(struct sockaddr_un *to, uint64_t id) {
     return by;
 }
 
-/* Whether it was sent. No server of the source hears of it, and nothing waits. */
+/* Sends the descriptor; returns whether it was sent. No server of the source is asked, and nothing
+ * waits. */
 static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
     struct sockaddr_un to;
     struct iovec part = {what, n};
@@ -137,13 +138,12 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
     return sent >= 0;
 }
 
-/* --- files without an entry ---------------------------------------------------------------------
- */
+/* --- files without an entry ------------------------------------------------------------------- */
 
 #define UNMET 64
 
-/* How much of each was read, by descriptor. A descriptor that comes to the place of another one
- * has that forgotten. */
+/* How much was read of files without an entry, by descriptor. Two descriptors in one slot forget
+ * the first. */
 static struct unmet {
     uint64_t word; /* atomic: of the descriptor, without flags */
     uint64_t size, bytes;
@@ -151,7 +151,8 @@ static struct unmet {
 
 static struct unmet *unmet_at(int fd) { return &unmet[(unsigned)fd % UNMET]; }
 
-/* Of the bytes that it has, those that were read, with `n` more; 0: it is forgotten. */
+/* Adds `n` to the bytes read of a file without an entry; returns the sum, and its size in *size. 0:
+ * the descriptor was forgotten. */
 static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) {
     struct unmet *at = unmet_at(fd);
     *size = __atomic_load_n(&at->size, __ATOMIC_RELAXED);
@@ -160,8 +161,8 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
                : 0;
 }
 
-/* Whether a small file of any source on this device is read as fast as its copy. Fills say so.
- * Before there are enough of them this process's own reads do, if there is only one source. */
+/* Whether a small file of any source on this device is read as fast as its copy. Fills say so;
+ * before there are enough of them, this process's own reads do, if there is only one source. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
     uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
@@ -191,8 +192,8 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     return 1;
 }
 
-/* The file's path, as the kernel has it. Apart, so that nothing else is on the stack with it but
- * what is to be sent. */
+/* Finds the kernel's path of the file. A function of its own, so that the stack holds nothing else
+ * but the message. */
 __attribute__((noinline)) static int find_path(const struct session *s, int fd,
                                                struct monarch_handover *what) {
     char path[MONARCH_PATH_MAX];
@@ -208,13 +209,13 @@ __attribute__((noinline)) static int find_path(const struct session *s, int fd,
     return 1;
 }
 
-/* Whether it was sent. */
+/* Hands over a file without an entry; returns whether it was sent. */
 __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, uint64_t tracked,
                                                    int is_read) {
     struct monarch_handover what = {.id = monarch_track_entry(tracked),
                                     .is_read = (uint32_t)is_read};
     struct statx x;
-    /* Attributes that are no older than its open are good enough: the source is not asked. */
+    /* Attributes as old as the open are good enough, so the source is not asked. */
     if (tracked & TRACK_FORKED ||
         sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, (long)&x, 0) !=
             0 ||
@@ -229,8 +230,7 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
     return done;
 }
 
-/* --- descriptors --------------------------------------------------------------------------------
- */
+/* --- descriptors ------------------------------------------------------------------------------ */
 
 int monarch_direct_is_over(int fd, uint64_t tracked) {
     const struct monarch_entry *e =
@@ -248,10 +248,11 @@ static int send_entry(int fd, uint64_t id, int is_read) {
     return send_descriptor(fd, id, &what, offsetof(struct monarch_handover, source));
 }
 
-/* The number may be another file's by now, after a close that nobody has seen: the daemon looks.
- * Where locks may hang on the open file, or other processes share it, the daemon opens the file
- * itself. The mark and the claim come before the look at the locks: who takes one marks the file
- * first and looks for the claim then. */
+/* Hands over a file with an entry; returns whether it was sent. After a close that nobody has seen,
+ * the number may be another file's: the daemon checks. Where locks may hang on the open file, or
+ * other processes share it, the daemon opens the file itself. The mark and the claim come before
+ * the check for locks: a thread that takes a lock first marks the file and then looks for the
+ * claim. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
@@ -296,8 +297,9 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Whether the file is not read from its beginning on. It is asked once, when `bytes` of it have
- * been read, the last `n` of them up to `end`; small files are read whole all the same. */
+/* Whether the file is not read from its beginning on. The offset is checked once, when 1 / PART of
+ * the file has been read: `bytes` in all, the last `n` of them up to `end`. Small files are taken
+ * to be read whole. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;
@@ -314,12 +316,12 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
             monarch_hand_over(fd, tracked, 1);
         else if (s && s->clients && !(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
-            monarch_claim_file(s, id); /* its reader takes longer than a claim lasts */
+            monarch_claim_file(s, id); /* renewed: reading it takes longer than a claim lasts */
         return;
     }
     const struct monarch_entry *e = entry_of(s, id);
     bytes = monarch_progress(s, id, n);
-    if (tracked & TRACK_HANDED) /* it is read once more: from the copy, as soon as that is there */
+    if (tracked & TRACK_HANDED) /* it is read again: from the copy, as soon as that is there */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);
@@ -329,14 +331,14 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         monarch_claim_file(s, id);
 }
 
-/* The bytes of the file that were read by now, as far as they are known; else 0. */
+/* The bytes of the file that were read by now, as far as is known; otherwise 0. */
 static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
     uint64_t id = monarch_track_entry(tracked);
     uint64_t bytes =
         monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
     if (tracked & TRACK_FORKED || (bytes && !(tracked & TRACK_SHARED)))
         return bytes;
-    /* By a duplicate libc's own calls may have read: a stream's, as np.load makes one. */
+    /* A duplicate may have been read by libc's own calls, as by the stream that np.load makes. */
     uint64_t at = offset_of(fd);
     return at > bytes ? at : bytes;
 }
@@ -353,7 +355,7 @@ void monarch_close_direct(int fd, uint64_t tracked) {
         monarch_hand_over(fd, tracked, bytes >= size);
     else if (!e)
         monarch_tell_unknown(s, fd, bytes > 0);
-    else if (!bytes) /* by calls that nobody sees, or not at all */
+    else if (!bytes) /* read by calls that nobody sees, or not at all */
         monarch_request_fill(s, e, id, e->size);
     monarch_give_up_claim(s, id);
 }

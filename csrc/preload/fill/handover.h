@@ -1,10 +1,9 @@
-/* Handing over descriptors: the read of a program is the fill.
+/* Hands over descriptors to the daemon, so that the read of a program is the fill.
  *
- * A file without a copy is read at its source, as the program
- * asks, on the descriptor that it has. Once all of it was read the descriptor is handed over to the
- * daemon, which makes the copy from the pages that the kernel has kept: the source has seen one
- * open and every byte once. Losing a handover costs speed: the daemon then fills the file itself.
- */
+ * A program reads a file without a copy at the source, on its own descriptor. Once all of the file
+ * was read, the descriptor is handed over to the daemon, which makes the copy from the page cache:
+ * the source has seen one open, and every byte once. Losing a handover costs speed only: the daemon
+ * then fills the file itself. */
 #ifndef MONARCH_HANDOVER_H
 #define MONARCH_HANDOVER_H
 
@@ -12,25 +11,29 @@
 
 #include "preload/session/session.h"
 
-/* Whether the reads of a file, open as `fd`, that the catalog does not know are to be its fill:
- * then it is direct from here on, and told of when it is handed over or closed. */
+/* Whether the reads of a file that the catalog does not know, open as `fd`, are to be its fill.
+ * Then the descriptor is direct from here on, and the daemon is told of the file when it is handed
+ * over or closed. */
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
-/* All of these are for descriptors of which `tracked`, their word, has TRACK_DIRECT. */
+/* The functions below that take `tracked`, the descriptor's word, are for words with
+ * TRACK_DIRECT. */
 
-/* Before a read. Whether a copy has come from elsewhere: then the descriptor is not direct any
+/* Called before a read: whether a copy has come from elsewhere. Then the descriptor is direct no
  * more. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
-/* After a read of `n` bytes, up to the offset `end`; -1: up to the descriptor's own. */
+/* Called after a read of `n` bytes that ended at the offset `end`; -1: at the descriptor's own
+ * offset. */
 void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end);
-/* The descriptor goes to the daemon now, however much of the file was read; is_read: all of it. */
+/* Hands the descriptor over now, however much of the file was read; is_read: all of it was. */
 void monarch_hand_over(int fd, uint64_t tracked, int is_read);
-/* Before the descriptor is closed: what was read in part, or by calls that nobody has seen. */
+/* Called before the descriptor is closed: hands over a file that was read in part, or by calls that
+ * nobody has seen. */
 void monarch_close_direct(int fd, uint64_t tracked);
 
-/* Before a lock, a lease or a flag of an open file is set. Each of them lasts as long as any
- * descriptor of the open file, so that the daemon must have none: a descriptor of which less than a
- * half was read will not be handed over, and for one that was handed over this waits until the
- * daemon has closed it, 50 ms at most. */
+/* Called before a lock, a lease or a flag of an open file is set. Each of them lasts as long as any
+ * descriptor of the open file, so the daemon must hold none. A descriptor of which less than half
+ * was read will not be handed over. If the descriptor was handed over, this waits until the daemon
+ * has closed it, 50 ms at most. */
 void monarch_keep_descriptor(int fd);
 
 #endif

@@ -4,26 +4,28 @@
 #include "preload/process/attributes.h"
 #include "shared/sys.h"
 
-/* An open or a read counts for no more [ns]: one that hung says nothing of the next. */
+/* Most that one open or read counts for [ns]: one that hung says nothing of the next. */
 #define MOST_NS 1000000000ULL
-/* The page cache gives an open, and a read of a small file, sooner than this [ns]. */
+/* The page cache serves an open, or a read of a small file, sooner than this [ns]. */
 #define AT_HAND_NS 20000
-/* A local disk gives an open, and a read of a small file, sooner than this. A file system that asks
- * a server for the open takes longer for that [ns]. */
+/* A local disk serves an open, or a read of a small file, sooner than this [ns]. A file system that
+ * asks a server for the open takes longer. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
-/* Where most of the last ones were sooner, one file in so many is followed all the same. */
+/* Where most of the last files were sooner than that, one file in so many is followed all the
+ * same. */
 #define FOLLOWED 256
-/* Of SHARE_ALL, what is added for one that was sooner, and taken away for one that was not. */
+/* The share that one file adds if it was sooner, and takes away if it was not: SHARE_ALL /
+ * SHARE_STEP. */
 #define SHARE_ALL 1024U
 #define SHARE_STEP 16U
-/* Of the means, the last value counts for so much (1 / WEIGHT). */
+/* The last value's weight in a mean: 1 / WEIGHT. */
 #define WEIGHT 8
 
-/* Of this process's own opens and reads at the sources: their mean, and the shares of those that
- * were sooner than the page cache's and a local disk's limit. A thread that waited for a processor
- * makes a mean long, and says little. Threads that write at the same time lose one of their values,
- * and children of a fork inherit them. */
+/* Statistics of this process's own opens and reads at the sources: their mean, and the shares of
+ * those that were sooner than the page cache's and a local disk's limit. A thread that waited for a
+ * processor makes a mean longer than it should be. Threads that write at the same time lose one of
+ * their values, and children of a fork inherit them all. */
 static struct taken {
     uint64_t mean_ns;
     uint32_t at_hand, near;

@@ -7,15 +7,16 @@
 
 #define PLACES 1024
 #define BYTES ((1ULL << 40) - 1)
-/* Who has read this part of a file before its copy was there is taken to read the rest. */
+/* A program that has read 1 / PART of a file before its copy was there is taken to read the
+ * rest. */
 #define PART 8
 #define STREAMS 64
 
-/* What this process has read of files: entry << 40 | bytes. A file that shares its place with
- * another begins again. */
+/* What this process has read of files: entry << 40 | bytes. Two files in one slot reset each
+ * other. */
 static uint64_t progress[PLACES] SELDOM;
 
-/* Streams on copies; one that shares its place with another is forgotten. */
+/* Streams on copies; a stream that finds another in its slot replaces it. */
 static struct stream {
     const FILE *stream; /* atomic */
     struct session *session;
@@ -34,12 +35,12 @@ static int is_followed(const struct session *s) {
     return __atomic_load_n(&s->control->follow_reads, __ATOMIC_RELAXED) != 0;
 }
 
-/* NULL if the daemon does not want to hear of it. */
+/* The entry, or NULL if the daemon does not follow reads. */
 static const struct monarch_entry *followed(struct session *s, uint64_t id) {
     return s && s->clients && is_followed(s) ? entry_of(s, id) : NULL;
 }
 
-/* The bytes of the file that this process has read so far, with `n` more. */
+/* Adds `n` to the bytes of the file that this process has read; returns the sum. */
 static uint64_t add(uint64_t id, uint64_t n) {
     uint64_t *at = &progress[id % PLACES], old = __atomic_load_n(at, __ATOMIC_RELAXED), sum;
     do {
@@ -89,7 +90,7 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
     __atomic_store_n(&at->stream, stream, __ATOMIC_RELEASE);
 }
 
-/* What a stream has read lies before its descriptor's offset. */
+/* A stream has read what lies before its descriptor's offset. */
 static void look_at_offset(struct session *s, uint64_t id, int fd) {
     const struct monarch_entry *e = followed(s, id);
     if (e && e->size && sys_lseek(fd, 0, SEEK_CUR) == (long)e->size)
@@ -100,7 +101,7 @@ void monarch_progress_end(const FILE *stream, int fd) {
     struct stream *at = place_of(stream);
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w != 0, 0)) {
-        /* Who shares it may be reading: lseek would wait for that. */
+        /* If the offset is shared, another may be reading, and lseek would wait for that. */
         if (w & TRACK_OFFSET && !(w & TRACK_SHARED))
             look_at_offset(monarch_track_session(w), monarch_track_entry(w), fd);
     } else if (__builtin_expect(__atomic_load_n(&at->stream, __ATOMIC_ACQUIRE) == stream && fd >= 0,

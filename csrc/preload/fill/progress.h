@@ -1,7 +1,7 @@
-/* How far programs have read files that had no copy when they were opened. The daemon hears of
- * those that were read to their end: it fills what lies beside them. A hint: losing one costs
- * speed.
- */
+/* Follows how far programs have read files that had no copy when they were opened.
+ *
+ * The daemon is told of files that were read to their end, and fills what lies beside them. The
+ * progress is a hint: losing it costs speed only. */
 #ifndef MONARCH_PROGRESS_H
 #define MONARCH_PROGRESS_H
 
@@ -9,17 +9,19 @@
 
 #include "preload/session/session.h"
 
-/* `n` bytes of the file were read. So many were in all, by this process; 0: it is not known. */
+/* Counts `n` more bytes read of the file; returns the bytes that this process has read of it in
+ * all, 0: not known. */
 uint64_t monarch_progress(struct session *s, uint64_t id, uint64_t n);
 uint64_t monarch_progress_of(uint64_t id);
-/* The file counts as not read yet. */
+/* Resets the file's count: it is not read yet. */
 void monarch_progress_begin_again(uint64_t id);
-/* `n` more bytes are asked for, and from here on the copy's descriptor gives them, unseen. */
+/* Counts `n` more bytes that are asked for: from here on the copy's descriptor gives them,
+ * unseen. */
 void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 
-/* A stream was opened on a copy that its open has waited for. */
+/* Called when a stream was opened on a copy for which its open has waited. */
 void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
-/* Before a stream is closed, whose reads nobody has seen. `fd` is its descriptor, or -1. */
+/* Called before a stream is closed, whose reads nobody has seen. `fd` is its descriptor, or -1. */
 void monarch_progress_end(const FILE *stream, int fd);
 
 #endif

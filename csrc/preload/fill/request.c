@@ -10,8 +10,8 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* What was asked for of files that are not to be filled at once: entry << 32 | KiB. A file that
- * shares its place with another begins again. */
+/* What was asked for of files that are not to be filled at once: entry << 32 | KiB. Two files in
+ * one slot reset each other. */
 static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
@@ -37,10 +37,10 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
     return 1;
 }
 
-/* Tells the daemon of a file that the catalog does not know, by the name that the kernel has for
- * it: links and dots are resolved there. Only once it is open, because the daemon asks the source
- * for what it is told of, and nobody may pay for files that do not exist. Apart, because few opens
- * need the room for a path. */
+/* Tells the daemon of a file that the catalog does not know, by the kernel's name for it, in which
+ * links and dots are resolved. Called only once the file is open: the daemon asks the source for
+ * what it is told of, and files that do not exist must not cost anything. A function of its own,
+ * because few opens need the stack for a path. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;

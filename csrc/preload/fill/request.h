@@ -1,15 +1,15 @@
-/* Requests to the daemon: that it fills a file, or looks at one that the catalog does not know. */
+/* Requests to the daemon: to fill a file, or to look at one that the catalog does not know. */
 #ifndef MONARCH_REQUEST_H
 #define MONARCH_REQUEST_H
 
 #include "preload/session/session.h"
 
-/* The daemon hears of a file that the catalog does not know, open as `fd`. `is_part`: less of it
- * was read than is worth a copy. */
+/* Tells the daemon of a file that the catalog does not know, open as `fd`. `is_part`: too little of
+ * it was read to be worth a copy. */
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
-/* `n` bytes of a file without a copy are asked for: whether that is reason enough, with what this
- * process has asked for before, to fill it. Then the daemon hears of it. */
+/* Called when `n` bytes of a file without a copy are asked for. If that, with what this process has
+ * asked for before, is reason enough to fill the file, tells the daemon. Returns whether it is. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
 
 #endif

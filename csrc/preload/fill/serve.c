@@ -17,7 +17,7 @@
 #include "preload/session/ring.h"
 #include "shared/sys.h"
 
-/* Why an open gets the source's file. */
+/* Why an open gets the source's file, for the log. */
 static const char *why_source(const struct session *s, const struct monarch_entry *e) {
     static const char *const reasons[16] = {
         "left to the source", "source: no tier has room",    "source: excluded",
@@ -40,7 +40,7 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     monarch_count_rank(s, size, missed);
 }
 
-/* Of a descriptor that an earlier daemon's session knew, nobody counts: see monarch_session_at. */
+/* Nothing is counted for a descriptor of an earlier daemon's session, see monarch_session_at. */
 void monarch_count_source(struct session *s, uint64_t n_bytes) {
     if (!s->clients)
         return;
@@ -61,8 +61,8 @@ ssize_t monarch_count_read(int fd, ssize_t n, off_t at) {
     return n;
 }
 
-/* The daemon looks in its own time: it is not rung, and an open that it has not seen yet costs the
- * next one of the same file a load. */
+/* Tells the daemon of an open. It is not rung and looks in its own time. An open that the daemon
+ * has not seen yet costs the next open of that file one load. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)
@@ -77,22 +77,23 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     tell_opened(s, (uint64_t)o->id);
 }
 
-/* By how long programs wait the daemon sees whether it asks too much of the source. */
+/* Counts an open at the source and its time: by how long programs wait, the daemon sees whether it
+ * asks too much of the source. */
 static void count_wait(struct session *s, uint64_t since_ns) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(&n->source_opens, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&n->source_open_ns, sys_now_ns() - since_ns, __ATOMIC_RELAXED);
 }
 
-/* A small file that the source gives as soon as a copy: to follow its descriptor takes longer than
- * to read it. It is taken to be read to its end. */
+/* Whether the file is small and the source returns it as soon as a copy would be: following its
+ * descriptor takes longer than reading it. Such a file is taken to be read to its end. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* The file has no copy, no fill of it has begun, and no program has asked for one since the daemon
- * last looked. Policy's order for a larger file, if it is still to come, comes while that is read.
- */
+/* Whether the program's reads are to be the file's fill: the file has no copy, no fill of it has
+ * begun, and no program has asked for one since the daemon last looked. Policy's order for a larger
+ * file may still come while that file is read. */
 static int is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                           uint64_t word) {
     if (!monarch_is_read_direct(s, e, id))
@@ -122,7 +123,7 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
-        if (is_direct && o->entry->size > MONARCH_UNIT) /* whether it is read in order */
+        if (is_direct && o->entry->size > MONARCH_UNIT) /* to see whether it is read in order */
             monarch_progress_begin_again((uint64_t)o->id);
         if (o->claimed && !(monarch_tracked(fd) & TRACK_DIRECT))
             monarch_fill_instead(s, o->entry, (uint64_t)o->id);
@@ -145,8 +146,8 @@ void monarch_not_opened(struct session *s, const struct monarch_opening *o) {
     errno = old_errno;
 }
 
-/* With `metadata: source`, each open asks whether the file is what its copy was made of. One that
- * is another is recorded as changed, for all. */
+/* With `metadata: source`, each open asks whether the file is still the one that was copied. A file
+ * that is not is recorded as changed, for all processes. */
 static int is_as_known(struct session *s, const struct monarch_entry *e, int dir, const char *path,
                        int flags) {
     uint64_t dev = s->control->source[e->source].dev;
@@ -166,14 +167,14 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
     o->id = MONARCH_OUTSIDE;
     o->served = o->waited = o->is_new = o->claimed = 0;
     o->word = o->version = 0;
-    /* The first two open no file; see monarch_copy_flags for the third. */
+    /* O_PATH and O_DIRECTORY open no file; see monarch_copy_flags for O_DSYNC. */
     if (!path || flags & (O_PATH | O_DIRECTORY | O_DSYNC))
         return 0;
     if (!monarch_aim(s, dir, path, 1, a)) {
         o->is_new = a->is_new;
         return 0;
     }
-    monarch_tick(s); /* while the memory that was asked for comes */
+    monarch_tick(s); /* while the prefetched memory arrives */
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
         a->likely = monarch_guess(a->catalog, a->hash, &word);
@@ -193,8 +194,8 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* Of a file that was found by its inode: whether the entry is of another file by now. Asked after
- * the word, which may name that one's copy. */
+/* For a file that was found by its inode: whether the entry is of another file by now. Asked after
+ * the word was read, which may name that other file's copy. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
 }
@@ -212,16 +213,16 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         return;
     o->id = id;
     o->entry = e;
-    /* Who does not own the file may not ask for it; every copy is our own. */
+    /* A caller that does not own the file may not ask for O_NOATIME, but owns every copy. */
     if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino) &&
         is_as_known(s, e, dir, path, flags)) {
-        /* Guessed right, mostly: then the path is written already, and the copy open. Its number is
-         * never given again: where it is dropped before the open, that fails and the source
-         * answers. */
+        /* Mostly the guess was right: the path is written already, and the copy open. A copy's
+         * number is never reused: if the copy is dropped before the open, the open fails and the
+         * source answers. */
         if (!o->word || (word ^ o->word) >> 8)
             monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
                               o->copy);
@@ -232,8 +233,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        monarch_request_fill(s, e, (uint64_t)id,
-                             0); /* one that is filled ahead is in use from now on */
+        monarch_request_fill(s, e, (uint64_t)id, 0); /* a fill ahead is in use from now on */
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {
         o->entry = NULL;

@@ -9,24 +9,24 @@
 #include "preload/session/session.h"
 #include "shared/path.h"
 
-/* What the working directory is to the sources. It saves a getcwd for relative paths far from any
- * source; "near" always asks the kernel, so that a stale answer costs speed only.
- * Changes of directory raise the count above the two low bits. */
+/* Where the working directory lies relative to the sources. FAR saves a getcwd for relative paths
+ * far from any source; NEAR always asks the kernel, so that a stale answer costs speed only. The
+ * bits above the two low ones count changes of directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 extern uint64_t monarch_cwd_is HIDDEN; /* atomic */
 
-/* Nearly all relative paths of programs: without `..` or a link, none leads from there to a source.
- */
+/* Whether a path is relative and far from every source: without `..` or a link it leads to none
+ * from there. That is so for nearly all relative paths of programs. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&
            !monarch_may_go_up(path);
 }
 
-/* Finds out what it is, if that is not known. */
+/* Finds out where the working directory lies, if that is not known. */
 void monarch_find_cwd(const struct session *s);
 
-/* Whether `path` is `root` or lies below it, by its letters. */
+/* Whether, by its letters, `path` is `root` or lies below it. */
 static inline int monarch_is_below(const char *path, const char *root, size_t root_len) {
     return strncmp(path, root, root_len) == 0 && (path[root_len] == '/' || !path[root_len]);
 }

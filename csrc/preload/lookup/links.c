@@ -10,12 +10,12 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* Directories that the table can hold. A directory that finds its set full takes a place there: the
- * one that is lost is learned again. */
+/* The table holds SETS * WAYS directories. A directory whose set is full replaces another one,
+ * which is learned again when it is next used. */
 #define SETS 1024
 #define WAYS 4
-/* A directory that leads elsewhere is looked at once more in so many opens of a thread: a link in
- * it may be new. A look is one fstat. */
+/* A thread looks again at a directory that leads elsewhere once in so many opens: a link in it may
+ * be new. A look is one fstat. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* Linux 5.8 */
@@ -23,7 +23,8 @@
 
 uint32_t monarch_links_met;
 
-/* Bits of the hash | length of the prefix, 12 bits | enum monarch_lead, 2 bits; atomic, 0: free. */
+/* Words of the table: bits of the hash | length of the prefix, 12 bits | enum monarch_lead, 2 bits.
+ * Atomic; 0: free. */
 static uint64_t table[SETS][WAYS] SELDOM;
 #define TAG(word) ((word) >> 14)
 #define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)
@@ -31,7 +32,7 @@ static uint64_t table[SETS][WAYS] SELDOM;
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-/* Relative paths have other keys in every working directory. */
+/* The key of a directory's path. A relative path has another key in each working directory. */
 static uint64_t key_of(const char *path, size_t n) {
     uint64_t base =
         *path == '/' ? 0 : (__atomic_load_n(&monarch_cwd_is, __ATOMIC_RELAXED) >> 2) + 1;
@@ -48,7 +49,7 @@ static uint64_t find(uint64_t key) {
     return 0;
 }
 
-/* The place of this key; else a free one; else one that is cheap to learn again. */
+/* The slot of this key; otherwise a free one; otherwise one that is cheap to learn again. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -77,13 +78,14 @@ static int is_due(void) {
     return ++opens % LOOK_AGAIN == 0;
 }
 
-/* Length of the directory in a path of `n` bytes. */
+/* The length of the directory part of a path of `n` bytes. */
 static size_t directory_length(const char *path, size_t n) {
     const char *slash = memrchr(path, '/', n);
     return slash ? (size_t)(slash - path) : 0;
 }
 
-/* A directory below one that is known to lead into a source leads there as well. */
+/* Finds a directory above that is known to lead into a source: this one then leads there as
+ * well. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {
@@ -96,7 +98,7 @@ static uint64_t inherit(const char *path, size_t directory) {
     return 0;
 }
 
-/* What is known of the path itself, which may be the link, and of the directories above. */
+/* Finds what is known of the path itself, which may be the link, and of the directories above. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -118,7 +120,8 @@ struct monarch_hint monarch_hint_for(const char *path, size_t n) {
 
 /* --- what the kernel says --------------------------------------------------------------------- */
 
-/* A file may be in several sources: one in the other. */
+/* The entry of a file by its inode; -1 if there is none. A source may lie within another, so that
+ * one file is in both. */
 static int64_t entry_of(const struct session *s, const struct monarch_catalog *c, uint64_t dev,
                         uint64_t ino) {
     for (int i = monarch_source_on(s, dev, 0); i >= 0; i = monarch_source_on(s, dev, i + 1)) {
@@ -129,16 +132,17 @@ static int64_t entry_of(const struct session *s, const struct monarch_catalog *c
     return -1;
 }
 
-/* What is cached of the directory will do: which one it is, the kernel knows without the source's
- * server. */
+/* Looks at a directory. The kernel's cached attributes will do: it knows which directory a name is
+ * without asking the source's server. */
 static int look(const char *path, struct statx *x) {
     return sys6(SYS_statx, AT_FDCWD, (long)path, AT_STATX_DONT_SYNC,
                 STATX_TYPE | STATX_INO | STATX_MNT_ID, (long)x, 0) == 0 &&
            S_ISDIR(x->stx_mode);
 }
 
-/* Two mounts of one directory need not have the same mounted below them. Older headers have no name
- * for the mount's field, which lies behind the device. */
+/* Whether two looks saw the same directory by the same mount: two mounts of one directory may have
+ * different mounts below them. Older headers do not name the mount's field, which lies behind the
+ * device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
@@ -148,8 +152,9 @@ static int is_same_directory(const struct statx *a, const struct statx *b) {
            mount_a == mount_b;
 }
 
-/* The catalog's inode alone would not do: the directory may have been moved since, and another may
- * have its path. So the path is looked at as well. */
+/* The source's directory to which `n` bytes of the path lead. Its inode alone would not do: the
+ * directory may have been moved since, and another may have its path. So the path that the catalog
+ * knows is looked at as well. */
 __attribute__((noinline)) static const struct monarch_entry *
 directory_at(const struct session *s, const struct monarch_catalog *c, const char *path, size_t n) {
     char name[MONARCH_PATH_MAX];
@@ -188,12 +193,13 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
     if (id >= 0) {
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
-        /* Its copy has a name in the daemon's tree of files. */
+        /* The entry's copy is of the daemon's view of the source, so the root must be ours. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;
     }
-    /* Most files of the directory may be of another kind, and should not pay for the few. */
+    /* Most files of the directory may be no files of a source, and should not pay for the few that
+     * are. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;
@@ -201,15 +207,15 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
 
 /* --- learning --------------------------------------------------------------------------------- */
 
-/* `st` is what `path` leads to, and `n` bytes of it are what is learned of. Returns whether it
- * leads into a source. */
+/* Learns from `st`, to which `path` leads, about the first `n` bytes of the path. Returns whether
+ * they lead into a source. */
 static int learn(struct session *s, const char *path, size_t n, const struct stat *st) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* A file may be known once its source has been scanned; a directory that leads nowhere may
-         * hold links. */
+        /* A file may become known once its source is scanned, and a directory that leads nowhere
+         * may hold links: both are not taken to lead elsewhere. */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;
@@ -231,8 +237,8 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
            learn(s, path, directory_length(path, strlen(path)), &st);
 }
 
-/* Whether what `n` bytes of `path` lead to is worth a look. Paths that lead into a source by their
- * letters are none of ours, relative ones that may do so neither. */
+/* Whether a look at what `n` bytes of `path` lead to is worthwhile. Paths whose letters lead into a
+ * source are not for this table, nor are relative ones that may do so. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

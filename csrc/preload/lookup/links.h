@@ -1,9 +1,9 @@
-/* Paths that lie outside every source and lead into one through a link: ~/data -> /pfs/imagenet, or
- * a directory full of links to single files.
+/* Paths that lie outside every source and lead into one through a link.
  *
- * A small table remembers what the directories that paths name have led to. It is a hint: what it
- * says is compared with what the kernel says now, before anything is served. So the table may be
- * out of date or lose entries, and needs no lock, neither in signal handlers nor across forks. */
+ * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. A small table
+ * remembers where the directories that paths name have led. An entry of the table is a hint, which
+ * is compared with what the kernel says now before anything is served. So the table may be out of
+ * date or lose entries, and needs no lock, neither in signal handlers nor across forks. */
 #ifndef MONARCH_LINKS_H
 #define MONARCH_LINKS_H
 
@@ -24,24 +24,24 @@ struct monarch_hint {
     size_t prefix;
 };
 
-/* Whether this process has met such a path. Atomic, and 0 in nearly all processes. */
+/* 1: this process has met such a path. Atomic, and 0 in nearly all processes. */
 extern uint32_t monarch_links_met HIDDEN;
 
-/* The hint for an absolute path, or one relative to the working directory; of `n` bytes. */
+/* The hint for a path of `n` bytes, absolute or relative to the working directory. */
 struct monarch_hint monarch_hint_for(const char *path, size_t n);
 
-/* The entry of the directory that the first `prefix` bytes of `path` lead to now; NULL, and the
- * hint is dropped, if that is no directory of a source. */
+/* The entry of the directory to which the first `prefix` bytes of `path` lead now. NULL if that is
+ * no directory of a source; then the hint is dropped. */
 const struct monarch_entry *monarch_enter_directory(struct session *s,
                                                     const struct monarch_catalog *c,
                                                     const char *path, size_t prefix);
-/* The entry of the file that `path` leads to now, if the file is as it was scanned; else
- * MONARCH_OUTSIDE. One system call at the source. *version is the entry's as long as it is of that
- * file. */
+/* The entry of the file to which `path` leads now, if the file is as it was scanned; otherwise
+ * MONARCH_OUTSIDE. Costs one system call at the source. *version becomes the entry's version, which
+ * stays the same as long as the entry is of that file. */
 int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
                            const char *path, int follow, uint32_t *version);
 
-/* After the source has opened a path that the hint calls new: learns where it leads. Returns
+/* Called after the source has opened a path that the hint calls new: learns where it leads. Returns
  * whether that is a file of a source, so that a look-up by the path may find it now. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
 /* The same after a successful stat or opendir of a directory, by any path. Stats of files are too

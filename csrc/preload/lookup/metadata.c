@@ -7,8 +7,8 @@
 #include "preload/session/ring.h"
 #include "shared/sys.h"
 
-/* A look at a directory holds for a second. Its time is kept in ticks of 2^20 ns, which leaves room
- * for the entry's number in the same word. */
+/* A look at a directory holds for a second. Its time is kept in ticks of 2^20 ns, so that the
+ * entry's number fits into the same word. */
 #define TICK_BITS 20
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
@@ -17,7 +17,7 @@ static int is_changed(const struct session *s, const struct monarch_entry *e) {
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
-/* What was compared with the source is told for a bounded time. */
+/* What was compared with the source may be answered for a limited time. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
     if (at && sys_now_ns() - at < s->control->revalidate_ns)
@@ -51,9 +51,10 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
     return monarch_time_ns(t->tv_sec, t->tv_nsec) == ns;
 }
 
-/* Asks for what a plain opendir would see. NFS asks its server whenever a directory is opened, FUSE
- * whenever one is listed; the attributes that both keep, and a plain stat tells, may be a minute
- * older. Apart, because few calls need the room for the answer. */
+/* Whether the directory still is the one that was listed, as a plain opendir would see it. NFS asks
+ * its server whenever a directory is opened, FUSE whenever one is listed; the attributes that both
+ * cache, and that a plain stat returns, may be a minute older. A function of its own, because few
+ * calls need the stack for the answer. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;
@@ -65,8 +66,8 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         makedev(now.stx_dev_major, now.stx_dev_minor) == dev &&
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
-    /* The source lists it from now on, and a listing costs it no look besides. Other errors may
-     * pass. */
+    /* The directory has changed: from now on the source lists it, and a listing needs no look
+     * first. Other errors may pass. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;
@@ -74,12 +75,12 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
 
 /* --- listings --------------------------------------------------------------------------------- */
 
-/* A damaged one would lead anywhere. */
+/* Whether the listing lies within the catalog: a damaged one would lead anywhere. */
 static int is_within(const struct monarch_catalog *c, uint64_t listing) {
     return monarch_listing_first(listing) + monarch_listing_length(listing) <= c->capacity;
 }
 
-/* What the directory listed when it was last walked, unless it is known to have changed. */
+/* The listing of the directory's last walk; 0 if the directory is known to have changed. */
 static uint64_t last_listing(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -98,8 +99,8 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = sys_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* Once more afterwards: the daemon marks a directory before it notes its new times, which the
-     * look may just have found unchanged. */
+    /* Checked once more after the look: the daemon marks a directory before it notes the new times,
+     * which the look may just have found unchanged. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);
@@ -108,8 +109,8 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 
 /* --- attributes ------------------------------------------------------------------------------- */
 
-/* A file's attributes are what was scanned, or what its copy was made of, for as long as nobody
- * says that it changed. */
+/* A file's attributes are those that were scanned, or of which its copy was made, until somebody
+ * reports a change. */
 static int can_tell(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -117,8 +118,8 @@ static int can_tell(const struct monarch_known *k) {
         return monarch_listing_of(k) != 0;
     if (e->kind == MONARCH_OTHER || is_changed(k->session, e))
         return 0;
-    /* Before the scan has ended there is nothing to be compared with: these were looked at just
-     * now. */
+    /* Before the first comparison there is nothing to compare with: the scan looked at these
+     * attributes just now. */
     const struct monarch_control *control = k->session->control;
     if ((!control->revalidate_ns || __atomic_load_n(&control->compared_ns, __ATOMIC_ACQUIRE)) &&
         !monarch_is_fresh(k->session))
@@ -139,7 +140,7 @@ int monarch_know_near(int dir, const char *path, int follow, struct monarch_know
     if (!s || !s->control->metadata_cached)
         return 0;
     int64_t id = monarch_locate(s, &k->catalog, dir, path, follow);
-    /* Another user may not see what ours may. */
+    /* Another user may not see all that ours may. */
     if (id < 0 || s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return 0;
     monarch_tick(s);

@@ -63,7 +63,7 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
         place->entry = MONARCH_OUTSIDE;
 }
 
-/* Apart, because few calls need the room for a path. */
+/* A function of its own, because few calls need the stack for a path. */
 __attribute__((noinline)) static int64_t locate_odd(struct session *s, const struct monarch_aim *a,
                                                     int dir, const char *path, int follow) {
     struct monarch_place place;
@@ -71,14 +71,15 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
     return place.entry;
 }
 
-/* By a hint that leads into a source. Apart, because few calls need the registers that it takes. */
+/* Aims by a hint that leads into a source. A function of its own, because few calls need the
+ * registers that it takes. */
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
         return 0;
     a->lead = hint.lead;
     if (hint.lead == MONARCH_LEAD_FILES)
-        return 1; /* an open's look at the file costs less than what it saves */
+        return 1; /* a look at the file costs an open less than it saves */
     a->base = monarch_enter_directory(s, a->catalog, path, hint.prefix);
     a->is_new = !a->base;
     if (!a->base)
@@ -94,7 +95,7 @@ __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *
     return monarch_root_is_ours(s, (unsigned)a->source, 0);
 }
 
-/* For a path that leads to no source by its letters. */
+/* Aims for a path whose letters lead to no source. */
 static inline int aim_through_link(struct session *s, const char *path, size_t n,
                                    struct monarch_aim *a) {
     if ((!a->is_open && !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED)) ||
@@ -133,7 +134,7 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
         return 1;
     a->len = n - (size_t)(a->rel - path);
     a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
-    /* What is before `rel` was compared with the source's name. 16 bytes are looked at at once. */
+    /* The bytes before `rel` equal the source's name. The check reads 16 bytes at once. */
     size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
     if (monarch_is_odd(path + from, n - from)) {
         a->source = -1;
@@ -170,6 +171,6 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     if (!monarch_aim(s, dir, path, 0, &a))
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
-    *c = a.catalog; /* a second try may have fetched a larger one, in which the entry is */
+    *c = a.catalog; /* a second try may have mapped a larger catalog, which has the entry */
     return id;
 }

@@ -1,14 +1,14 @@
 /* The table of mappings that wait for their copies, and its lock.
  *
- * The lock is held for a look at the table and nothing else, with all signals blocked, so that no
- * handler runs, and none jumps away, while it is held. A replacement takes longer and holds no
- * lock: its slot is REPLACING, and only who is about to change that very range waits for it. */
+ * The lock is held only for a look at the table, with all signals blocked, so that no handler runs,
+ * or jumps away, while it is held. A replacement takes longer and holds no lock: its slot is
+ * REPLACING, and only a thread that is about to change that very range waits for it. */
 #define _GNU_SOURCE
 #include "preload/mappings/mapping_table.h"
 
 #include "preload/process/attributes.h"
 
-/* Whoever holds the lock so long is no more: a vfork's child that was killed [ns]. */
+/* After this time the lock's holder is gone: a vfork's child that was killed [ns]. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 
@@ -16,7 +16,7 @@ uint32_t monarch_mappings_waiting;
 struct slot monarch_slots[SLOTS] SELDOM;
 static uint32_t edits; /* atomic; odd while the table is being changed */
 static uint32_t next_number;
-static uint32_t given_up; /* atomic: the lock is lost, and nothing is ever replaced again */
+static uint32_t given_up; /* atomic, 1: the lock is lost, and nothing is ever replaced again */
 
 /* --- the lock -------------------------------------------------------------------------------- */
 
@@ -30,9 +30,10 @@ void monarch_slots_recount(void) {
     __atomic_store_n(&monarch_mappings_waiting, GET(given_up) ? 0 : n, __ATOMIC_RELEASE);
 }
 
-/* [adopt] In the child of a fork. Another thread of the parent may have been changing the table
- * just then: nobody knows how far it had come. A replacement goes on in the parent alone, before
- * this process was made or after it: whoever replaces looks first at what is there. */
+/* [adopt] In the child of a fork. Another thread of the parent may have been changing the table at
+ * that moment, and nobody knows how far it had come; then the child frees all slots. A replacement
+ * goes on in the parent alone, before or after this process was made: a thread that replaces first
+ * checks what is mapped there. */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
     for (int i = 0; i < SLOTS; i++)
@@ -82,7 +83,7 @@ void monarch_slot_free(struct slot *s) {
     monarch_slots_recount();
 }
 
-/* The lock is held, an edit has begun. */
+/* Adds a slot; NULL if none is free. The caller holds the lock and has begun an edit. */
 static struct slot *put(const struct slot *what) {
     for (int i = 0; i < SLOTS; i++) {
         struct slot *s = &monarch_slots[i];
@@ -105,8 +106,8 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* [say] What of the slot lies outside [begin, end) waits on in slots of its own; if there is none,
- * it stays on the source. */
+/* [say] Applies `what` to [begin, end) of the slot. The parts outside wait on in slots of their
+ * own; a part that gets no slot stays on the source. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;
@@ -163,7 +164,7 @@ static int is_busy(uint64_t begin, uint64_t end) {
     return 0;
 }
 
-/* [busy] [carve] [put] [end_edit]; [lost] if there is no lock. */
+/* [busy] [carve] [put] [end_edit]; [lost] if the lock is lost. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     if (monarch_slots_lock(o)) {
@@ -181,7 +182,7 @@ int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
         sys_signals(SIG_SETMASK, set);
         return !busy;
     }
-    /* Nobody begins a replacement any more; one that has begun must end. */
+    /* No replacement begins any more; one that has begun must end first. */
     int busy = is_busy(begin, end);
     if (!is_busy(0, UINT64_MAX))
         __atomic_store_n(&monarch_mappings_waiting, 0, __ATOMIC_RELEASE);

@@ -1,6 +1,8 @@
-/* What the interposed calls tell of mappings that wait for their copies. What belongs to this
- * process alone (the table's lock, the thread) lies on a page that the kernel clears in the child
- * of a fork, by whatever call that is made, and shares with the child of a vfork. */
+/* Records what the interposed calls do to mappings that wait for their copies.
+ *
+ * What belongs to this process alone (the table's lock, the thread) lies on a page of its own. The
+ * kernel clears the page in the child of a fork, by whatever call that is made, and shares it with
+ * the child of a vfork. */
 #define _GNU_SOURCE
 #include "preload/mappings/mappings.h"
 
@@ -16,13 +18,13 @@
 #define MADV_WIPEONFORK 18
 #endif
 
-/* Of the page that is cleared; the kernel makes it a whole one [bytes]. */
+/* Bytes of the page that is cleared; the kernel rounds them up to a whole page. */
 #define OWN_BYTES 4096UL
 
 static struct own *own;  /* atomic; NULL until the first mapping */
-static uint32_t refused; /* atomic: all memory is locked */
+static uint32_t refused; /* atomic, 1: all memory is locked */
 
-/* The kernel rounds to whole pages; of 64 KiB on some machines. */
+/* Rounded to whole pages, as the kernel does; some machines have pages of 64 KiB. */
 static uint64_t begin_of(const void *at) { return (uint64_t)at & ~(getauxval(AT_PAGESZ) - 1); }
 static uint64_t end_of(const void *at, uint64_t n) {
     uint64_t page = getauxval(AT_PAGESZ), end = (uint64_t)at + n;
@@ -32,8 +34,8 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* The thread is in one system call, and holds no lock: its end is as near as the kernel's own
-     * lock of the address space, which our caller is about to ask for. */
+    /* The thread is within one system call and holds no lock. It ends about as soon as the caller
+     * would get the kernel's own lock of the address space, for which it is about to ask. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);
 }
@@ -44,7 +46,8 @@ void monarch_mappings_refuse(int refuse) {
         monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
 }
 
-/* [start] Signals are blocked. Nobody can promote without the thread: then nothing waits. */
+/* [start] Starts the thread, if needed; the caller has blocked signals. If it cannot be started,
+ * nobody can replace mappings: then all slots are freed. */
 static void start(struct own *o) {
     int old_errno = errno;
     if (!monarch_slots_lock(o))
@@ -75,7 +78,8 @@ static struct own *own_page(void) {
         return NULL;
     o = (struct own *)p;
     o->pid = (uint32_t)sys_getpid();
-    /* Before Linux 4.14 there is none: no thread could tell a fork's child from its parent. */
+    /* Before Linux 4.14 the kernel has no such page: no thread could tell a fork's child from its
+     * parent. */
     if (sys6(SYS_madvise, p, (long)OWN_BYTES, MADV_WIPEONFORK, 0, 0, 0) == 0 &&
         __atomic_compare_exchange_n(&own, &none, o, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return o;
@@ -84,7 +88,8 @@ static struct own *own_page(void) {
 }
 
 int monarch_mapping_can_wait(int prot, int flags) {
-    /* One that was ever writable may hold pages of its own; locked pages must stay in memory. */
+    /* A mapping that was ever writable may hold pages of its own; locked pages must stay in
+     * memory. */
     return prot == PROT_READ && !(flags & (MAP_LOCKED | MAP_GROWSDOWN | MAP_HUGETLB | MAP_SYNC)) &&
            !__atomic_load_n(&refused, __ATOMIC_RELAXED);
 }
@@ -102,7 +107,7 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
     if (!o || monarch_slots_are_lost() || !monarch_mapped_file(s.begin, &s.file))
         return;
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
-    /* The child of a vfork shares our memory, and its threads would end with it. */
+    /* The child of a vfork shares our memory, but a thread that it starts would end with it. */
     int is_ours = 0;
     if (monarch_slots_lock(o) && !(is_ours = o->pid == (uint32_t)sys_getpid()))
         monarch_slots_unlock(o);
@@ -111,7 +116,7 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
         monarch_slots_unlock(o);
         start(o);
     }
-    /* All memory may have been locked since we asked. */
+    /* All memory may have been locked since monarch_mapping_can_wait was asked. */
     if (__atomic_load_n(&refused, __ATOMIC_SEQ_CST))
         monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
     sys_signals(SIG_SETMASK, set);
@@ -119,7 +124,8 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
 
 void monarch_mappings_after_fork(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
-    /* ThreadSanitizer ends a program that starts a thread in the child of one with threads. */
+    /* ThreadSanitizer ends a program that starts a thread in the child of a process with
+     * threads. */
     if (REAL(__tsan_init))
         monarch_slots_lose();
     if (!o || !monarch_mappings_exist())

@@ -1,5 +1,6 @@
-/* The thread that puts copies in the place of live mappings; it runs while some wait. It makes its
- * own system calls alone, has all signals blocked, and leaves nothing open. */
+/* The thread that puts copies in the place of live mappings; it runs while some mapping waits.
+ *
+ * It makes only its own system calls, has all signals blocked, and leaves nothing open. */
 #define _GNU_SOURCE
 #include "preload/mappings/move.h"
 
@@ -13,13 +14,15 @@
 #include "preload/process/momentary.h"
 #include "preload/promotion/promote.h"
 
-/* Between two looks of the thread: while a copy is being made, and before that [ns]. */
+/* Time between two looks of the thread: while a copy is being made, and before that [ns]. */
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
-/* Its frames take 6 KiB. glibc takes static thread-locals out of it, signals their frame [bytes].*/
+/* The thread's stack. Its frames take 6 KiB; glibc takes static thread-locals out of the stack, and
+ * signals take their frame [bytes]. */
 #define STACK 262144
-/* Looks at an entry that is PRESENT and whose copy cannot be mapped (no descriptors, no address
- * space), and the time that a daemon may show no sign of life, before a mapping is left alone. */
+/* Limits after which a mapping is left alone: looks at an entry that is PRESENT but whose copy
+ * cannot be mapped (no descriptors, no address space), and the time for which a daemon shows no
+ * sign of life. */
 #define TRIES 500
 #define SILENCE_NS 60000000000ULL
 
@@ -43,7 +46,7 @@ static enum verdict judge(const struct slot *s, uint64_t *word) {
     return monarch_is_off(now) || now->control->off ? LATER : NOW;
 }
 
-#define NO_COPY (-4096) /* no number of an error */
+#define NO_COPY (-4096) /* not the number of any error */
 
 /* A descriptor of the copy, or an error; NO_COPY if it must not be used. */
 static int open_copy(const struct slot *s, uint64_t word) {
@@ -55,15 +58,16 @@ static int open_copy(const struct slot *s, uint64_t word) {
     monarch_copy_path(tier, MONARCH_WORD_COPY(word), path);
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
-    /* Closing a descriptor drops the process's locks on the file, also those taken by another. */
+    /* Closing any descriptor of a file drops the process's locks on it, also those taken through
+     * another. */
     if (!S_ISREG(st.st_mode) || st.st_dev != tier->dev || st.st_ino != e->copy_ino ||
         (uint64_t)st.st_size != e->size || monarch_has_locks(st.st_dev, st.st_ino))
         return NO_COPY;
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 }
 
-/* A mapping of the copy in the place of the one there. The kernel removes what is there before it
- * asks the file system, so that one is made elsewhere first, to see that it can be. */
+/* Maps the copy over the source's mapping. The kernel removes the old mapping before it asks the
+ * file system, so a trial mapping is made elsewhere first, to see that the copy can be mapped. */
 static int map_over(const struct slot *s, int copy, uint64_t word) {
     uint64_t n = s->end - s->begin, now;
     int flags = s->flags & (MAP_SHARED | MAP_PRIVATE | MAP_NORESERVE), done = 0;
@@ -76,7 +80,7 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
                           (s->flags & MAP_TYPE) != MAP_PRIVATE)) {
         long r = sys6(SYS_mmap, (long)s->begin, (long)n, PROT_READ, flags | MAP_FIXED, copy,
                       (long)s->offset);
-        if (!is_address(r)) /* the kernel has no memory for a line of its table */
+        if (!is_address(r)) /* the kernel has no memory for another mapping */
             r = sys6(SYS_mremap, trial, (long)n, (long)n, MREMAP_MAYMOVE | MREMAP_FIXED,
                      (long)s->begin, 0);
         done = is_address(r);
@@ -89,7 +93,7 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
     return done;
 }
 
-/* [take] [mark] From here on who changes the range waits for us. */
+/* [take] [mark] Takes the slot: from here on, whoever changes the range waits for us. */
 static int take(struct own *o, struct slot *s, const struct slot *seen) {
     int taken = 0;
     if (!monarch_slots_lock(o))
@@ -99,8 +103,8 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
         taken = 1;
     }
     monarch_slots_unlock(o);
-    /* [given_up] Who has lost the lock looks for REPLACING after it has given up: one of us sees
-     * the other. */
+    /* [given_up] A thread that has lost the lock looks for REPLACING after it has given up, so that
+     * one of us sees the other. */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;
@@ -108,7 +112,7 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
     return taken;
 }
 
-/* [drop] Frees the slot, if it is as it was seen and there is no hope. */
+/* [drop] Frees the slot if it is as it was seen and there is no hope. */
 static void drop(struct own *o, struct slot *s, const struct slot *seen, int hopeless) {
     if (!monarch_slots_lock(o))
         return;
@@ -117,14 +121,14 @@ static void drop(struct own *o, struct slot *s, const struct slot *seen, int hop
     monarch_slots_unlock(o);
 }
 
-/* [open] The copy is opened before the slot is taken: a tier may hang. */
+/* [open] The copy is opened before the slot is taken, because a tier may hang. */
 static void replace(struct own *o, struct slot *s, const struct slot *seen, uint64_t word) {
     monarch_momentary_begin();
     int copy = open_copy(seen, word), done = 0;
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* [release] Without the lock: that may be lost, and somebody waits. */
+        /* [release] Without the lock, which may be lost while somebody waits for this slot. */
         __atomic_store_n(&s->state, done || s->tries > TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();
@@ -142,7 +146,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Whether the daemon has shown any life of late. A killed one leaves its session as it was. */
+/* Whether the daemon has shown any sign of life of late. A killed daemon leaves its session as it
+ * was. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = sys_now_ns(), seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);
     if (seen != *beat || !*since_ns) {
@@ -152,7 +157,8 @@ static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     return now - *since_ns < SILENCE_NS;
 }
 
-/* [look] [judge] One look at all that wait; how long until the next [ns], 0 when none does. */
+/* [look] [judge] Looks once at all slots; returns the time until the next look [ns], 0 when no
+ * mapping waits. */
 static long look(struct own *o, uint64_t *beat, uint64_t *since_ns) {
     struct session *current = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     long next_ns = LATER_NS;
@@ -204,7 +210,7 @@ static void *help(void *data) {
 int monarch_start_mover(struct own *o) {
     pthread_attr_t attr;
     pthread_t thread;
-    /* On glibc before 2.34 these are in libpthread, which the program may not have. */
+    /* On glibc before 2.34 these functions are in libpthread, which the program may not have. */
     if (!REAL(pthread_create) || !REAL(pthread_attr_init) || !REAL(pthread_attr_setstacksize) ||
         !REAL(pthread_attr_setdetachstate) || !REAL(pthread_attr_destroy) ||
         REAL(pthread_attr_init)(&attr) != 0)

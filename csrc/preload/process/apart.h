@@ -1,13 +1,13 @@
-/* Work that needs a descriptor's number, in a process that may have none left. */
+/* Runs work that needs a descriptor in a process that may have none left. */
 #ifndef MONARCH_APART_H
 #define MONARCH_APART_H
 
 #define MONARCH_APART_BYTES 128
 
 /* Calls work(data) in a thread that shares everything with us but the table of descriptors: its own
- * is empty, whatever the process has open. `data` (`n` bytes, MONARCH_APART_BYTES at most) is
- * copied there and back. `work` makes system calls alone. 0: it was not done, or not within a
- * second. */
+ * table is empty, whatever the process has open. `data` (`n` bytes, MONARCH_APART_BYTES at most) is
+ * copied there and back. `work` may only make system calls. 0: the work was not done, or not within
+ * a second. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n);
 
 #endif

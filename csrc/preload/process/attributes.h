@@ -1,16 +1,16 @@
-/* What is said of functions, variables and arguments beyond their types. */
+/* Attributes of functions, variables and arguments. */
 #ifndef MONARCH_ATTRIBUTES_H
 #define MONARCH_ATTRIBUTES_H
 
-/* -fvisibility=hidden is of definitions: without the attribute these would be reached by a pointer
- * to them, in every call. */
+/* For declarations. -fvisibility=hidden affects definitions only: without this attribute every
+ * access would go through a pointer. */
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* Of large tables that are seldom used: they lie behind all small variables, which then share a
- * page. Every page that is written to costs each process that a job starts. */
+/* For large tables that are seldom used. They lie behind all small variables, which then share a
+ * page: every page that is written to costs each process that a job starts. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
-/* The headers declare pointers that cannot be null, and the compiler would drop our checks. */
+/* Makes the compiler keep our checks for NULL: the headers declare such pointers as never null. */
 #define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
 
 #define PUBLIC __attribute__((visibility("default")))

@@ -3,8 +3,8 @@
  *
  *   X(name, return type, arguments)          found in the libraries behind us at its first call
  *   F(name, return type, arguments)          found as well, at the start, and not interposed
- *   TWIN(alias, name)                        the same function on LP64
- */
+ *   TWIN(alias, name)                        the same function on
+ * LP64 */
 #ifndef MONARCH_CALLS_H
 #define MONARCH_CALLS_H
 
@@ -207,8 +207,9 @@ struct file_handle;
     X(unshare, int, (int flags))                                                                   \
     X(setns, int, (int fd, int type))
 
-/* For the thread of mappings.c. Linked to, they would ask for a newer libc than we do; the last
- * one is ThreadSanitizer's, where that is. */
+/* Functions that we call but do not interpose. The pthread functions are for the thread of move.c:
+ * linking to them would require a newer libc than we do. __tsan_init exists under ThreadSanitizer
+ * only. */
 #define MONARCH_FOUND(F)                                                                  \
     F(fdopendir, DIR *, (int fd))                                                         \
     F(pthread_create, int,                                                                \
@@ -219,7 +220,7 @@ struct file_handle;
     F(pthread_attr_setdetachstate, int, (pthread_attr_t * attr, int state))               \
     F(__tsan_init, void, (void))
 
-/* `.set` because the two spellings have different types in the headers, though the same bytes. Each
+/* `.set`, because the headers give the two spellings different types, though the same layout. Each
  * list stands at the end of the file that defines its functions. */
 #define TWIN(alias, name) __asm__(".globl " #alias "\n.set " #alias ", " #name);
 
@@ -299,7 +300,7 @@ extern struct real_calls monarch_real HIDDEN;
 __attribute__((cold)) void monarch_real_init(void) HIDDEN;
 __attribute__((cold)) void *monarch_real_find(void **at, const char *name) HIDDEN;
 
-/* NULL before its first call; the lowest values are no functions, see real.c. */
+/* The function, or NULL before its first call. The lowest values are no functions, see real.c. */
 static inline void *monarch_real_if_found(void **at) {
     void *found = __atomic_load_n(at, __ATOMIC_RELAXED);
     return __builtin_expect((uintptr_t)found > 1, 1) ? found : NULL;
@@ -310,10 +311,11 @@ static inline void *monarch_real_of(void **at, const char *name) {
     return __builtin_expect(found != NULL, 1) ? found : monarch_real_find(at, name);
 }
 
-/* The next library's function; NULL if there is none. Other libraries' constructors may call us
+/* The next library's function; NULL if there is none. Constructors of other libraries may call us
  * before ours has run. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
-/* For functions that have no room on the stack, which finding it takes. */
+/* The same without a search, for functions that have no stack for it; NULL before the first
+ * call. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
 #endif

@@ -9,7 +9,7 @@
 #include "shared/sys.h"
 
 #define DIRECTORY_BYTES 512
-#define NAME_BYTES 1024 /* of a path; longer ones are cut */
+#define NAME_BYTES 1024 /* bytes of a path that are logged; longer paths are cut */
 
 int monarch_logging;
 static char directory[DIRECTORY_BYTES] SELDOM;
@@ -26,8 +26,8 @@ void monarch_log_init(void) {
     monarch_logging = 1;
 }
 
-/* A child of fork has another number, and so another file. It is opened for each line: no
- * descriptor stays open, and lines of threads are whole. */
+/* Opens the log for one line, so that no descriptor stays open and threads' lines stay whole. A
+ * child of fork has another pid, and so another file. */
 static int open_log(void) {
     char path[DIRECTORY_BYTES];
     struct stat st;
@@ -37,7 +37,7 @@ static int open_log(void) {
                   O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600, 0, 0);
     if (fd >= 0 && (sys_fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) ||
                     st.st_uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))) {
-        sys_close(fd); /* somebody else's */
+        sys_close(fd); /* another user's file */
         return -1;
     }
     return fd;

@@ -1,16 +1,17 @@
-/* MONARCH_LOG=debug: what the library does in a process, a line each, to a file of its own. */
+/* MONARCH_LOG=debug: writes what the library does in a process, one line each, to a file per
+ * process. */
 #ifndef MONARCH_LOG_H
 #define MONARCH_LOG_H
 
 extern int monarch_logging;
 
 void monarch_log_slow(const char *what, const char *name, const char *outcome);
-/* `name` is a path or NULL. Costs one load while nothing is logged. */
+/* `name` is a path or NULL. Costs one load while logging is off. */
 static inline void monarch_log(const char *what, const char *name, const char *outcome) {
     if (__builtin_expect(monarch_logging, 0))
         monarch_log_slow(what, name, outcome);
 }
-/* In the constructor. */
+/* Called in the constructor. */
 void monarch_log_init(void);
 
 #endif

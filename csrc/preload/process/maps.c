@@ -9,7 +9,7 @@ struct line {
     char perms[4];
 };
 
-/* A number and the one character behind it, which must be `end`. */
+/* Reads a number and the one character behind it, which must be `end`. */
 static int number(struct monarch_reader *r, unsigned base, char end, uint64_t *out) {
     *out = 0;
     for (;;) {
@@ -66,7 +66,7 @@ int monarch_is_mapped(uint64_t begin, uint64_t end, const struct monarch_mapped 
                       uint64_t offset, int shared) {
     struct monarch_reader r;
     struct line l;
-    uint64_t upto = begin; /* what is right so far; neighbours of one file may be one line */
+    uint64_t upto = begin; /* end of the match so far; neighbours in one file may share a line */
     if (!monarch_reader_open(&r, MAPS))
         return 0;
     while (upto < end && read_line(&r, &l)) {

@@ -3,10 +3,10 @@
 
 #include "shared/sys.h"
 
-/* A fork waits no longer: the tier, or the source, may hang [ns]. */
+/* Longest wait of a fork: the tier, or the source, may hang [ns]. */
 #define FORK_NS 20000000ULL
-/* From its beginning a fork keeps nobody from opening for longer: the kernel has copied the
- * descriptors long since, or a handler has jumped out of the fork [ns]. */
+/* How long a fork, from its beginning, may keep other threads from opening. After that the kernel
+ * has long copied the descriptors, or a handler has jumped out of the fork [ns]. */
 #define FORKING_NS 100000000ULL
 
 static uint32_t open_now, forking; /* atomic: threads */
@@ -15,7 +15,7 @@ static uint64_t fork_ns;           /* atomic: when the last fork began */
 static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATOMIC_SEQ_CST); }
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
-/* A child that nobody has seen begin forgets both counts when it is noticed: never below 0. */
+/* Never below 0: both counts are reset when a child is noticed whose fork we did not see. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&
@@ -27,7 +27,7 @@ static int is_forking(void) {
     return get(&forking) && sys_now_ns() - __atomic_load_n(&fork_ns, __ATOMIC_RELAXED) < FORKING_NS;
 }
 
-/* The count is raised before the look: one of the two threads sees the other. */
+/* The count is raised before the check, so that one of the two threads sees the other. */
 void monarch_momentary_begin(void) {
     add(&open_now);
     for (unsigned n = 0; __builtin_expect(is_forking(), 0);) {

@@ -1,18 +1,18 @@
-/* Descriptors that the library has open for the time of one call, beside the program's: the child
- * of a fork must not keep one. A thread that opens one and a thread that forks wait for each other,
- * and neither for long.
- */
+/* Guards descriptors that the library opens for one call: the child of a fork must not keep one.
+ *
+ * A thread that opens such a descriptor and a thread that forks wait for each other, neither for
+ * long. */
 #ifndef MONARCH_MOMENTARY_H
 #define MONARCH_MOMENTARY_H
 
-/* Around such a descriptor's life. The first waits while another thread forks. */
+/* Called around such a descriptor's life. The first waits while another thread forks. */
 void monarch_momentary_begin(void);
 void monarch_momentary_end(void);
 
-/* Around a fork in the parent. The first waits until no such descriptor is open. */
+/* Called around a fork in the parent. The first waits until no such descriptor is open. */
 void monarch_momentary_before_fork(void);
 void monarch_momentary_after_fork(void);
-/* In the child of a fork, which has the parent's thread alone. */
+/* Called in the child of a fork, which has only one of the parent's threads. */
 void monarch_momentary_forget(void);
 
 #endif

@@ -29,9 +29,9 @@ char monarch_reader_next(struct monarch_reader *r) {
     return r->buf[r->at++];
 }
 
-/* Calls act(number, data) for each entry of the open directory that is named by a number, and
- * closes it. Whether all were met, the directory's own descriptor among them if the entries are
- * those. */
+/* Calls act(number, data) for each entry of the open directory whose name is a number, and closes
+ * the directory. Returns whether all entries were met, which of descriptors must include the
+ * directory's own. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));
@@ -58,7 +58,7 @@ static int open_list(const char *path) {
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* A thread may have a table of its own (unshare, clone); /proc/self tells of the first thread's. */
+/* A thread may have its own table (unshare, clone); /proc/self shows that of the first thread. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data) {
     int list = open_list("/proc/thread-self/fd"); /* Linux 3.17 */
     return for_numbers(list == -ENOENT ? open_list("/proc/self/fd") : list, 1, act, data);
@@ -83,11 +83,12 @@ int monarch_have_one_table(void) {
 /* --- what threads wait in --------------------------------------------------------------------- */
 
 struct sleeper {
-    char first[40], fourth[24]; /* of the line that tells of the call: "8 0x5 ", "0x1234 " */
+    char first[40],
+        fourth[24]; /* texts to compare with the line of `syscall`: "8 0x5 ", "0x1234 " */
     int found;
 };
 
-/* The file's text, cut to its room. */
+/* Reads the file's text, cut to `room`. */
 static void read_text(const char *path, char *text, unsigned long room) {
     int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
     long n = fd < 0 ? 0 : sys_read(fd, text, room - 1);
@@ -100,7 +101,8 @@ static int begins_with(const char *text, const char *what) {
     return strncmp(text, what, strlen(what)) == 0;
 }
 
-/* "8 0x5 0x1000 0x1 0x1234 0x0 0x0 0x7ffc... 0x7f3c...", or a word, or nothing. */
+/* Whether the line shows the call. It is like "8 0x5 0x1000 0x1 0x1234 0x0 0x0 0x7ffc...
+ * 0x7f3c...", or a word, or empty. */
 static int is_in_call(const struct sleeper *s, const char *line) {
     const char *at = begins_with(line, s->first) ? line + strlen(s->first) : NULL;
     for (int skipped = 0; at && skipped < 2; skipped++)
@@ -118,7 +120,8 @@ static void look_at_thread(int tid, void *data) {
     read_text(path, text, sizeof text);
     if (!is_in_call(s, text))
         return;
-    /* Who is kept from entering the call can be woken by a signal, or is traced. */
+    /* A thread that is held before the call can be woken by a signal, or is traced: its state is
+     * not D. */
     put(name, "stat");
     read_text(path, text, sizeof text);
     const char *state = strrchr(text, ')');

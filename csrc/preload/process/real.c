@@ -1,8 +1,10 @@
-/* Finds the functions that ours stand in front of, as dlsym(RTLD_NEXT) would, each when it is first
- * called: most processes that a job starts are short and call few of them. dlsym itself is not for
- * us: it lies in libdl before glibc 2.34 (we link to libc alone), it takes a lock, which is not for
- * signal handlers and the child of a vfork, and it may allocate, which re-enters our open() under a
- * replaced malloc. So we keep in mind where the tables of names lie, and read these. */
+/* Finds the functions behind our interposed ones, as dlsym(RTLD_NEXT) would.
+ *
+ * Each function is found when it is first called: most processes that a job starts are short and
+ * call few of them. We cannot use dlsym itself: it lies in libdl before glibc 2.34 (we link to libc
+ * alone); it takes a lock, which is wrong in signal handlers and in the child of a vfork; and it
+ * may allocate, which re-enters our open() under a replaced malloc. So we remember where the symbol
+ * tables of the libraries lie, and search them. */
 #define _GNU_SOURCE
 #include <elf.h>
 #include <link.h>
@@ -13,9 +15,10 @@
 
 struct real_calls monarch_real;
 
-/* More libraries than that before libc: the others among them are not asked. */
+/* Most tables that are kept. If more libraries stand before libc, the rest of those are not
+ * searched. */
 #define TABLES 64
-/* In the place of a function that no library has. */
+/* Stands for a function that no library has. */
 #define ABSENT ((void *)1)
 
 /* The dynamic symbol table of one loaded library. */
@@ -27,13 +30,14 @@ struct table {
     ElfW(Addr) base;
 };
 
-/* Of the libraries behind us up to libc, in their order. Those were there when the program started
- * and are never unloaded; what was loaded since stands behind libc, which has nearly all names. */
+/* The tables of the libraries behind us up to libc, in their order. Those were loaded when the
+ * program started and are never unloaded. Libraries loaded since stand behind libc, which has
+ * nearly all names. */
 static struct table table[TABLES] SELDOM;
-static uint32_t tables; /* atomic: 0 until they are known */
+static uint32_t tables; /* atomic: number of tables; 0 until they are known */
 
 struct search {
-    struct real_calls found; /* of MONARCH_FOUND */
+    struct real_calls found; /* the functions of MONARCH_FOUND */
     uint32_t n;
     int behind_us, behind_libc;
 };
@@ -85,8 +89,8 @@ static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     void *found = NULL;
     if (!buckets || !blooms)
         return NULL;
-    /* Most libraries have none of the names: two bits of a filter say so. Its size is a power of
-     * two, or the dynamic linker would not have loaded the library. */
+    /* Most libraries have none of the names; two bits of their Bloom filter say so. The filter's
+     * size is a power of two, or the dynamic linker would not have loaded the library. */
     ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
     if (!(word >> hash % bits & word >> (hash >> h[3]) % bits & 1))
         return NULL;
@@ -141,8 +145,8 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-/* Several threads may come here at once before the constructor: they store the same answers, one
- * after the other, because dl_iterate_phdr has a lock. */
+/* Several threads may run this at once before the constructor: they store the same answers, one
+ * after the other, because dl_iterate_phdr holds a lock. */
 void monarch_real_init(void) {
     struct search s;
     memset(&s, 0, sizeof s);

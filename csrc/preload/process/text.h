@@ -1,5 +1,6 @@
-/* Text put together without libc's formatting, which may allocate and asks for the locale. Each
- * returns where the NUL is; the room is the caller's to know. */
+/* Builds text without libc's formatting, which may allocate and asks for the locale.
+ *
+ * Each function returns where the NUL is; the caller provides enough room. */
 #ifndef MONARCH_TEXT_H
 #define MONARCH_TEXT_H
 

@@ -11,20 +11,21 @@
 #include "preload/promotion/promote.h"
 #include "shared/sys.h"
 
-/* Out of the way of programs that count on the lowest number. */
+/* Lowest number of a companion, out of the way of programs that count on the lowest free number. */
 #define FIRST_NUMBER 500
 
-/* By descriptor: that of its companion + 1, or, with this bit, that of the one which it stands
- * behind + 1. Both ways, because a program may close numbers that it does not know. */
+/* By descriptor: the companion's number + 1; or, for a companion, IS_COMPANION and the number + 1
+ * of the descriptor that it stands behind. Both directions are kept, because a program may close
+ * numbers that it does not know. */
 #define IS_COMPANION 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
-/* Of a companion's number: lower half of its file's inode. System calls of the program's own may
- * have closed it, and opened another file there. */
+/* By companion: the lower half of its file's inode. The program's own system calls may have closed
+ * the companion and opened another file at that number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_companions;
 
-static unsigned highest;     /* nothing above it ever had one, or was one */
-static uint32_t posix_locks; /* some were taken */
+static unsigned highest;     /* no descriptor above it ever had a companion, or was one */
+static uint32_t posix_locks; /* 1: POSIX locks were asked for on a companion */
 
 static uint32_t get(int fd) {
     return (unsigned)fd < MONARCH_TRACKED ? __atomic_load_n(&table[fd], __ATOMIC_ACQUIRE) : 0;
@@ -51,7 +52,7 @@ static int is_ours(int companion) {
 
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
-/* A duplicate of `of` with a high number; -1 if there is none. Whatever is closed on the way is a
+/* Makes a duplicate of `of` with a high number; -1 if there is none. What is closed on the way is a
  * descriptor that the program never had. */
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
@@ -64,7 +65,8 @@ static int high_duplicate(int of, int cloexec) {
     return -1;
 }
 
-/* Notes that `high` stands behind `fd`, instead of `before` (-1: of nothing); whether it does. */
+/* Notes that `high` stands behind `fd`, in place of `before` (-1: of no companion); returns whether
+ * it does. */
 static int note(int fd, int high, int before) {
     struct stat st;
     sys_fstat(high, &st);
@@ -77,13 +79,14 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    int left = noted ? before : high; /* what is no companion (any more) */
+    int left = noted ? before : high; /* the number that is no companion (any more) */
     if (left >= 0 && change(left, IS_COMPANION | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_companions, 1, __ATOMIC_SEQ_CST);
     return noted;
 }
 
-/* Gives `fd` the companion `high`, or closes that if it has one meanwhile; returns what it has. */
+/* Gives `fd` the companion `high`, or closes `high` if `fd` has got a companion meanwhile; returns
+ * the companion of `fd`. */
 static int stand_behind(int fd, int high) {
     if (note(fd, high, -1))
         return high;
@@ -92,7 +95,8 @@ static int stand_behind(int fd, int high) {
     return known;
 }
 
-/* The number is to be another file's, by a program that has never heard of what is there. */
+/* Moves a companion to another number: the program, which does not know of it, is about to give its
+ * number to another file. */
 static void give_way(int companion, int fd) {
     int high = high_duplicate(companion, close_on_exec(fd));
     if (high >= 0 && note(fd, high, companion))
@@ -100,11 +104,11 @@ static void give_way(int companion, int fd) {
     else if (high >= 0)
         monarch_close_unseen(high, companion);
     else
-        monarch_companion_close_slow(fd); /* no number is left, and with it go the locks */
+        monarch_companion_close_slow(fd); /* no number left: its locks end */
 }
 
-/* Closing any descriptor of a file drops the process's POSIX locks on it, also those that were
- * taken through another. */
+/* Drops the process's POSIX locks on the copy's source file. Closing any descriptor of a file drops
+ * them, also those that were taken through another. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -193,13 +197,12 @@ void monarch_companion_flag_slow(int fd, int flag) {
         sys_fcntl(behind, F_SETFD, flag & FD_CLOEXEC);
 }
 
-/* --- duplicates that were made before -----------------------------------------------------------
- */
+/* --- duplicates that were made before --------------------------------------------------------- */
 
 #define KCMP_FILE 0
 
 struct duplicates {
-    int of, by; /* by: what `act` is to use */
+    int of, by; /* by: what `act` uses */
     void (*act)(int fd, const struct duplicates *d);
 };
 
@@ -210,8 +213,8 @@ static void if_duplicate(int fd, void *data) {
         d->act(fd, d);
 }
 
-/* Calls act for each other descriptor of this process that shares `fd`'s offset. Where the kernel
- * does not compare descriptors, for none. */
+/* Calls act for each other descriptor of this process that shares `fd`'s open file; for none if the
+ * kernel does not compare descriptors. */
 static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
     struct duplicates d = {fd, by, act};
     monarch_for_descriptors(if_duplicate, &d);
@@ -231,11 +234,10 @@ int monarch_is_companion(int fd) {
     return (get(fd) & IS_COMPANION) && monarch_track_is_mine() && is_ours(fd);
 }
 
-/* --- for the calls ------------------------------------------------------------------------------
- */
+/* --- for the calls ---------------------------------------------------------------------------- */
 
-/* A high number for what `path` names, if that still is the entry's file; as monarch_companion. To
- * close a descriptor that is a path alone ends no locks. */
+/* Opens `path` (O_PATH) at a high number, if it still leads to the entry's file; errors are as for
+ * monarch_companion. Closing an O_PATH descriptor ends no locks. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -249,7 +251,7 @@ static int reserve(const char *path, int cloexec, const struct session *s,
     return high;
 }
 
-/* The source's file behind the copy's descriptor `fd`, opened with a high number. */
+/* Opens the source's file behind the copy's descriptor `fd`, at a high number. */
 static int open_behind(int fd, const char *path, const struct session *s,
                        const struct monarch_entry *e) {
     int cloexec = close_on_exec(fd), high = reserve(path, cloexec, s, e);
@@ -266,7 +268,7 @@ static int open_behind(int fd, const char *path, const struct session *s,
     return is_it ? high : fresh >= 0 || fresh == -ENOENT || fresh == -ELOOP ? -1 : -2;
 }
 
-/* The companion there is, or a new one. */
+/* The companion that `fd` has, or a new one. */
 static int find_or_open(int fd) {
     char path[MONARCH_PATH_MAX];
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
@@ -283,7 +285,7 @@ static int find_or_open(int fd) {
     int known = monarch_has_companions() ? companion_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    if (known >= 0) /* of what had this number before, and was closed unseen */
+    if (known >= 0) /* that of an earlier descriptor, which was closed unseen */
         monarch_companion_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
         return -1;
@@ -316,8 +318,8 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int behind) {
     sys_lseek(behind, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* In another thread the number of a duplicate may be another file's by now: they keep the copy.
-     */
+    /* If there are other threads, the number of a duplicate may be another file's by now:
+     * duplicates then keep the copy. */
     if (is_one_thread())
         for_duplicates(fd, replace, behind);
     replace(fd, &(struct duplicates){.by = behind});

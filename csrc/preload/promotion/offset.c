@@ -4,7 +4,8 @@
 #include "preload/descriptors/track.h"
 
 int monarch_claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
-    /* -1 beyond the largest offset too. Atomic also for those whose table is another. */
+    /* The result is -1 beyond the largest offset too. The move is atomic also for those that share
+     * the offset through another table of descriptors. */
     long end = monarch_track_seek(fd, tracked, (long)n);
     w->n = 0;
     if (end < 0)

@@ -14,9 +14,9 @@
 #include "shared/sys.h"
 
 /* Files whose descriptors are being replaced: the kernel drops a process's POSIX locks on the old
- * file when it closes that, which for some sources is a question to the server (flush). Each is the
- * process << 40 | a hash of the file; 0: free, and so is one of a process that this one was forked
- * from. */
+ * file when it closes that, for which some sources ask their server (flush). Each slot is the
+ * process << 40 | a hash of the file. A slot is free if it is 0, or of a process that this one was
+ * forked from. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;
@@ -25,7 +25,7 @@ static uint64_t closing_of(uint64_t dev, uint64_t ino) {
     return (uint64_t)monarch_track_process() << 40 | monarch_mix(ino ^ monarch_mix(dev)) >> 24;
 }
 
-/* NULL: as many as may be are under way. */
+/* Takes a slot; NULL: all slots are in use. */
 static uint64_t *begin_closing(uint64_t mark) {
     for (int i = 0; i < CLOSINGS; i++) {
         uint64_t w = __atomic_load_n(&closings[i], __ATOMIC_SEQ_CST);
@@ -91,7 +91,7 @@ int monarch_is_callers(int fd, const struct monarch_wanted *w) {
     return is_inode(fd, w->session->control->source[w->entry->source].dev, w->ino);
 }
 
-/* The number is held. Whether it is the copy's now. */
+/* Replaces the descriptor, which the caller holds; returns whether it is the copy's now. */
 static int replace(int fd, int copy, const struct monarch_wanted *w) {
     uint64_t dev = w->session->control->source[w->entry->source].dev;
     int fd_flags = sys_fcntl(fd, F_GETFD, 0), done = 0;
@@ -108,8 +108,9 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     char path[MONARCH_COPY_PATH];
     struct monarch_held held;
-    /* An offset that has moved was moved by a call that we do not see: it stays where it is. Asked
-     * before the number is held, because lseek waits for other threads' reads. */
+    /* An offset that is not 0 was moved by a call that we did not see: such a descriptor stays. The
+     * offset is asked before the descriptor is held, because lseek waits for other threads'
+     * reads. */
     if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_HELD) ||
         MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_mine() ||
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)
@@ -123,7 +124,7 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
                   : sys_openat(AT_FDCWD, path,
                                monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW)) |
                                    O_CLOEXEC);
-    /* close, dup2 and the like were there before, and this fails, or they wait. */
+    /* close, dup2 and the like either came before, and then holding fails, or they wait. */
     if (copy >= 0 && monarch_track_hold(fd, tracked, &held)) {
         done = replace(fd, copy, w);
         monarch_track_release(fd, &held, done ? 0 : held.word | TRACK_SHARED);

@@ -25,17 +25,17 @@ int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e
            monarch_time_ns(st->st_ctim.tv_sec, st->st_ctim.tv_nsec) == e->ctime_ns;
 }
 
-/* --- from a copy to its file -------------------------------------------------------------------
- */
+/* --- from a copy to its file ------------------------------------------------------------------ */
 
-/* Looked at first: nearly no other file has it, and the catalog needs not be asked. */
+/* The mode is compared first: hardly any other file has it, so that the catalog need not be
+ * asked. */
 int monarch_has_mode_of_copy(unsigned mode) {
     return (mode & (S_IFMT | 07777)) == (S_IFREG | 0400);
 }
 
-/* The file system gives the number of a copy that is gone to anybody's new file. A copy has mode
- * 0400 and its file's size; one that was dropped, and is open still, has no name any more, or its
- * name will go in a moment. */
+/* A file system may reuse the inode of a copy that is gone for anybody's new file. So the size must
+ * be the entry's, and an entry without a PRESENT copy vouches only for a dropped copy that is still
+ * open: that has no name any more, or still has the copy's name, which goes in a moment. */
 static int is_copy_of(const struct session *s, const struct monarch_entry *e,
                       const struct stat *st) {
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -70,7 +70,8 @@ monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const 
         int t = monarch_tier_on(*s, st->st_dev, 0);
         if (t < 0)
             continue;
-        /* What an old session has not mapped, a new daemon may have made under the same name. */
+        /* An old session's catalog is used only if it is mapped: a new daemon may have made one of
+         * the same name. */
         *c = newest ? monarch_catalog_of(*s) : __atomic_load_n(&(*s)->catalog, __ATOMIC_ACQUIRE);
         for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {
             const struct monarch_entry *e = copy_in(*s, *c, (unsigned)t, st);

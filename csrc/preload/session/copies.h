@@ -1,5 +1,4 @@
-/* The paths of copies and of the files that they are of, and the way back from what the kernel says
- * of a descriptor. */
+/* Paths of copies and of their source files, and the way back from a descriptor's attributes. */
 #ifndef MONARCH_COPIES_H
 #define MONARCH_COPIES_H
 
@@ -12,7 +11,8 @@
 /* Room for the path of a copy. */
 #define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16) /* a name is written as 16 digits */
 
-/* Every open writes a name: 16 hexadecimal digits at once, of which the number's are the first. */
+/* Writes the copy's path. Every open needs one, so all 16 hexadecimal digits are computed at once;
+ * the first MONARCH_COPY_NAME of them are the name. */
 static inline void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *out) {
     const unsigned unused = 4 * (16 - MONARCH_COPY_NAME);
     two_words bytes = {__builtin_bswap64(number << unused), 0};
@@ -25,17 +25,17 @@ static inline void monarch_copy_path(const struct monarch_tier *tier, uint64_t n
     name[MONARCH_COPY_NAME] = 0;
 }
 
-/* The entry's path at the source (MONARCH_PATH_MAX bytes); 0 if it is longer. */
+/* Writes the entry's path at the source (MONARCH_PATH_MAX bytes); 0 if the path is longer. */
 int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
                         const struct monarch_entry *e, char *path);
-/* Whether a file of which the kernel says `st` is what the catalog says of it. */
+/* Whether a file with the attributes `st` is as the catalog describes it. */
 int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e,
                           const struct stat *st);
 
 int monarch_has_mode_of_copy(unsigned mode);
-/* The entry whose copy `st` describes, or NULL; of `st` the device, inode, mode, links, size and
- * time of modification are looked at. *s : the newest session; on return the one that the entry is
- * in, like *c. Descriptors outlive the daemon that made their copies. */
+/* The entry whose copy `st` describes, or NULL. Of `st` the device, inode, mode, links, size and
+ * mtime are used. *s is the newest session; on return *s and *c are the session and the catalog of
+ * the entry, because descriptors outlive the daemon that made their copies. */
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st);
 

@@ -5,8 +5,8 @@
 
 unsigned monarch_rank;
 
-/* The innermost launcher goes first: torchrun may have been started by mpiexec in a step of Slurm.
- */
+/* The innermost launcher's variable comes first: torchrun may have been started by mpiexec in a
+ * step of Slurm. */
 static const char *const variables[] = {
     "LOCAL_RANK",                 /* torchrun, Lightning, DeepSpeed, accelerate */
     "OMPI_COMM_WORLD_LOCAL_RANK", /* Open MPI */
@@ -17,7 +17,7 @@ static const char *const variables[] = {
     "SLURM_LOCALID",              /* srun */
 };
 
-/* 0 for what is no number, or too large a one. */
+/* The rank from the launcher's number; 0 if the text is no number or too large a one. */
 static unsigned number_of(const char *text) {
     unsigned n = 0;
     for (; *text >= '0' && *text <= '9' && n < MONARCH_RANKS; text++)
@@ -30,7 +30,8 @@ void monarch_rank_init(void) {
         const char *text = secure_getenv(variables[i]);
         if (text && *text) {
             unsigned rank = number_of(text);
-            /* Most programs have none, and need no page of their own for it. */
+            /* Written only if there is a rank: most programs have none, and then need no private
+             * page for the variable. */
             if (rank)
                 monarch_rank = rank;
             return;

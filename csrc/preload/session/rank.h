@@ -1,17 +1,18 @@
-/* Which of the node's ranks this process belongs to: the processes that train, as whoever started
- * them numbers them, each with its workers. */
+/* The node's rank that this process belongs to. A rank is a training process, as its launcher
+ * numbers it, with its workers. */
 #ifndef MONARCH_RANK_H
 #define MONARCH_RANK_H
 
 #include "preload/session/session.h"
 
-/* The launcher's number + 1; 0: none has given one. */
+/* The launcher's number + 1; 0: no launcher has given one. */
 extern unsigned monarch_rank __attribute__((visibility("hidden")));
 
-/* In a constructor: later, other threads may change the environment. */
+/* Call it in a constructor: later, other threads may change the environment. */
 void monarch_rank_init(void);
 
-/* A file of this size was opened; missed: its copy was not there, or had to be waited for. */
+/* Counts an open of a file of this size; missed: its copy was not there, or had to be waited
+ * for. */
 static inline void monarch_count_rank(struct session *s, uint64_t bytes, int missed) {
     if (__builtin_expect(!monarch_rank, 1))
         return;

@@ -13,13 +13,13 @@ static int are_our_users(const struct monarch_control *k) {
 
 /* --- capabilities ----------------------------------------------------------------------------- */
 
-static uint32_t falls_short; /* atomic: some thread has not the daemon's rights; it stays so */
+static uint32_t falls_short; /* atomic, 1: some thread lacks the daemon's rights; it stays 1 */
 
 static int may_read_everything(const struct monarch_control *k) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2] = {{.effective = 0}};
     const uint32_t mask = 1U << CAP_DAC_OVERRIDE | 1U << CAP_DAC_READ_SEARCH;
-    /* In a name space of users of its own, root is root over some files alone. */
+    /* In its own user namespace, root is root over some files only. */
     return sys6(SYS_capget, (long)&header, (long)data, 0, 0, 0, 0) == 0 &&
            (data[0].effective & mask) && are_our_users(k);
 }
@@ -28,12 +28,12 @@ static int may_read_everything(const struct monarch_control *k) {
  * A file that only its group may read is closed to a process that has left the group, or was
  * started without it. */
 
-#define FEW 64         /* groups of nearly all processes */
+#define FEW 64         /* enough for the groups of nearly all processes */
 #define MOST 65536     /* NGROUPS_MAX */
-#define UNMAPPED 65534 /* what a name space of users shows of a group that has no number in it */
+#define UNMAPPED 65534 /* what a user namespace shows for a group that has no number in it */
 
-/* Whether all of the daemon's groups are among `n`. Both lists are sorted, as a rule, so that each
- * search goes on where the last one ended. */
+/* Whether all of the daemon's groups are among the `n` groups. Both lists are usually sorted, so
+ * that each search continues where the last one ended. */
 static int has_groups(const struct monarch_control *k, const uint32_t *groups, long n) {
     long at = 0, unmapped = 0, missing = 0;
     for (long i = 0; i < n; i++)
@@ -45,12 +45,13 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
         if (tried == n && ++missing > unmapped)
             return 0;
     }
-    /* In a container the process keeps the groups that it came with, most of them without a number:
-     * no call adds one of these. */
+    /* In a container the process keeps the groups that it came with, most of which have no number
+     * there, and no call adds one of these. So there, and only there, missing groups are accepted
+     * as long as they are no more than the unmapped ones. */
     return !missing || !are_our_users(k);
 }
 
-/* The effective group and all others. -EINVAL: they are more than `room`. */
+/* Gets the effective group and all others. -EINVAL: there are more than `room`. */
 static long get_groups(uint32_t *groups, long room) {
     groups[0] = (uint32_t)sys6(SYS_getegid, 0, 0, 0, 0, 0, 0);
     long n = sys6(SYS_getgroups, room - 1, (long)(groups + 1), 0, 0, 0, 0);
@@ -78,7 +79,7 @@ static int has_daemons_groups(const struct monarch_control *k) {
 
 /* ---------------------------------------------------------------------------------------------- */
 
-/* Another user has no rights over copies. */
+/* Another user has no rights to copies. */
 int monarch_rights_suffice(const struct session *s) {
     const struct monarch_control *k = s->control;
     if (sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) == (long)k->owner) {

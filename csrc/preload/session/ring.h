@@ -1,14 +1,15 @@
-/* Waking the daemon, and sending it paths that it does not know. */
+/* Wakes the daemon, and sends it paths that its catalog does not know. */
 #ifndef MONARCH_RING_H
 #define MONARCH_RING_H
 
 #include "preload/session/session.h"
 
-/* Wakes it if it sleeps. */
+/* Wakes the daemon if it sleeps. */
 void monarch_ring(struct session *s);
 /* Whether there may be room for a path. */
 int monarch_may_hint_scan(const struct session *s);
-/* Sends it a path that it does not know. A hint: dropped when there is no room. */
+/* Sends the daemon a path that its catalog does not know. The path is a hint: it is dropped when
+ * there is no room. */
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 

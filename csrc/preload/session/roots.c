@@ -9,13 +9,13 @@ static uint32_t foreign; /* atomic: some thread sees other mounts or another roo
 
 /* --- mounts --------------------------------------------------------------------------------- */
 
-/* In another mount name space than the daemon's (a container): what is mounted below a source there
- * is not what was scanned. Returns whether a mount point lies below `path`; 1 in doubt. The stack
+/* Whether a mount point lies below `path`; 1 in doubt. Asked in another mount namespace than the
+ * daemon's (a container), where what is mounted below a source is not what was scanned. The stack
  * may be small. */
 __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
     char buf[512];
-    unsigned field = 0; /* of a line, from 0; the fifth is the mount point */
-    size_t same = 0;    /* of it, as long as it is the path's beginning */
+    unsigned field = 0; /* field of the line, from 0; the fifth is the mount point */
+    size_t same = 0;    /* bytes of the mount point that equal the path's so far */
     int differs = 0, found = 0;
     int fd = sys_openat(AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -31,7 +31,7 @@ __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t 
                 field++;
             } else if (field == 4 && !differs) {
                 differs = same == path_len || *at != path[same];
-                /* Blanks in it are written as \040: then the comparison ends there, in doubt. */
+                /* Blanks are written as \040: the comparison then ends, in doubt. */
                 found = differs && *at == (same == path_len ? '/' : '\\');
                 same++;
             }
@@ -79,8 +79,8 @@ int monarch_has_foreign_tier(const struct monarch_control *k) {
 
 /* --- roots ---------------------------------------------------------------------------------- */
 
-/* A session has a word for the sources' paths and one for their aliases: two bits a source, 1 for
- * ours and 2 for another's, below the number of changes of root. */
+/* A session has a word for the sources' paths and one for their aliases. The lower half has two
+ * bits per source, 1: the root is ours, 2: it is another; the upper half counts changes of root. */
 static_assert(MONARCH_MAX_SOURCES <= 16, "their bits fill the lower half");
 
 static int is_ours_now(const struct session *s, unsigned source, int by_alias) {
@@ -101,10 +101,11 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
             return 0;
         if (known)
             return known == 1;
-        /* After a chroot the tiers' names may lead elsewhere too. */
+        /* After a chroot the tiers' paths may lead elsewhere too. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
-        /* An answer from before a chroot must not outlive it: then the number has changed. */
+        /* An answer from before a chroot must not outlive it: the count has changed then, and we
+         * ask again. */
         while (seen >> 32 == then >> 32)
             if (__atomic_compare_exchange_n(word, &seen, seen | (same ? 1ULL : 2ULL) << source * 2,
                                             0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))

@@ -4,13 +4,13 @@
 
 #include "preload/session/session.h"
 
-/* Whether the source's root, in this process's name space, is the directory that was scanned. */
+/* Whether the source's root, as this process sees it, is the directory that was scanned. */
 int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias);
 static inline int monarch_root_is_ours(struct session *s, unsigned source, int by_alias) {
     uint64_t known = __atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3;
     return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
 }
-/* The same by either of the source's names: a program may use the alias alone. */
+/* The same by either the source's path or its alias: a program may use the alias alone. */
 static inline int monarch_sees_source(struct session *s, unsigned source) {
     for (int by_alias = 0; by_alias < 2; by_alias++)
         if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)
@@ -21,11 +21,11 @@ static inline int monarch_sees_source(struct session *s, unsigned source) {
 int monarch_mounts_are_ours(struct session *s);
 
 void monarch_roots_may_differ(void);  /* after chroot */
-void monarch_roots_are_foreign(void); /* in another mount name space, for good */
+void monarch_roots_are_foreign(void); /* in another mount namespace, for good */
 
-/* Whether a tier's name leads this process to another directory than the daemon's: other bytes
- * under the names of copies. One that leads nowhere (a container without it) serves nothing anyway.
- */
+/* Whether a tier's path leads this process to another directory than the daemon's, with other
+ * content under the names of copies. A path that leads nowhere (a container without the tier)
+ * serves nothing. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
 #endif

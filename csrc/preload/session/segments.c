@@ -15,8 +15,8 @@
 #define DIR_MAX 256
 /* "catalog.", 20 digits and the NUL; a first open may be on a small stack [bytes]. */
 #define NAME_BYTES 29
-/* Addresses that are kept for the next daemon. A process has rarely more than two sessions at a
- * time; what does not fit here costs address space, and no memory. */
+/* Addresses kept for the next daemon. A process rarely has more than two sessions at a time; an
+ * address that finds no place here costs address space and no memory. */
 #define SPARES 4
 
 static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
@@ -39,16 +39,16 @@ const char *monarch_session_dir(void) { return session_dir; }
 
 /* --- mapping -------------------------------------------------------------------------------- */
 
-/* These apart, so that a first open, which may be on a small stack, needs room for the path or for
- * the attributes, not for both. */
+/* These two functions are separate so that a first open, which may be on a small stack, needs room
+ * for the path or for the attributes, but not for both. */
 __attribute__((noinline)) static int open_segment(const char *name, int flags) {
     char path[DIR_MAX + 1 + NAME_BYTES];
     put(put(put(path, session_dir), "/"), name);
     return sys_openat(AT_FDCWD, path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 }
 
-/* The size is 0 for a file that is not ours alone: another user who could write to it could send
- * our reads anywhere. */
+/* Sets the size to 0 for a file that is not ours alone: another user who can write to it could
+ * redirect our reads. */
 __attribute__((noinline)) static void look_at(int fd, struct monarch_segment *out) {
     struct stat st;
     out->size = 0;
@@ -80,14 +80,14 @@ int monarch_was_stopped(void) {
 struct request {
     char name[NAME_BYTES];
     struct monarch_segment found;
-    enum monarch_range kind; /* of a range */
+    enum monarch_range kind; /* for map_range */
     int reused;
-    int has_no_number; /* all descriptors that the process may have are in use */
+    int has_no_number; /* the process has no descriptor left */
 };
 static_assert(sizeof(struct request) <= MONARCH_APART_BYTES, "it is copied");
 
-/* A change that is not recorded because the process has no descriptor left would let others read
- * the old copy. */
+/* Runs `map`, in a thread with its own descriptors if the process has none left: a change that is
+ * not recorded would let other processes read the old copy. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)
@@ -119,7 +119,7 @@ int monarch_map_segment(const char *name, struct monarch_segment *out) {
 
 __attribute__((noinline)) int monarch_is_linked(const struct session *s) {
     struct stat st;
-    /* The mapping keeps the inode, so that no other file gets its number. */
+    /* The mapping keeps the inode in use, so that no other file gets its number. */
     return sys_fstatat(AT_FDCWD, control_path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
            st.st_ino == s->ino && st.st_dev == s->dev;
 }
@@ -219,12 +219,13 @@ static void release_catalog(const struct monarch_catalog *c) {
         clear(c, c->bytes, PROT_READ);
 }
 
-/* Addresses of catalogs are not used again: a thread that still has an entry of the old one would
- * find another file's in its place. */
+/* Addresses of catalogs are not reused: a thread that still holds an entry of the old catalog would
+ * find another file's entry in its place. */
 void monarch_release_session(struct session *s) {
     if (__atomic_exchange_n(&s->released, 1, __ATOMIC_ACQ_REL))
         return;
-    clear(s->control, sizeof *s->control, PROT_READ); /* first: from now on nothing is mapped */
+    clear(s->control, sizeof *s->control,
+          PROT_READ); /* first: from here on nothing new is mapped */
     release_catalog(__atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE));
     for (int i = 0; i < MONARCH_OLDER; i++)
         release_catalog(__atomic_load_n(&s->older[i], __ATOMIC_ACQUIRE));
@@ -244,7 +245,8 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     struct monarch_fills *fresh = monarch_map_range(MONARCH_RANGE_FILLS, &reused);
     if (!fresh)
         return NULL;
-    /* Found by name: a daemon that takes this one's place closes it before it makes its own. */
+    /* The segment was found by name. A daemon that replaces this one closes its session before it
+     * creates its own segments, so a session that still serves owns the segment. */
     if (monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->fills, &old, fresh, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return fresh;
@@ -252,7 +254,7 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     return old;
 }
 
-/* The offsets of a damaged header would lead anywhere. */
+/* Whether the header's offsets are right: those of a damaged header would lead anywhere. */
 static int is_sound(const struct monarch_catalog *c, uint64_t size) {
     struct monarch_catalog right;
     if (size < sizeof *c || c->magic != MONARCH_MAGIC || c->capacity > MONARCH_MAX_ENTRIES ||
@@ -274,7 +276,7 @@ const struct monarch_catalog *monarch_catalog_slow(struct session *s,
     if (!monarch_map_segment(name, &found))
         return old;
     const struct monarch_catalog *c = found.map;
-    /* A new daemon may have made it, under a name that the old one had as well. */
+    /* A new daemon may have made this catalog, under a name that the old one's had as well. */
     if (is_sound(c, found.size) && c->generation == generation && monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->catalog, &old, c, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         uint32_t n = __atomic_fetch_add(&s->older_used, 1, __ATOMIC_RELAXED);
@@ -282,5 +284,5 @@ const struct monarch_catalog *monarch_catalog_slow(struct session *s,
         return c;
     }
     sys_unmap(c, found.size);
-    return old; /* also what another thread has put there meanwhile */
+    return old; /* or the catalog that another thread has stored meanwhile */
 }

@@ -1,43 +1,44 @@
-/* The process's connection to a daemon's session: found at load, followed when daemons come and
- * go, never waited for. Nothing here takes a lock or keeps a descriptor. */
+/* The process's connection to a daemon's session: found at load, followed when daemons come and go,
+ * never waited for. Nothing here takes a lock or keeps a descriptor open. */
 #ifndef MONARCH_SESSION_H
 #define MONARCH_SESSION_H
 
 #include "shared/catalog.h"
 
-/* Catalogs that a process keeps in mind after they were replaced: a larger one does not know copies
- * that were dropped before it was made, and descriptors of those may be open. */
+/* Number of replaced catalogs that a process remembers: a larger catalog does not know copies that
+ * were dropped before it was made, and descriptors of those copies may still be open. */
 #define MONARCH_OLDER 8
 
-/* A session is never freed: threads that hang in a call, mappings that wait and the words of
- * track.h know it. What it has mapped is replaced with zeros once nothing of it is needed. */
+/* A session is never freed: threads that hang in a call, waiting mappings and the words of track.h
+ * refer to it. Once nothing of its segments is needed, zeros are mapped over them. */
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
     const struct monarch_fills *fills;     /* atomic, NULL until it is needed */
     const struct monarch_catalog *catalog; /* atomic */
     uint64_t roots[2];                     /* atomic: see monarch_root_is_ours */
-    /* Atomic: 1 if a switch file exists, or nothing may be read from copies; above it, the number
-     * of the look that found so. */
+    /* Atomic. Low bit: 1 if a switch file exists, or nothing may be read from copies. Upper bits:
+     * the number of the look that found that. */
     uint32_t off;
-    uint32_t mounts;        /* atomic: 1 our mount name space is the daemon's, 2 it is not */
-    struct session *before; /* atomic: of a daemon that is gone; its copies may be open */
-    /* Atomic, the oldest may be missing; they stay mapped for their readers. */
+    uint32_t mounts;        /* atomic: 1 our mount namespace is the daemon's, 2 it is not */
+    struct session *before; /* atomic: the session of an earlier daemon; its copies may be open */
+    /* Atomic. Replaced catalogs, of which the oldest may be missing; they stay mapped for their
+     * readers. */
     const struct monarch_catalog *older[MONARCH_OLDER];
     uint32_t older_used; /* atomic */
     uint32_t number;     /* see monarch_session_at */
-    uint64_t dev, ino;   /* of its `control` */
-    uint64_t linked_ns;  /* atomic: when a change last saw that its name leads there */
-    uint32_t listings;   /* atomic: open directories whose names are in its catalog */
-    uint32_t needed;     /* atomic: the last search that found an open copy of it, see retire.c */
-    uint32_t released;   /* atomic: nothing is mapped any more */
-    uint32_t distrusts;  /* a tier was another directory than the daemon's when we attached */
-    uint32_t reused;     /* the address of `clients` was */
+    uint64_t dev, ino;   /* identify the segment `control` */
+    uint64_t linked_ns; /* atomic: when a change last saw the name `control` lead to this segment */
+    uint32_t listings;  /* atomic: open directories that list from its catalog */
+    uint32_t needed;    /* atomic: the last search that found an open copy of it, see retire.c */
+    uint32_t released;  /* atomic, 1: nothing is mapped any more */
+    uint32_t distrusts; /* 1: when we attached, a tier was another directory than the daemon's */
+    uint32_t reused;    /* 1: `clients` lies at an address that an earlier session used */
 };
 
-/* Atomic. NULL in a process that has nothing to do with Monarch. */
+/* The newest session. Atomic; NULL in a process that has nothing to do with Monarch. */
 extern struct session *monarch_current __attribute__((visibility("hidden")));
-/* What it is while a configuration is named but no daemon has answered yet. */
+/* The value of monarch_current while a configuration is named but no daemon has answered yet. */
 extern struct session monarch_waiting __attribute__((visibility("hidden")));
 
 struct session *monarch_session_slow(void);
@@ -50,7 +51,7 @@ static inline int monarch_is_off(const struct session *s) {
     return (int)(__atomic_load_n(&s->off, __ATOMIC_RELAXED) & 1);
 }
 
-/* For a read or a look-up: NULL sends it to the source. */
+/* The session for a read or a look-up; NULL: the source is to answer. */
 static inline struct session *session_for_reading(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     if (__builtin_expect(!s, 1))
@@ -60,8 +61,8 @@ static inline struct session *session_for_reading(void) {
     return monarch_session_slow();
 }
 
-/* For a change, which is recorded also while everything is switched off: what was changed then
- * must not be served from its copy later. */
+/* The session for a change. A change is recorded also while everything is switched off: what was
+ * changed then must not be served from its copy later. */
 struct session *monarch_session_for_change(void);
 static inline struct session *session_for_change(void) {
     return __builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1)
@@ -69,15 +70,16 @@ static inline struct session *session_for_change(void) {
                : monarch_session_for_change();
 }
 
-/* A session's number has 5 bits. By it the newest session is found, and in the place of all others
- * one that serves nothing. */
+/* A session's number, of 5 bits. monarch_session_at finds the newest session by its number; for any
+ * other number it returns a session that serves nothing. */
 unsigned monarch_session_number(const struct session *s);
 struct session *monarch_session_at(unsigned number);
 
-/* Puts another in the place of `old`, if it can be had; returns what is there then. */
+/* Replaces `old` by the newest catalog, if that can be mapped; returns the session's catalog after
+ * that. */
 const struct monarch_catalog *monarch_catalog_slow(struct session *s,
                                                    const struct monarch_catalog *old);
-/* The newest catalog that can be had; NULL before there is one. */
+/* The newest catalog that can be mapped; NULL before there is one. */
 static inline const struct monarch_catalog *monarch_catalog_of(struct session *s) {
     const struct monarch_catalog *c = __atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE);
     uint64_t generation = __atomic_load_n(&s->control->generation, __ATOMIC_ACQUIRE);
@@ -86,25 +88,28 @@ static inline const struct monarch_catalog *monarch_catalog_of(struct session *s
     return monarch_catalog_slow(s, c);
 }
 
-/* The maps of unfinished copies, which most processes never need; NULL: these are not read. */
+/* The segment `fills`, mapped when it is first needed; most processes never need it. NULL:
+ * unfinished copies are not read. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
-/* Looks at the switch files, at our rights and whether the session is still there; at most once a
- * second. */
+/* Checks the switch files, our rights, and that the session's directory is still there; at most
+ * once a second. */
 void monarch_tick(struct session *s);
-/* At once, for the newest session. */
+/* The user or the groups may have changed: checks our rights at once, for the newest session. */
 void monarch_rights_may_differ(void);
 
 struct monarch_stats *monarch_my_stats(struct session *s);
 
-/* Number of the source / the tier that lies on this device, -1 for none. */
+/* The number of the first source / tier from `from` on that lies on this device; -1 if there is
+ * none. */
 int monarch_source_on(const struct session *s, uint64_t dev, int from);
 int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
-/* One line to standard error, at most once in a process, and only if descriptor 2 is still what it
- * was when we were loaded. */
+/* Writes one line to standard error, at most once in a process, and only if descriptor 2 is still
+ * the file that it was when we were loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
-/* Only while one thread runs, which is in a constructor. */
+/* Tells children that the warning was given. Call it only in a constructor, while one thread
+ * runs. */
 void monarch_pass_warning_on(void);
 
 #endif

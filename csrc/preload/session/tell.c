@@ -9,17 +9,18 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* Beyond this size nothing more is written down: any file may have changed then. */
+/* Largest size of the file `changes`. Beyond it no change is written down, and any file counts as
+ * changed. */
 #define MOST_BYTES (16UL << 20)
 
 struct told {
     struct monarch_change change;
-    uint64_t mark; /* for `told` */
+    uint64_t mark; /* the new value of `told` */
     int has_no_number, is_done;
 };
 static_assert(sizeof(struct told) <= MONARCH_APART_BYTES, "it is copied");
 
-/* One of ours; -errno. */
+/* Opens a segment of at least `least` bytes that is ours alone; -errno on failure. */
 static int open_ours(const char *name, int flags, uint64_t least, struct told *t) {
     uint64_t size;
     int fd = monarch_open_segment(name, flags, &size);
@@ -38,7 +39,8 @@ static uint64_t word_at(int fd, uint64_t at) {
 
 #define HALF_AT(fd, field) ((uint32_t)word_at(fd, offsetof(struct monarch_control, field)))
 
-/* Whether the file is of the daemon that serves, and is on a source's device. */
+/* Whether the descriptor `control` is of the serving daemon's segment, and `dev` is a source's
+ * device. */
 static int is_of_source(int control, uint64_t dev) {
     if (word_at(control, 0) != MONARCH_MAGIC || HALF_AT(control, version) != MONARCH_VERSION ||
         HALF_AT(control, state) != MONARCH_SERVING)

@@ -1,16 +1,18 @@
-/* Changes of a process that has no room to map a daemon's segments (RLIMIT_AS, vm.max_map_count):
- * they are written to files of the session, and the daemon marks them. */
+/* Reports changes of a process that has no room to map a daemon's segments.
+ *
+ * The limit is RLIMIT_AS or vm.max_map_count. The changes are written to files of the session, and
+ * the daemon marks them in the changed filter. */
 #ifndef MONARCH_TELL_H
 #define MONARCH_TELL_H
 
 #include <sys/stat.h>
 
-/* Whether a daemon serves that this process could not attach to for want of room, when it was last
- * looked for. */
+/* Whether, when this process last looked for a daemon, one served that it had no room to attach
+ * to. */
 int monarch_lacks_room(void);
 
 /* Tells such a daemon that a file has changed, or (is_tree) a directory with all that is below it.
- * Whether it lies on a source's device. */
+ * Returns whether it was told, which it is only of files on a source's device. */
 int monarch_tell_change(const struct stat *st, int is_tree);
 
 #endif

@@ -1,4 +1,5 @@
-/* One line on standard error where MONARCH_CONFIG names a configuration that no daemon serves. */
+/* Writes one line to standard error where MONARCH_CONFIG names a configuration that no daemon
+ * serves. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -7,8 +8,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Set once the line was written, for what this process starts or becomes: after exec, nothing but
- * the environment knows that it was said. */
+/* Environment variable set once the line was written, for processes that this one starts or
+ * becomes: after exec, only the environment knows that the warning was given. */
 #define SAID "MONARCH_WARNED"
 
 static struct stat stderr_at_load;
@@ -26,10 +27,10 @@ static int stderr_is_what_it_was(void) {
            now.st_rdev == stderr_at_load.st_rdev;
 }
 
-#define PART_BYTES 1024 /* of an environment, at a time: the stack may be small */
+#define PART_BYTES 1024 /* bytes of an environment read at a time: the stack may be small */
 
-/* A job is many processes and should say a thing once: the parent has said it if it was started
- * with the library and a configuration too. */
+/* Whether the parent has warned already, which it has if it was started with the library and a
+ * configuration too: a job is many processes and should say a thing once. */
 __attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
     char path[32] = "/proc/", buf[PART_BYTES + 32];

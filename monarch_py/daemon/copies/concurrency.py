@@ -1,5 +1,5 @@
-"""How many fills the daemon keeps in flight at the sources, by what they give and how long programs
-wait for them."""
+"""Sets how many fills are in flight at the sources, by what they bring and how long programs
+wait."""
 
 from __future__ import annotations
 
@@ -9,41 +9,44 @@ from dataclasses import dataclass
 
 __all__ = ["Counted", "Delay", "ReadsInFlight"]
 
-# In flight at first.
+# Fills in flight at first.
 FIRST = 8
-# A look at the rates takes this long at least, and until chance does not decide what has come:
-# so many files, or units of this size, for each that is in flight. A slow source is not waited for
-# longer than so many times [s].
+# A window, over which rates are taken, lasts WINDOW_S [s] at least, and until chance does not
+# decide what has come: ENOUGH files, or units of UNIT_BYTES [bytes], for each fill in flight. A
+# slow source is not waited for longer than LONGEST times WINDOW_S.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
-# More in flight pay when they bring a tenth more; fewer are as good when they bring almost as much.
+# More fills in flight pay when they bring a tenth more; fewer are as good when they bring almost as
+# much.
 GAIN, LOSS = 1.10, 0.95
-# Windows for which a width that was found good is kept before another one is tried. At first, and
-# after a step up that paid, so few; twice as many after each step up that did not.
+# A width that was found good is kept for this many windows before another one is tried: FIRST_HOLD
+# at first and after a step up that paid, HOLD after a step down that paid, and after each step up
+# that did not pay twice as many as before, up to HOLD.
 HOLD, FIRST_HOLD = 40, 4
-# The same after a step back: what made programs wait may be over.
+# The same after a step back: what made programs wait may be over by then.
 BACK_HOLD = 10
-# Files a window has at least when it says how many come per second. Two windows are of the same
-# kind of files when their means differ by no more than this factor.
+# A window tells how many files come per second when it has SOME_FILES files at least. Two windows
+# have files of the same kind when their mean sizes differ by no more than the factor ALIKE.
 SOME_FILES, ALIKE = 8, 1.5
-# Programs' opens take too long when they take so many times their least of the last minute; then
-# this share of the fills goes on.
+# Programs' opens take too long when they take LATE times their least of the last MEMORY_S [s]; then
+# only the share BACK of the fills goes on.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
-# Steps back after which opens still take more than this share of their time before: then it is not
-# the fills that programs wait for.
+# If opens still take more than the share HELPED of their earlier time after IN_VAIN steps back, it
+# is not the fills that programs wait for.
 IN_VAIN, HELPED = 3, 0.95
-# Opens whose mean says something, and for how long a mean is taken that counts as their least [s].
+# The fewest opens whose mean says something, and the time over which a mean is taken that may count
+# as their least [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Since the daemon began.
+    """Counts since the daemon began.
 
-    n_bytes, files : that fills have read from the sources [bytes], and of which they were at the
-    end;  opens, open_s : that programs made at the sources themselves, and how long they took
-    together [s]
+    n_bytes, files : what fills have read from the sources [bytes], and the files that they have
+    read to the end;  opens, open_s : opens that programs made at the sources themselves, and how
+    long these took together [s]
     """
 
     n_bytes: int = 0
@@ -55,25 +58,24 @@ class Counted:
 class Delay:
     """Whether programs wait longer for a source because of what the daemon asks of it, as LEDBAT
     judges it (RFC 6817): by the least that they waited in the last minute. What programs make each
-    other wait is part of that least. An open is what is looked at: a read of a large file takes
-    long because of its bytes.
-    """
+    other wait is part of that least. Only opens are looked at: a read of a large file takes long
+    because of its bytes."""
 
     def __init__(self) -> None:
         self._least: deque[tuple[float, float]] = deque()  # (until when, mean of an open) [s]
-        self._spell = (-math.inf, 0, 0.0)  # since when; opens, and their time, before the last ones
+        self._spell = (-math.inf, 0, 0.0)  # the mean being taken: since when, opens, their time
         self._before = (0, 0.0)
         # Of the opens that were judged last: their mean [s], and whether it was as usual.
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
-        """What programs wait now is their least."""
+        """Forgets the past: what programs wait now counts as their least."""
         self._least.clear()
         self._spell = (-math.inf, 0, 0.0)
 
     def is_late(self, now_s: float, opens: int, open_s: float) -> bool:
         """Whether what was opened since the last judgement took too long. Too few opens are not
-        judged, and go on counting.
+        judged, and count towards the next judgement.
 
         opens, open_s : so far, and their time [s]
         """
@@ -88,7 +90,8 @@ class Delay:
         return not self.was_usual
 
     def _least_s(self, now_s: float) -> float:
-        """Without any, of what there is of the first mean; infinite if there is nothing."""
+        """The least mean of an open [s]. Before there is a whole mean, that of the opens so far;
+        infinite without any."""
         while self._least and self._least[0][0] < now_s:
             self._least.popleft()
         if self._least:
@@ -97,7 +100,8 @@ class Delay:
         return took_s / opens if opens else math.inf
 
     def _remember(self, now_s: float, opens: int, took_s: float) -> None:
-        """Means over a longer time: the least of many short ones would be what chance makes it."""
+        """Adds opens to a mean over LEAST_S: chance would decide the least of many shorter
+        means."""
         since_s, n, so_far_s = self._spell
         if n == 0:
             since_s = now_s
@@ -112,11 +116,11 @@ class ReadsInFlight:
     """Climbs towards the fewest fills in flight that bring nearly the most bytes, or files, per
     second, and steps back where programs wait for the source because of them.
 
-    Sources differ by orders of magnitude: one of high latency needs many reads in flight, on one
-    whose bandwidth is the limit more of them only make readers wait for each other. So the width
-    is doubled while that pays, then kept, and now and then a smaller and a larger one are tried,
-    because a shared source changes. Of small files the number per second tells what pays, because
-    a source spends its time on each of them; of large ones the bytes.
+    Sources differ by orders of magnitude. A source of high latency needs many reads in flight; at
+    one whose bandwidth is the limit, more of them only make readers wait for each other. So the
+    width is doubled while that pays, then kept, and now and then a smaller and a larger one are
+    tried, because a shared source changes. Of small files, the number per second tells what pays,
+    because a source spends its time on each file; of large files, the bytes per second do.
 
     least, most : bounds of the width, both included
     """
@@ -125,16 +129,16 @@ class ReadsInFlight:
         self.least, self.most = least, most
         self.width = min(max(least, FIRST), most)
         self._delay = Delay()
-        # Of a trial, for comparison: the width before it, and what came then.
+        # The trial under way, for comparison: the width before it, and the rates at that width.
         self._trial: tuple[int, _Rate] | None = None
-        self._down = True  # the way of the last trial
+        self._down = True  # whether the last trial went down
         self._hold = FIRST_HOLD
-        self._kept = HOLD  # windows since then: the first trial comes at once
+        self._kept = HOLD  # windows since the last trial: the first one comes at once
         self._backs = 0  # steps back since programs last waited no longer than usual
-        # Before the first of them: the width, and how long an open took [s].
+        # Before the first of these steps: the width, and how long an open took [s].
         self._before_backs = self.width, 0.0
         self._since: tuple[float, Counted] | None = None
-        self._was_full = True  # all the time since then
+        self._was_full = True  # all the time since `_since`
 
     def step(self, now_s: float, so_far: Counted, *, is_full: bool) -> int:
         """The width from now on.
@@ -167,15 +171,16 @@ class ReadsInFlight:
             return windows >= 1
         units = (so_far.n_bytes - before.n_bytes) // UNIT_BYTES
         came, opens = max(so_far.files - before.files, units), so_far.opens - before.opens
-        is_heard = not 0 < opens < SOME_OPENS  # what programs wait has its say before a width pays
+        is_heard = not 0 < opens < SOME_OPENS  # waits are judged before a width can pay
         return is_heard and (came >= ENOUGH * self.width or not self._was_full)
 
     def _begin(self, now_s: float, so_far: Counted) -> None:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """At the fewest, and where steps back have changed nothing, what programs still wait is not
-        the daemon's doing: a busy machine makes them wait, or other users of the source."""
+        """Reduces the width. At the least width, and where steps back have changed nothing, the
+        daemon is not the cause of what programs still wait: a busy machine or other users of the
+        source are."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -224,7 +229,10 @@ class ReadsInFlight:
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """Bytes and files per second; files : of a whole window."""
+    """Bytes and files per second.
+
+    files : in the whole window
+    """
 
     bytes_per_s: float
     files_per_s: float
@@ -236,8 +244,9 @@ class _Rate:
         return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
 
     def growth_over(self, before: _Rate) -> float:
-        """1 is as much as before. Where the files are others, the less of the two counts: larger
-        ones bring more bytes, and smaller ones more files, with nothing gained."""
+        """By which factor more comes than before. Where the files are of another kind, the smaller
+        factor of the two counts is taken: larger files bring more bytes, and smaller ones more
+        files, with nothing gained."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -1,4 +1,4 @@
-"""What becomes of copies: made visible, recorded, dropped."""
+"""What becomes of copies once they are made: they are made visible, recorded and dropped."""
 
 import logging
 import os
@@ -36,9 +36,9 @@ log = logging.getLogger("monarch.copies")
 Ids = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
-# Within this time of a change a file may change again without its time showing it [s].
+# A file may change again within this time of a change without its timestamps showing it [s].
 TIME_STEP_S = 2.0
-# Removals that the engine is given at a time.
+# How many removals the engine is given at a time.
 DROPS = 1024
 
 
@@ -47,7 +47,7 @@ def one(entry: int) -> Ids:
 
 
 class Copies:
-    """Works in turns of the daemon's loop; nothing in it waits."""
+    """Runs in turns of the daemon's loop and never waits."""
 
     def __init__(self, scanner: Scanner, engine: Engine) -> None:
         self.scanner, self.engine = scanner, engine
@@ -66,12 +66,12 @@ class Copies:
 
     @property
     def unsettled(self) -> int:
-        """Copies that serve and are not yet recorded."""
+        """The number of copies that serve and are not yet recorded."""
         return len(self._young)
 
     @property
     def dropping(self) -> int:
-        """Copies whose files are still to be removed; then their room comes back."""
+        """The number of copies whose files are still to be removed; then their room comes back."""
         return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
 
     def leaving(self, tier: int) -> int:
@@ -86,16 +86,16 @@ class Copies:
     # --- made visible -------------------------------------------------------------------------
 
     def made(self, results: npt.NDArray[Any]) -> Bools:
-        """Results (n,) of fills and checks that went well. The engine has published nearly all of
-        them; what it did not is decided on. Returns (n,) which of the copies serve."""
+        """Takes in results (n,) of fills and checks that went well. The engine has published nearly
+        all of the copies; this decides on the others. Returns (n,) which of the copies serve."""
         fills = results[results["kind"] == JobKind.FILL]
         self._count(fills)
         self._decide(results[results["is_published"] == 0])
-        # Between the engine's word and this turn, somebody may have dropped it.
+        # Somebody may have dropped a copy between its publication and this turn.
         ids = np.ascontiguousarray(results["id"])
         words = make_word(State.PRESENT, 0, results["tier"], results["copy"])
         serves: Bools = self.shared.catalog.words[ids] == words
-        # Of a file that was changed while it was published `drop_changed` may have seen the mark
+        # If a file was changed while its copy was published, `drop_changed` may have seen the mark
         # and not the copy.
         changed = serves & self.changed(ids)
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
@@ -113,8 +113,8 @@ class Copies:
         self.filled_bytes += int(fills["bytes"].sum())
 
     def _decide(self, results: npt.NDArray[Any]) -> None:
-        """What becomes of (n,) copies that the engine has not published: their files were changed,
-        their tiers are lost, or the catalog has to grow to know them by their inodes."""
+        """Decides on (n,) copies that the engine has not published: their files were changed, their
+        tiers are lost, or the catalog has to grow to know them by their inodes."""
         if not len(results):
             return
         ids = np.ascontiguousarray(results["id"])
@@ -129,8 +129,8 @@ class Copies:
             self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
     def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
-        """Copies of an earlier session that match their sources and need no check: (n,) entries and
-        their manifest rows."""
+        """Publishes copies of an earlier session that match their sources and need no check: (n,)
+        entries and their manifest rows."""
         if self.tier(tier_number).gone:
             self.forget(ids, State.ABSENT)
             return
@@ -140,7 +140,7 @@ class Copies:
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
-        """Publishes copies; whether the catalog has room to know them by their inodes."""
+        """Publishes copies. Returns whether the catalog has room to know them by their inodes."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
@@ -151,13 +151,13 @@ class Copies:
     # --- recorded -----------------------------------------------------------------------------
 
     def doubt(self, entry: int) -> None:
-        """The file has changed under its fill and may still be changing: whatever its tier, its
-        next copy stays only if a second reading agrees."""
+        """Notes that the file has changed under its fill and may still be changing: its next copy,
+        in whatever tier, stays only if a second reading agrees."""
         self._doubted.add(entry)
 
     def _record(self, results: npt.NDArray[Any]) -> None:
-        """Durable tiers remember the copy; that of a file which changed just before its fill began
-        only when a second reading agrees."""
+        """Records copies in the manifests of durable tiers. The copy of a file that changed under
+        its fill, or just before, is recorded only once a second reading agrees."""
         if not (self.keepers or self._doubted):
             return
         kept = np.isin(results["tier"], list(self.keepers))
@@ -211,7 +211,7 @@ class Copies:
             )
 
     def compared(self, result: Any) -> None:
-        """The second look has ended."""
+        """Takes in the result of a second look."""
         entry = int(result["id"])
         young = self._young.pop(entry, None)
         if young is None or result["status"] == JobStatus.ABANDONED:
@@ -226,35 +226,37 @@ class Copies:
     # --- tiers that fail --------------------------------------------------------------
 
     def tier_failed(self, number: int, error: int) -> None:
-        """Nothing more is placed there; its copies serve as long as they can."""
+        """Places nothing more in a tier that has failed; its copies serve as long as they can."""
         tier = self.tier(number)
         if tier.usable:
             log.warning("%s", tier.broken(OSError(error, os.strerror(error))))
         tier.usable = False
 
     def lose_tier(self, number: int) -> None:
-        """Nobody is sent to its copies any more; their files may be filled elsewhere."""
+        """Drops the copies of a lost tier: nobody is sent to them any more, and their files may be
+        filled elsewhere."""
         lib.monarch_lose_tier(self.shared.catalog.writer, number)
         words = self.shared.catalog.words
         here = (state_of(words) == State.PRESENT) & (tier_of(words) == number)
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
     def _is_lost(self, tiers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """tiers : (n,) numbers."""
+        """(n,) which of these tiers, given by number, are lost."""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
 
     # --- dropped ------------------------------------------------------------------------------
 
     def forget(self, ids: Ids, state: State, reason: int = 0) -> None:
-        """Drops the copies of (n,) entries: nobody is sent to them any more, then the files go."""
+        """Drops the copies of (n,) entries: nobody is sent to them any more, then their files
+        go."""
         if not len(ids):
             return
         catalog = self.shared.catalog
         words = catalog.words[ids]
         tiers, numbers = tier_of(words), copy_of(words)
-        # Tier and number stay until the file is gone: it is its descriptors' way back to the entry,
-        # and the sign that no new copy can be made yet.
+        # The word keeps tier and number until the copy's file is gone: they lead the file's
+        # descriptors back to the entry, and say that no new copy can be made yet.
         catalog.set_words(ids, make_word(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)
@@ -272,7 +274,7 @@ class Copies:
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
     def _drop_rows(self, tier: int, rows: npt.NDArray[Any]) -> None:
-        """Drops copies of the manifest's (n,) rows, which are no entry's."""
+        """Drops the copies of (n,) rows of the manifest that belong to no entry."""
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])
 
@@ -288,7 +290,8 @@ class Copies:
             self.engine.drop(tier, ids, numbers, sizes)
 
     def dropped(self, result: Any) -> None:
-        """The engine has removed a copy. One that it could not remove keeps its room."""
+        """Takes in the removal of a copy. A copy that the engine could not remove keeps its
+        room."""
         self._dropping -= 1
         number, size = int(result["tier"]), int(result["bytes"])
         if result["left"]:
@@ -302,7 +305,7 @@ class Copies:
             catalog.set_state(one(entry), State(int(state_of(word))), int(reason_of(word)))
 
     def changed(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """(n,) whether a client has changed the file; now and then also when none has."""
+        """(n,) whether a client has changed the file; now and then also True when none has."""
         flags = np.zeros(len(ids), dtype=np.uint8)
         lib.monarch_find_changed(
             self.shared.clients,
@@ -315,7 +318,8 @@ class Copies:
         return flags.astype(bool)
 
     def drop_changed(self) -> None:
-        """Clients never open a changed file's copy; here its room is given back."""
+        """Drops the copies of changed files. Clients never open them; dropping gives their room
+        back."""
         self.shared.take_changes()
         marks = int(self.shared.clients.changes)
         if marks == self._changes_seen:
@@ -331,7 +335,7 @@ class Copies:
         self.shared.catalog.set_state(ids[~present], State.BYPASS, Reason.CHANGED)
 
     def drop_foreign(self) -> bool:
-        """Drops copies of datasets that are not configured; whether there were any."""
+        """Drops copies of datasets that are not configured. Returns whether there were any."""
         found = any(len(rows) for rows in self.scanner.foreign.values())
         for number, rows in self.scanner.foreign.items():
             self._drop_rows(number, rows)

@@ -32,18 +32,20 @@ def block_sums(result: Any) -> bytes:
     return bytes(ffi.buffer(sums, int(result["blocks"]) * 8))
 
 
-# Files at a time that were handed over before the catalog knew them.
+# How many files are taken at a time that were handed over before the catalog knew them.
 UNMET = 512
-# Of a tier's room no more is granted at a time: what memory and disk have left is looked at when
-# the next grant is made [bytes].
+# No more than this of a tier's room is granted at a time [bytes]: each grant looks anew at what
+# memory and disk have left.
 GRANT_BYTES = 64 << 20
-# Each read in flight has a buffer, which takes memory as copies in a RAM tier do: no more than this
-# share of what is left for all of them, looked at this often [bytes, s].
+# Each read in flight has a buffer, which takes memory as copies in a RAM tier do. All buffers
+# together take no more than BUFFERS_SHARE of the memory that is left, looked at every MEMORY_LOOK_S
+# [bytes, s].
 BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
-# Fetches from peers that nobody waits for, at least; and at most while the sources are read.
+# At least this many fetches from peers that nobody waits for are in flight; no more than this while
+# the sources are read.
 LEAST_FETCHES = 2
-# Until so many fills say how fast the sources are, programs' own opens do: so many, if their mean
-# is less than a source takes that asks a server [s].
+# Until JUDGED_FILLS fills tell how fast the sources are, SOME_OPENS opens by programs do: the
+# sources are fast if the mean is below AT_HAND_S [s], less than a source takes that asks a server.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs have all processors and find the source at hand, fills go on for WORKED_S of every
 # WORKED_EACH_S [s].
@@ -51,9 +53,10 @@ WORKED_S, WORKED_EACH_S = 0.1, 1.0
 
 
 class Engine:
-    """MemoryError when not one thread can be started.
+    """The copy engine. MemoryError when not one thread can be started.
 
-    reads_ahead : whether a PAGE_IN is done: a tier that hangs may keep every other thread
+    reads_ahead : whether PAGE_IN orders are done. Only every other thread does them, so that a tier
+    that hangs never keeps all threads; a single thread does none
     """
 
     def __init__(
@@ -65,16 +68,16 @@ class Engine:
         peer_threads: int = 0,
     ) -> None:
         self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
-        # Of fetches that nobody waits for.
+        # The same for fetches that nobody waits for.
         self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
         self._fetch_width = self._fetches.least
         self._memory_width, self._memory_until = 0, 0.0
         self._width = min(self._reads.width, self._affordable_width(time.monotonic()))
-        # Where sources are fast: what was seen of the processors.
+        # Where sources are fast: how idle the processors are.
         self._idle: IdleCores | None = None
         self._spare = 1
-        self._opened = 0, 0.0  # by programs, when that was last looked at
-        self._shares = peer_threads > 0  # with nodes that wait for what this one fills
+        self._opened = 0, 0.0  # programs' opens, and their time, at the last look
+        self._shares = peer_threads > 0  # other nodes wait for what this one fills
         self._engine: Any = lib.monarch_engine_start(
             config.copy_threads,
             self._width,
@@ -104,34 +107,38 @@ class Engine:
         self._placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
 
     def pending(self, *, in_use: bool, from_peers: bool | None = None) -> int:
-        """Orders queued or running but for PAGE_IN: those for files in use, or all others; those
-        that ask peers, or those that do not, or both."""
+        """The number of orders that are queued or running, except PAGE_IN.
+
+        in_use : those for files in use, or all others;  from_peers : those that ask peers, those
+        that do not, or both (None)
+        """
         ways = {None: lib.MONARCH_WAYS, False: lib.MONARCH_FROM_SOURCE, True: lib.MONARCH_FROM_PEER}
         return int(lib.monarch_engine_pending(self._engine, in_use, ways[from_peers]))
 
     @property
     def idle(self) -> bool:
-        """Nothing is filled; what is read ahead does not count."""
+        """Whether nothing is filled; what is read ahead does not count."""
         return not (self.pending(in_use=True) or self.pending(in_use=False))
 
     @property
     def reads_sources(self) -> bool:
-        """Something is filled from a source, not from a peer."""
+        """Whether something is filled from a source, not from a peer."""
         return bool(lib.monarch_engine_reads_sources(self._engine))
 
     @property
     def stands_back(self) -> bool:
-        """Programs that hardly wait for a source need the processors, and none is idle."""
+        """Whether fills stand back: programs that hardly wait for a source need the processors, and
+        none is idle."""
         return self._idle is not None and self._spare < self._reads.most
 
     @property
     def c(self) -> Any:
-        """struct monarch_engine *, for who gives it peers; gone with `stop`."""
+        """struct monarch_engine *, for the code that gives it peers; gone after `stop`."""
         return self._engine
 
     @property
     def width(self) -> int:
-        """Threads that read from the sources what nobody waits for."""
+        """How many threads read from the sources what nobody waits for."""
         return self._width
 
     def flows(self, places: int) -> npt.NDArray[np.uint64]:
@@ -165,10 +172,12 @@ class Engine:
         sums: npt.NDArray[Any] | None = None,
         peers: npt.NDArray[np.int32] | None = None,
     ) -> None:
-        """Orders for (n,) entries, done in this order; those for files in use before the others.
+        """Gives the engine orders for (n,) entries, done in this order; those for files in use come
+        before the others.
 
-        sums : (n,) what a CHECK or COMPARE expects;  peers : (n, MONARCH_ASKED) whom a FILL asks
-        before the source, in this order, -1 for nobody, + MONARCH_HAS_IT for who has it whole
+        sums : (n,) what a CHECK or COMPARE expects;  peers : (n, MONARCH_ASKED) nodes that a FILL
+        asks before the source, in this order, -1 for nobody, + MONARCH_HAS_IT for one that has it
+        whole
         """
         entries = np.ascontiguousarray(ids, dtype=np.uint64)
         numbers = np.ascontiguousarray(copies, dtype=np.uint64)
@@ -207,17 +216,17 @@ class Engine:
         lib.monarch_engine_grant(self._engine, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> npt.NDArray[Any]:
-        """(n,) of dtype PLACED: the orders that were made under the grant. They are valid until the
-        next call."""
+        """Ends the grant. Returns the orders that were made under it, (n,) of dtype PLACED, valid
+        until the next call."""
         where = pointer(self._placed, "struct monarch_placed *")
         return self._placed[: lib.monarch_engine_end_grant(self._engine, where)]
 
     def set_homes(
         self, ids: npt.NDArray[Any], asked: npt.NDArray[Any], keeps: npt.NDArray[np.bool_]
     ) -> None:
-        """Where nodes share, for grants: of (n,) entries whom a fill asks, (n, MONARCH_ASKED) nodes
-        or -1, and whether this node keeps them. From the first call on, the engine leaves files of
-        which nothing was said to Python. MemoryError."""
+        """Tells the engine, for grants where nodes share, which nodes a fill of each of (n,)
+        entries asks, (n, MONARCH_ASKED) or -1, and whether this node keeps the entry. From the
+        first call on, the engine leaves files of which nothing was said to Python. MemoryError."""
         entries = np.ascontiguousarray(ids, dtype=np.uint64)
         homes = np.zeros(len(entries), dtype=HOME)
         homes["asked_first"], homes["asked_then"] = asked.T
@@ -227,31 +236,33 @@ class Engine:
             raise MemoryError("no memory for whom the fills of the catalog's files ask")
 
     def rest(self, limit_s: float) -> bool:
-        """Until somebody waits for a file that the grant leaves to Python, for limit_s [s] at most.
-        Whether somebody has since the last rest."""
+        """Waits until somebody waits for a file that the grant leaves to Python, for limit_s [s] at
+        most. Returns whether somebody has since the last rest."""
         return bool(lib.monarch_engine_rest(self._engine, int(limit_s * 1e6)))
 
     def withdraw(self, ids: npt.NDArray[np.uint64]) -> int:
-        """Takes back the fills of (n,) entries that no thread has begun and no program waits for;
-        they are among the results at once, as ABANDONED. Returns how many."""
+        """Takes back the fills of (n,) entries that no thread has begun and no program waits for.
+        They are among the results at once, as ABANDONED. Returns how many they are."""
         entries = np.ascontiguousarray(ids, dtype=np.uint64)
         where = pointer(entries, "uint64_t *")
         return int(lib.monarch_engine_withdraw(self._engine, len(entries), where))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
-        """(peers,) how many orders that have no result yet ask each of them first."""
+        """(peers,) how many orders without a result yet ask each of the peers first."""
         lengths = np.zeros(peers, dtype=np.uint32)
         lib.monarch_engine_queues(self._engine, pointer(lengths, "uint32_t *"), peers)
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
-        """(MONARCH_RANKS,) how many turns each rank's readers have, by its number in a demand,
-        beside those of the others; 0 for one that is none of them."""
+        """Sets how many turns the readers of each rank have, beside those of the others:
+        (MONARCH_RANKS,) by the rank's number in a demand, 0 for a number that is no rank's."""
         lib.monarch_engine_shares(self._engine, pointer(shares, "uint32_t *"))
 
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
-        """Orders to remove (n,) copies of one tier, before all others; ids, sizes : of their
-        files."""
+        """Orders to remove (n,) copies of one tier, before all other orders.
+
+        ids, sizes : of the copies' files
+        """
         columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, copies, sizes)]
         entries, numbers, given_back = (pointer(a, "uint64_t *") for a in columns)
         places = np.full(len(columns[0]), tier, dtype=np.uint32)
@@ -277,7 +288,7 @@ class Engine:
                 yield batch
 
     def adapt(self) -> None:
-        """Follows what the sources and the peers give with the number of reads in flight."""
+        """Adapts the number of reads in flight to what the sources and the peers give."""
         before, opened = self._width, self._shared.source_opens()
         rested, fetched = self.stands_back, self._fetch_width
         so_far = Counted(self.bytes_from_source, self.files_from_source, *opened)
@@ -295,9 +306,9 @@ class Engine:
             lib.monarch_engine_width(self._engine, self._width, self._fetch_width, self.stands_back)
 
     def _adapted_fetches(self, now_s: float) -> int:
-        """As many fetches that nobody waits for as bring more than fewer would. While a source is
-        read they are few: what other nodes have is near, and what only the source has comes first.
-        """
+        """How many fetches that nobody waits for are in flight: as many as bring more than fewer
+        would. While a source is read they are few: what other nodes have is near, and what only the
+        source has comes first."""
         files = int(lib.monarch_engine_peer_files(self._engine))
         pending = sum(self.pending(in_use=used, from_peers=True) for used in (True, False))
         reads = self.reads_sources
@@ -306,7 +317,8 @@ class Engine:
         return self._fetches.least if reads else width
 
     def _affordable_width(self, now_s: float) -> int:
-        """The buffers must not take what the kernel would kill the job for."""
+        """How many reads can be in flight without their buffers taking memory for which the kernel
+        would kill the job."""
         if now_s >= self._memory_until:
             affordable = int(available_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
             self._memory_width = max(self._reads.least, affordable)
@@ -321,9 +333,10 @@ class Engine:
         return bool(control.fast_sources == (1 << control.sources) - 1)
 
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
-        """Programs that hardly wait for any source need the processors: what nobody waits for is
-        filled where one is idle, and else by one thread, which sees when a source is fast no more.
-        As long as programs see that themselves, it works for a part of the time."""
+        """How many threads may fill what nobody waits for. Programs that hardly wait for any source
+        need the processors: such files are filled where a processor is idle, and else by one
+        thread, which sees when a source is no longer fast. While programs' own opens show that, the
+        thread works only part of the time."""
         if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most
@@ -337,12 +350,12 @@ class Engine:
         return 0 if is_seen and not self._shares and now_s % WORKED_EACH_S >= WORKED_S else 1
 
     def settle(self) -> None:
-        """The catalog says by now what the results so far have told."""
+        """Tells the engine that the catalog says by now what the results so far have told."""
         lib.monarch_engine_settle(self._engine)
 
     def await_results(self, *, is_awaited: bool) -> None:
-        """Whether something waits for results of fills that went well, so that the doorbell is to
-        be rung for fewer of them."""
+        """Tells the engine whether something waits for results of fills that went well, so that it
+        rings the doorbell for fewer of them."""
         lib.monarch_engine_await(self._engine, is_awaited)
 
     def take_handovers(self, sockets: Sequence[int]) -> bool:
@@ -351,8 +364,9 @@ class Engine:
         return int(lib.monarch_engine_handovers(self._engine, list(sockets), len(sockets))) == 0
 
     def unmet(self, source: int) -> tuple[npt.NDArray[Any], Any]:
-        """Files of a source that were handed over and that the catalog does not know: (n,) entries,
-        of dtype ENTRY, whose paths lie in a C array. Descriptors wait for orders for 50 ms."""
+        """Files of a source that were handed over and that the catalog does not know: (n,) entries
+        of dtype ENTRY, whose paths lie in a C array. Their descriptors wait for orders for 50
+        ms."""
         entries, pool = self._unmet
         to = pointer(entries, "struct monarch_entry *")
         n = lib.monarch_engine_unmet(self._engine, source, to, len(entries), pool)
@@ -360,5 +374,5 @@ class Engine:
 
     def stop(self, limit_s: float) -> int:
         """Abandons what runs and ends the threads. Returns how many of them have not ended within
-        limit_s, as a file system does not answer: what they use has to stay as it is."""
+        limit_s, because a file system does not answer: what they use has to stay as it is."""
         return int(lib.monarch_engine_stop(self._engine, max(0, int(limit_s * 1000))))

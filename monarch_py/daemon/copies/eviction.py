@@ -1,10 +1,11 @@
-"""Eviction from tiers by a plan (Lobster 4.4): what is used latest goes for what is used sooner.
+"""Eviction from tiers by a plan (Lobster 4.4): copies used later go for files that are used sooner.
 
-A copy that is not used in what is left of this epoch nor in the next one goes first (the rules of
-reuse count and reuse distance: such a use is farther than every one that is known), then the one
-with the largest reuse distance, for the nearest file that is fetched ahead, and only if that one is
-used again sooner (the rule of coordination with prefetching; `policies.eviction.exchange`). Nothing
-goes where nobody needs the room, where it is not known what comes, and without a plan.
+The first copy to go is one that is used neither in what is left of this epoch nor in the next one
+(the rules of reuse count and reuse distance: such a use is farther than every one that is known),
+then the one with the largest reuse distance. It goes for the nearest file that is fetched ahead,
+and only if that file is used again sooner (the rule of coordination with prefetching;
+`policies.eviction.exchange`). Nothing goes where nobody needs the room, where it is not known what
+comes, and without a plan.
 """
 
 from __future__ import annotations
@@ -25,40 +26,44 @@ from monarch_py.policies.placement import NOWHERE
 
 __all__ = ["Evictions", "Foresight"]
 
-# Looks lie this far apart at least [s], and take no more than this part of the time.
+# Two looks lie at least LOOK_S apart [s], and looks take no more than the part SHARE of the time.
 LOOK_S, SHARE = 0.1, 0.05
-# The most that has got room by eviction and is not begun yet, if it is more than one file [bytes].
+# Files that have got room by eviction and are not begun yet take no more than this, unless it is a
+# single file [bytes].
 MOST_BYTES = 64 << 20
-# Files that may come by one look, and of each tier so many times as many of the farthest.
+# One look finds room for MOST_FILES files at most, and considers TIMES as many copies of a tier,
+# the ones used farthest in the future.
 MOST_FILES, TIMES = 2048, 4
-# Room that is missing for so long was taken by files of no plan, or by somebody else [s].
+# Room that is missing for this long was taken by files of no plan, or by somebody else [s].
 SHORT_S = 10.0
-# Uses that were worked out for longer ago than this are of another time [s].
+# Uses that were asked for longer ago than this are out of date [s].
 OLD_S = 5.0
 
 Uses = npt.NDArray[np.int64]
 
 
 class Foresight(Protocol):
-    """Who knows a plan."""
+    """What evictions ask of whoever knows a plan."""
 
     @property
     def placement(self) -> npt.NDArray[np.int32]:
-        """(entries,) the tiers in which files have their place, NOWHERE for none; changed here."""
+        """(entries,) the tier in which each file has its place, NOWHERE for none. Evictions change
+        it."""
         ...
 
     def uses(self) -> Future[Distances] | None:
-        """(entries,) how far away the next use of each is, and the one after it, NOT_SOON for none
-        that is known, as soon as that is worked out; None as long as too little is known."""
+        """(entries,) how far away the next use of each entry is, and (entries,) the use after it,
+        NOT_SOON for none that is known: a future, because a thread works them out. None as long as
+        too little is known."""
         ...
 
     def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """(n,) whether this node may drop its copies of these."""
+        """(n,) whether this node may drop its copies of these files."""
         ...
 
 
 class Evictions:
-    """Works in turns of the daemon's loop; nothing in it waits.
+    """Runs in turns of the daemon's loop and never waits.
 
     evicted : for each tier with eviction, by its number, how many copies have gone
     """
@@ -71,7 +76,7 @@ class Evictions:
     ) -> None:
         self._copies, self._clock = copies, clock
         self._next_look_s = 0.0
-        # Of a million files that takes longer than the loop may.
+        # Worked out by a thread: with a million files, that takes longer than the loop may.
         self._uses: Future[Distances] | None = None
         self._asked_s = 0.0
         self._short_since_s: dict[int, float] = {}
@@ -79,7 +84,7 @@ class Evictions:
         self.evicted = dict.fromkeys(tiers, 0)
 
     def end(self) -> None:
-        """From here on nothing goes."""
+        """Evicts nothing from here on."""
         self._is_over = True
 
     def step(self, plan: Foresight) -> None:
@@ -119,7 +124,8 @@ class Evictions:
             placement[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
         if kept_for > there or kept_for >= MOST_BYTES:
             return
-        # Of what is used in the next epoch alone it is not known when it is used after that.
+        # A file that is used in the next epoch alone does not come: when it is used after that is
+        # not known.
         coming = np.flatnonzero(absent & (placement == NOWHERE) & (second != NOT_SOON))
         if len(coming) > MOST_FILES:
             coming = coming[np.argpartition(first[coming], MOST_FILES)[:MOST_FILES]]

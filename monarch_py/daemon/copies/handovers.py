@@ -1,4 +1,4 @@
-"""The sockets by which programs hand descriptors of files that they have read to the engine."""
+"""The sockets over which programs hand the engine descriptors of files that they have read."""
 
 import logging
 import socket
@@ -13,11 +13,12 @@ log = logging.getLogger("monarch.handovers")
 
 
 class Handovers:
-    """Open until `close`, which comes after the engine's end."""
+    """The sockets for handovers. They are open until `close`, which comes after the engine's
+    end."""
 
     def __init__(self, config: Config, session: SessionDir, engine: Engine) -> None:
-        """Where the sockets cannot be made, or opens are no reason to fill, nothing is taken, and
-        `most_bytes` is 0: of a file that is handed over [bytes]."""
+        """`most_bytes` is the size up to which files are handed over [bytes]. It is 0, and nothing
+        is taken, where the sockets cannot be made or opens are no reason to fill."""
         self.most_bytes = 0
         self._sockets: list[socket.socket] = []
         if config.prefetch == "none" or config.fill_after or not config.handover_bytes:

@@ -6,13 +6,13 @@ import psutil
 
 __all__ = ["IdleCores"]
 
-# Work that nobody waits for goes on while so many processors are idle, which is looked at this
-# often [s].
+# Work that nobody waits for goes on while this many processors are idle. LOOK_S : how often they
+# are looked at [s].
 IDLE_CORES, LOOK_S = 0.5, 0.1
 
 
 class IdleCores:
-    """Measures their idle time between two calls."""
+    """Measures how long processors are idle between two calls."""
 
     def __init__(self) -> None:
         self._before = self._look()
@@ -20,7 +20,7 @@ class IdleCores:
         self._has_one = False
 
     def has_one(self, now_s: float) -> bool:
-        """Whether one was idle for half of the time since it was last looked; False at first."""
+        """Whether a processor was idle for half of the time since the last look; False at first."""
         if self._looked_at_s is None:
             self._looked_at_s = now_s
         elif now_s - self._looked_at_s >= LOOK_S:
@@ -29,18 +29,19 @@ class IdleCores:
 
     @staticmethod
     def _look() -> tuple[float, float]:
-        """Of all of them together, the time that they were idle, and all time [s]."""
+        """The idle time of all processors together, and all of their time [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
-        # Numbers are others where processors are switched off.
+        # The numbers differ where processors are switched off.
         times = [t for number, t in enumerate(all_) if number in mine] or all_
-        # Guests are counted among the programs.
+        # The time of guests is counted among that of programs.
         return sum(t.idle + t.iowait for t in times), sum(
             t.user + t.nice + t.system + t.irq + t.softirq + t.steal + t.idle + t.iowait
             for t in times
         )
 
     def take(self) -> float:
-        """Processors that were idle, on average, since the last call; 0 where that is not known."""
+        """How many processors were idle, on average, since the last call; 0 where that is not
+        known."""
         (idle_s, all_s), before = self._look(), self._before
         self._before = idle_s, all_s
         passed_s = all_s - before[1]

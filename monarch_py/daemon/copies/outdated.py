@@ -1,4 +1,4 @@
-"""Copies of what is another version at the source by now, found when a command asks for it."""
+"""Finds and drops copies of files that have another version at the source, when a command asks."""
 
 import logging
 from dataclasses import dataclass
@@ -29,14 +29,15 @@ __all__ = ["Compared", "Outdated"]
 
 log = logging.getLogger("monarch.outdated")
 
-# One request compares no longer than this: whoever asks goes on with the next [ns].
+# One request compares for no longer than this [ns]: whoever asks goes on with the next request.
 LIMIT_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Entries (n,) and what they were beside the source: `words` before it was asked, `found` (enum
-    monarch_compared), and `fresh` attributes of dtype ENTRY where that is another version."""
+    """Entries (n,) and how they compare with the source: `words` before it was asked, `found` (enum
+    monarch_compared), and `fresh` attributes of dtype ENTRY where the source has another
+    version."""
 
     ids: Ids
     words: npt.NDArray[np.uint64]
@@ -54,7 +55,7 @@ class Outdated:
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
         """Compares files and directories (n,) with the source, in this order, for a second at most.
-        Returns as many as it has come to, one at least."""
+        Returns the ones that it has come to, one at least."""
         words = catalog.words[ids].copy()
         found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)
         roots = np.array([source.fd for source in self.scanner.sources], dtype=np.int32)
@@ -73,8 +74,9 @@ class Outdated:
         return Compared(ids[:n], words[:n], found[:n], fresh[:n])
 
     def drop(self, compared: Compared) -> tuple[Ids, Ids]:
-        """Drops the copies of what is another version now, or gone. Returns the files that can be
-        filled anew, which are ABSENT, and the directories that list something else."""
+        """Drops the copies of files that have another version now, or are gone. Returns the files
+        that can be filled anew, which are ABSENT, and the directories that list something else
+        now."""
         catalog = self.shared.catalog
         kinds, states = catalog.entries["kind"][compared.ids], state_of(compared.words)
         directories = compared.ids[(kinds == Kind.DIR) & (compared.found != lib.MONARCH_SAME)]
@@ -109,7 +111,8 @@ class Outdated:
         return np.fromiter(marked, dtype=bool, count=len(inodes))
 
     def step(self) -> None:
-        """Each turn: gives entries whose old copies are removed the attributes of now."""
+        """Called in each turn: gives entries whose old copies are removed their present
+        attributes."""
         if not self._fresh:
             return
         catalog = self.shared.catalog
@@ -117,12 +120,12 @@ class Outdated:
         for entry, copy in zip(ids.tolist(), copy_of(catalog.words[ids]).tolist(), strict=True):
             old, fresh = self._fresh[entry]
             if copy and copy == old:
-                continue  # it is being removed
+                continue  # the old copy is being removed
             del self._fresh[entry]
             if copy:
-                continue  # the fill has seen to it
+                continue  # a new fill has seen to it
             try:
                 catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
-            except OSError as full:  # of shared memory: the source goes on with it
+            except OSError as full:  # shared memory is full: the source goes on serving the file
                 log.warning("%s: %s", catalog.path(entry), full)
                 catalog.set_state(ids[ids == entry], State.BYPASS, Reason.CHANGED)

@@ -1,10 +1,10 @@
 """The ranks of this node, and how the engine's threads are shared among them.
 
-A rank is a process that trains, with its workers, as its launcher numbers those of a node
-(csrc/preload/session/rank.c). All of them wait for the slowest one at the end of a step.
-So a rank that is predicted to load more gets more turns among the reads that readers wait for
-(Lobster, 4.2 and 4.3): the demands of each rank are its queue, and its threads, in slices of their
-time, are those of Algorithm 1.
+A rank is a training process with its workers, as its launcher numbers those of a node
+(csrc/preload/session/rank.c). All ranks wait for the slowest one at the end of a step. So a rank
+that is predicted to load more gets more turns among the reads that readers wait for (Lobster, 4.2
+and 4.3): the demands of each rank are its queue, and its threads, in slices of their time, are
+those of Algorithm 1.
 """
 
 import math
@@ -23,20 +23,21 @@ from monarch_py.policies.lobster.threads import share_threads
 
 __all__ = ["Ranks", "shares_of"]
 
-# A prediction is made this often [s], and takes this part of the daemon's time at most.
+# A prediction is made every WINDOW_S [s], and takes the part MOST_OF_TIME of the daemon's time at
+# most.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
-# The bytes that a rank has opened count for less with time: this long ago, 1/e [s]. A rank of which
-# less than a byte is left is none any more.
+# The bytes that a rank has opened count for less with time: after this long, for 1/e [s]. A rank
+# with less than a byte left counts as none.
 MEMORY_S = 0.5
-# Slices of the threads' time that there are for each rank on average. The search takes time with
-# their square: for more ranks than this, each gets as many as it loads, which is what the search
-# comes to where the slices are thin.
+# There are SLICES slices of the threads' time for each rank on average. The search takes time with
+# their square. With more ranks than MOST_SEARCHED, each gets slices in proportion to what it loads,
+# which is what the search comes to where the slices are thin.
 SLICES, MOST_SEARCHED = 8, 8
-# Nobody is taken for loading less than this part of the mean: a reader waits for a bounded time
-# (csrc/preload/fill/demand.c), which must not pass because others miss more.
+# No rank is taken for loading less than this part of the mean: its readers wait for a bounded time
+# (csrc/preload/fill/demand.c), which must not pass because other ranks miss more.
 LEAST_LOAD = 0.25
-# Loads are counted in so many parts of the largest one, as the policy has them whole.
+# Loads are counted in this many parts of the largest one, because the policy takes whole numbers.
 PARTS = 1 << 30
 
 Floats = npt.NDArray[np.float64]
@@ -63,9 +64,9 @@ def shares_of(loads: Floats) -> npt.NDArray[np.int64]:
 
 
 class Ranks:
-    """Works in turns of the daemon's loop; nothing in it waits.
+    """Runs in turns of the daemon's loop and never waits.
 
-    is_on : readers take their turns by ranks; otherwise one is as good as the other
+    is_on : readers take their turns by ranks; otherwise all ranks are alike
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: npt.NDArray[np.uint64] = np.frombuffer(counted, dtype=np.uint64)
-        # (MONARCH_RANKS, 2): bytes opened, and missed; 0 is nobody's.
+        # (MONARCH_RANKS, 2): bytes opened, and missed; row 0 belongs to no rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
         self._recent = np.zeros_like(self._seen)
@@ -88,8 +89,11 @@ class Ranks:
         self._shares: npt.NDArray[np.uint32] = np.zeros(lib.MONARCH_RANKS, dtype=np.uint32)
 
     def step(self, planned: Prediction) -> None:
-        """One turn.  planned : what a plan says, by the ranks' numbers; else the last misses of
-        each tell of the next."""
+        """Runs one turn.
+
+        planned : what a plan predicts, by the ranks' numbers; without one, the last misses of each
+        rank predict its next
+        """
         now = self._clock()
         if not self.is_on or now < self._next_look:
             return
@@ -98,7 +102,7 @@ class Ranks:
         shares = np.zeros_like(self._shares)
         if len(active) > 1:
             found = shares_of(self._loads(active, planned()))
-            # Who turns up before the next look is taken for a rank like the others.
+            # A rank that turns up before the next look is taken for an average one.
             shares[1:] = max(1, round(float(found.mean())))
             shares[active] = found
         if (shares != self._shares).any():
@@ -108,7 +112,7 @@ class Ranks:
 
     def _look(self, now: float) -> None:
         counts = self._counts.astype(np.float64)
-        # A client may write anything.
+        # A client may write anything, also a smaller count.
         fresh = np.maximum(0.0, counts - self._seen)
         fade = math.exp(-(now - self._looked_at) / MEMORY_S)
         self._seen, self._looked_at = counts, now
@@ -116,18 +120,18 @@ class Ranks:
         self._recent[self._recent[:, 0] < 1] = 0.0
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
-        """(active,) what these ranks load next. All of a job's read as much in a step, so that the
-        part that each has missed tells how much of it."""
+        """(active,) what these ranks load next. All ranks of a job read as much in a step, so the
+        part that each has missed tells how much it loads."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T
         return np.asarray(np.minimum(1.0, missed / opened))
 
     def told(self) -> list[dict[str, Any]]:
-        """For `status`, one for each rank that has opened anything."""
+        """What `status` says of each rank that has opened anything."""
         active = np.flatnonzero(self._recent[:, 0])
         together = max(1, int(self._shares[active].sum()))
-        # Clients go on counting: numpy raises where that changes what it searches.
+        # A copy, because clients go on counting: numpy raises where that changes what it searches.
         counts = self._counts.copy()
         return [
             {

@@ -1,7 +1,7 @@
-"""Copies in slow tiers of the node, brought into memory before a plan's programs open them.
+"""Brings copies in slow tiers of the node into memory before a plan's programs open them.
 
-The page cache is where they wait: it is memory that nobody has to give back, no byte lies in it
-twice, and a file keeps its one copy.
+They wait in the page cache: it is memory that nobody has to give back, it holds no byte twice, and
+a file keeps its one copy.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ __all__ = ["ReadAhead"]
 
 Bools = npt.NDArray[np.bool_]
 
-# Brought at a time: what is nearer may be known a moment later [files, bytes].
+# How much is brought at a time [files, bytes]: what is nearer may be known a moment later.
 MOST_FILES, MOST_BYTES = 64, 32 << 20
 
 
 class ReadAhead:
-    """Works in turns of the daemon's loop; nothing in it waits.
+    """Runs in turns of the daemon's loop and never waits.
 
     tiers : by number, those of the configuration; copies in memory are left as they are
-    files : that were brought
+    files : how many were brought
     """
 
     def __init__(self, shared: Shared, engine: Engine, tiers: Sequence[Tier | None]) -> None:
@@ -38,7 +38,7 @@ class ReadAhead:
         self._is_slow[: len(tiers)] = [
             tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
         ]
-        self._brought = np.zeros(0, dtype=bool)  # by entry: since it was opened last
+        self._brought = np.zeros(0, dtype=bool)  # by entry: brought since its last open
         self._under_way: dict[int, int] = {}  # sizes by entry
         self.files = 0
 
@@ -56,8 +56,8 @@ class ReadAhead:
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """(n,) files in the order of their use; of those that `wants` names as many as are well
-        under way at a time, behind all that programs wait for."""
+        """Brings those of (n,) files, in the order of their use, that `wants` names: as many as may
+        be under way at a time, behind all that programs wait for."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -74,18 +74,21 @@ class ReadAhead:
         self.engine.submit(catalog, JobKind.PAGE_IN, ids, tier_of(words), copy_of(words))
 
     def ended(self, result: Any) -> None:
-        """The engine's result. What could not be read is for whoever opens it to find out."""
+        """Takes in the engine's result. If a copy could not be read, whoever opens it will find
+        out."""
         self._under_way.pop(int(result["id"]), None)
         if result["status"] == JobStatus.DONE:
             self.files += 1
 
     def filled(self, ids: Ids) -> None:
-        """(n,) files whose copies are being made, or were just now: the pages are there as soon as
-        the copies are. A copy is visible before its result is taken, so an order says it too."""
+        """Notes (n,) files whose copies are being made, or were just made: their pages are in
+        memory as soon as the copies are there. It is called at the order as well, because a copy is
+        visible before its result is taken."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:
-        """(n,) files that programs have opened: they are brought again before their next use."""
+        """Notes (n,) files that programs have opened: they are brought again before their next
+        use."""
         self._set_brought(ids, brought=False)
 
     def _set_brought(self, ids: Ids, *, brought: bool) -> None:

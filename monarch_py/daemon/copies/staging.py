@@ -27,34 +27,34 @@ __all__ = ["NOT_KNOWN", "Staging", "Uses", "open_staging"]
 
 log = logging.getLogger("monarch.staging")
 
-# An area that nobody has configured: at most so much, and these shares of what the file system has
-# free and of the memory that is left [bytes].
+# An area that nobody has configured takes at most DEFAULT_BYTES [bytes], 1/SHARE_OF_DISK of what
+# the file system has free, and 1/SHARE_OF_MEMORY of the memory that is left.
 DEFAULT_BYTES = GIB
 SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
-# Room is made for more than what needs it now, this part of the quota: looking for what can go
-# costs as much for one file as for many.
+# Room is made for 1/AT_ONCE of the quota at least: looking for what can go costs as much for one
+# file as for many.
 AT_ONCE = 16
-# The next use of a file of which none is known.
+# The next use of a file for which none is known.
 NOT_KNOWN = NEVER
 
 Bools = npt.NDArray[np.bool_]
 
 
 class Uses(Protocol):
-    """Who knows when files are needed."""
+    """Tells when files are needed."""
 
     def next_use(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """ids : (n,) entries. Returns (n,), how far away the next use is, smaller is sooner;
-        NOT_KNOWN for none that is known."""
+        """(n,) how far away the next use of each of these files is, smaller is sooner; NOT_KNOWN
+        where none is known."""
         ...
 
     def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
-        """The same in time, as far as it can be foreseen [s]; infinite for none that is known."""
+        """The same in time, as far as it can be foreseen [s]; infinite where none is known."""
         ...
 
 
 class UnknownUses:
-    """Without a plan."""
+    """Knows of no use: there is no plan."""
 
     def next_use(self, ids: Ids) -> npt.NDArray[np.int64]:
         return np.full(len(ids), NOT_KNOWN, dtype=np.int64)
@@ -64,8 +64,9 @@ class UnknownUses:
 
 
 def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier | None:
-    """The area that the configuration describes; where it has none and one is `needed`, one in
-    shared memory. None without either, or where it cannot be had: the source serves instead."""
+    """Opens the area that the configuration describes. Where it describes none and one is `needed`,
+    opens one in shared memory. Returns None otherwise, and where the area cannot be had: the source
+    serves instead."""
     found = config.staging or (_default(len(config.tiers)) if needed else None)
     if found is None:
         return None
@@ -100,17 +101,17 @@ def _default(tiers: int) -> TierConfig | None:
 
 class Staging:
     """Which files are staged, in which order they came and were opened, and what goes for others.
+    Runs in turns of the daemon's loop and never waits.
 
     number : of the tier;  tier : None when there is none, then nothing is staged
-    uses : set by who knows a plan
-    Works in turns of the daemon's loop; nothing in it waits.
+    uses : tells when files are needed; set by whoever knows a plan
     """
 
     def __init__(self, number: int, tier: Tier | None, copies: Copies) -> None:
         self.number, self.tier, self.copies = number, tier, copies
         self.uses: Uses = UnknownUses()
-        # In the order in which they came or were opened last. What was dropped for another reason
-        # is found out when its turn has come.
+        # Files in the order in which they came or were opened last. A copy that was dropped for
+        # another reason is noticed when its turn has come.
         self._entries: dict[int, None] = {}
         self._refused: list[Ids] = []
         self.staged = self.dropped = 0
@@ -118,7 +119,7 @@ class Staging:
     # --- what is there --------------------------------------------------------------------------
 
     def arrived(self, ids: Ids) -> None:
-        """(n,) files whose copies lie here from now on."""
+        """Notes (n,) files whose copies lie here from now on."""
         for entry in ids.tolist():
             self._entries.pop(entry, None)
             self._entries[entry] = None
@@ -126,14 +127,14 @@ class Staging:
         self._let_in()
 
     def opened(self, ids: Ids) -> None:
-        """(n,) files that programs have opened."""
+        """Notes (n,) files that programs have opened."""
         for entry in ids.tolist() if self._entries else ():
             if entry in self._entries:
                 del self._entries[entry]
                 self._entries[entry] = None
 
     def left(self) -> None:
-        """A copy that was dropped here is gone, and its room is back."""
+        """Notes that a copy that was dropped here is gone, and its room is back."""
         self._let_in()
 
     # --- room -----------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ class Staging:
         return np.asarray(self.tier.rounded_all(sizes) <= self.capacity_bytes())
 
     def capacity_bytes(self) -> int:
-        """What all copies together can take here."""
+        """How much room all copies together can take here [bytes]."""
         if self.tier is None or not self.tier.usable:
             return 0
         try:
@@ -154,15 +155,16 @@ class Staging:
             return 0
 
     def admits(self, sizes: npt.NDArray[np.uint64]) -> Bools:
-        """Which files of these sizes (n,) [bytes] there is room for now, taken in order."""
+        """For which files of these sizes (n,) [bytes] there is room now, taken in order."""
         if self.tier is None:
             return np.zeros(len(sizes), dtype=bool)
         room = self.tier.room()
         return take(room.rounded(sizes), room.free_bytes, room.free_inodes)
 
     def make_room(self, need_bytes: int, least_use: int = -1) -> bool:
-        """Drops copies until so much room is there, or on its way; only such as are not used before
-        `least_use`, as `Uses` has it. Returns whether any room is on its way."""
+        """Drops copies until need_bytes of room are there, or on their way. Only copies go that are
+        not used before `least_use`, which is a distance as in `Uses`. Returns whether any room is
+        on its way."""
         if self.tier is None:
             return False
         leaving = self.copies.leaving(self.number)
@@ -172,8 +174,9 @@ class Staging:
         return self.copies.leaving(self.number) > 0
 
     def _drop(self, bytes_: int, least_use: int) -> None:
-        """What is used farthest in the future goes first; of those of which that is the same, or
-        not known, the one that came or was opened the longest ago."""
+        """Drops copies that take so many bytes together. The copy that is used farthest in the
+        future goes first; of copies with the same next use, or with none known, the one that came
+        or was opened the longest ago."""
         assert self.tier is not None
         ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
         words = self.copies.shared.catalog.words[ids]
@@ -200,7 +203,7 @@ class Staging:
         return bool(self._refused)
 
     def refuse(self, ids: Ids) -> None:
-        """(n,) files for which nothing can go now: the source serves them, at once, because readers
+        """Leaves (n,) files to the source for which nothing can go now: at once, because readers
         wait. As soon as anything changes here, an open wants them again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self._refused.append(ids)

@@ -1,1 +1,2 @@
-"""What is to be filled: what programs wait for, what is filled ahead, and the orders of both."""
+"""What is filled: files that programs wait for, files that are filled ahead, and the orders of
+both."""

@@ -1,4 +1,5 @@
-"""From what is wanted to orders: placement, the engine's queue, what to do when a fill fails."""
+"""Turns wanted files into orders: placement, the engine's queues, and what to do when a fill
+fails."""
 
 import logging
 import math
@@ -52,35 +53,36 @@ __all__ = ["Filler"]
 
 log = logging.getLogger("monarch.filler")
 
-# Orders of each way in the engine at a time: enough that its threads never wait for Python, few
-# enough that a million wanted files take no memory (an order is some 500 bytes).
+# Orders that the engine has at a time for each way, from sources and from peers: enough that its
+# threads never wait for Python, few enough that a million wanted files take no memory (an order is
+# some 500 bytes).
 ORDERS = 2048
-# Of what is filled ahead the engine has no more than this [bytes], but always some files, so that
-# its threads have work while one ends: the room of what it has is taken.
+# The engine has at most this much of what is filled ahead [bytes], because the room for it is taken
+# already, but always AHEAD_FILES files, so that its threads have work while one of them ends.
 AHEAD_BYTES = 256 << 20
 AHEAD_FILES = 4
-# A file that changes under its fill is tried again this often before the source keeps it.
+# A file that changes under its fill is tried again this often before it is left to the source.
 TRIES = 3
 NO_TIER_ROOM = TierRoom(0, 0, 512)
-# A node whose tiers have had no room for so long gives its files to others [s].
+# A node whose tiers have had no room for this long gives its files to other nodes [s].
 LACKS_S = 1.0
-# After its last order for a fill the engine is granted room for so long [s].
+# The engine is granted room for this long after the last order for a fill [s].
 GRANTED_S = 2.0
 
 
 def _is_made(results: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which of (n,) results are of fills and checks that went well."""
+    """Which of (n,) results are those of fills and checks that went well."""
     makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
     made: npt.NDArray[np.bool_] = makes & (results["status"] == JobStatus.DONE)
     return made
 
 
 class Filler:
-    """Works in turns of the daemon's loop; nothing in it waits."""
+    """Runs in turns of the daemon's loop and never waits."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
-        """The tiers of the scanner are those of the configuration, then the staging area's, or None
-        in its place."""
+        """The tiers of the scanner are those of the configuration, followed by the staging area's
+        tier, or None in its place."""
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
@@ -93,11 +95,12 @@ class Filler:
         self.shared.control.shares = membership is not None
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.keeps: KeepPolicy = self.nodes or KeepAll()
-        # The tiers in which files are best kept, NOWHERE for those of which that is not known.
+        # Tells the tier in which each file is best kept, NOWHERE where that is not known.
         self.prefers: Callable[[Ids], npt.NDArray[np.int32]] | None = None
-        # Of files that programs use and that have no room, those for which it has dropped copies.
+        # Drops copies for files that programs use and that have no room; returns the files for
+        # which it did.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
-        # Of files without room, those that are filled ahead because others beside them are read.
+        # Tells which files without room are filled ahead because others beside them are read.
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
         self.outdated = Outdated(scanner, self.copies)
@@ -110,7 +113,7 @@ class Filler:
         # Tiers on the catalog's file system.
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
-        self._ordered_at = -math.inf  # a fill, last [s]
+        self._ordered_at = -math.inf  # when a fill was last ordered [s]
         # When a file that is to be kept here last had no room, and since when that has gone on [s].
         self._refused_s = self._lacks_since_s = -math.inf
         self._tries: dict[int, int] = {}
@@ -124,14 +127,15 @@ class Filler:
 
     @property
     def pending(self) -> int:
-        """Orders given, wanted files, and copies to check or to look at again."""
+        """The number of orders given, of wanted files, and of copies to check or to look at
+        again."""
         running = self.engine.pending(in_use=True) + self.engine.pending(in_use=False)
         to_check = sum(map(len, self._to_check))
         return len(self.requests) + to_check + running + self.copies.unsettled
 
     def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
-        """Copies of an earlier session that match their sources: (n,) entries, manifest rows. They
-        serve at once, or once they have been checked."""
+        """Takes over copies of an earlier session that match their sources: (n,) entries, manifest
+        rows. They serve at once, or once they have been checked."""
         catalog = self.shared.catalog
         catalog.set_words(ids, make_word(State.FILLING, 0, tier_number, rows["copy"]))
         catalog.set_sums(ids, rows["sum"])
@@ -143,7 +147,8 @@ class Filler:
     # --- grants ------------------------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """From now on Python decides, and knows what was ordered since the last turn."""
+        """Ends the engine's grant: from now on Python decides, and knows what was ordered since the
+        last turn."""
         placed = self.engine.end_grant()
         if not len(placed):
             return
@@ -155,9 +160,10 @@ class Filler:
         self.readahead.filled(np.ascontiguousarray(ids))
 
     def end_turn(self) -> None:
-        """Until the next turn the engine orders what somebody waits for, where this would place it
-        too. It has no room for that where a plan says which tier is meant for a file, and before
-        programs use files: a tier that hangs does not keep a loop that has nothing to place."""
+        """Grants the engine room: until the next turn it orders what somebody waits for, where the
+        filler would place it too. The grant has no room where a plan says which tier is meant for a
+        file, and none before programs use files, so that a tier that hangs does not hold up a loop
+        that has nothing to place."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and self.prefers is None and not self.shared.control.off
@@ -167,7 +173,7 @@ class Filler:
     # --- orders ------------------------------------------------------------------------------
 
     def feed(self) -> bool:
-        """Hands the engine as much as it can take; of what is to be filled ahead one portion.
+        """Hands the engine as much as it can take, and one portion of what is to be filled ahead.
         Returns whether it could take more at once."""
         if self.nodes is not None:
             self.nodes.step(scanned=self.scanner.scanned)
@@ -185,14 +191,14 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # Some go the other way in the end: a peer may be lost, or the source faster.
+            # Some orders take the other way in the end: a peer may be lost, or the source faster.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         while room > 0 and self._to_check:
             room -= self._order_checks(room)
-        # What waits for room would be joined by all that is to be filled ahead.
+        # While files wait for room, nothing is filled ahead: all of it would join them.
         may_more = room > 0 and not self.requests.has_put_off and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
 
@@ -204,7 +210,8 @@ class Filler:
         return asked
 
     def _leave_to_source(self) -> None:
-        """Nobody knows yet which node keeps what, and readers do not wait for it."""
+        """Leaves wanted files to the source: nobody knows yet which node keeps what, and readers do
+        not wait for that."""
         self.requests.part_ways(self._is_fetched)
         while (
             len(ids := self.requests.next_awaited())
@@ -216,20 +223,21 @@ class Filler:
             self._early.append(ids)
 
     def _take_from_source(self) -> None:
-        """What was left to the source until now."""
+        """Wants the files that were left to the source until now."""
         for ids in self._early:
             self.requests.want(self._let_in_again(ids, Reason.NO_ROOM))
         self._early = []
 
     def _drop_rotten(self, nodes: Nodes) -> None:
-        """What peers were refused this node's own programs must not be given either."""
+        """Drops damaged copies that peers were refused: this node's own programs must not get them
+        either."""
         ids, words = nodes.replicas.rotten()
         for entry in ids[self.shared.catalog.words[ids] == words].tolist():
             self._damaged(entry)
 
     def _order_ahead(self, room: int) -> bool:
-        """Of what is to be filled ahead a portion. Returns whether there is room left because no
-        tier had any for it: then there may be more of that kind."""
+        """Orders a portion of what is to be filled ahead. Returns whether the engine could take
+        more because no tier had room for these files: then there may be more of that kind."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
@@ -258,15 +266,16 @@ class Filler:
         return len(ids)
 
     def order_planned(self, ids: Ids, horizon: int) -> None:
-        """Fills what a plan needs next, in this order; what is staged for it may push out what is
-        used in `horizon` files from now, or later. What has no room stays ABSENT, and of what would
-        be staged so does all that is behind it."""
+        """Fills what a plan needs next, in this order. What is staged for the plan may push out
+        copies whose next use is `horizon` files from now, or later. A file without room stays
+        ABSENT; if it would be staged, so do all files to be staged that are behind it."""
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
-        """Of (n,) files those that are WANTED. A file that is named twice is filled once: of its
-        two copies only one would serve, and the other would keep its room."""
+        """Orders fills of those of (n,) files that are WANTED; returns how many. A file that is
+        named twice is filled once: of two copies only one would serve, and the other would keep its
+        room."""
         ids = distinct(ids)
         words = self.shared.catalog.words[ids]
         wanted, leaving = state_of(words) == State.WANTED, copy_of(words) != 0
@@ -280,7 +289,8 @@ class Filler:
         return ordered + self._order_staged(ids[~kept], in_use=in_use, horizon=horizon)
 
     def _order_kept(self, ids: Ids, *, in_use: bool) -> tuple[Ids, int]:
-        """Returns the files that have no room and are to be staged, and how many were ordered."""
+        """Orders files that are kept here. Returns the files that have no room and are to be
+        staged, and how many were ordered."""
         if not len(ids):
             return ids, 0
         sizes, rooms = self.shared.catalog.entries["size"][ids], self.rooms()
@@ -293,8 +303,9 @@ class Filler:
         return self._nowhere(ids[nowhere], in_use=in_use), ordered
 
     def _order_staged(self, ids: Ids, *, in_use: bool, horizon: int | None) -> int:
-        """Files that have no place in the tiers. What neither is read now nor will be soon is
-        staged when somebody reads it: what is filled ahead would go again before it is used."""
+        """Orders files that have no place in the tiers into the staging area; returns how many. A
+        file that nobody reads now or soon is staged when somebody reads it: filled ahead, it would
+        be dropped again before it is used."""
         catalog = self.shared.catalog
         if not len(ids) or (not in_use and horizon is None):
             catalog.set_state(ids, State.ABSENT, Reason.NO_ROOM)
@@ -305,7 +316,7 @@ class Filler:
         ids, sizes = ids[possible], sizes[possible]
         now = self.staging.admits(sizes)
         if horizon is not None:
-            # Else a large file would see smaller ones take its room until it is opened.
+            # In order: else smaller files would take the room of a large file until it is opened.
             now = np.logical_and.accumulate(now)
         if not now.all():
             least_use = -1 if horizon is None else horizon
@@ -342,9 +353,9 @@ class Filler:
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
-        """Of the tiers that the policy chooses from. One that shares its file system with the
-        catalog leaves room for a larger one until it is known how many files there are: without
-        that a file is unknown, without a copy it is only slower."""
+        """The room of the tiers that the policy chooses from. Until it is known how many files
+        there are, a tier on the catalog's file system leaves room for a larger catalog: a file
+        without an entry is unknown, a file without a copy is only slower."""
         growing = set() if self.scanner.scanned else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
@@ -352,8 +363,9 @@ class Filler:
         ]
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
-        """No room now. Copies of other datasets go first; else files are staged, and returned; else
-        the source serves them, at once: readers wait. They are tried again when nothing runs any
+        """Decides on files for which no tier has room now. Copies of other datasets go first.
+        Otherwise, with a staging area, the files are returned to be staged; without one, the source
+        serves them at once, because readers wait, and they are tried again when nothing runs any
         more."""
         if not len(ids):
             return ids
@@ -395,7 +407,7 @@ class Filler:
         is_here = tier_of(words) < self.staging.number
         is_coming = is_here & (state_of(words) == State.FILLING)
         is_whole = is_here & (state_of(words) == State.PRESENT)
-        # Files without a copy would take the room again.
+        # Other nodes' files without a copy are given up too: they would take the room again.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)
@@ -406,8 +418,8 @@ class Filler:
         return own if len(spare) or is_coming.any() else own[:0]
 
     def _lacks_room(self) -> bool:
-        """Whether files have had no room for some time: fills under way hold theirs twice, as a
-        promise and on the disk, and memory is short for a moment."""
+        """Whether files have had no room for some time. A short lack means nothing: fills under way
+        hold their room twice, as a promise and on the disk, and memory is short for a moment."""
         now_s = time.monotonic()
         if now_s - self._refused_s > LACKS_S:
             self._lacks_since_s = now_s
@@ -415,14 +427,15 @@ class Filler:
         return now_s - self._lacks_since_s >= LACKS_S
 
     def try_again(self, ids: Ids) -> None:
-        """(n,) files that programs use and that had no room when they were used before."""
+        """Tries (n,) files again that programs use and that had no room when they were used
+        before."""
         if len(again := self._let_in_again(ids, Reason.NO_ROOM)):
             self.requests.again(again, in_use=True)
 
     # --- results -----------------------------------------------------------------------------
 
     def collect(self) -> bool:
-        """Takes the engine's results; also lets files try again that had no room. Returns whether
+        """Takes the engine's results, and lets files try again that had no room. Returns whether
         there were any results."""
         unstaged = found = False
         for results in self.engine.results():
@@ -445,22 +458,23 @@ class Filler:
         self.outdated.step()
         if unstaged:
             self.staging.left()
-        # In the staging area something leaves all the time.
+        # Copies leave the staging area all the time: files that wait for room try again at each
+        # departure.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # As long as files are found, room is kept free for them to be known.
+        # As long as scans find files, room is kept free for their entries.
         if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
         return found
 
     def await_results(self, *, follows_plan: bool) -> None:
-        """Has the loop woken for results early if anything waits for them: a plan, files whose
-        orders did not fit in, or files that had no room."""
+        """Has the engine wake the loop early for results if anything waits for them: a plan, files
+        whose orders did not fit in, or files that had no room."""
         waits = follows_plan or len(self.requests) or self._refused or self.staging.has_refused
         self.engine.await_results(is_awaited=bool(waits or self._to_check))
 
     def _made(self, results: npt.NDArray[Any]) -> None:
-        """Results (n,) of fills and checks that went well."""
+        """Takes in (n,) results of fills and checks that went well."""
         if not len(results):
             return
         results = results[self.copies.made(results)]
@@ -477,8 +491,8 @@ class Filler:
             self.nodes.move(moved["id"][~here], moved["home"][~here])
 
     def _try_refused(self) -> None:
-        """What was refused room while fills were running: they hold theirs twice, as a promise and
-        on the disk, and some may have failed. Whatever fits now has its turn again."""
+        """Tries what was refused room while fills were running. Fills hold their room twice, as a
+        promise and on the disk, and some may have failed. Whatever fits now gets its turn again."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.place(catalog.entries["size"][ids], self.rooms())
@@ -494,7 +508,7 @@ class Filler:
         return again
 
     def answer(self) -> None:
-        """Readers whose files have got a copy, or will not get one, wait no longer."""
+        """Ends the wait of readers whose files have got a copy, or will not get one."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
         if self.nodes is not None:
             self.nodes.answer()
@@ -519,10 +533,11 @@ class Filler:
         tier = self.copies.tier(number)
         tier.give_back(int(catalog.entries["size"][entry]))
         if result["left"]:
-            tier.adopt(catalog.entries["size"][[entry]])  # what was filled of it takes room
+            tier.adopt(catalog.entries["size"][[entry]])  # what was filled of the file takes room
             self.copies.tier_failed(number, int(result["left"]))
         if status == JobStatus.TIER_FULL and number == self.staging.number:
-            # Others have filled the file system, for a while; what was staged next would not fit.
+            # Others have filled the file system, for a while: what is staged next would not fit
+            # either.
             self.staging.refuse(one(entry))
         elif status == JobStatus.TIER_FULL:
             tier.note_full()
@@ -541,7 +556,7 @@ class Filler:
             self.requests.taken_back(one(entry))
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
-        """The source's file is not what the scan saw: look again, a few times."""
+        """Looks a few times again at a source's file that is not what the scan saw."""
         catalog = self.shared.catalog
         self._tries[entry] = self._tries.get(entry, 0) + 1
         self.copies.doubt(entry)
@@ -554,7 +569,7 @@ class Filler:
         catalog.set_state(one(entry), State.ABSENT)
         try:
             catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
-        except OSError as full:  # of shared memory: the source goes on with it
+        except OSError as full:  # shared memory is full: the source goes on serving the file
             log.warning("%s: %s", catalog.path(entry), full)
             catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
             return
@@ -563,11 +578,11 @@ class Filler:
     # --- on request --------------------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
-        """Cancels what a command has asked to be filled ahead, but for what the engine works on and
+        """Cancels what a command has asked to be filled ahead, except what the engine works on and
         what others want too. Returns how many files that are."""
         waiting, ordered = self.requests.take_back(ticket)
         withdrawn = self.engine.withdraw(ordered)
-        self.collect()  # what is ABSENT now another command may ask for next
+        self.collect()  # another command may ask next for what is ABSENT now
         return waiting + withdrawn
 
     def clear(self) -> int:

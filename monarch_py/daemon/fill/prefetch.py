@@ -1,7 +1,8 @@
-"""`prefetch: auto`: what lies beside the files that programs read is filled before they open it.
+"""`prefetch: auto`: fills what lies beside the files that programs read, before they open it.
 
-Where nodes share, each first fills the files whose home it is. Those of others are near, once they
-have them: they are fetched while a processor is idle, so that no program is slower for them.
+Where nodes share, each node first fills the files whose home it is. Other nodes' files are near
+once their homes have them: they are fetched while a processor is idle, so that no program is slower
+for them.
 """
 
 import os
@@ -21,31 +22,32 @@ from monarch_py.policies.placement import NOWHERE
 
 __all__ = ["Directories", "DirectoryPrefetch"]
 
-# A directory is filled once so many of its files were read to their end; and all below it, once
-# files in so many of its subdirectories were.
+# A directory is filled once NAMES of its files were read to their end. All below it is filled once
+# files in NAMES of its subdirectories were.
 NAMES = 4
-# Of files read to their end between two turns this many are looked at, outside the directories
-# that are filled already: a few are enough to know a directory by.
+# At most this many of the files read to their end between two turns are looked at: a few are enough
+# to know a directory by.
 LOOKS = 64
 # Files that wait for their turn or are being filled, at most.
 QUEUE = 4096
-# Entries of the catalog that are looked at in a turn.
+# Entries of the catalog that are looked at in one turn at most.
 ENTRIES = 65536
-# Copies that give way do so at once for so much, so that it is not done for every file [bytes].
+# Copies give way for at least this much at once, so that it is not done for every file [bytes].
 GIVEN_BYTES = 16 << 20
-# No tier has room: asked again after this time [s].
+# When no tier has room, the tiers are asked again after this time [s].
 FULL_S = 1.0
-# So long after a program has opened something it may soon use more of what was filled ahead [s].
+# For this long after an open, programs may soon use more of what was filled ahead [s].
 AWAKE_S = 2.0
 
-# Of an entry's flags.
+# The flag of an entry whose home is another node.
 OF_OTHERS = int(lib.MONARCH_OF_OTHERS)
 # The number of a source, and a directory relative to it, "" for its root.
 Place = tuple[int, str]
 
 
 class _Home(IntEnum):
-    """Whose files: this node's, which are all where nodes do not share; or those of others."""
+    """Whose files: those of this node, which are all files where nodes do not share, or those of
+    others."""
 
     HERE = 0
     ELSEWHERE = 1
@@ -53,8 +55,11 @@ class _Home(IntEnum):
 
 @dataclass(slots=True)
 class _Filled:
-    """A directory that is filled.  is_deep : with what lies below it;  at : by home, entries of the
-    catalog from this one on are still to be looked at"""
+    """A directory that is filled.
+
+    is_deep : with what lies below it;  at : by home, the first entry of the catalog that is still
+    to be looked at
+    """
 
     place: Place
     is_deep: bool
@@ -72,7 +77,7 @@ class _Filled:
 
 
 class Directories:
-    """Which directories programs read through: found from the files that they read."""
+    """The directories that programs read through, found from the files that they read."""
 
     def __init__(self) -> None:
         self.filled: list[_Filled] = []  # the newest first
@@ -80,7 +85,8 @@ class Directories:
         self._below: defaultdict[Place, set[str]] = defaultdict(set)
 
     def note(self, source: int, path: str) -> bool:
-        """A file was read to its end. Returns whether one more directory is filled from now on."""
+        """Notes a file that was read to its end. Returns whether one more directory is filled from
+        now on."""
         above, name = os.path.split(path)
         if any(filled.covers((source, above)) for filled in self.filled):
             return False
@@ -106,9 +112,9 @@ class Directories:
 
 
 class DirectoryPrefetch:
-    """Works in turns of the daemon's loop; nothing in it waits, and nothing is done for each file.
+    """Runs in turns of the daemon's loop; never waits, and does nothing for each single file.
 
-    is_on : else it does nothing;  unused : what it has had filled and nobody has opened
+    is_on : whether it does anything;  unused : files that it has had filled and nobody has opened
     """
 
     def __init__(self, filler: Filler, *, is_on: bool) -> None:
@@ -121,10 +127,10 @@ class DirectoryPrefetch:
         self._ids = np.empty(QUEUE, dtype=np.uint64)
         self._full_until = self._opened_at = float("-inf")
         self._is_waiting = self._has_given_way = False
-        # Files that were ordered so far; those that are being filled, and may be as soon as there
-        # is time.
+        # Files that were ordered so far; files that are being filled, or may be as soon as there is
+        # time.
         self.ordered = self.waiting = 0
-        self._is_followed = bool(self.shared.control.follow_opens)  # by others
+        self._is_followed = bool(self.shared.control.follow_opens)  # others have it on
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
             filler.give_way = self.give_way
@@ -133,7 +139,7 @@ class DirectoryPrefetch:
     @property
     def is_awake(self) -> bool:
         """Whether the loop should turn often: more is filled once programs have used what is there,
-        and they do not ring for copies."""
+        and their opens of copies do not ring."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
 
     # --- what programs read ---------------------------------------------------------------------
@@ -201,7 +207,7 @@ class DirectoryPrefetch:
         return self._idle.has_one(time.monotonic()) and not reads
 
     def _take(self, most: int, home: _Home) -> Ids:
-        """The next (n,) files of those that were found, as far as they may lie there unused. One
+        """The next (n,) of the files that were found, as far as they may lie there unused. A file
         that is larger than all that may lie there is passed over: its own open fills it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
@@ -227,18 +233,19 @@ class DirectoryPrefetch:
         sizes = self.shared.catalog.entries["size"][ids]
         fits = self.filler.policy.place(sizes, self.filler.rooms()) != NOWHERE
         if not fits.any():
-            # All but the first: a large file does not keep those behind it waiting for ever.
+            # All but the first go back: a large file does not keep those behind it waiting for
+            # ever.
             self._next[home] = np.concatenate([ids[1:], self._next[home]])
             self._full_until = time.monotonic() + FULL_S
             return
-        # Before a copy is there: its first open is heard of.
+        # Set before a copy is there, so that its first open is heard of.
         self.shared.control.follow_opens = True
         self.unused.order(ids[fits])
         self.filler.requests.fill_ahead(ids[fits])
 
     def _find(self, most: int, home: _Home) -> bool:
-        """Goes on in the catalog until so many files are known whose turn comes next. Returns
-        whether there is more of it to look at."""
+        """Goes on through the catalog until `most` files are found whose turn comes next. Returns
+        whether more of the catalog is to be looked at."""
         looks = ENTRIES
         for filled in self._directories.filled:
             while len(self._next[home]) < most and looks > 0:
@@ -266,12 +273,13 @@ class DirectoryPrefetch:
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
-        """Of (n,) files that programs use and that have no room, those for which copies that nobody
-        has used were dropped, the last ones of the catalog first. From then on nothing more is
-        filled ahead: the tiers have no room for it.
+        """Drops copies that nobody has used, the last ones of the catalog first, for (n,) files
+        that programs use and that have no room. Returns the files for which it did. From then on
+        nothing more is filled ahead: the tiers have no room for it.
 
-        A file gets this room when it is used for the second time: who reads all files, each once an
-        epoch, comes to those that were filled ahead too, and who reads a part comes back to it.
+        A file gets this room when it is used for the second time. A program that reads all files,
+        each once an epoch, comes to those that were filled ahead too; one that reads a part comes
+        back to it.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
@@ -289,7 +297,7 @@ class DirectoryPrefetch:
     # --- once more ------------------------------------------------------------------------------
 
     def _put_back(self) -> None:
-        """Another directory has its turn first."""
+        """Puts files back that were found: another directory has its turn first."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:
@@ -297,13 +305,14 @@ class DirectoryPrefetch:
         self._next = [NONE, NONE]
 
     def look_again(self) -> None:
-        """Files have become ABSENT that had another order: they have their turn once more."""
+        """Goes through all directories anew: files that had another order have become ABSENT, and
+        have their turn once more."""
         for filled in self._directories.filled:
             filled.at = [0, 0]
         self._next = [NONE, NONE]
 
     def clear(self) -> None:
-        """Every copy is dropped: what programs read from now on counts."""
+        """Begins anew after every copy was dropped: only what programs read from now on counts."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NONE, NONE]
         self._has_given_way = False

@@ -16,9 +16,11 @@ NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 
 class PrefetchQueue:
-    """What `warm` names goes first, in turn; then what the scan meets, if all is to be filled.
+    """Files to fill ahead: first what `warm` names, in turn; then what the scan meets, if all is to
+    be filled.
 
-    eager : the configuration says `prefetch: eager`;  entries_met : of the catalog, by `meet`
+    eager : the configuration says `prefetch: eager`;  entries_met : how many entries of the catalog
+    `meet` has returned
     """
 
     def __init__(self, *, eager: bool) -> None:
@@ -26,7 +28,7 @@ class PrefetchQueue:
         # (ticket of the command that asked, "" for none; files)
         self._asked: deque[tuple[str, Ids]] = deque()
         self._met: deque[tuple[str, Ids]] = deque()
-        # What had its turn and is not settled yet.
+        # Files that had their turn and are not settled yet.
         self._given: list[tuple[str, Ids]] = []
         self.entries_met = 0
 
@@ -34,8 +36,8 @@ class PrefetchQueue:
         return sum(map(len, self.waiting()))
 
     def meet(self, entries: int) -> tuple[Ids, bool]:
-        """With `eager`, entries (n,) that were not yet returned, of a catalog of so many, and
-        whether there are more."""
+        """With `eager`, the next entries (n,) of a catalog of `entries` entries that were not
+        returned yet, and whether there are more."""
         if not self.eager:
             return NONE, False
         first, last = self.entries_met, min(entries, self.entries_met + MEETS)
@@ -43,12 +45,12 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Behind all others of their kind; with a ticket: of a command, which can take them
-        back."""
+        """Adds files behind all others of their kind. A ticket names the command that asked for
+        them, and that can take them back."""
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Puts files that had their turn before all others of their kind."""
+        """Puts files that had their turn ahead of all others of their kind."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():
@@ -75,8 +77,11 @@ class PrefetchQueue:
         return ids[:taken]
 
     def settle(self, is_open: Callable[[Ids], npt.NDArray[np.bool_]]) -> Ids:
-        """Forgets files that had their turn once they have a copy or will not get one; returns the
-        (n,) others.  is_open : tells of (m,) files which are WANTED or FILLING"""
+        """Forgets files that had their turn, once they have a copy or will not get one. Returns the
+        (n,) others.
+
+        is_open : tells which of (m,) files are WANTED or FILLING
+        """
         given: dict[str, list[Ids]] = {}
         for ticket, ids in self._given:
             given.setdefault(ticket, []).append(ids)
@@ -100,5 +105,5 @@ class PrefetchQueue:
         return [ids for _, ids in (*self._asked, *self._met)]
 
     def meant(self) -> list[Ids]:
-        """What waits, and what had its turn and is not settled."""
+        """Files that wait, and files that had their turn and are not settled."""
         return [*self.waiting(), *(ids for _, ids in self._given)]

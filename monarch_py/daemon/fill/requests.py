@@ -26,18 +26,19 @@ from monarch_py.native import (
 
 __all__ = ["FillRequests"]
 
-# Of a member of an enumeration Python makes an exception and a call.
+# Plain numbers: Python makes an exception and a call of each comparison with an enumeration's
+# member.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = make_word(State.BYPASS, Reason.UNSUPPORTED)
-# Of a demand, the bits of its entry: catalog.h, monarch_demand_entry.
+# The bits of a demand that name its entry: catalog.h, monarch_demand_entry.
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
-# Bits of wanted files that are taken in a turn of the daemon's loop.
+# How many wanted files are taken in one turn of the daemon's loop at most.
 WANTS = 65536
 
 
 class FillRequests:
-    """The queues of files that are WANTED in the catalog. Their owner looks at the state again when
-    their turn comes: a file may be in two of them, or be changed meanwhile.
+    """The queues of files that are WANTED in the catalog. The filler looks at the state again when
+    a file's turn comes: the file may be in two queues, or be changed meanwhile.
 
     eager : all files are wanted, behind those that programs use and those that `warm` names
     """
@@ -45,7 +46,7 @@ class FillRequests:
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
         self.ahead = PrefetchQueue(eager=eager)
-        # What programs use, as it came; then what of it is read from sources, and from peers.
+        # What programs use: first as it came, then by way, read from sources and read from peers.
         self._in_use: deque[Ids] = deque()
         self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
         self._awaited: deque[Ids] = deque()
@@ -67,14 +68,14 @@ class FillRequests:
     # --- by programs -------------------------------------------------------------------------
 
     def take_wants(self) -> None:
-        """What programs have opened since the last turn."""
+        """Wants what programs have opened since the last turn."""
         where = pointer(self._taken, "uint64_t *")
         count = lib.monarch_take_wants(self.shared.clients, len(self.shared.catalog), where, WANTS)
         self.want(self._taken[:count].copy())
 
     def take_demands(self) -> None:
-        """What is to be filled ahead and somebody waits for now: with `prefetch: none`, and after
-        an open that came before the order, no want tells of it."""
+        """Puts first what is to be filled ahead and somebody waits for now. No want tells of such a
+        file with `prefetch: none`, or after an open that came before the order."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -87,13 +88,14 @@ class FillRequests:
                 self._awaited.append(ids)
 
     def next_awaited(self) -> Ids:
-        """The (n,) files of which somebody waits for a part, however many have their turn before;
-        none when there are none. They are few: readers that wait have places."""
+        """The (n,) files of which somebody waits for a part, ahead of all others; none when there
+        are none. They are few: each reader that waits holds one of a fixed number of demand
+        slots."""
         return self._awaited.popleft() if self._awaited else np.zeros(0, dtype=np.uint64)
 
     def want(self, ids: Ids) -> None:
-        """Files that programs use, to be filled in this order. What is no file, or has a copy or
-        none for a reason, stays as it is."""
+        """Wants files that programs use, in this order. What is no file, has a copy, or has none
+        for a reason stays as it is."""
         if not len(ids):
             return
         states = state_of(self._words_of_files(ids))
@@ -103,9 +105,11 @@ class FillRequests:
             self._in_use.append(ids)
 
     def part_ways(self, from_peers: Callable[[Ids], npt.NDArray[np.bool_]]) -> None:
-        """What programs use waits in a queue for each way from now on: two nodes that fill from
-        each other, and have as many orders as they may, would wait for each other.  from_peers :
-        tells of (n,) files which are fetched from other nodes"""
+        """Puts what programs use into a queue for each way. In a single queue, two nodes that fill
+        from each other and have as many orders as they may would wait for each other.
+
+        from_peers : tells which of (n,) files are fetched from other nodes
+        """
         while self._in_use:
             ids = self._in_use.popleft()
             fetched = from_peers(ids)
@@ -114,7 +118,7 @@ class FillRequests:
                     queue.append(mine)
 
     def next_in_use(self, most: int, *, from_peers: bool) -> Ids:
-        """The (n,) files of this way whose turn it is; none when nothing waits."""
+        """The next (n,) files of this way, `most` of them at most; none when nothing waits."""
         queue = self._by_way[from_peers]
         if not queue:
             return np.zeros(0, dtype=np.uint64)
@@ -133,9 +137,9 @@ class FillRequests:
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
-        """Files that a command names, to be filled in this order behind those that programs use;
-        also what had no room or failed before. Those ordered for another command are noted as
-        this command's too. Returns how many files have no copy yet and get one."""
+        """Wants files that a command names, in this order, behind those that programs use; also
+        files that had no room or failed before. Files ordered for another command are noted as this
+        command's too. Returns how many files have no copy yet and get one."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = state_of(words), reason_of(words)
@@ -146,15 +150,15 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """Files that have become ABSENT by themselves: with `prefetch: eager` they are filled
-        again, otherwise when they are read."""
+        """Has files that have become ABSENT by themselves filled again: at once with `prefetch:
+        eager`, otherwise when they are read."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
     def fill_ahead(self, ids: Ids, ticket: str = "") -> None:
-        """(n,) files that nobody has opened, behind all others of their kind."""
+        """Wants (n,) files that nobody has opened, behind all others of their kind."""
         if len(ids):
-            # The engine may publish a copy at any moment: what is being filled stays as it is.
+            # The engine may publish a copy at any moment, so what is being filled stays as it is.
             states = state_of(self.shared.catalog.words[ids])
             self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
             self.ahead.add(ids, ticket)
@@ -176,19 +180,19 @@ class FillRequests:
         return len(waiting), ordered
 
     def taken_back(self, ids: Ids) -> None:
-        """Files that are ABSENT because a command has cancelled them: with `prefetch: eager` those
-        that had been met before wait for their turn again."""
+        """Notes files that are ABSENT because a command has cancelled them: with `prefetch: eager`
+        those that had been met before wait for their turn again."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- once more ---------------------------------------------------------------------------
 
     def again(self, ids: Ids, *, in_use: bool) -> None:
-        """Files whose fill is to be tried again."""
+        """Queues files whose fill is to be tried again."""
         self.shared.catalog.set_state(ids, State.WANTED)
         self._queue(ids, in_use=in_use)
 
     def put_off(self, ids: Ids, *, in_use: bool) -> None:
-        """Files that get their turn again once copies that are being removed are gone."""
+        """Puts files off until the copies that are being removed are gone."""
         self._no_room_yet.append((ids, in_use))
 
     @property
@@ -196,7 +200,7 @@ class FillRequests:
         return bool(self._no_room_yet)
 
     def let_in(self) -> None:
-        """What was put off has its turn again."""
+        """Gives files that were put off their turn again."""
         for ids, in_use in self._no_room_yet:
             self._queue(ids, in_use=in_use)
         self._no_room_yet = []
@@ -208,7 +212,8 @@ class FillRequests:
             self.ahead.add_first(ids)
 
     def _words_of_files(self, ids: Ids) -> npt.NDArray[np.uint64]:
-        """(n,) the entries' words; those of what is no file say that nothing is to be done."""
+        """(n,) the entries' words; the word of an entry that is no file says that nothing is to be
+        done."""
         catalog = self.shared.catalog
         files = catalog.entries["kind"][ids] == FILE
         words: npt.NDArray[np.uint64] = catalog.words[ids]

@@ -1,4 +1,4 @@
-"""What was filled ahead and not used, beside what programs read."""
+"""Files that were filled ahead and not used, weighed against what programs have read."""
 
 import time
 from collections import deque
@@ -13,22 +13,23 @@ from monarch_py.native import State, state_of
 
 __all__ = ["BYTES_AT_FIRST", "BYTES_FOR_EACH_READ", "NONE", "UnusedPrefetch"]
 
-# What may lie there unused: so many bytes for each byte that programs read, which counts once
-# however often it is read, and so many before they have read anything [bytes].
+# How much may be filled ahead and lie unused [bytes]: BYTES_FOR_EACH_READ for each byte that
+# programs have read, which counts once however often it is read, and BYTES_AT_FIRST besides, so
+# that there is some before they have read anything.
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
 NONE: Ids = np.zeros(0, dtype=np.uint64)
 # Marks of a file. REFUSED: it had no room when it was used before.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
-# Opens of a file within this time are one use of it [s].
+# Opens of a file within this time count as one use of it [s].
 ONE_USE_S = 1.0
 
 
 class UnusedPrefetch:
     """Files that were ordered before anybody opened them, until somebody does.
 
-    files, bytes_ : of them, copies or on their way;  read_bytes : sizes of the files that programs
-    have read, each once
+    files, bytes_ : how many of them have a copy or are on their way, and their sizes;  read_bytes :
+    sizes of the files that programs have read, each once
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -36,10 +37,10 @@ class UnusedPrefetch:
         self.clear()
 
     def clear(self) -> None:
-        """As if nothing had been read or filled ahead."""
+        """Begins anew, as if nothing had been read or filled ahead."""
         self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._under_way: Ids = NONE
-        # Files that were refused room just now, and when the next open of them is another use.
+        # Files that were refused room just now, and from when on an open of them is another use.
         self._refusals: deque[tuple[float, Ids]] = deque()
         self.files = self.bytes_ = self.read_bytes = 0
 
@@ -49,7 +50,7 @@ class UnusedPrefetch:
         return max(0, BYTES_AT_FIRST + BYTES_FOR_EACH_READ * self.read_bytes - self.bytes_)
 
     def order(self, ids: Ids) -> None:
-        """(n,) files, each once, are being filled ahead from now on."""
+        """Notes (n,) files, each named once, that are being filled ahead from now on."""
         fresh = ids[self._marked(ids) == 0]
         self._marks[fresh] |= ORDERED
         self.files += len(fresh)
@@ -62,7 +63,7 @@ class UnusedPrefetch:
         return left
 
     def note_read(self, ids: Ids) -> None:
-        """(n,) files that programs have read to their end."""
+        """Notes (n,) files that programs have read to their end."""
         ids = np.unique(ids)
         self._leave(self.ordered(ids))
         fresh = ids[self._marked(ids) & READ == 0]
@@ -70,14 +71,14 @@ class UnusedPrefetch:
         self.read_bytes += self._bytes_of(fresh)
 
     def note_opened(self, ids: Ids) -> None:
-        """(n,) files that programs have opened. Nobody sees how much of a copy is read; who opens
-        what was filled for him is taken to read it."""
+        """Notes (n,) files that programs have opened. Nobody sees how much of a copy is read: a
+        program that opens a file that was filled ahead is taken to read it."""
         if self.files:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Those of (n,) files in use that have no room for the second time; of the others it is
-        noted that they have none."""
+        """Returns those of (n,) files in use that have no room for the second time, and notes that
+        the others have none."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -86,7 +87,7 @@ class UnusedPrefetch:
         return used_again
 
     def refused(self, ids: Ids) -> Ids:
-        """Those of (n,) files that are opened now which had no room when they were used before."""
+        """Those of (n,) files, opened now, that had no room when they were used before."""
         self._age()
         opened_again: Ids = ids[self._marked(ids) & REFUSED != 0]
         return opened_again
@@ -113,17 +114,17 @@ class UnusedPrefetch:
         return ids, self._bytes_of(ids)
 
     def drop(self, ids: Ids) -> None:
-        """(n,) files whose copies go unused."""
+        """Forgets (n,) files whose unused copies are dropped."""
         self._leave(self.ordered(ids))
 
     def _leave(self, ids: Ids) -> None:
         self._marks[ids] &= ~ORDERED
         self.files -= len(ids)
-        # A file may have got another size since.
+        # A file may have got another size in the meantime.
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:
-        """(n,) their marks; there is a place for each from here on."""
+        """(n,) marks of these files. Grows the table of marks to the size of the catalog first."""
         entries = len(self.shared.catalog)
         if entries > len(self._marks):
             grown = np.zeros(max(entries, 2 * len(self._marks)), dtype=np.uint8)

@@ -1,1 +1,1 @@
-"""The nodes of a cluster: which keeps which file, what this one gives, whom a fill asks."""
+"""The nodes of a cluster: which node keeps which file, what this one serves, whom a fill asks."""

@@ -1,4 +1,4 @@
-"""All nodes of a cluster, as `status --all` shows them: each daemon is asked for its own status."""
+"""The status of all nodes of a cluster, for `status --all`: each daemon is asked for its own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from monarch_py.peers.membership import Cluster, Member
 
 __all__ = ["all_nodes"]
 
-# A daemon answers between two turns of its loop; `status` waits for all of them together [s].
+# A daemon answers between two turns of its loop; `status` waits this long for all of them together
+# [s].
 ANSWER_LIMIT_S = 2.0
-# So that a thousand nodes that are off are told of in time (client.ANSWER_LIMIT_S).
+# How many nodes are asked at the same time: enough that a thousand nodes that are off are told of
+# in time (ANSWER_LIMIT_S in ipc/connection.py).
 MOST_AT_A_TIME = 256
 
 WHY = {
@@ -24,8 +26,10 @@ WHY = {
 
 
 def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, Any]]:
-    """One object a node, in the order of their ranks (docs/status.md).  own : this node's status,
-    which is all that there is without a cluster."""
+    """One object for each node, in the order of their ranks (docs/status.md).
+
+    own : this node's status, which is all that there is without a cluster
+    """
     if cluster is None:
         return [_node(0, Member("", "", 0, ()), "", own)]
 
@@ -40,7 +44,7 @@ def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, An
 
 
 def _ask(cluster: Cluster, rank: int) -> tuple[str, dict[str, Any] | None]:
-    """Why there is no status, and the status."""
+    """Asks a node. Returns why there is no status, "" if there is one, and the status."""
     try:
         return "", json.loads(ask(Party.of(cluster), rank, ANSWER_LIMIT_S, Purpose.STATUS))
     except Unreachable as error:

@@ -1,7 +1,7 @@
 """The other nodes' daemons: which node keeps which file, and whom a fill asks for it.
 
-Nothing of this is agreed upon. Every node says the same from the catalog and the nodes' quotas,
-which all of them were given alike when they started (policies/rendezvous.py).
+The nodes do not negotiate this. Every node computes the same from the catalog and the nodes'
+quotas, which all of them were given alike when they started (policies/rendezvous.py).
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ __all__ = ["ASKED", "NOBODY", "UNIT", "Holders", "Membership", "Nodes", "rooms_o
 
 log = logging.getLogger("monarch.nodes")
 
-# Nodes that a fill asks for a file, (n, ASKED).
+# How many nodes a fill asks for a file at most: the second dimension of Holders.
 ASKED: int = lib.MONARCH_ASKED
 Holders = npt.NDArray[np.int16]
 # All nodes know who keeps what within this time of each other, unless one of them scans by itself
 # [s].
 START_LIMIT_S = 1.0
-# While one node scans by itself, others read nothing from the source that nobody waits for: for
-# this long at most [s]. Nor do they while a plan is placed, however long that takes.
+# While one node scans by itself, other nodes read nothing from the source that nobody waits for,
+# for this long at most [s]. They do not while a plan is placed either, however long that takes.
 SCAN_LIMIT_S = 10.0
-# The size of a file for every node, whatever its own tiers' file systems make of it: whole blocks
-# of the usual size, and room for a name and a row of the manifest [bytes].
+# How every node rounds the size of a file, whatever the file systems of its own tiers make of it:
+# whole blocks of the usual size, and room for a name and a row of the manifest [bytes].
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 
 def rooms_of(cluster: Cluster) -> npt.NDArray[np.int64]:
-    """(nodes,) [bytes] what each has for files of sizes as `UNIT` rounds them, so that an owner has
-    room for all that is its own."""
+    """(nodes,) the room that each node has for files [bytes], with their sizes as `UNIT` rounds
+    them, so that an owner has room for all that is its own."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
 
 
 class Nodes:
-    """Works in turns of the daemon's loop; nothing in it waits."""
+    """Runs in turns of the daemon's loop and never waits."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class Nodes:
         # they are known; and whether this one does too.
         self._holders: Holders = np.zeros((0, ASKED), dtype=np.int16)
         self._keeps = np.zeros(0, dtype=bool)
-        # Whether this node has passed each on, for want of room; how many, and how many it has got
-        # so itself.
+        # For each entry, whether this node has passed it on for want of room; how many entries it
+        # has passed on, and how many it has taken over itself.
         self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
         self._tell(np.zeros(0, dtype=np.uint64))
         self.is_decided = False  # by the catalog alone
-        # Somebody else decides on files of a plan first, see `assign`.
+        # A plan decides on its files first, see `assign`.
         self.awaits_plan = False
 
     @property
@@ -98,13 +98,15 @@ class Nodes:
 
     @property
     def may_wait(self) -> bool:
-        """Whether it may be known so soon that readers, here and on other nodes, wait for it."""
+        """Whether it may be known so soon who keeps what that readers, here and on other nodes,
+        wait for it."""
         return not self.is_ready and self._clock() - self._began < START_LIMIT_S
 
     @property
     def _patience(self) -> int:
-        """Who waits on other nodes until it is known what this one keeps. Whoever is there first
-        fetches ahead, and would read for the others what they are to read themselves."""
+        """Which requests of other nodes wait until it is known what this node keeps. The node that
+        is ready first fetches ahead: without a wait it would read from the source what the others
+        are to read themselves."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:
@@ -115,7 +117,10 @@ class Nodes:
         return int(lib.MONARCH_NOBODY_WAITS)
 
     def step(self, *, scanned: bool) -> None:
-        """Decides on what the catalog has got. scanned : the catalog has all files by now."""
+        """Decides on the entries that are new in the catalog.
+
+        scanned : the catalog has all files by now
+        """
         self.replicas.follow_catalog()
         count = len(self.shared.catalog)
         if scanned and not self.is_decided:
@@ -126,9 +131,9 @@ class Nodes:
         self.replicas.be_patient(self._patience)
 
     def assign(self, ids: Ids, holders: Holders, keeps: npt.NDArray[np.bool_]) -> None:
-        """What a plan says of (n,) entries, on every node the same: the nodes that keep each, owner
-        first, and whether this one keeps a copy. It holds from now on, also when the plan is no
-        longer followed: the copies are where it has put them."""
+        """Takes over what a plan says of (n,) entries, the same on every node: the nodes that keep
+        each, owner first, and whether this node keeps a copy. It holds from now on, also when the
+        plan is no longer followed: the copies are where the plan has put them."""
         self._holders[ids], self._keeps[ids] = holders, keeps
         self._tell(ids)
 
@@ -139,7 +144,7 @@ class Nodes:
         return np.flatnonzero(self._keeps & is_foreign).astype(np.uint64)
 
     def give_up(self, ids: Ids) -> None:
-        """This node keeps (n,) files of others no longer."""
+        """Notes that this node no longer keeps (n,) files of others."""
         self._keeps[ids] = False
         self._tell(ids)
 
@@ -149,9 +154,9 @@ class Nodes:
         return owned
 
     def pass_on(self, ids: Ids) -> None:
-        """(n,) files that have no room here: those of which this node is the owner belong to the
-        next node of their order from now on, as far as there is one. Peers that ask for them are
-        told so, and ask that node."""
+        """Passes on (n,) files that have no room here. Those that this node owns belong to the next
+        node of their order from now on, as far as there is one. Peers that ask for them are told
+        so, and ask that node."""
         own = ids[self.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -169,14 +174,15 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """(n,) files that this node keeps from now on, because those before it have no room."""
+        """Notes (n,) files that this node keeps from now on, because the nodes before it have no
+        room."""
         ids = ids[~self.owns(ids)]
         self._keeps[ids], self._has_passed_on[ids] = True, False
         self.move(ids, np.full(len(ids), self.cluster.rank, dtype=np.int32))
         self.taken_over += len(ids)
 
     def move(self, ids: Ids, nodes: npt.NDArray[np.int32]) -> None:
-        """(n,) files, and (n,) the nodes that keep them by now."""
+        """Notes the (n,) nodes that keep (n,) files by now."""
         if not len(ids):
             return
         self._holders[ids] = NOBODY
@@ -184,30 +190,32 @@ class Nodes:
         self._tell(ids)
 
     def answer(self) -> None:
-        """The catalog says what was decided in this turn."""
+        """Lets peers have their answers: the catalog says what was decided in this turn."""
         self.replicas.answer()
 
     def keeps_here(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """(n,) whether this node keeps their copies; of others it has one only for a while."""
+        """(n,) whether this node keeps copies of these files; of other files it has a copy only for
+        a while."""
         kept: npt.NDArray[np.bool_] = self._keeps[ids]
         return kept
 
     def holders_of(self, ids: Ids) -> Holders:
-        """(n, ASKED) the nodes that keep these files, the owner first, NOBODY for none."""
+        """(n, ASKED) the nodes that keep these files, the owner first, NOBODY where there is
+        none."""
         known: Holders = self._holders[ids]
         return known
 
     def asked(self, ids: Ids) -> npt.NDArray[np.int32]:
-        """(n, MONARCH_ASKED) int32: whom a fill asks for each file, NOBODY for one that is read
-        from the source: this node's own, and what no node has room for. Of two holders the one with
-        the shorter queue of ours comes first; the owner fills what it has not, the other may have
-        no copy yet."""
+        """(n, MONARCH_ASKED) int32: whom a fill asks for each file, NOBODY for a file that is read
+        from the source: this node's own files, and those that no node has room for. Of two holders
+        the one with the shorter queue of our orders comes first. The owner fills what it has not;
+        the other may have no copy yet."""
         asked = self._others(ids)
         two = np.flatnonzero((asked >= 0).all(axis=1))
         if len(two):
             length = self._engine.queues(len(self.cluster.members))
             owner, other = asked[two].T
-            # As long queues mean nothing: the owner, half of the time.
+            # Queues of the same length mean nothing: the owner comes first for half of the files.
             shorter = (length[other] < length[owner]) | (
                 (length[other] == length[owner]) & (ids[two] % np.uint64(2) == 1)
             )
@@ -223,8 +231,9 @@ class Nodes:
         return others
 
     def _decide_all(self, count: int) -> None:
-        """Every node comes to the same owners: by the files' hashes, and where a node is full, the
-        next one that has room (design: decided from the catalog alone)."""
+        """Decides on all files of the catalog. Every node comes to the same owners: by the files'
+        hashes, and where a node is full, the next one that has room (design: decided from the
+        catalog alone)."""
         entries = self.shared.catalog.entries[:count]
         words = entries["word"]
         left_out = (state_of(words) == State.BYPASS) & np.isin(
@@ -236,7 +245,8 @@ class Nodes:
         owner = np.full(count, NOBODY, dtype=np.int32)
         owner[files] = owners(hashes, sizes, quotas)
         keeps = owner == self.cluster.rank
-        # Room that is left over takes what others own too: it need not be fetched every epoch.
+        # Room that is left over takes other owners' files too: they need not be fetched every epoch
+        # then.
         spare = int(quotas[self.cluster.rank]) - int(sizes[keeps[files]].sum())
         foreign = np.flatnonzero(~keeps[files] & (owner[files] != NOBODY))
         foreign = foreign[np.argsort(hashes[foreign], kind="stable")]
@@ -252,8 +262,8 @@ class Nodes:
         )
 
     def _decide_late(self, count: int) -> None:
-        """Files that were met later: nodes may meet them in another order, so that what else they
-        have room for cannot be asked."""
+        """Decides on files that were met later. Nodes may meet them in different orders, so the
+        decision cannot depend on what else the nodes have room for."""
         first = len(self._holders)
         hashes = self.shared.catalog.entries["hash"][first:count]
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
@@ -270,7 +280,7 @@ class Nodes:
         self._tell(ids)
 
     def _tell(self, ids: Ids) -> None:
-        """Passes on who keeps (n,) entries: to the server of peers, and to the engine for its own
+        """Tells who keeps (n,) entries: to the server of peers, and to the engine for its own
         orders."""
         owner = self._holders[ids, 0]
         moved_to = np.where(self._has_passed_on[ids], owner, np.int16(NOBODY))
@@ -278,7 +288,7 @@ class Nodes:
         self._engine.set_homes(ids, self._others(ids), self._keeps[ids])
 
     def status(self) -> dict[str, Any]:
-        """The schema is in docs/status.md."""
+        """What `status` says of the nodes. The schema is in docs/status.md."""
         members = []
         for rank, member in enumerate(self.cluster.members):
             said: dict[str, Any] = {"rank": rank, "name": member.name}
@@ -300,11 +310,11 @@ class Nodes:
         }
 
     def close(self) -> None:
-        """Peers are told no more. The engine still runs, and asks nobody."""
+        """Stops serving peers. The engine still runs, and asks nobody."""
         self.replicas.close()
 
     def free(self) -> None:
-        """Once the engine has stopped."""
+        """Frees the peers and what they were served from, once the engine has stopped."""
         for peer in self.peers.values():
             peer.close()
         self.replicas.free()

@@ -1,8 +1,8 @@
-"""From where a fill comes: from a node that has the file whole, or from the source, where that is
-faster now (NoPFS 4).
+"""Chooses where a fill comes from: a node that has the file whole, or the source if that is faster.
 
-A first copy is its owner's alone to read, so that there is a choice only where a node is known to
-have the file: it has given all of it before, or all nodes are beyond its first use in a plan.
+A file's first copy is for its owner alone to read. So there is a choice (NoPFS 4) only where a node
+is known to have the file: it has given all of it before, or all nodes are beyond the file's first
+use in a plan.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from monarch_py.policies.nopfs.fetching import is_source_better, queued_seconds
 __all__ = ["NOBODY", "PEER_THREADS", "RouteChooser"]
 
 NOBODY = -1
-# Threads that wait for peers: enough to ask all nodes of a small job at a time. One peer alone gets
-# two thirds of them: the others are for who comes next (can_ask in csrc/engine/schedule.c).
+# Threads that wait for peers: enough to ask all nodes of a small job at a time. A single peer gets
+# two thirds of them; the others are left for the peer that is asked next (can_ask in
+# csrc/engine/schedule.c).
 PEER_THREADS = 24
 # A place that is not chosen is tried again after this long: it may have become faster [s].
 TRY_AGAIN_S = 2.0
@@ -34,7 +35,7 @@ Asked = npt.NDArray[np.int32]
 
 
 class RouteChooser:
-    """Works in turns of the daemon's loop; nothing in it waits.
+    """Runs in turns of the daemon's loop and never waits.
 
     chooses : whether it does; else holders are asked as long as they answer
     chosen : fills so far that were given to the source though a node has the file
@@ -64,7 +65,8 @@ class RouteChooser:
     # --- who has what ---------------------------------------------------------------------------
 
     def know(self, ids: Ids, nodes: npt.NDArray[np.integer]) -> None:
-        """(n,) nodes that have the files of (n,) entries whole; of NOBODY nothing is learnt."""
+        """Notes the (n,) nodes that have the files of (n,) entries whole; NOBODY says nothing of a
+        file."""
         known = nodes != NOBODY
         if not known.any():
             return
@@ -80,7 +82,7 @@ class RouteChooser:
         inside = ids < len(self._who)
         who[inside] = self._who[ids[inside]]
         for node in np.unique(who[who != NOBODY]).tolist():
-            # A daemon that was restarted may have lost it; one that is late has not.
+            # A daemon that was restarted may have lost the file; one that is late has not.
             if self._peers[node].last_failure == PeerStatus.CUT:
                 self._who[self._who == node] = NOBODY
                 who[who == node] = NOBODY
@@ -96,10 +98,10 @@ class RouteChooser:
         due_s: npt.NDArray[np.float64],
     ) -> None:
         """Takes from `asked`, (n, MONARCH_ASKED) nodes, those files that are to come from the
-        source, and marks the nodes that have theirs whole, for the engine. Where one of the nodes
-        is known to have it, the source is beside the one that would be asked first.
+        source, and marks for the engine the nodes that have their files whole. Where a node is
+        known to have a file, the source is compared with the node that would be asked first.
 
-        sizes : (n,) [bytes];  due_s : (n,) when they are needed, from now
+        sizes : (n,) [bytes];  due_s : (n,) in how long the files are needed [s]
         """
         if not self.chooses:
             return
@@ -119,7 +121,8 @@ class RouteChooser:
 
 
 class _Turn:
-    """Choices that are made one after the other, each with the queues that those before leave."""
+    """Choices that are made one after the other, each with the queues that the earlier ones
+    leave."""
 
     def __init__(
         self, engine: Engine, throughput: Throughput, nodes: int, tried: dict[int, float]
@@ -129,14 +132,15 @@ class _Turn:
         self._block_bytes = engine.block_bytes
         self._queues = engine.queues(nodes).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
-        # One place's threads, where so many have their share (schedule.c).
+        # The threads of one place when so many places share them (schedule.c).
         busy = max(1, int((self._queues > 0).sum()))
         self._threads = 2 * PEER_THREADS // (1 + 2 * busy)
         self._at_source = pending - int(self._queues.sum())
         self._each: dict[tuple[int, int], float | None] = {}
 
     def is_second_faster(self, first: int, second: int, size: int, now: float) -> bool:
-        """Of two nodes that may have a file. One that was not asked for long may be fast again."""
+        """Whether the second of two nodes that may have a file is faster. A first node that was not
+        asked for long is asked again: it may be fast by now."""
         if self._is_due(first + 1, now):
             return False
         one = self._seconds(first + 1, size, int(self._queues[first]), self._threads)
@@ -144,12 +148,13 @@ class _Turn:
         return one is not None and two is not None and two < one
 
     def is_source_better(self, node: int, size: int, due_s: float, now: float) -> bool:
-        """Counts the file where it goes."""
+        """Whether the source is better than a node for a file. Counts the file in the queue where
+        it goes."""
         holder_s = self._seconds(node + 1, size, int(self._queues[node]), self._threads)
         source_s = self._seconds(SOURCES, size, self._at_source, self._width)
         better = holder_s is not None
         if better and source_s is None:
-            # Nothing is known of it: once in a while it is worth a try.
+            # Nothing is known of the source: once in a while it is worth a try.
             better = self._is_due(SOURCES, now)
             source_s = 0.0
         if better:

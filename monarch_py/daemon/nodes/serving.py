@@ -1,4 +1,4 @@
-"""What this node's daemon shares with its peers: the copies of its catalog, whole or being filled
+"""Serves peers the copies of this node's catalog, whole or being filled
 (csrc/serving/holdings.c)."""
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ __all__ = ["ReplicaServer", "Membership"]
 
 @dataclass(frozen=True)
 class Membership:
-    """What a daemon was told of the others.  listener : on which they reach it;  answers : to what
-    they ask besides files."""
+    """What a daemon was told of the other nodes.
+
+    listener : where they reach this daemon;  answers : to what they ask besides files
+    """
 
     cluster: Cluster
     listener: socket.socket
@@ -34,7 +36,8 @@ class Membership:
 
 
 class ReplicaServer(PeerServer):
-    """Answers peers from the catalog, until it is closed; `free` once the engine has stopped.
+    """Answers peers from the catalog until it is closed. `free` is called once the engine has
+    stopped.
 
     MemoryError without memory or threads.
     """
@@ -59,7 +62,7 @@ class ReplicaServer(PeerServer):
         for number, tier in enumerate(tiers):
             if tier is not None:
                 lib.monarch_holdings_tier(self._c, number, tier.fd)
-        # The segment that C reads stays mapped as long as this is held.
+        # The segment that C reads stays mapped as long as this reference is held.
         self._catalog: CatalogReader | None = None
         self.follow_catalog()
         lib.monarch_engine_holdings(engine.c, self._c)
@@ -75,8 +78,8 @@ class ReplicaServer(PeerServer):
     def keep(
         self, ids: Ids, is_kept: npt.NDArray[np.bool_], moved_to: npt.NDArray[np.int16]
     ) -> None:
-        """Of (n,) entries, which this node keeps: those it fills when a peer asks for them. Of the
-        others peers are told who keeps those that this one has no room for.
+        """Sets which of (n,) entries this node keeps: it fills them when a peer asks for them. Of
+        entries for which this node has no room, peers are told which node keeps them.
 
         moved_to : (n,) the numbers of these nodes, NOBODY where there is none to tell of
         """
@@ -92,18 +95,19 @@ class ReplicaServer(PeerServer):
         )
 
     def moved_here(self) -> Ids:
-        """(n,) entries that this node keeps since the last call: peers take it for their owner."""
+        """(n,) entries that this node has come to keep since the last call: peers take it for their
+        owner."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids, "uint64_t *"))
         return ids[:count]
 
     def be_patient(self, patience: int) -> None:
-        """MONARCH_NOBODY_WAITS: it is known by now what this node keeps, or nobody waits for that
-        any more."""
+        """Sets which requests of peers wait until it is known what this node keeps.
+        MONARCH_NOBODY_WAITS: it is known by now, or nobody waits for it any more."""
         lib.monarch_holdings_patience(self._c, patience)
 
     def answer(self) -> None:
-        """Peers that wait for what will have no copy wait no longer."""
+        """Ends the wait of peers for files that will have no copy."""
         lib.monarch_holdings_answer(self._c)
 
     def rotten(self) -> tuple[Ids, npt.NDArray[np.uint64]]:
@@ -126,6 +130,7 @@ class ReplicaServer(PeerServer):
         self._catalog = None
 
     def free(self) -> None:
-        """When no thread of the engine can be telling of a fill."""
+        """Frees what peers were served from, when no thread of the engine can be telling of a
+        fill."""
         lib.monarch_holdings_free(self._c)
         self._c = ffi.NULL

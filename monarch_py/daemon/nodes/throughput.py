@@ -1,5 +1,7 @@
-"""What a reader gets from each place that has files, by how many there are: measured while copies
-are made, for the performance model (NoPFS 4)."""
+"""Measures what a reader gets from each place that has files, by the number of readers.
+
+The rates are measured while copies are made, for the performance model (NoPFS 4).
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,27 @@ from monarch_py.native import lib
 
 __all__ = ["LEVELS", "SOURCES", "Throughput"]
 
-# The sources among the places; peer p is p + 1.
+# The number of the sources among the places; peer p has number p + 1.
 SOURCES = 0
-# Numbers of readers are told apart by their powers of two.
+# Numbers of readers are grouped by powers of two.
 LEVELS: int = lib.MONARCH_LEVELS
-# Rates that were seen longer ago count for little [s]; looks lie this far apart at least [s].
+# Rates that were seen longer ago than MEMORY_S count for little; two looks lie at least LOOK_S
+# apart [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
-# Rates of another number of readers are out of date this long before the last look [s].
+# A place's rate for some number of readers is out of date if it is this much older than the place's
+# latest rate [s].
 PAST_S = 3.0
-# A place that gives nothing has been seen after this long [ns], and counts as if it gave so much.
+# A place that gives nothing counts as seen after SILENT_NS [ns], with the rate SILENT_RATE
+# [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3
 
 Counts = npt.NDArray[np.uint64]
 
 
 class Throughput:
-    """Rates of `places` places.
+    """The rates of `places` places.
 
-    look : asks for (places, 2, LEVELS) bytes and times [ns] of all readers together, ever
+    look : returns (places, 2, LEVELS) bytes and times [ns] of all readers together since the start
     performance : what is known before anything was measured
     """
 
@@ -51,7 +56,7 @@ class Throughput:
         self._looked_at = -math.inf
 
     def look(self) -> None:
-        """Takes in what was measured since the last time."""
+        """Takes in what was measured since the last look."""
         now = self._clock()
         if now - self._looked_at < LOOK_S:
             return
@@ -63,7 +68,7 @@ class Throughput:
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
-        # Of ratios: from fast to slow it is as far as back.
+        # A geometric mean: from fast to slow is as far as back.
         weight = -np.expm1((self._when[fresh] - now) / MEMORY_S)
         with np.errstate(invalid="ignore"):
             mixed = old ** (1 - weight) * rate**weight
@@ -74,8 +79,8 @@ class Throughput:
     def each(self, place: int, readers: int) -> float | None:
         """What each of so many readers gets of a place [bytes/s]; None where nothing is known.
 
-        Between numbers that were seen: more readers share what fewer had together, and fewer get
-        each no less than one of more.
+        For a number of readers that was not seen: more readers share what fewer had together, and
+        each of fewer readers gets no less than each of more.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

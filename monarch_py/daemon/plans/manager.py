@@ -1,7 +1,8 @@
-"""Following access plans: what programs open is compared with what the plans say.
+"""Follows access plans: compares what programs open with what the plans say.
 
-What the plans say is kept here (`placement.py`) and fetched before it is needed (`prefetch.py`) as
-long as it holds. A plan that does not is dropped, and what was before it goes on.
+As long as a plan holds, what it places on this node is kept here (`placement.py`), and its files
+are fetched before they are needed (`prefetch.py`). A plan that does not hold is dropped; when all
+are, what was before the plans goes on.
 """
 
 import logging
@@ -35,14 +36,14 @@ __all__ = ["PlanManager", "load_plan"]
 
 log = logging.getLogger("monarch.planned")
 
-# It is looked whether a plan that was dropped may be tried again this often [s].
+# Interval between checks whether a plan that was dropped may be tried again [s].
 RENEW_S = 1.0
-# So long after a program has opened something the loop turns often, to see what it opens [s].
+# The loop turns often for this long after a program has opened something, to see what it opens [s].
 AWAKE_S = 2.0
 
 
 class PlanManager:
-    """Turned by the daemon's loop.
+    """Runs in turns of the daemon's loop.
 
     plans : as `load_plan` gives them, each with its file; several jobs that read one dataset have
     one each, and share the tiers
@@ -55,10 +56,10 @@ class PlanManager:
         self._executor = ThreadPoolExecutor(1, "planned")
         self.trackers = [self._tracker(file, *loaded) for file, loaded in plans]
         self._task: Future[PlacementResult] | None = None
-        self._to_place: list[PlanTracker] = []  # whose files are placed just now
+        self._to_place: list[PlanTracker] = []  # whose files are being placed
         self._placed = False
         self._renewing: Future[dict[PlanTracker, PlanTracker]] | None = None
-        self._jobs: dict[PlanTracker, Job] = {}  # for which they were dropped
+        self._jobs: dict[PlanTracker, Job] = {}  # the jobs by which dropped plans were misled
         self._renew_at = float("-inf")
         self._is_new_job = False
         self._before: tuple[KeepPolicy, Uses] = filler.keeps, filler.staging.uses
@@ -87,9 +88,9 @@ class PlanManager:
     # --- in the loop ----------------------------------------------------------------------------
 
     def observe(self, opened: Ids) -> None:
-        """Before anything is dropped in a turn: (n,) entries that programs have opened since the
-        last one. They are what can go now; by what was known before they would be needed next, and
-        what comes after them would go."""
+        """Takes note of (n,) entries that programs have opened since the last turn. Called before
+        anything is dropped in a turn: these entries are what can go now. By what was known before,
+        they would be needed next, and what comes after them would go instead."""
         if len(opened):
             self._seen_at = time.monotonic()
         if not self.is_active or not len(opened):
@@ -103,7 +104,7 @@ class PlanManager:
             self._give_up()
 
     def step(self) -> None:
-        """One turn."""
+        """Runs one turn."""
         self._renew()
         if not self.is_active:
             return
@@ -122,11 +123,11 @@ class PlanManager:
 
     @contextmanager
     def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
-        """What goes wrong is the end of this plan, and said: no plan is worth the daemon."""
+        """Drops the plan, and says so, if anything goes wrong: no plan is worth the daemon."""
         was_dropped = tracker.state == "dropped"
         try:
             yield
-        except Exception:  # of the thread as well
+        except Exception:  # also one of the thread
             log.exception("%s cannot be followed", tracker.file)
             tracker.drop("what comes next could not be worked out")
         if tracker.state == "dropped" and not was_dropped:
@@ -140,7 +141,7 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """A file that was used has a copy at its owner."""
+        """Tells the routes that the owners of files which were used have copies of them."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self._nodes.holders_of(ids)[:, 0]
@@ -153,7 +154,7 @@ class PlanManager:
         log.warning("%s is not followed any more: %s", tracker.file, tracker.why)
 
     def _give_up(self) -> None:
-        """All plans are dropped: what was before goes on."""
+        """Goes back to what was before the plans, after all of them were dropped."""
         self.filler.keeps, self.filler.staging.uses = self._before
         self.filler.prefers = None
         # Their files are not wanted while another plan is being placed.
@@ -163,12 +164,12 @@ class PlanManager:
     # --- another job ----------------------------------------------------------------------------
 
     def new_job(self) -> None:
-        """Somebody says that a job begins: plans that were dropped for others are tried again, and
-        files that have got other plans are loaded."""
+        """Notes that a job begins: plans that were dropped because of other jobs are tried again,
+        and files that hold another plan now are loaded."""
         self._is_new_job = True
 
     def _renew(self) -> None:
-        """As `renewal` has it."""
+        """Tries plans again that were dropped, as `retry` says."""
         now = time.monotonic()
         if self._renewing is not None:
             if self._renewing.done():
@@ -187,7 +188,8 @@ class PlanManager:
     def _find_renewed(
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
-        """For the thread: of these the ones that begin anew."""
+        """Runs in the thread. Returns those of the trackers that begin anew, each with its new
+        tracker."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)
@@ -203,7 +205,8 @@ class PlanManager:
         return found
 
     def _has_other(self, tracker: PlanTracker) -> bool:
-        """Whether the job has ended for which a plan was dropped, and programs open files again."""
+        """Whether the job because of which a plan was dropped has ended, and programs open files
+        again."""
         job = self._jobs.setdefault(tracker, Job(f"{self.shared.session.path}/catalog."))
         return tracker.misled and job.is_over() and self._seen_at > job.over_at
 
@@ -225,7 +228,7 @@ class PlanManager:
     # --- where files have their place -----------------------------------------------------------
 
     def _place(self) -> None:
-        """Once everything is scanned: the thread finds the files and places them."""
+        """Has the thread find the plans' files and place them, once everything is scanned."""
         if self._task is None:
             waits = any(tracker.state == "waiting" for tracker in self.trackers)
             is_decided = self._nodes is None or self._nodes.is_decided
@@ -283,7 +286,7 @@ class PlanManager:
     # --- what goes for others -------------------------------------------------------------------
 
     def uses(self) -> Future[Distances] | None:
-        """As `Foresight` has it: all plans go on at the same pace."""
+        """See `Foresight`. All plans are taken to go on at the same pace."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         if not active or not all(tracker.sees_far for tracker in active):
             return None
@@ -291,8 +294,8 @@ class PlanManager:
         return self._executor.submit(_nearest, followed, len(self.placement))
 
     def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """As `Foresight` has it: files of a plan that is followed, and not what others come here
-        for."""
+        """See `Foresight`. Files of a plan that is followed may go, except those that other nodes
+        get here."""
         known = np.zeros(len(self.placement), dtype=bool)
         for tracker in self.trackers:
             known[tracker.entries] |= tracker.is_active
@@ -303,14 +306,15 @@ class PlanManager:
 
     @property
     def placement(self) -> npt.NDArray[np.int32]:
-        """As `Foresight` has it."""
+        """See `Foresight`."""
         return self._placement.tier
 
     # --- the ranks ------------------------------------------------------------------------------
 
     def due_bytes(self) -> npt.NDArray[np.float64] | None:
-        """(ranks of this node,) what each has still to get of the files that it needs next
-        [bytes]. None without a plan, and with several: nobody knows whose a rank is."""
+        """(ranks of this node,) how much each rank has still to get of the files that it needs next
+        [bytes]. None without a plan, and with several plans: nobody knows to which one a rank
+        belongs."""
         following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:
             return None
@@ -323,12 +327,12 @@ class PlanManager:
     # --- told -----------------------------------------------------------------------------------
 
     def told(self) -> list[dict[str, Any]]:
-        """For `status`, one for each plan."""
+        """What `status` says of each plan."""
         return [tracker.told() for tracker in self.trackers]
 
 
 def _nearest(followed: list[tuple[Ids, Callable[[], Distances]]], entries: int) -> Distances:
-    """For the thread: the next two uses of each entry by any of the plans."""
+    """Runs in the thread. Returns the next two uses of each entry by any of the plans."""
     first = np.full(entries, NOT_SOON, dtype=np.int64)
     second = first.copy()
     for at, foresee in followed:

@@ -9,17 +9,18 @@ import numpy.typing as npt
 
 __all__ = ["Pace"]
 
-# An open that is longer ago counts for little [s]; without any for so long nothing is foreseen.
+# An open that is longer ago than this counts for little [s]. After so long without any open,
+# nothing is foreseen.
 MEMORY_S = 2.0
 
 
 class Pace:
     def __init__(self) -> None:
-        self._files = 0.0  # opened, what is long ago counting for less
+        self._files = 0.0  # opened; older opens count for less
         self._began = self._last = -math.inf
 
     def note(self, files: int, now_s: float) -> None:
-        """So many were opened since the last time."""
+        """Notes that `files` files were opened since the last call."""
         if now_s - self._last > MEMORY_S:
             self._began, self._files = now_s, 0.0
         else:

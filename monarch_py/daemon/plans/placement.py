@@ -1,7 +1,7 @@
-"""Where the files of access plans have their place.
+"""Places the files of access plans: which nodes keep each file, and in which tier this node does.
 
-One file has one owner, others hold it where room is left, the fastest class has what is used most
-(NoPFS, 5.1; `policies.nopfs`).
+Each file has one owner, other nodes hold it where room is left, and the fastest class of storage
+has what is used most (NoPFS, 5.1; `policies.nopfs`).
 """
 
 import logging
@@ -30,9 +30,9 @@ __all__ = ["PlannedPlacement", "PlacementResult", "PlacementTask"]
 
 log = logging.getLogger("monarch.planned")
 
-# The placement holds how often each node uses each file, twice over [bytes for a node and file],
-# and is not made where that is more than this [bytes]. Every node must come to the same answer, so
-# that what memory a node has left does not count.
+# The placement holds how often each node uses each file, twice over: BYTES_OF_USES for each node
+# and file [bytes]. It is not made where that is more than MOST_OF_USES [bytes]. Every node must
+# come to the same answer, so the limit does not depend on the memory that a node has left.
 BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
@@ -40,9 +40,9 @@ BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 class PlacementResult:
     """Where the files of the plans have their place.
 
-    found : of each tracker;  ids : (n,) entries of all files;  holders : of each the nodes that
-    keep it, owner first;  tier : (n,) int32, where this node keeps them, or NOWHERE;  order : those
-    that it keeps, by their first use
+    found : what each tracker has found;  ids : (n,) entries of all files;  holders : for each the
+    nodes that keep it, owner first;  tier : (n,) int32, where this node keeps each, or NOWHERE;
+    order : files that this node keeps and has no copy of yet, by their first use
     """
 
     found: list[Found]
@@ -57,14 +57,13 @@ class PlannedPlacement:
 
     It is a `KeepPolicy`, and tells the filler which tier it prefers.
 
-
     tier : (entries,) int32, where each file has its place, NOWHERE for none
     """
 
     def __init__(
         self, before: KeepPolicy, entries: int = 0, placed: PlacementResult | None = None
     ) -> None:
-        """before : who says it of files of no plan;  entries : of the catalog"""
+        """before : the policy for files of no plan;  entries : how many the catalog has"""
         self._before = before
         self._known = np.zeros(entries, dtype=bool)
         self.tier = np.full(entries, NOWHERE, dtype=np.int32)
@@ -73,7 +72,7 @@ class PlannedPlacement:
             self.tier[placed.ids] = placed.tier
 
     def keeps_here(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """As `KeepPolicy` has it; files of no plan are kept as before."""
+        """See `KeepPolicy`. Files of no plan are kept as before."""
         known = ids < len(self._known)
         known[known] = self._known[ids[known]]
         answer = np.zeros(len(ids), dtype=bool)
@@ -82,7 +81,7 @@ class PlannedPlacement:
         return answer
 
     def adopt(self, ids: Ids) -> None:
-        """As `KeepPolicy` has it. No tier is meant for these files."""
+        """See `KeepPolicy`. No tier is meant for these files."""
         self._known[ids[ids < len(self._known)]] = False
         self._before.adopt(ids)
 
@@ -94,7 +93,7 @@ class PlannedPlacement:
         return answer
 
     def lose(self, ids: Ids) -> None:
-        """(n,) files for which there is no room after all."""
+        """Notes (n,) files for which there is no room after all."""
         self.tier[ids[ids < len(self.tier)]] = NOWHERE
 
 
@@ -102,9 +101,9 @@ class PlannedPlacement:
 class PlacementTask:
     """What a placement is made from, for the thread that makes it.
 
-    words : (entries,) of the catalog, as they were;  rooms : of this node's tiers, without the
+    words : (entries,) a copy of the catalog's words;  rooms : of this node's tiers, without the
     staging area;  nodes : None for one node alone;  is_first : else files stay with the nodes that
-    keep them by now: not all of them may place anew at the same time
+    keep them now, because not all nodes may place anew at the same time
     """
 
     trackers: Sequence[PlanTracker]
@@ -135,7 +134,8 @@ class PlacementTask:
         for at, use in zip(where, uses, strict=True):
             np.add.at(frequency, at, use.frequency)
             np.minimum.at(first, at, use.first)
-        # Nodes may have met the files in other orders, and equals go by the order: that of hashes.
+        # The order of files breaks ties. Nodes may have met the files in different orders, so all
+        # nodes take the order of their hashes.
         order = np.argsort(self.catalog.entries["hash"][ids], kind="stable")
         back = np.argsort(order, kind="stable")
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
@@ -177,7 +177,8 @@ class PlacementTask:
                 np.add.at(used[node], at, of_plan[node])
         placed = place(list(used), UNIT.rounded(sizes), rooms_of(self.cluster))
         holders[:, 0] = placed.owner
-        # Of several others each file has another one first, so that all of them are asked.
+        # A file with several further holders names one of them; different files name different
+        # ones, so that all of them are asked.
         for node in range(len(members)):
             extra = placed.extra[node]
             free = (holders[extra, 1] == NOBODY) | (extra % len(members) == node)
@@ -189,8 +190,11 @@ class PlacementTask:
 
 @dataclass(frozen=True, eq=False)
 class _Uses:
-    """Of one plan's files.  frequency : (files,), how often this node uses each;  first : (files,)
-    int64, when first; where it never does, when anybody does"""
+    """The uses of one plan's files.
+
+    frequency : (files,), how often this node uses each;  first : (files,) int64, the position of
+    its first use by this node, or by any node where this one never uses it
+    """
 
     frequency: npt.NDArray[np.uint32]
     first: npt.NDArray[np.int64]
@@ -214,5 +218,5 @@ def _first_by_anybody(timeline: Timeline) -> npt.NDArray[np.int64]:
             used = units != NONE
             np.minimum.at(first, units[used], steps[used] + rank % turns)
         if (first != NOT_KNOWN).all():
-            break  # later sections are later
+            break  # no later section has an earlier use
     return first

@@ -1,8 +1,8 @@
-"""What is fetched ahead along the plans.
+"""Fetches files ahead along the plans.
 
-Everything is fetched in the exact order of access (NoPFS 2, Rule 1), behind what readers wait for:
-what is kept into the tiers, what is not into the staging area, as far ahead as that can hold.
-Behind that window the files that are kept come in the order of their first use.
+Everything is fetched in the exact order of access (NoPFS 2, Rule 1), behind what readers wait for.
+Files that are kept go into the tiers, all others into the staging area, as far ahead as it can hold
+them. Behind that window come the files that are kept, in the order of their first use.
 """
 
 import time
@@ -21,12 +21,14 @@ from monarch_py.native import State, copy_of, state_of
 
 __all__ = ["WINDOW_LEAVES", "PlanPrefetch"]
 
-# Files that are looked at ahead: as many as the staging area holds, up to this.
+# How many files of a plan are looked at ahead at most. The window ends earlier if the staging area
+# cannot hold more.
 LOOK = 65536
-# Of the staging area the window takes all but this part, which is for what readers demand and for
-# what was used just now.
+# The window takes the staging area except for one part in this many, which is left for what readers
+# demand and for what was used just now.
 WINDOW_LEAVES = 8
-# Fetched ahead at a time: what is nearer may be known a moment later [files, files, bytes].
+# How much is fetched ahead at a time, at least and at most [files, files, bytes]. It is little,
+# because what is nearer may be known a moment later.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest time between two looks at what lies ahead [s].
 LOOK_S = 0.02
@@ -35,8 +37,8 @@ NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 
 class PlanPrefetch:
-    """Works in turns of the daemon's loop; nothing in it waits. It says when files are used, as
-    `Uses` has it."""
+    """Runs in turns of the daemon's loop and never waits. It tells when files are used: see
+    `Uses`."""
 
     def __init__(
         self, filler: Filler, trackers: Sequence[PlanTracker], placement: PlannedPlacement
@@ -47,19 +49,22 @@ class PlanPrefetch:
         self.begin(placement, NONE)
 
     def begin(self, placement: PlannedPlacement, order: Ids) -> None:
-        """homes : where files have their place from now on;  order : of those that have one here
-        and no copy yet, by their first use"""
+        """Begins with another placement.
+
+        placement : where files have their place from now on;  order : files that have their place
+        here and no copy yet, by their first use
+        """
         self._placement = placement
-        self._kept_order = order  # what of it has not had its turn
+        self._kept_order = order  # files that have not had their turn
         self._queue: Ids = NONE
-        self._paged: Ids = NONE  # what of slow tiers is used next
+        self._paged: Ids = NONE  # files of slow tiers that are used next
         self._horizon = 0  # how far the window goes, in files from now
         self._ahead: tuple[Ids, npt.NDArray[np.int64]] = NONE, np.zeros(0, dtype=np.int64)
         self._begun: Ids = NONE
 
     def opened(self, ids: Ids) -> None:
-        """(n,) entries that programs have opened: what is used now is not what is brought for its
-        next use."""
+        """Takes note of (n,) entries that programs have opened: nothing is brought for these uses
+        any more."""
         self._pace.note(len(ids), time.monotonic())
         self.filler.readahead.opened(ids)
         self._paged = self._paged[~np.isin(self._paged, ids)]
@@ -68,7 +73,7 @@ class PlanPrefetch:
         self._ahead = ordered[left], places[left]
 
     def next_use(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """As `Uses` has it, in files from now."""
+        """See `Uses`; in files from now."""
         ordered, places = self._ahead
         answer = np.full(len(ids), NOT_KNOWN, dtype=np.int64)
         if len(ordered):
@@ -78,13 +83,13 @@ class PlanPrefetch:
         return answer
 
     def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
-        """As `Uses` has it: programs go on as fast as they do now."""
+        """See `Uses`. Programs are taken to go on as fast as they do now."""
         uses = self.next_use(ids)
         files = np.where(uses == NOT_KNOWN, np.inf, uses.astype(np.float64))
         return self._pace.seconds(files, time.monotonic())
 
     def _look_ahead(self) -> None:
-        """What comes next, of all plans: as if they went on at the same pace."""
+        """Finds what comes next in all plans, as if they went on at the same pace."""
         now = time.monotonic()
         if now - self._looked_at < LOOK_S:
             return
@@ -109,19 +114,19 @@ class PlanPrefetch:
         inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
         self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
-        # The page cache may hold as much beside it, of all that lies in slow tiers.
+        # Beside the staging area, the page cache may hold as much of what lies in slow tiers.
         paged = ids[self.filler.readahead.is_for(ids)]
         sizes = catalog.entries["size"][paged]
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
 
     def _is_absent(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Which of (n,) files a fill can be ordered of."""
+        """For which of (n,) files a fill can be ordered."""
         words = self.shared.catalog.words[ids]
         absent: npt.NDArray[np.bool_] = (state_of(words) == State.ABSENT) & (copy_of(words) == 0)
         return absent
 
     def step(self) -> None:
-        """Orders as much as is well under way at a time: first what is used next, then what is kept
+        """Orders as much as may be under way at a time: first what is used next, then what is kept
         and used later."""
         self._look_ahead()
         self.filler.readahead.order(self._paged)
@@ -158,8 +163,8 @@ class PlanPrefetch:
         self.filler.order_planned(ids, self._horizon)
         left = ids[state_of(self.shared.catalog.words[ids]) == State.ABSENT]
         kept = self._placement.keeps_here(left)
-        # A tier may be fuller than was thought: then it is staged when its time comes.
+        # A tier may be fuller than was thought: such a file is staged when its time comes.
         self._placement.lose(left[kept])
         if not kept.all():
-            # The area has no room for them yet: nor for what is used later.
+            # The staging area has no room yet for the others, nor for what is used later.
             self._queue = self._queue[self._placement.keeps_here(self._queue)]

@@ -1,8 +1,8 @@
-"""When a plan that was dropped is tried again.
+"""Tells when a plan that was dropped is tried again.
 
-It was dropped because a job did not do what it said. Another job may: so it is tried again when
-none is left of the processes that used the session then and others open files, at the next `monarch
-run`, and when there is another plan in its file. What looks runs in a thread.
+The plan was dropped because a job did not do what the plan says. Another job may. So the plan is
+tried again when all processes that used the session then have ended and others open files, at the
+next `monarch run`, and when its file holds another plan. These checks run in a thread.
 """
 
 import os
@@ -14,12 +14,14 @@ from monarch_py.util.processes import began, own_processes
 
 __all__ = ["Job", "Version", "version_of"]
 
-# Of a plan's file: what another plan in it would change.
+# The version of a plan's file: its inode, size and mtime. Another plan in the file changes one of
+# them.
 Version = tuple[int, int, int] | None
 
 
 def version_of(file: Path) -> Version:
-    """None when it cannot be looked at: then nothing is known of it."""
+    """The version of a plan's file; None when it cannot be looked at, and nothing is known of
+    it."""
     try:
         found = file.stat()
     except OSError:
@@ -31,8 +33,9 @@ def version_of(file: Path) -> Version:
 class Job:
     """The processes that use a session.
 
-    prefix : of the paths of its catalogs, which whoever has looked for a file of its sources has
-    mapped;  over_at : when it was found that none of them is left [s, as time.monotonic]
+    prefix : of the paths of the session's catalogs; a process that has looked for a file of its
+    sources has such a catalog mapped;  over_at : when all of them were found to have ended [s, as
+    time.monotonic]
     """
 
     prefix: str
@@ -40,7 +43,7 @@ class Job:
     _users: dict[Path, int | None] | None = field(default=None, init=False)
 
     def is_over(self) -> bool:
-        """Whether all those have ended that were there when this was asked first."""
+        """Whether all processes have ended that were there when this was asked first."""
         if self._users is None:
             self._users = {each: began(each) for each in own_processes() if self._is_user(each)}
         self._users = {

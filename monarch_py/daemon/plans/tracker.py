@@ -1,7 +1,8 @@
-"""One access plan on this node: which entries of the catalog its files are, and how far it is.
+"""One access plan on this node: which catalog entries its files are, and how far programs are in
+it.
 
-What takes long (finding the files, drawing an epoch, looking for a place) runs in a thread that the
-loop asks now and then; nothing in it waits.
+What takes long (finding the files, drawing an epoch, looking for a place) runs in a thread. The
+loop asks the thread now and then, and never waits for it.
 """
 
 import os
@@ -30,11 +31,11 @@ from monarch_py.plan.samplers import NONE
 
 __all__ = ["PlanTracker", "Found", "Loaded", "load_plan", "observe"]
 
-# A plan, and the version of the file that it is from.
+# The version of a plan's file, and the plan.
 Loaded = tuple[Version, Plan]
 
-# A plan is dropped if so many searches, at least, have found nothing, the last of them when it is
-# wrong.
+# A plan is dropped once this many searches, at least, have found nothing, the last of them while
+# the plan looked wrong.
 SEARCHES = 2
 
 # Accesses that are kept at most while the files are not known yet.
@@ -42,8 +43,8 @@ EARLY = 1 << 20
 
 
 def load_plan(file: Path, nodes: int) -> Loaded:
-    """The plan of a training on so many nodes, in whole files: a daemon copies nothing else. One
-    node alone (1) follows node 0 of any plan.
+    """Loads the plan of a training on so many nodes, in whole files: a daemon copies nothing else.
+    One node alone (1) follows node 0 of any plan.
 
     ConfigError, naming the file, if it cannot be followed.
     """
@@ -67,7 +68,7 @@ def load_plan(file: Path, nodes: int) -> Loaded:
 class Found:
     """The files of a plan in the catalog.
 
-    entries : (files,) uint64, where each is known;  used : (files,), which of them some node uses
+    entries : (files,) uint64, the entry of each;  used : (files,), which of them some node uses
     problem : why the plan does not hold, "" if it does;  runs : the first two
     """
 
@@ -82,7 +83,8 @@ class PlanTracker:
 
     version : of the file that it was loaded from
     state : 'waiting' until the files are known, 'following', 'searching' a place that fits, or
-    'dropped';  why : it was dropped, "" otherwise;  misled : by a job that did not do what it says
+    'dropped';  why : the reason why it was dropped, "" otherwise;  misled : whether it was dropped
+    because a job did not do what the plan says
     """
 
     def __init__(
@@ -100,11 +102,11 @@ class PlanTracker:
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
         self._in_vain = 0  # searches that have found nothing since the job was lost
-        self._search_at = 0  # when so many accesses are judged, the next one is made
-        self._is_last = False  # that the search is: the plan is wrong if it finds nothing
+        self._search_at = 0  # the next search is made when so many accesses are judged
+        self._is_last = False  # whether this search decides: without a find the plan is wrong
         self._early: list[Ids] = []
         self._over: list[Future[Ids]] = []
-        self._is_from_its_beginning = True  # that the run is followed
+        self._is_from_its_beginning = True  # whether the run is followed from its start
 
     @property
     def is_active(self) -> bool:
@@ -115,7 +117,8 @@ class PlanTracker:
     def find(
         self, shared: Shared, catalog: CatalogReader, sources: tuple[SourceConfig, ...]
     ) -> Found:
-        """For the thread: which entries of `catalog` the files are, and the first two runs."""
+        """Runs in the thread. Finds which entries of `catalog` the files are, and draws the first
+        two runs."""
         entries, problem = [], ""
         for index in self.plan.datasets:
             found, why = _find_files(shared, catalog, sources, index)
@@ -125,7 +128,7 @@ class PlanTracker:
         return Found(np.concatenate(entries), self.used_ever(), problem, runs)
 
     def used_ever(self) -> npt.NDArray[np.bool_]:
-        """(files,), which of them some node uses in some section; for the thread."""
+        """(files,), which of them some node uses in some section. Runs in the thread."""
         used = np.zeros(self.timeline.units, dtype=bool)
         for section in self.timeline.sections():
             used[section.rows[section.rows != NONE]] = True
@@ -139,7 +142,8 @@ class PlanTracker:
             return
         self.entries = found.entries
         self._of_entry = np.full(catalog_entries, -1, dtype=np.int32)
-        # Who reads what the training does not use, as a validation, says nothing about where it is.
+        # Reads of files that the training does not use, as for a validation, say nothing about
+        # where the training is.
         used = np.flatnonzero(found.used).astype(np.int32)
         self._of_entry[found.entries[used]] = used
         self.estimator = PositionEstimator(found.runs[0], ranks=self.timeline.ranks_per_node)
@@ -187,22 +191,24 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """With the next run. What anybody has used in the last one is where it is kept by now."""
+        """Goes on with the next run. What any node has used in the last run has a copy by now at
+        the node that keeps it."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1
         self._is_from_its_beginning = True
 
     def _used_in(self, number: int) -> Ids:
-        """For the thread: the (n,) entries of a run, of all nodes."""
+        """Runs in the thread. Returns the (n,) entries that the nodes use in a run."""
         epoch, part, _ = self.layout[number]
         units = np.unique(self.timeline.section(epoch, part.name).rows)
         used: Ids = self.entries[units[units != NONE]]
         return used
 
     def take_used(self) -> Ids:
-        """(n,) entries that some node has used in a run that all of them have gone through, each
-        time once: as far as this one is in the next, no other is in the last."""
+        """(n,) entries that some node has used in a run that all nodes have gone through; each run
+        is returned once. When this node is far enough in the next run, no other node is in the last
+        one."""
         estimator = self.estimator
         if not self._over or estimator is None or estimator.front <= estimator.run.window:
             return np.zeros(0, dtype=np.uint64)
@@ -221,14 +227,16 @@ class PlanTracker:
             return
         self._is_last = self._in_vain + 1 >= SEARCHES and estimator.is_wrong
         if self._is_last or estimator.judged >= self._search_at:
-            # Of a job that has just jumped, some of the last accesses are from where it was, though
-            # not those that do not fit. If it was to the end of an epoch, they are from two. Then
-            # ever more rarely: all runs of the plan are drawn.
+            # When a job has just jumped, some of its last accesses are from where it was before,
+            # though not those that do not fit. After a jump to the end of an epoch they are from
+            # two epochs. So a search that finds nothing is made again, but ever more rarely: it
+            # draws all runs of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
-        """For the thread: the run in which the last accesses lie together best, and where."""
+        """Runs in the thread. Finds the run in which the last accesses lie together best, and their
+        place."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
@@ -248,7 +256,7 @@ class PlanTracker:
             self.number, run, place = found
             self._over, self._is_from_its_beginning = [], False
             recent = estimator.recent
-            # The job has gone on while it was searched for.
+            # The job has gone on during the search.
             share, now = locate(run, recent)
             estimator.enter(run, now if share else place)
             estimator.observe(np.unique(recent))
@@ -279,7 +287,7 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Which of these entries (n,) its job has opened a short time ago."""
+        """Which of these entries (n,) the plan's job has opened a short time ago."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
             known = self._is_known(ids)
@@ -287,8 +295,10 @@ class PlanTracker:
         return again
 
     def judge(self, ids: Ids, fits: npt.NDArray[np.bool_], *, alone: bool = True) -> None:
-        """Takes note of how well they fit: (n,) entries that no other plan explains, if there is
-        one."""
+        """Takes note of how well (n,) entries fit that no other plan explains.
+
+        alone : there is no other plan
+        """
         if self.estimator is not None and len(ids):
             known = self._is_known(ids)
             self.estimator.judge(self._of_entry[ids[known]], fits[known], alone=alone)
@@ -305,25 +315,25 @@ class PlanTracker:
         return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, npt.NDArray[np.int64]]:
-        """What the workers of all ranks may have under way by now: (n,) entries, and of each the
-        rank that needs it, from 0 on this node."""
+        """(n,) entries that the workers of all ranks may have under way by now, and for each entry
+        the rank that needs it, from 0 on this node."""
         if self.estimator is None:
             return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
         run = self.estimator.run
         places = self.estimator.due(run.window)
-        # A node's ranks take turns, in a plan's positions too.
+        # A node's ranks take turns, and so do a plan's positions.
         return self.entries[run.units[places]], run.starts[places] % self.timeline.ranks_per_node
 
     @property
     def sees_far(self) -> bool:
-        """Whether it is known what comes in this run and in the one after it."""
+        """Whether it is known what comes in this run and in the next one."""
         estimator = self.estimator
         is_last = self.number + 1 == len(self.layout)
         known = estimator is not None and (estimator.following is not None or is_last)
         return known and self.state == "following"
 
     def told(self) -> dict[str, Any]:
-        """For `status`."""
+        """What `status` says of the plan."""
         estimator = self.estimator
         return {
             "file": str(self.file),
@@ -341,11 +351,12 @@ def observe(
     opened: Ids,
     at_risk: Callable[[PlanTracker], AbstractContextManager[object]] = nullcontext,
 ) -> None:
-    """Tells plans what (n,) entries programs have opened since the last time. Each access is
-    explained by one plan at most, first by the one that has fitted best; for any other plan it says
-    nothing, nor does what the job of one opens again.
+    """Tells plans which (n,) entries programs have opened since the last call. At most one plan
+    explains an access; the plan that has fitted best comes first. An explained access says nothing
+    about any other plan. A file that the job of one plan opens again says nothing about the others
+    either.
 
-    at_risk : what is entered for each plan when it is told
+    at_risk : the context that is entered for each plan when it is told
     """
     trackers = sorted(trackers, key=lambda c: -c.estimator.fits if c.estimator else 0)
     left = np.ones(len(opened), dtype=bool)

@@ -1,1 +1,2 @@
-"""From the sources to the catalog: what is listed, how fast, and when it is listed again."""
+"""The scan of the sources into the catalog: what is listed, how fast, and when it is listed
+again."""

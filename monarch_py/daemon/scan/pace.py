@@ -1,25 +1,27 @@
-"""How far the scan goes while programs read: what fills ahead need, and little beyond."""
+"""How far the scan goes while programs read: as far as fills ahead need, and little beyond."""
 
 from monarch_py.scan import ALL_NAMES
 
 __all__ = ["ScanPace"]
 
-# Fills ahead have so many names before them as they fill in this time [s], and always some. What a
-# look has brought the kernel keeps for about a second: a fill that comes later has it ask again.
+# The scan stays ahead of fills by as many names as they fill in AHEAD_S [s], and by LEAST names at
+# least. The kernel keeps what a look has brought for about a second: a fill that comes later makes
+# it ask the source again.
 AHEAD_S, LEAST = 0.4, 8
-# The scan looks at names that it was allowed within this time, or the source is slow [s].
+# The scan looks at the names that it was allowed within this time, unless the source is slow [s].
 LOOK_S = 0.2
-# Of other names one for so many opens of programs at the source.
+# The scan may look at one name in other directories for this many opens of programs at the source.
 OPENS_A_NAME = 16
-# Programs that have opened nothing at the source for so long leave it to the scan [s].
+# Programs that have opened nothing at the source for this long leave it to the scan [s].
 IDLE_S = 1.0
-# After this time the scan goes on beside them: until all is known, directories are not compared
-# with the source (`revalidate`) [s].
+# After this time the scan goes on beside programs, because directories are not compared with the
+# source (`revalidate`) until all is known [s].
 MOST_S = 120.0
 
 
 class ScanPace:
-    """A file that the scan looks at long before its reader, or its fill, is asked for twice.
+    """Keeps the scan from running far ahead of programs: a file that it looks at long before the
+    file's reader, or fill, is asked for twice.
 
     awaits_job : a program is about to begin
     """
@@ -28,7 +30,7 @@ class ScanPace:
         self._until = now_s + MOST_S
         self._active_until = now_s + IDLE_S if awaits_job else now_s
         self._seen = now_s, 0, 0
-        self._rate = 0.0  # of fills [files/s]
+        self._rate = 0.0  # rate of fills [files/s]
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
 
@@ -37,8 +39,9 @@ class ScanPace:
     ) -> tuple[int, int]:
         """How many names the scan may look at until the next call, as `Scan.allow` takes it.
 
-        opens : of programs at the source so far;  filled, waiting : files that were filled ahead so
-        far, and those that are to be;  found : what the scan has found so far
+        opens : opens of programs at the source so far;  filled, waiting : files that were filled
+        ahead so far, and files that are still to be;  found : entries that the scan has found so
+        far
         """
         before_s, opens_before, filled_before = self._seen
         self._seen = now_s, opens, filled

@@ -1,8 +1,8 @@
-"""Keeps what the catalog says of names and attributes in agreement with the source.
+"""Keeps the names and attributes in the catalog in agreement with the source.
 
 The scan leaves a listing for each directory. From then on, as long as clients ask, the directories
-are compared with the source at least every `revalidate` seconds; one that has changed, and what in
-it is gone or another, is left to the source for the rest of the session.
+are compared with the source at least every `revalidate` seconds. A directory that has changed, and
+every file in it that is gone or replaced, is left to the source for the rest of the session.
 """
 
 import logging
@@ -22,26 +22,27 @@ __all__ = ["Metadata"]
 
 log = logging.getLogger("monarch.metadata")
 
-# Times that file systems keep may be as coarse as this, so that a directory which changed later
-# than this before it was listed may have changed again unseen [s].
+# The times that file systems keep may be as coarse as this [s]: a directory that changed less than
+# this before it was listed may have changed again unseen.
 YOUNG_S = 2.0
-# Directories and files compared in one call, between which the rate is kept and a stop is seen.
+# Directories and files compared in one call. Between two calls the rate is kept and a stop is seen.
 SLICE = 256
 
 
 class Metadata:
-    """Turned by the daemon's loop; asks the source in a thread of its own, which ends by itself."""
+    """Runs in turns of the daemon's loop; asks the source in a thread of its own, which ends by
+    itself."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner
-        self.listed = 0  # directories whose listing is told
-        self.changed = 0  # that were found to have changed
+        self.listed = 0  # directories whose listing clients are given
+        self.changed = 0  # directories that were found to have changed
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._is_ready = self._has_listings = False
         self._young: dict[int, list[int]] = {}  # by source: directories to be looked at again
         self._young_at = 0.0
-        self._held: deque[int] = deque()  # of those, the ones that are what they were
+        self._held: deque[int] = deque()  # of those, the ones that have not changed
         self._hits = 0
         self._caught_up = 0.0
 
@@ -50,7 +51,7 @@ class Metadata:
         return self.config.metadata == "cached" and self.config.revalidate_s > 0
 
     def step(self) -> None:
-        """One turn: begins what is due, takes in what the thread has found."""
+        """Runs one turn: begins what is due, takes in what the thread has found."""
         if not self.wanted:
             return
         if not self._is_ready:
@@ -98,7 +99,7 @@ class Metadata:
             slot.up_ino = source.root().up_ino
 
     def _begin(self) -> None:
-        """All that is known was looked at since the scanner began, and is compared from now on."""
+        """Begins to compare: all that is known was looked at since the scanner began."""
         self._is_ready = True
         self._read_filesystems()
         self._caught_up = self.scanner.began
@@ -121,7 +122,7 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """Answers that rest on what was compared: of names, and of copies that were opened."""
+        """How many answers to clients rest on what was compared: answers about names, and opens."""
         totals = self.shared.totals()
         return int(totals["metadata_hits"] + totals["opens"])
 
@@ -167,6 +168,6 @@ class Metadata:
                     self._held.append(entry)
 
     def _pause(self, operations: int) -> None:
-        """Keeps the rate that the configuration allows a scan."""
+        """Keeps to the rate that the configuration allows a scan."""
         if self.config.scan_ops_per_s:
             self._stopping.wait(operations / self.config.scan_ops_per_s)

@@ -1,5 +1,5 @@
-"""From the sources to the catalog: the scan in the background, files that clients tell of, and the
-copies of earlier sessions that are still good."""
+"""Takes into the catalog what scans find, files that clients tell of, and good copies of earlier
+sessions."""
 
 import logging
 import os
@@ -23,23 +23,23 @@ __all__ = ["Scanner", "Source"]
 
 log = logging.getLogger("monarch.scanner")
 
-# Batches taken in one turn of the daemon's loop, so that wants do not wait for a long scan.
+# Batches taken in one turn of the daemon's loop at most, so that wants do not wait for a long scan.
 BATCHES_A_TURN = 8
-# A directory is listed before others once programs have opened so many files in it, whatever they
-# read of them; with `scan: lazy`, others are not listed.
+# A directory is listed before others once programs have opened this many files in it, whatever they
+# read of them. With `scan: lazy` no others are listed.
 NAMES = 4
-# Of files that the engine has met between two turns, so many are looked at.
+# At most this many of the files that the engine has met between two turns are looked at.
 LOOKS = 64
-# Directories of which this is counted, before it is begun anew.
+# Directories for which this is counted before all counts begin anew.
 MOST_COUNTED = 65536
 
 
-# One file, looked at: its source, the entry (1,) and the pool of its path.
+# One file that was looked at: its source, its entry (1,), and the pool that holds its path.
 Seen = tuple[Source, npt.NDArray[Any], Any]
 
 
 class Validator:
-    """The rows of one tier's manifest, to be matched with the files that the scan finds."""
+    """Matches the rows of one tier's manifest with the files that the scan finds."""
 
     def __init__(self, tier_number: int, keeper: Keeper, sources: list[Source]) -> None:
         self.tier_number, self.keeper = tier_number, keeper
@@ -64,8 +64,8 @@ class Validator:
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
             return none, self.rows[:0]
-        # Of two copies of a file the newer: a daemon that ended before it had removed the older one
-        # has left both.
+        # Of two copies of a file, take the newer: a daemon that ended before it had removed the
+        # older one has left both.
         at = np.maximum(np.searchsorted(self.hashes, entries["hash"], side="right") - 1, 0)
         rows = self.rows[at]
         same = (self.hashes[at] == entries["hash"]) & (entries["kind"] == Kind.FILE)
@@ -77,15 +77,15 @@ class Validator:
         return found, rows[found]
 
     def rest(self) -> npt.NDArray[Any]:
-        """Copies whose source file is gone or another one."""
+        """Copies whose source file is gone or has been replaced."""
         return self.rows[~self.matched]
 
 
 class Scanner:
     """Drives the scans of all sources, one after the other, in turns of the daemon's loop.
 
-    told : what was scanned for all nodes, and when that began, on time.monotonic() [s]; None: it is
-    to be scanned.
+    told : what one node has scanned for all, and when its scan began, on time.monotonic() [s]; None
+    where this daemon scans
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Scanner:
         keepers: dict[int, Keeper],
         told: tuple[Record, float] | None = None,
     ) -> None:
-        # On time.monotonic(): what is listed is at least as new as this [s].
+        # What is listed is at least as new as `began`, on time.monotonic() [s].
         record, self.began = told or (None, time.monotonic())
         self._began_ns = time.time_ns()
         self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
@@ -105,11 +105,13 @@ class Scanner:
             Source(i, source, record, is_lazy=is_lazy) for i, source in enumerate(config.sources)
         ]
         self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]
-        # Copies of earlier sessions, by tier: of datasets that are not configured; and, once all
-        # is scanned, of files that are gone or others now.
+        # Copies of earlier sessions, by tier. Foreign ones belong to datasets that are not
+        # configured; stale ones, known once all is scanned, to files that are gone or have been
+        # replaced.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, npt.NDArray[Any]] = {}
-        # Whether all was asked for, by a plan or a command; how many names a scan may look at.
+        # Whether a plan or a command waits for all that was asked for; how many names a scan may
+        # look at.
         self._is_in_a_hurry = False
         self._allowed = ALL_NAMES
         self._known = 0  # entries that were looked at
@@ -118,15 +120,15 @@ class Scanner:
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
-        # Of directories: how many files programs have opened that were not known; and, with a lazy
-        # scan, how many directories in them were asked for.
+        # By directory: how many files in it programs have opened that were not known; and, with a
+        # lazy scan, how many directories in it were asked for.
         self._opened: Counter[Path] = Counter()
         self._asked: Counter[Path] = Counter()
         self._unlisted = UnlistedFiles(self.look, shared.ring)
 
     @property
     def scanned(self) -> bool:
-        """Whether all is known that was asked for: everything, unless the scan is lazy."""
+        """Whether all that was asked for is known: everything, unless the scan is lazy."""
         return all(source.scanned for source in self.sources)
 
     @property
@@ -137,18 +139,18 @@ class Scanner:
     @property
     def met_by_engine(self) -> int:
         """A bit for each source whose files the engine may take into the catalog by itself, as
-        programs hand them over: none is left out, none has a copy of an earlier session, and none
-        was moved while it was listed."""
+        programs hand them over: no file is left out, none has a copy of an earlier session, and
+        none was moved while it was listed."""
         has_earlier = any(len(validator.rows) for validator in self.validators)
         if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
             return 0
         return sum(1 << source.number for source in self.sources if source.takes_all)
 
     def ask_for(self, number: int, directory: str, *, is_deep: bool, is_read: bool = True) -> None:
-        """Has a directory of a source listed, unless it was.
+        """Has a directory of a source listed, unless it was asked for before.
 
-        is_deep : with what lies below it;  is_read : by programs, so that it comes before others; a
-        directory in which NAMES others are read is listed with all below it
+        is_deep : with what lies below it;  is_read : programs read it, so that it comes before
+        others; a directory in which NAMES other directories are read is listed with all below it
         """
         if number >= len(self.sources) or directory.startswith("/"):
             return
@@ -162,13 +164,13 @@ class Scanner:
                 self.ask_for(*above, is_deep=True)
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
-        """Programs read through a directory; is_deep: through directories below it. A lazy scan
-        lists only the directories that were read themselves."""
+        """Notes that programs read through a directory; is_deep: through the directories below it.
+        A lazy scan lists only the directories that were read themselves."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 
     def hurry(self) -> None:
-        """Somebody waits for all that was asked for."""
+        """Notes that somebody waits for all that was asked for."""
         self._is_in_a_hurry = True
 
     @property
@@ -182,8 +184,9 @@ class Scanner:
             self.ask_for(source.number, "", is_deep=True, is_read=False)
 
     def has_unmet(self, tier_number: int) -> bool:
-        """Whether a tier has copies of earlier sessions that nobody has looked at: of files that
-        no scan has come to, of other sources, or that wait to be removed."""
+        """Whether a tier has copies of earlier sessions that nobody has looked at: copies of files
+        that no scan has come to, copies of other sources' files, or copies that wait to be
+        removed."""
         left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
         return not self.is_whole or any(map(len, left))
 
@@ -193,8 +196,9 @@ class Scanner:
         return sum(source.found for source in self.sources)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """See Scan.allow. One source is scanned at a time: one that nobody reads does not keep
-        back another that is read."""
+        """Sets how far the scan may go, as `Scan.allow` does. One source is scanned at a time:
+        while another one that programs read waits for its turn, a source that nobody reads is
+        scanned without a limit."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -206,8 +210,8 @@ class Scanner:
             current.scan.allow(*self._allowed)
 
     def note_met(self) -> None:
-        """Files that the engine has taken into the catalog since the last turn: programs have
-        opened them."""
+        """Notes the files that the engine has taken into the catalog since the last turn: programs
+        have opened them."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
         for entry in met[:: len(met) // LOOKS + 1]:
@@ -217,8 +221,8 @@ class Scanner:
     # --- the scan -----------------------------------------------------------------------------
 
     def step(self) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
-        """One turn. Returns what of earlier sessions was found good, as (entries' numbers,
-        manifest rows, tier)."""
+        """Runs one turn. Returns the copies of earlier sessions that were found good, as (entries'
+        numbers, manifest rows, tier)."""
         found: list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]] = []
         self.note_met()
         self.has_more = False
@@ -303,7 +307,8 @@ class Scanner:
         return self._validate(fresh)
 
     def _look_again(self, source: Source, ids: npt.NDArray[np.uint64]) -> None:
-        """A directory was renamed during the session: what was listed before may lie elsewhere."""
+        """Looks at files again after a directory was renamed during the session: what was listed
+        before may lie elsewhere now."""
         catalog = self.shared.catalog
         for entry in ids:
             try:
@@ -332,7 +337,9 @@ class Scanner:
     def take_hints(
         self,
     ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
-        """Files that clients opened before the scan met them: they are wanted, and known now."""
+        """Takes in files that clients opened before the scan met them. Returns the entries of those
+        that are known by now, which are wanted, and copies of earlier sessions as `step` returns
+        them."""
         found = []
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
@@ -354,17 +361,18 @@ class Scanner:
         return self.shared.catalog.find(number, path) if number < len(self.sources) else -1
 
     def look(self, number: int, path: str) -> Seen | None:
-        """What the source says of one file, None if it is none. It may take long, and touches
-        nothing of the catalog: it is for other threads than the loop's."""
+        """Asks the source about one file; None if it is no file. It may take long, and does not
+        touch the catalog, so that threads other than the loop's may call it."""
         if number >= len(self.sources) or not path or path.startswith("/"):
             return None
         source = self.sources[number]
         full = source.config.real_path / path
-        # Only the name that the scan would give it: one through a link is found through the link.
+        # Accept only the name that the scan would give the file. A file behind a link is found
+        # through the link.
         try:
             if os.path.realpath(full) != str(full):
                 return None
-        except OSError:  # a link that went while it was followed
+        except OSError:  # a link that was removed while it was followed
             return None
         raw = os.fsencode(path)
         entries = np.zeros(1, dtype=ENTRY)
@@ -378,8 +386,8 @@ class Scanner:
     def meet(
         self, seen: Seen
     ) -> tuple[int, list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
-        """Takes a file into the catalog that it does not know: the entry, -1 if it was not taken,
-        and copies of earlier sessions as `step` returns them."""
+        """Takes a file into the catalog that it does not know. Returns the entry, -1 if the file
+        was not taken, and copies of earlier sessions as `step` returns them."""
         known = len(self.shared.catalog)
         adopted = self._insert(*seen)
         return (known if len(self.shared.catalog) > known else -1), adopted
@@ -387,9 +395,9 @@ class Scanner:
     def meet_read(
         self, source: Source, entries: npt.NDArray[Any], pool: Any
     ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
-        """Takes (n,) files, whose paths lie in `pool`, into the catalog, as far as it does not know
-        them: programs have read them. Their entries, and copies of earlier sessions as `step`
-        returns them."""
+        """Takes (n,) files that programs have read, and whose paths lie in `pool`, into the
+        catalog, as far as it does not know them. Returns their entries, and copies of earlier
+        sessions as `step` returns them."""
         paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
         for path in paths:
             self._note_opened(source.number, path)
@@ -398,7 +406,8 @@ class Scanner:
         return np.array([entry for entry in found if entry >= 0], dtype=np.uint64), adopted
 
     def _note_opened(self, number: int, path: str) -> None:
-        """A program has opened a file that was not known; NAMES of them ask for their directory."""
+        """Counts an open of a file that was not known: NAMES of them ask for the file's
+        directory."""
         if not self.is_whole:
             place = number, os.path.dirname(path)
             if self._count(self._opened, place) == NAMES:
@@ -413,7 +422,7 @@ class Scanner:
 
     @staticmethod
     def stat_entry(source: Source, path: bytes, entry: npt.NDArray[Any]) -> int:
-        """Fills entry[0] with the attributes of a file; 0 or -errno."""
+        """Fills entry[0] with the attributes of a file; returns 0 or -errno."""
         target = ffi.new("char[]", 4096)
         e = ffi.cast("struct monarch_entry *", ffi.from_buffer(entry))
         return int(lib.monarch_stat_entry(source.fd, source.number, path, e, target, 4096))

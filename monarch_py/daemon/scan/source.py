@@ -16,7 +16,8 @@ __all__ = ["Parts", "Source"]
 
 log = logging.getLogger("monarch.scanner")
 
-# Directories that programs read, the latest ones: a scan keeps as many (csrc/scan/scan.h).
+# How many directories that programs read are kept, the latest ones: as many as a scan keeps
+# (csrc/scan/scan.h).
 WANTS = 16
 
 
@@ -32,7 +33,7 @@ class Parts:
         return len(self._left)
 
     def add(self, directory: str, *, is_deep: bool) -> bool:
-        """Whether it is one more."""
+        """Adds a directory. Returns whether it is new."""
         if self._covers(directory) or (not is_deep and directory in self._flat):
             return False
         (self._deep if is_deep else self._flat).add(directory)
@@ -40,7 +41,7 @@ class Parts:
         return True
 
     def _covers(self, directory: str) -> bool:
-        """Whether it, or a directory above it, is listed with what lies below."""
+        """Whether the directory, or one above it, is listed with what lies below."""
         while directory and directory not in self._deep:
             directory = os.path.dirname(directory)
         return directory in self._deep
@@ -59,10 +60,10 @@ class Parts:
 
 
 class Source:
-    """Its root's descriptor, its filter, its scan.
+    """One source: its root's descriptor, its filter, its scan.
 
-    told : the scan of another node, None where this one scans;  is_lazy : nothing is listed until
-    it is asked for
+    told : the scan that another node has made, None where this one scans;  is_lazy : nothing is
+    listed until it is asked for
     """
 
     def __init__(
@@ -86,12 +87,12 @@ class Source:
 
     @property
     def is_asked(self) -> bool:
-        """Whether there is something to be listed that no scan is at."""
+        """Whether something is to be listed that no scan has begun yet."""
         return len(self._parts) > 0
 
     @property
     def scanned(self) -> bool:
-        """Whether all is known that was asked for."""
+        """Whether all that was asked for is known."""
         return self.scan is None and not self.is_asked
 
     @property
@@ -100,10 +101,11 @@ class Source:
         return len(self._read) > 0
 
     def ask_for(self, directory: str, *, is_deep: bool, is_read: bool = False) -> bool:
-        """Has a directory listed, relative to the root, unless it was. Returns whether nobody had
-        asked for it.
+        """Has a directory, relative to the root, listed unless it was asked for before. Returns
+        whether nobody had asked for it.
 
-        is_deep : with what lies below it;  is_read : by programs, so that it comes before others
+        is_deep : with what lies below it;  is_read : programs read it, so that it comes before
+        others
         """
         if is_read:
             self._read.append((directory, is_deep))
@@ -114,8 +116,8 @@ class Source:
     def begin(
         self, config: Config, doorbell: Any, known: tuple[Any, Any, int], allowed: tuple[int, int]
     ) -> Scan:
-        """Begins to list what was asked for. OSError when the root cannot be looked at; then it is
-        left to the source."""
+        """Begins to list what was asked for. OSError when the root cannot be looked at; then what
+        is not known of the source stays there."""
         directories, is_deep = self._parts.take()
         self._becomes_whole = is_deep and "" in directories
         told, self._told = self._told, None  # it is large, and needed once
@@ -146,7 +148,7 @@ class Source:
         self.scan_seconds += scan.seconds
         scan.close()
         self.scan = None
-        # One whose threads could not be started has not even found the root.
+        # A scan whose threads could not be started has not even found the root.
         self.is_whole |= self._becomes_whole and self.found > 0
 
     def root(self) -> Root:
@@ -159,7 +161,10 @@ class Source:
         return sizes_fit and self.filter.trivial
 
     def excluded(self, entries: npt.NDArray[Any], paths: Any) -> npt.NDArray[np.bool_]:
-        """(n,) True for files that the configuration leaves out. paths : callable, entry -> str."""
+        """(n,) True for files that the configuration leaves out.
+
+        paths : callable, entry -> str
+        """
         sizes, config = entries["size"], self.config
         out: npt.NDArray[np.bool_] = sizes < config.min_size_bytes
         if config.max_size_bytes is not None:

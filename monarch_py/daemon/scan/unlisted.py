@@ -15,21 +15,22 @@ Seen = TypeVar("Seen")
 # The number of a source, and a path relative to it.
 Path = tuple[int, str]
 
-# Files that the source is asked for at a time.
+# How many files the source is asked for at the same time.
 THREADS = 4
-# Files that wait at most. More are forgotten: the scan will meet them, or their next open tells.
+# How many files wait at most. Further ones are forgotten: the scan will meet them, or their next
+# open tells of them again.
 WAITING = 1024
-# A scan under way has this long to meet a file, which costs the source nothing more [s].
+# A scan under way gets this long to meet a file, which then costs the source nothing more [s].
 SCAN_S = 0.1
-# Of more files than this only those are looked up in the catalog whose time has come.
+# While more files than this wait, only those whose time has come are looked up in the catalog.
 FEW = 32
 
 
 class UnlistedFiles(Generic[Seen]):
-    """Asks the source for them in threads of its own: it may take long, and the loop never waits
-    for it.
+    """Asks the source for unlisted files in threads of its own: the source may take long, and the
+    loop must never wait for it.
 
-    look : asks for one file; None if there is none, or none that belongs into the catalog
+    look : asks for one file; None if there is none, or none that belongs in the catalog
     ring : called in these threads when there is something to take, not after `close`
     """
 
@@ -47,7 +48,7 @@ class UnlistedFiles(Generic[Seen]):
         return len(self._since) + len(self._asked)
 
     def add(self, paths: Iterable[Path]) -> list[Path]:
-        """Files that programs have opened and that have no entry; returns those that were not
+        """Adds files that programs have opened and that have no entry. Returns those that were not
         waiting."""
         now, added = time.monotonic(), []
         for path in paths:
@@ -58,7 +59,7 @@ class UnlistedFiles(Generic[Seen]):
         return added
 
     def take_met(self, find: Callable[[int, str], int], *, is_scanned: bool) -> list[int]:
-        """The entries of those that the scan has met meanwhile; they wait no longer."""
+        """The entries of files that the scan has met meanwhile; these files wait no longer."""
         looked = self._since if len(self._since) <= FEW else self._due(is_scanned=is_scanned)
         met = {path: entry for path in looked if (entry := find(*path)) >= 0}
         for path in met:
@@ -66,7 +67,7 @@ class UnlistedFiles(Generic[Seen]):
         return list(met.values())
 
     def ask(self, *, is_scanned: bool) -> None:
-        """Has the source asked for those whose time has come."""
+        """Has the source asked for the files whose time has come."""
         for path in self._due(is_scanned=is_scanned)[: THREADS - len(self._asked)]:
             del self._since[path]
             self._asked.add(path)
@@ -79,7 +80,7 @@ class UnlistedFiles(Generic[Seen]):
         return [path for path, since in self._since.items() if since <= oldest]
 
     def take_answers(self) -> list[tuple[Path, Seen]]:
-        """What the source has said of files."""
+        """The files that the source has told of since the last call."""
         answers = []
         while not self._answers.empty():
             path, seen = self._answers.get()
@@ -92,7 +93,7 @@ class UnlistedFiles(Generic[Seen]):
         while self._threads < min(THREADS, len(self._asked)):
             try:
                 threading.Thread(target=self._work, name="unmet", daemon=True).start()
-            except RuntimeError:  # out of threads: others do it, or it is tried again
+            except RuntimeError:  # out of threads: the others do it, or the next call tries again
                 return
             self._threads += 1
 
@@ -112,7 +113,8 @@ class UnlistedFiles(Generic[Seen]):
                     self._ring()
 
     def close(self) -> None:
-        """Nobody rings from here on. Threads that wait for the source are not waited for."""
+        """Ends the threads, without waiting for those that wait for the source. Nobody rings from
+        here on."""
         with self._lock:
             self._is_closed = True
         for _ in range(self._threads):
