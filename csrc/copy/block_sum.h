@@ -1,5 +1,5 @@
-/* The checksums of a block, made while it is copied: its XXH3-64, and the digest (peers/mac.h) with
- * which it is sent to peers. */
+/* The checksums of a block, made while it is copied. They are its XXH3-64 and the digest
+ * (peers/mac.h) that vouches for it when it is sent to peers. */
 #ifndef MONARCH_BLOCK_SUM_H
 #define MONARCH_BLOCK_SUM_H
 
@@ -19,10 +19,10 @@ struct block_sum_stream {
     struct monarch_mac *content; /* NULL: without a digest */
 };
 
-/* content_key: NULL for no digest. Without memory for one there is none either. */
+/* content_key: NULL for no digest. Without memory for a digest there is none either. */
 void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
 void monarch_block_sum_add(struct block_sum_stream *s, const void *bytes, size_t n);
-/* After each `begin`; out: NULL if the sum is of no use. */
+/* Call after each `begin`. out: NULL if the sum is not needed. */
 void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);
 
 #endif

@@ -1,5 +1,5 @@
-/* The fill of one copy. Its units may come in any order and from several threads; readers are let
- * at each as soon as it is written. */
+/* The fill of one copy. Its units may come in any order and from several threads; readers may read
+ * each unit as soon as it is written. */
 #define _GNU_SOURCE
 #include "copy/fill.h"
 
@@ -78,7 +78,7 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     uint64_t units = (size + unit - 1) / unit, blocks = (size + block - 1) / block;
     struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
     uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
-    /* Of a copy of one block they would not be kept (sums.h). */
+    /* Digests of a copy of one block would not be kept (sums.h). */
     const unsigned char *key =
         blocks > 1 ? monarch_holdings_key(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE)) : NULL;
     if (!f || !sums) {
@@ -104,9 +104,9 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     return f;
 }
 
-/* Blocks are reserved before the first is written: a full tier is seen here, not half way. What is
- * written in one go needs no reservation, which would cost more than the write; and tmpfs would
- * clear all its pages first, while the readers wait. */
+/* Reserves blocks before the first is written: a full tier is seen here, not half way. A copy that
+ * is written in one go needs no reservation, which would cost more than the write. tmpfs gets none:
+ * it would clear all the pages first, while readers wait. */
 static int reserve(int fd, uint64_t size) {
     struct statfs fs;
     if (size <= MONARCH_CHUNK)
@@ -129,7 +129,7 @@ static int create_copy(struct job *job) {
     if (reserve(fd, job->entry.size) != 0) {
         monarch_fail(job, monarch_tier_status(errno), errno);
         close(fd);
-        monarch_remove_copy(job); /* ours alone: nobody else holds the number */
+        monarch_remove_copy(job); /* the copy is ours alone: nobody else has its number */
         return -1;
     }
     return fd;
@@ -140,7 +140,7 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
     monarch_holdings_wake(h, job->entry.source, job->entry.hash);
 }
 
-/* The bits first, then the word that they belong to. */
+/* Makes the fill visible to readers: its bits first, then the word that they belong to. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -207,8 +207,8 @@ static int begin_reading(struct monarch_engine *e, struct fill *f) {
     return 0;
 }
 
-/* Readers know of the fill before it asks the source: one that opens the file meanwhile waits for
- * the copy. */
+/* Readers know of the fill before it asks the source: a reader that opens the file meanwhile waits
+ * for the copy. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     int is_by_peer = job->peer[0] >= 0, to = create_copy(job);
     struct fill *f = to < 0 ? NULL : new_fill(e, job);
@@ -277,8 +277,8 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
 }
 
 /* Write-back of a block starts when it is complete and is awaited two blocks later: dirty pages
- * never pile up. The source's pages are not read again by us; those that a program maps or reads
- * through at this moment stay. */
+ * never pile up. We do not read the source's pages again, so they are dropped; those that a program
+ * maps or reads through at this moment stay. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
     struct block_sum own;
@@ -312,8 +312,9 @@ static void note_read(struct monarch_engine *e, uint64_t n) {
     monarch_note_source(e);
 }
 
-/* The bytes come from the kernel's memory if the program has just read them: the source does not
- * feel it. A thread that has slept meanwhile has waited for the source. */
+/* Reads from a program's descriptor. If the program has just read the bytes, they come from the
+ * page cache, and the source has no load. A thread that slept during the read has waited for the
+ * source. */
 static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                            uint64_t n, uint64_t at) {
     struct rusage before, after;
@@ -327,15 +328,15 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
     return got;
 }
 
-/* Its program has asked for its descriptor, or will not be kept from what it does any longer. The
- * number becomes that of an open file of our own, so that other threads may go on reading by it.
- * -1: there is none, *status and errno say why. */
+/* Gives up the program's descriptor, because the program has asked for it or must not be held up
+ * any longer. The descriptor's number becomes that of a file that we opened, so that other threads
+ * can go on reading from it. -1: our open failed; *status and errno say why. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;
     if (own < 0)
         return -1;
-    if (f->units == 1) /* no other thread is at it */
+    if (f->units == 1) /* no other thread works on the fill */
         f->source_ns += monarch_now_ns() - began_ns;
     if (__atomic_compare_exchange_n(&f->job->handed, &handed, -1, 0, __ATOMIC_SEQ_CST,
                                     __ATOMIC_SEQ_CST)) {
@@ -360,7 +361,7 @@ static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int fr
     return got;
 }
 
-/* Bytes of the source, [at, end); whether the copy has them now. */
+/* Copies bytes [at, end) from the source; returns whether the copy has them now. */
 static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t end,
                        char *buffer, struct block_sum_stream *stream) {
     int status, from = monarch_source_of(e, f, &status);
@@ -383,7 +384,7 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
         if (got < 0)
             give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
         else if ((uint64_t)got < n)
-            give_up(f, MONARCH_SOURCE_CHANGED, 0); /* it has shrunk */
+            give_up(f, MONARCH_SOURCE_CHANGED, 0); /* the file has shrunk */
         if (got != (ssize_t)n)
             return 0;
         int error = monarch_write_fully(f->to, buffer, n, (off_t)at);
@@ -407,8 +408,8 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
-    /* The stream has the whole block only if the last unit was the last to come, and a peer gave
-     * none of it. */
+    /* The stream has the whole block only if the block's last unit came last and no peer gave any
+     * of it. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
@@ -442,8 +443,9 @@ static int close_copy(struct job *job, int fd) {
 void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
     int r = f->failed ? -1 : 0, status;
-    /* What came from one peer alone was found unchanged there before its last block was sent. Of
-     * what came from two, nobody has looked at all of it. */
+    /* A copy that came from one peer alone was found unchanged there before its last block was
+     * sent. Of one that came from two peers, nobody has checked all of it, so the source is
+     * asked. */
     if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)

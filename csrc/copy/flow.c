@@ -1,5 +1,5 @@
-/* How much threads get from each place that has a file, and how long that takes: what the choice of
- * places is made from (NoPFS 4: r_j(p_j) / p_j). */
+/* Measures how much threads get from each endpoint, and how long that takes. The choice of
+ * endpoints is made from these numbers (NoPFS 4: r_j(p_j) / p_j). */
 #include "copy/flow.h"
 
 #include "copy/state.h"
@@ -8,10 +8,10 @@
 /* A source gives a small file sooner than this where it lies on a local disk or in the page cache,
  * and later where a network file system asks its server twice [ns]. */
 #define FAST_NS 300000
-/* Of SHARE_ALL, what is added for a file of which something is true, and taken away for one of
- * which it is not: a mean over some 32 files. */
+/* A running mean over about SHARE_STEP files, in parts of SHARE_ALL: the share of files for which
+ * something is true. */
 #define SHARE_ALL 1024U
-#define JUDGED 32U /* fills that show it */
+#define JUDGED 32U /* fills after which a source is judged */
 #define SHARE_STEP 32U
 
 static unsigned level_of(uint32_t threads) {
@@ -46,8 +46,8 @@ void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, ui
         }
 }
 
-/* The source's bit among `bits` says what is true of most of its files. Threads that write at the
- * same time lose one of their values. */
+/* Sets the source's bit among `bits` to what is true of most of its files. Of threads that write at
+ * the same time, one loses its value. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);

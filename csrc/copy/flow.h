@@ -1,4 +1,4 @@
-/* How fast the sources and the peers are, and who is at them. */
+/* How fast the sources and the peers are, and how many threads are at them. */
 #ifndef MONARCH_FLOW_H
 #define MONARCH_FLOW_H
 
@@ -13,7 +13,7 @@ struct endpoint {
     uint32_t busy;            /* atomic: threads at it */
 };
 
-/* A thread at a place. */
+/* A thread's visit to an endpoint. */
 struct visit {
     struct endpoint *endpoint;
     uint64_t since_ns;
@@ -21,15 +21,15 @@ struct visit {
 };
 
 struct visit monarch_visit(struct monarch_engine *e, unsigned place);
-/* It has got so many bytes there. */
+/* Ends a visit that got `bytes` bytes. */
 void monarch_leave(const struct visit *v, uint64_t bytes);
-/* The time that it was there for says nothing of the place. */
+/* Ends a visit whose duration says nothing of the endpoint. */
 void monarch_leave_unseen(const struct visit *v);
-/* A file of one unit took so long at its source, to be opened and read. What most of the last files
- * took says whether the source is a fast one. */
+/* Notes how long a file of one unit took to be opened and read at its source. What most of the last
+ * files took says whether the source is a fast one. */
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
-/* Of a file that a program had just read, the kernel had some pages no more. What is true of most
- * of the last files says whether the mount keeps them. */
+/* Notes whether the kernel no longer had some pages of a file that a program had just read. What is
+ * true of most of the last files says whether the mount keeps pages. */
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);
 
 #endif

@@ -1,5 +1,5 @@
-/* One order that is no fill: check a copy, compare one with its source, drop one, bring one into
- * memory; and what they have in common with fills. */
+/* Orders that are no fills: check, compare, drop or page in a copy. Also what they have in common
+ * with fills. */
 #define _GNU_SOURCE
 #include "copy/job.h"
 
@@ -27,7 +27,7 @@
 #define RWF_DONTCACHE 0x80 /* Linux 6.14 */
 #endif
 
-/* What of a copy is brought into memory in one go. */
+/* How much of a copy is brought into memory in one go [bytes]. */
 #define PART_BYTES (4 * MONARCH_CHUNK)
 
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
@@ -76,7 +76,7 @@ void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]) 
 void monarch_remove_copy(struct job *job) {
     char name[MONARCH_COPY_NAME + 4];
     monarch_copy_name(job, name);
-    /* A directory of this name is somebody else's, and the copy gone. */
+    /* A directory of this name is not ours, and the copy is gone. */
     if (unlinkat(job->copies, name, 0) != 0 && errno != ENOENT && errno != EISDIR)
         job->result.left = errno;
 }
@@ -84,8 +84,8 @@ void monarch_remove_copy(struct job *job) {
 /* --- limits ------------------------------------------------------------------------------------
  */
 
-/* Takes the next free span of a second that is shared out evenly; returns when it begins. What was
- * not used in the past is lost, but for a little: threads do not wake to the microsecond. */
+/* Takes the next free span of time for `n` of `per_s`; returns when it begins. Time that was not
+ * used in the past is lost, but for a little: threads do not wake to the microsecond. */
 static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     const uint64_t slack_ns = 20000000;
     uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
@@ -97,7 +97,7 @@ static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     return begin;
 }
 
-/* In steps, so that an engine that stops is not kept by a low rate. */
+/* Sleeps in steps, so that a low rate does not hold up an engine that stops. */
 static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
     for (uint64_t now;
          !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {
@@ -156,7 +156,7 @@ int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int
 static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
     monarch_acquire_rate(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
-    /* Reading changes nothing at the source, its access time included, where we may say so. */
+    /* Reading changes nothing at the source, not even the access time where we may say so. */
     int fd = openat(job->source_root, job->path, flags | O_NOATIME);
     if (fd < 0 && errno == EPERM)
         fd = openat(job->source_root, job->path, flags);
@@ -174,8 +174,8 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         errno = 0;
         return -1;
     }
-    /* What we read is what the source gives: a read ahead of a unit that somebody has read already
-     * would ask for its bytes a second time. */
+    /* No read-ahead: for a unit that somebody has read already, it would ask the source for its
+     * bytes a second time. */
     if (job->entry.size > MONARCH_UNIT)
         posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     return fd;
@@ -195,7 +195,8 @@ int monarch_source_is_unchanged(struct job *job, int fd) {
     return 0;
 }
 
-/* Linux 6.14 and 6.15 did not look whether somebody else had written to the page meanwhile. */
+/* Linux 6.14 and 6.15 are left out: they did not check whether somebody else had written to the
+ * page meanwhile. */
 int monarch_can_drop_behind(void) {
     struct utsname system;
     unsigned major, minor;
@@ -208,9 +209,10 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
     return !(kept >> job->entry.source & 1);
 }
 
-/* The pages of many small files fill the memory, and then it takes as long to find others as to
- * copy. To give them back behind each file (posix_fadvise) may wait for all cores. Here those go
- * that this very read has brought; what others have read stays for them. */
+/* Drops the pages behind each read. Otherwise the pages of many small files fill the memory, and
+ * then finding free ones takes as long as copying. Giving pages back after each file
+ * (posix_fadvise) may wait for all cores. Here only the pages go that this very read has brought;
+ * pages that others have read stay for them. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at) {
     size_t done = 0;
@@ -225,7 +227,7 @@ ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int
         refused = r < 0 && r != -EINTR;
     }
     ssize_t r = monarch_read_fully(fd, buf + done, n - done, at + (off_t)done);
-    if (refused && r >= 0) /* this file system can only read as always */
+    if (refused && r >= 0) /* this file system cannot drop pages behind a read */
         __atomic_fetch_or(&e->kept_sources, 1U << job->entry.source, __ATOMIC_RELAXED);
     return r < 0 ? r : r + (ssize_t)done;
 }
@@ -282,7 +284,7 @@ static void check(struct monarch_engine *e, struct job *job, char *buffer) {
         monarch_fail(job, MONARCH_DAMAGED, 0);
     } else if (sum_of(e, job, fd, buffer, &job->result.sum) != 0) {
         if (job->result.status != MONARCH_ABANDONED)
-            job->result.status = MONARCH_DAMAGED; /* a copy that cannot be read is none */
+            job->result.status = MONARCH_DAMAGED; /* a copy that cannot be read counts as damaged */
     } else if (job->result.sum != job->expected_sum) {
         monarch_fail(job, MONARCH_DAMAGED, 0);
     } else {
@@ -331,9 +333,9 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
     return known;
 }
 
-/* The next part of it: between parts its thread does what is more urgent. It is read, not only
- * asked for: the kernel shortens what it is asked for as it likes, and then no more is on its way
- * than there are threads. */
+/* Brings the next part of a copy into memory; between parts the thread does what is more urgent.
+ * The part is read, not only asked for: the kernel shortens what it is asked for as it likes, and
+ * then no more is on its way than there are threads. */
 static void page_in(struct job *job, char *buffer) {
     char name[MONARCH_COPY_NAME + 4];
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
@@ -344,7 +346,8 @@ static void page_in(struct job *job, char *buffer) {
         return;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE); /* the use is still to come (Linux 6.3) */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE); /* this read does not count as the pages' use
+                                                  * (Linux 6.3) */
     end = end < size ? end : size;
     while (job->result.bytes < end && job->result.error == 0) {
         uint64_t at = job->result.bytes, left = end - at;

@@ -1,5 +1,4 @@
-/* Where the bytes of a fill come from: a peer that holds the file, and when there is none or it
- * fails, the source. */
+/* Where the bytes of a fill come from: a peer that holds the file, or else the source. */
 #define _GNU_SOURCE
 #include "copy/origin.h"
 
@@ -14,22 +13,22 @@
 #include "serving/serving.h"
 #include "shared/clock.h"
 
-/* A peer that lives may have to wait for the source itself, and says so after 0.6 s. If its source
- * gives nothing (TIMEOUT), a reader is not kept waiting for more than two answers; what nobody
- * waits for can wait for some more. */
+/* How many answers to wait for. A live peer may have to wait for the source itself, and says so
+ * after 0.6 s. If its source gives nothing (TIMEOUT), a reader waits for two such answers at most;
+ * what nobody waits for can wait for some more. */
 #define ASKED_TRIES 2
 #define TRIES 8
-/* As long as its source does give (COMING), whoever asked that as well would be served no sooner,
- * and all others later. A reader waits for less than it has patience with a daemon that lives, 5 s;
- * what nobody waits for, for as long as a thread can be spared [ns]. */
+/* How long to wait for a peer whose source does give (COMING): asking that source as well would
+ * serve nobody sooner, and all others later. A reader waits for less than its patience with a live
+ * daemon, 5 s; what nobody waits for, for as long as a thread can be spared [ns]. */
 #define COMING_ASKED_NS 4000000000ULL
 #define COMING_NS 30000000000ULL
-/* A peer that fills the file gives its last block when it is whole. A reader waits for that only if
- * no more than this is missing here [blocks]. */
+/* A peer that is still filling the file gives its last block only when the file is whole. A reader
+ * waits for that only if no more than this is missing here [blocks]. */
 #define NEAR_END 4
-/* A look at a peer that has not answered yet [ns]. */
+/* The pause between two tries at a peer that has not answered yet [ns]. */
 #define STARTING_NS 100000000L
-/* After this a reader that waits gets its bytes from the source [ns]. */
+/* A reader that has waited for longer gets its bytes from the source [ns]. */
 #define SILENCE_NS 500000000ULL
 
 static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a thread's buffer does for a fetch");
@@ -55,15 +54,15 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
     return 0;
 }
 
-/* Whether these bytes are the source's to give to a reader at once, without any fault of the
+/* Whether a reader should have these bytes from the source at once, without any fault of the
  * peer's. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Once. The time that it took is the peer's only where that need not wait for the source itself,
- * and where it was not left alone for an older failure. */
+/* Asks the peer once. The time counts as the peer's only if the peer need not wait for the source
+ * itself, and was not left alone because of an older failure. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -77,8 +76,9 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
-/* The first of those that are brought up together would read for the others all that it fetches
- * ahead. What nobody waits for can wait until they are there. */
+/* Whether the peer is still starting, so that it should be asked again. Of nodes that are brought
+ * up together, the first would otherwise read for the others all that it fetches ahead. What nobody
+ * waits for can wait until they are there. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -90,12 +90,13 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
     return 1;
 }
 
-/* get->status says what came of it; MONARCH_PEER_LATER: the source is to be asked at once, and
- * MONARCH_PEER_COMING: by now, without any fault of the peer's. */
+/* Asks the peer, and again until it answers or patience ends. get->status says what came of it. Two
+ * values are no fault of the peer's: with MONARCH_PEER_LATER the source is to be asked at once,
+ * with MONARCH_PEER_COMING by now. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
-    uint64_t began = monarch_now_ns(), unasked = began; /* nobody waited then */
+    uint64_t began = monarch_now_ns(), unasked = began; /* the last time that nobody waited */
     get->status = MONARCH_PEER_TIMEOUT;
     for (int tries = 0, silent = 0; peer; tries++) {
         uint64_t now = monarch_now_ns();
@@ -111,7 +112,7 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
             return;
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
-        /* So that it comes before what nobody waits for there as well. */
+        /* So that at the peer, too, it comes before what nobody waits for. */
         get->is_awaited = (uint32_t)is_asked;
         /* A connection that broke is no reason to ask this peer once more. */
         if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {
@@ -136,7 +137,7 @@ static void follow(struct fill *f, int which, unsigned node) {
     }
 }
 
-/* The peer that is asked now, -1 for nobody any more. */
+/* The peer that is asked now; -1 for none any more. */
 static int asked_peer(const struct fill *f, int which) {
     return which < MONARCH_ASKED + MONARCH_MOVES
                ? __atomic_load_n(&f->job->peer[which], __ATOMIC_ACQUIRE)
@@ -157,7 +158,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .to = f->to,
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
-        get.is_owner = f->peers == 1 || which >= f->peers; /* of two either may be the owner */
+        get.is_owner = f->peers == 1 || which >= f->peers; /* of two, either may be the owner */
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {
             __atomic_fetch_or(&f->gave, 1 << which, __ATOMIC_ACQ_REL);
@@ -174,7 +175,8 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
             follow(f, which, get.status - MONARCH_PEER_MOVED);
         __atomic_compare_exchange_n(&f->asks, &which, which + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED);
-        /* One silence is what a reader can wait for. */
+        /* A waiting reader tolerates one peer timeout; after it, go to the source rather than to
+         * the next peer. */
         if (monarch_now_ns() - began > SILENCE_NS && is_awaited(e, f, at, n))
             return 0;
     }
@@ -197,7 +199,7 @@ int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {
     if (there >= 0)
         return there;
     int fd = monarch_open_source(e, f->job, status);
-    /* Several threads may find at once that the peer is gone. */
+    /* Several threads may find at once that the peer is gone; one of their descriptors stays. */
     if (fd >= 0 &&
         !__atomic_compare_exchange_n(&f->from, &there, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         close(fd);

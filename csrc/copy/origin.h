@@ -5,14 +5,14 @@
 #include "copy/filling.h"
 
 /* Gets the bytes [at, at + n) of one block from the peer that the order names and writes them to
- * the copy. *sum is theirs. 0 when they have to come from the source: the order names no
- * peer, or it has failed. */
+ * the copy. *sum is their sum. 0 when the bytes have to come from the source: the order names no
+ * peer, or the peer has failed. */
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
                   struct block_sum *sum);
-/* The peer that gave all of a fill that is over, -1 for none. It sends the last block only when it
- * has the file whole. */
+/* The peer that gave all of a fill that is over; -1 for none. A peer sends the last block only when
+ * it has the file whole. */
 int monarch_giver_of(const struct fill *f);
-/* A source has given something. */
+/* Notes that a source has given something. */
 void monarch_note_source(struct monarch_engine *e);
 /* The source's file, which is opened when it is first needed; as monarch_open_source. */
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);

@@ -14,7 +14,7 @@ struct endpoint;
  * written. */
 #define MONARCH_CHUNK (1024 * 1024)
 
-/* What all threads share and that is no queue. */
+/* What all threads share except queues. */
 struct monarch_engine {
     uint64_t block_bytes;
     uint64_t bytes;      /* atomic: read from sources */
@@ -22,17 +22,18 @@ struct monarch_engine {
     uint64_t peer_bytes; /* atomic: got from peers */
     uint64_t peer_files; /* atomic: filled from peers alone */
     int stopping;        /* atomic */
-    /* Whom an order names, by number; NULL for who is not there. Atomic. */
+    /* The peers that orders name, by number; NULL for a peer that is not there. Atomic. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
-    /* Whose askers are told of every unit; NULL for nobody. Atomic. */
+    /* The holdings whose waiting peers are told of every unit; NULL for none. Atomic. */
     struct monarch_holdings *holdings;
-    /* What readers wait for, done by a thread that has to wait for a peer itself. `buffer` has
+    /* Does what readers wait for, in a thread that has to wait for a peer itself. `buffer` has
      * MONARCH_CHUNK bytes. */
     void (*serve_readers)(struct monarch_engine *e, char *buffer);
-    /* At most this much from the sources each second; 0: no limit. The times are atomic: when the
-     * next operation, the next byte may be asked for [ns]. */
+    /* The most that the sources are asked for each second; 0: no limit. The times are atomic: when
+     * the next byte and the next operation may be asked for [ns]. */
     uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
-    /* Through which finished copies are published; NULL: by whoever takes the results. */
+    /* Finished copies are published through this; NULL: whoever takes the results publishes
+     * them. */
     struct monarch_writer *writer;
     struct monarch_control *control;
     uint32_t kept_sources; /* atomic: a bit for each whose pages stay when they were read */
@@ -41,7 +42,7 @@ struct monarch_engine {
     struct endpoint *endpoint; /* the sources, then each peer by its number: see flow.c */
     /* Atomic: see monarch_note_speed and monarch_note_pages. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];
-    uint32_t judged[MONARCH_MAX_SOURCES]; /* by so many fills */
+    uint32_t judged[MONARCH_MAX_SOURCES]; /* by how many fills */
 };
 
 #endif

@@ -1,4 +1,4 @@
-/* The copy engine as Python drives it: it is started and set, gets orders, and gives results. */
+/* The copy engine as Python drives it: start, settings, results, stop. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -182,7 +182,7 @@ uint64_t monarch_engine_peer_bytes(struct monarch_engine *e) {
     return __atomic_load_n(&e->peer_bytes, __ATOMIC_RELAXED);
 }
 
-/* Unfinished fills that no thread works on any more. */
+/* Ends unfinished fills; no thread works on them any more. */
 static void abandon_fills(struct pool *p) {
     for (struct fill *f; (f = p->fills);) {
         p->fills = f->next;
@@ -208,11 +208,11 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
-        if (e->peers[i]) /* one that drips would keep a thread for as long as it may take */
+        if (e->peers[i]) /* a peer that drips bytes would hold a thread for as long as it may */
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
         left += !monarch_join(p->worker[p->most_threads + i].thread, &until);
-    /* One that was about to start others has done so when it is joined. */
+    /* A thread that was about to start others has done so by the time it is joined. */
     for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
         left += !monarch_join(p->worker[i].thread, &until);
     if (p->listener)

@@ -1,5 +1,5 @@
-/* Placing files in granted room: first fit, as policy would (monarch_py/policies/placement.py), to
- * the byte and to the inode. */
+/* Places files in granted room, first fit. The placement is what policy would decide
+ * (monarch_py/policies/placement.py), to the byte and to the inode. */
 #include "engine/grant.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "publish/writer.h"
 #include "shared/doorbell.h"
 
-/* More than any tier holds; with it sums do not wrap [bytes]. */
+/* More than any tier holds; sums of smaller sizes do not wrap [bytes]. */
 #define LARGEST (1ULL << 51)
 
 static_assert(MONARCH_ASKED == 2, "a home names two");
@@ -26,8 +26,9 @@ static int is_still_there(const struct pool *p, const struct waiting *reader) {
 /* --- one file -----------------------------------------------------------------------------------
  */
 
-/* The first tier with room, from which the room is taken; -1 for none. A tier of which only a part
- * is granted may have room beyond it, and no later tier is the first one then. */
+/* Takes room from the first tier that has it, and returns that tier; -1 for none. If only part of a
+ * tier is granted, the tier may have room beyond the grant, so no later tier can be the first
+ * fit. */
 static int take_room(struct grant *g, uint64_t size) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -44,8 +45,9 @@ static int take_room(struct grant *g, uint64_t size) {
     return -1;
 }
 
-/* The peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/placement.py).
- * Returns 0 for a file that this node does not keep, or may not. */
+/* Sets the peers that a fill asks, by the rule of Nodes.asked
+ * (monarch_py/daemon/nodes/placement.py). Returns 0 for a file that this node does not keep, or may
+ * not keep. */
 static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;
     asked[0] = asked[1] = -1;
@@ -92,7 +94,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     struct job *job =
         monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
     if (!job) {
-        g->holds = 0; /* its room is not known any more: until the next one */
+        g->holds = 0; /* its room is not known any more; wait for the next grant */
         return NULL;
     }
     monarch_set_word(c, e, id, monarch_word(MONARCH_FILLING, 0, (unsigned)tier, g->next_copy));
@@ -100,7 +102,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     return job;
 }
 
-/* Whether it was ordered. Under both locks. */
+/* Orders the fill; returns whether it did. The caller holds both locks. */
 static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
     struct job *job = monarch_place_granted(p, c, id);
     if (job)
@@ -111,14 +113,14 @@ static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
 /* --- what somebody waits for --------------------------------------------------------------------
  */
 
-/* Whether Python has to order what the reader waits for, or to see why it cannot be. Without `c`,
- * the catalog, nothing is known of the file. */
+/* Whether Python must order what the reader waits for, or see why it cannot be ordered. c: the
+ * catalog; NULL if its lock could not be had, and then nothing is known of the file. */
 static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
     struct grant *g = &p->grant;
     uint64_t id = monarch_demand_entry(reader->demand);
     if (!is_still_there(p, reader))
         return 0;
-    /* Its fill is just being begun, or has just ended. */
+    /* Its fill is about to begin, or has just ended. */
     int is_filling = c && state_of(c, id) == MONARCH_FILLING;
     g->refused[reader->place] = reader->demand;
     g->is_early[reader->place] = !g->holds || is_filling;
@@ -126,11 +128,12 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
         return 0;
     if (!c || is_asked_for(p, c, id))
         return !(c && order(p, c, id));
-    monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS); /* it came behind the last one */
+    /* The demand was made after the last answer. */
+    monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
     return 0;
 }
 
-/* Whether the loop is to be told: it rests, or sleeps, and has not been told yet. */
+/* Whether the daemon's loop must be woken: nobody has done so since it last rested. */
 static int is_first(struct grant *g) {
     return !__atomic_exchange_n(&g->leaves, 1, __ATOMIC_SEQ_CST);
 }
@@ -142,7 +145,7 @@ void monarch_end_rest(struct pool *p) {
 
 void monarch_order_demanded(struct pool *p, struct worker *me) {
     struct monarch_writer *w = p->shared.writer;
-    int has_writer = monarch_lock_soon(w); /* it is held for long while the catalog grows */
+    int has_writer = monarch_lock_soon(w); /* the lock is held for long while the catalog grows */
     int is_any = 0;
     pthread_mutex_lock(&p->lock);
     for (unsigned i = 0; i < me->unordered_count; i++)
@@ -204,7 +207,7 @@ uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_place
     return n;
 }
 
-/* Entries that are told of their homes before another thread has the catalog. */
+/* How many entries get their homes before the lock is let go for other threads. */
 #define TOLD_AT_ONCE 4096
 
 static unsigned home_of(const struct monarch_home *home) {
@@ -213,7 +216,7 @@ static unsigned home_of(const struct monarch_home *home) {
     return home->is_kept ? MONARCH_OWN : 0;
 }
 
-/* Programs see where a file has its home, too. */
+/* Writes the homes into the catalog, where programs see them too. */
 static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const struct monarch_home *homes) {
     for (uint64_t i = 0; i < n;) {

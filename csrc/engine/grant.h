@@ -1,19 +1,19 @@
-/* Orders that the copying threads make themselves, between two turns of the daemon's loop: fills of
- * files that somebody waits for, in room that policy has granted. */
+/* Fills that the copying threads order themselves, in room that policy has granted. They do so
+ * between two iterations of the daemon's loop, for files that somebody waits for. */
 #ifndef MONARCH_GRANT_H
 #define MONARCH_GRANT_H
 
 #include "engine/pool.h"
 
-/* The order, in nobody's queue, to fill a file that no copy is made of; NULL where the grant does
- * not go so far. The caller has the writer's lock and the pool's. */
+/* Makes the order to fill a file of which no copy is being made, and puts it in no queue; NULL if
+ * the grant does not allow the fill. The caller holds the writer's lock and the pool's. */
 struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
-/* Orders what the thread has met without an order (me->unordered), as far as the grant goes; the
- * rest is left to Python. The caller has no lock. */
+/* Orders fills for the demands that the thread has met without an order (me->unordered), as far as
+ * the grant allows; the rest is left to Python. The caller holds no lock. */
 void monarch_order_demanded(struct pool *p, struct worker *me);
-/* Whether an order has ended in a way that ends the loop's rest: a fill that was not published, as
- * its file may be another one by now; or else, if somebody waits for what the loop could not order.
- * The caller has the pool's lock. */
+/* Whether the end of an order must end the loop's rest: a fill was not published, because its file
+ * may be another one by now; or somebody waits for what the loop could not order. The caller holds
+ * the pool's lock. */
 int monarch_leaves_again(struct pool *p, const struct job *job);
 /* Wakes the daemon's loop from its rest or sleep. */
 void monarch_end_rest(struct pool *p);

@@ -1,4 +1,4 @@
-/* Orders: made from the catalog, queued, and taken back. */
+/* Makes orders from the catalog, queues them, and takes them back. */
 #include "engine/orders.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
     job->result.ctime_ns = entry->ctime_ns;
     job->entry = *entry;
     job->expected_sum = sum;
-    /* Of an empty file no peer could say that it is still as it was. */
+    /* No peer is asked for an empty file: none could say that the file is still as it was. */
     for (int i = 0; i < MONARCH_ASKED + MONARCH_MOVES; i++) {
         int is_asked = i < MONARCH_ASKED && peers && p->peer_threads && entry->size;
         int peer = is_asked ? peers[i] : -1;
@@ -40,8 +40,7 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
     return job;
 }
 
-/* What is read ahead nobody waits for: whether there is anything of it says nothing of the fills.
- */
+/* A PAGE_IN does not count as pending: nobody waits for it, and it says nothing of the fills. */
 void monarch_count(struct pool *p, const struct job *job, int more) {
     if (job->result.kind != MONARCH_PAGE_IN)
         p->pending[job->result.in_use][monarch_way_of(job)] += (uint64_t)(int64_t)more;
@@ -59,8 +58,8 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
         monarch_remember(p, job);
 }
 
-/* Takes orders that nobody else sees yet into a queue. A descriptor does not wait for those that
- * are filled ahead. */
+/* Takes orders that no other thread sees yet into a queue. An order for which a descriptor waits
+ * goes to the files in use, so that it does not wait behind files that are filled ahead. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
@@ -75,7 +74,7 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
-    /* A copy that is published may take its inode's number from any entry. */
+    /* Locked, because publishing a copy may clear `copy_ino` of any entry. */
     if (e->writer)
         pthread_mutex_lock(&e->writer->lock);
     for (uint64_t i = 0; i < n; i++) {
@@ -120,7 +119,7 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < n; i++) {
         struct job *job = monarch_queued_fill(p, ids[i]);
-        /* One for which a descriptor waits is of a file that a program has read. */
+        /* An order for which a descriptor waits is for a file that a program has read. */
         if (!job || job->result.in_use || job->is_kept || job->handed >= 0)
             continue;
         monarch_unqueue(p, job);

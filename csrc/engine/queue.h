@@ -1,4 +1,4 @@
-/* Orders, one behind the other. One is in no more than one queue. */
+/* Queues of orders. An order is in at most one queue. */
 #ifndef MONARCH_QUEUE_H
 #define MONARCH_QUEUE_H
 
@@ -13,9 +13,9 @@ struct queue {
 
 void monarch_push(struct queue *q, struct job *job);
 void monarch_push_first(struct queue *q, struct job *job);
-/* NULL for none. */
+/* Takes the first order out; NULL if the queue is empty. */
 struct job *monarch_pop(struct queue *q);
-/* Out of the queue that it is in, wherever. */
+/* Takes the order out of its queue, from any position. */
 void monarch_take_out(struct job *job);
 
 #endif

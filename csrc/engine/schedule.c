@@ -1,15 +1,15 @@
-/* What each thread does next: first what a reader waits for, then removals, then files in use, then
- * what is read ahead, then all others. */
+/* Chooses each thread's next work by priority. First comes what a reader waits for, then removals,
+ * then files in use, then what is read ahead, then all others. */
 #include "engine/schedule.h"
 
 #include "copy/fill.h"
 #include "shared/clock.h"
 
-/* No unit is left to be taken up. */
+/* A fill's next unit when none is left to be taken up. */
 #define DONE UINT64_MAX
-/* Threads that one peer's readers leave to the others'. */
+/* Threads that the readers of one peer leave to the readers of others. */
 #define KEPT_FREE 4
-/* Orders that are passed over in one look, at most: the thread has the pool's lock. */
+/* The most orders passed over in one look: the thread holds the pool's lock. */
 #define MOST_PASSED 64
 
 /* --- orders by entry ---------------------------------------------------------------------------
@@ -125,21 +125,23 @@ enum monarch_way monarch_way_of(const struct job *job) {
     return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
-/* One overloaded peer takes no more than its share of the threads, and leaves some for others, each
- * of which again leaves some: twice as many as are free then (dynamic thresholds: Choudhury and
- * Hahne, 1998). Alone it has two thirds of all. Who is at it anyway takes no more by this. */
+/* Whether the order's peer may get this thread. A peer gets at most twice as many threads as are
+ * then free (dynamic thresholds: Choudhury and Hahne, 1998): an overloaded peer leaves some threads
+ * for others, each of which again leaves some; alone it gets two thirds of all. A thread that is at
+ * that peer anyway (`at`) takes no more by this. */
 static int can_ask(const struct pool *p, int at, const struct job *job) {
     int peer = job->peer[0];
     return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
 }
 
-/* What a reader waits for does not wait for a peer's share, as long as some threads are left. */
+/* The same for what a reader waits for: it ignores the peer's share as long as some threads are
+ * left. */
 static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* The same of what nobody waits for, within its width, of which some is left: however narrow it is,
- * one peer that is slow leaves a part to the others. */
+/* The same for what nobody waits for. Some of the width must be left: however narrow the width is,
+ * one slow peer leaves a part of it to the others. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -185,7 +187,8 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     __atomic_store_n(&f->asked_ns, monarch_now_ns(), __ATOMIC_RELAXED);
     f->next_unit = unit + 1;
     f->asked_by = monarch_demand_rank(demand);
-    /* A client may write anything; a file without a map is read by nobody before it is complete. */
+    /* The unit is checked, because a client may write anything. Nobody reads a file without a map
+     * before it is complete. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
         if (!can_serve(p, me->peer, f->job))
@@ -197,7 +200,7 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
         return 1;
     }
     p->taken[reader->place] = demand;
-    /* Whoever moves it answers, unless that was before the demand. */
+    /* The thread that moves the unit answers, unless it did so before the demand was made. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
@@ -228,8 +231,8 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
     return find_queued(p, me, id, w);
 }
 
-/* Readers take turns: the search goes on behind the place whose turn it was last. Whose turn it is
- * among the ranks, their shares say. */
+/* Finds work for a waiting reader. Readers take turns: the search goes on behind the slot that was
+ * served last. Among ranks, their shares decide. */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct turns *turns = &p->turns[me->way];
     struct line line;
@@ -242,7 +245,7 @@ static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     return 0;
 }
 
-/* The unit behind the last demand, or else any that is left; DONE for none. */
+/* The next free unit behind the last demand, or else any that is left; DONE for none. */
 static uint64_t unit_ahead(struct fill *f) {
     uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
     for (; n < f->units && monarch_is_claimed(f, unit); n++)
@@ -251,8 +254,8 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* *first is the file whose turn it is, the answer the one that is served in its place: another one
- * if it was a rank's, and another rank's turn is due before. NULL when there is none. */
+/* The fill to serve next; NULL for none. *first is the one whose turn it is. Another is served in
+ * its place only if both are of ranks and the other rank's turn is due earlier. */
 static struct fill *whose_turn(const struct pool *p, enum monarch_way way, struct fill **first) {
     const struct turns *turns = &p->turns[way];
     struct fill *chosen = NULL;
@@ -286,8 +289,8 @@ static void exchange(struct pool *p, struct fill *a, struct fill *b) {
     b->next = next;
 }
 
-/* A reader that has waited for a unit wants the next ones soon. Files that readers wait for take
- * turns, unit by unit. */
+/* Finds a unit ahead of a reader: one that has waited for a unit wants the next ones soon. Files
+ * that readers wait for take turns, unit by unit. */
 static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     for (struct fill *first = NULL, *f; (f = whose_turn(p, way, &first));) {
         uint64_t unit = unit_ahead(f);
@@ -305,7 +308,7 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     return 0;
 }
 
-/* The others are finished one by one, in whole blocks. */
+/* Finds a block of a fill that no reader has waited for: such fills are finished one by one. */
 static int find_block(struct pool *p, enum monarch_way way, int in_use, struct work *w) {
     struct fill *f = p->fills;
     while (f && (f->next_block >= f->blocks || f->asked_ns || monarch_fill_is_over(f) ||
@@ -341,7 +344,8 @@ static void put_aside(struct late *late, struct job *job) {
     monarch_push(&late->of[peer], job);
 }
 
-/* The first one of a peer that may be asked. Few are passed over: those that threads are at. */
+/* The first late order whose peer may be asked; NULL for none. Few peers are passed over: those
+ * that threads are at. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {
@@ -361,9 +365,9 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
            monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
-/* Orders go behind all others while programs read their files at the source, to hand them over: a
- * fill would open such a file a second time. Whether the first one waits for its reader all the
- * same. */
+/* Moves orders behind all others while programs read their files at the source and will hand them
+ * over: a fill would open such a file a second time. Returns whether the first order waits for its
+ * reader all the same. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -375,7 +379,7 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
     return waits_for_reader(p, q->first, now);
 }
 
-/* In their order, but that those whose peer has its share of the threads are passed over. */
+/* Takes orders in sequence, but passes over those whose peer has its share of the threads. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_way way = me->way;
     struct queue *q = in_use ? &p->in_use[way] : &p->normal[way];
@@ -412,7 +416,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, way) ||
                       !(find_block(p, way, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* A reader soon waits for the units ahead of it, and a peer has threads enough for them. */
+    /* Not counted as unasked: a reader soon waits for these units, and a peer has threads
+     * enough. */
     if (is_ahead && way == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;
@@ -474,7 +479,8 @@ static int has_demand(const struct pool *p, enum monarch_way way) {
     return 0;
 }
 
-/* Of a file that a reader has waited for, units ahead of it; of others, blocks. */
+/* Whether a file that a reader has waited for has units ahead of it. For other files:
+ * has_blocks. */
 static int has_ahead(const struct pool *p, enum monarch_way way) {
     for (const struct fill *f = p->fills; f; f = f->next)
         if (monarch_way_of(f->job) == way && !monarch_fill_is_over(f) && f->asked_ns &&

@@ -1,4 +1,4 @@
-/* What the copying threads do next. All of it is under the pool's lock. */
+/* The scheduler of the copying threads. The caller of each function holds the pool's lock. */
 #ifndef MONARCH_SCHEDULE_H
 #define MONARCH_SCHEDULE_H
 
@@ -6,24 +6,25 @@
 
 /* --- orders by entry --- */
 
-/* Whether a reader may wait for the order: those that have not begun can be found by entry. */
+/* Whether a reader may wait for the order. Such orders can be found by entry until they begin. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
 /* The order to fill this entry that no thread has begun; NULL for none. */
 struct job *monarch_queued_fill(const struct pool *p, uint64_t id);
-/* Whether there is one to fill or to check it. */
+/* Whether an order to fill or to check this entry is queued. */
 int monarch_has_order(const struct pool *p, uint64_t id);
-/* Removes an order from its queue, and from those that are found by entry. */
+/* Removes an order from its queue and from the orders that are found by entry. */
 void monarch_unqueue(struct pool *p, struct job *job);
 
-/* Readers no longer need the map of its fill; an order without a slot has none to give back. */
+/* Gives back the order's slot once readers no longer need the map of its fill; does nothing for an
+ * order without a slot. */
 void monarch_free_slot(struct pool *p, struct job *job);
 
 /* --- fills under way --- */
 
 int monarch_is_claimed(const struct fill *f, uint64_t unit);
 void monarch_claim(struct fill *f, uint64_t unit);
-/* NULL for none. */
+/* The entry's fill under way; NULL for none. */
 struct fill *monarch_fill_of(const struct pool *p, uint64_t id);
 void monarch_add_fill(struct pool *p, struct fill *f);
 void monarch_remove_fill(struct pool *p, const struct fill *f);
@@ -31,21 +32,21 @@ void monarch_remove_fill(struct pool *p, const struct fill *f);
 /* --- what is next --- */
 
 struct work {
-    struct job *job;   /* to begin or to do, or */
-    struct fill *fill; /* a unit or a block of it */
+    struct job *job;   /* the order to begin or to do, or NULL */
+    struct fill *fill; /* else the fill of which to move a unit or a block */
     uint64_t unit, block;
     int is_unit;
     int leaves_nobody; /* no thread of the caller's kind is without work now */
 };
 
 enum monarch_way monarch_way_of(const struct job *job);
-/* What it may do when it has nothing to do, as bits. */
+/* The roles, as bits, of a thread that has ended its work. */
 uint32_t monarch_roles_of(const struct worker *me);
-/* Whether there is any of that, and then what is first. Who does more than demands has ended what
- * it did before. */
+/* Finds the first work within `roles`; returns 0 if there is none. With more roles than
+ * MONARCH_DOES_DEMANDS the thread has ended its previous work. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
-/* Who could do some of what there is, as bits of roles; 0: there is nothing. Of what lies ahead of
- * readers it may say too much. */
+/* The roles, as bits, of the threads that could do some of the work there is; 0 if there is none.
+ * It may overstate the work that lies ahead of readers. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way);
 
 #endif

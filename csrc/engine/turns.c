@@ -1,8 +1,8 @@
-/* Start-time fair queueing (Goyal et al., 1996): a rank's next turn is due the later, the smaller
- * its share. */
+/* Start-time fair queueing (Goyal et al., 1996): the smaller a rank's share, the later its next
+ * turn. */
 #include "engine/turns.h"
 
-/* From one turn of a rank to its next one, for a share of 1. */
+/* Virtual time from one turn of a rank to its next one, for a share of 1. */
 #define LAP (1ULL << 24)
 
 static_assert(MONARCH_DEMANDS == 256, "a place is a byte, and so is the way from one to another");
@@ -24,7 +24,7 @@ void monarch_line_up(struct line *l, const struct turns *t, const uint64_t *dema
     l->is_known = 0;
 }
 
-/* The demand at a place that somebody waits for, 0 for none. */
+/* The demand that waits in a slot; 0 for none. */
 static uint64_t look(const struct line *l, unsigned place) {
     uint64_t d = __atomic_load_n(&l->demand[place], __ATOMIC_ACQUIRE);
     return d == l->taken[place] ? 0 : d;
@@ -77,7 +77,8 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* Who was met by his place's turn may have been taken or answered since, in another's place. */
+    /* Some readers whose slots were scanned may have been taken or answered since `of_ranks` was
+     * filled; the readers left in it follow here. */
     if (l->length) {
         *w = take_first(l);
         return 1;

@@ -1,22 +1,24 @@
-/* In which order the ranks of a node are served: each as often as its share says, none left out,
- * and as long as somebody waits somebody is served. Who belongs to no rank keeps his place. */
+/* The order in which the ranks of a node are served. Each rank is served as often as its share
+ * says, none is left out, and somebody is served as long as anybody waits. A reader that belongs to
+ * no rank keeps its place. */
 #ifndef MONARCH_TURNS_H
 #define MONARCH_TURNS_H
 
 #include "shared/catalog.h"
 
 struct turns {
-    const uint32_t *share; /* (MONARCH_RANKS,); 0: this rank is none of those that take turns */
-    uint64_t now;          /* when whoever was served last had its turn, */
-    uint64_t due[MONARCH_RANKS]; /* and when each has its next one */
-    uint8_t next[MONARCH_RANKS]; /* its readers take turns too: behind the one served last */
+    const uint32_t *share;       /* (MONARCH_RANKS,); 0: this rank does not take turns */
+    uint64_t now;                /* virtual time: when the rank served last was due */
+    uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
+    uint8_t next[MONARCH_RANKS]; /* per rank, the slot behind its reader that was served last */
 };
 
-/* The rank, if it takes turns. */
+/* The rank if it takes turns, else 0. */
 static inline unsigned monarch_rank_in(const struct turns *t, unsigned rank) {
     return t->share[rank] ? rank : 0;
 }
-/* A rank that had nothing to wait for has saved up nothing. */
+/* When the rank is due: now at the earliest, because a rank that waited for nothing saves up
+ * nothing. */
 static inline uint64_t monarch_due(const struct turns *t, unsigned rank) {
     return t->due[rank] > t->now ? t->due[rank] : t->now;
 }
@@ -25,26 +27,27 @@ void monarch_served(struct turns *t, unsigned rank);
 /* A reader that waits. */
 struct waiting {
     uint64_t demand, due;
-    uint8_t place;  /* of the demand */
-    uint8_t behind; /* so many places behind the one of its rank that was served last */
+    uint8_t place;  /* slot of the demand */
+    uint8_t behind; /* distance [slots] from the reader of its rank served last */
     uint8_t rank;   /* 0: of none */
 };
 
-/* Those that wait, in the order in which they are to be served: place by place, and where a rank's
- * reader waits, the one of all ranks whose turn is due first has that place. */
+/* Iterator over the waiting readers in the order in which they are to be served. It goes through
+ * the demand slots; where it meets a reader of a rank, it yields the reader whose rank is due
+ * first. */
 struct line {
     const struct turns *turns;
-    const uint64_t *demand, *taken; /* at the places; those that are taken do not wait */
-    unsigned first, passed;         /* from `first` on so many places have been looked at */
-    unsigned length;                /* of ranks: known when the first of them is met */
+    const uint64_t *demand, *taken; /* per slot; a demand that equals `taken` does not wait */
+    unsigned first, passed;         /* slots [first, first + passed) have been looked at */
+    unsigned length;                /* of `of_ranks`, filled at the first reader of a rank */
     int is_known;
     struct waiting of_ranks[MONARCH_DEMANDS];
 };
 
 void monarch_line_up(struct line *l, const struct turns *t, const uint64_t *demand,
                      const uint64_t *taken, unsigned first);
-int monarch_next_waiting(struct line *l, struct waiting *w); /* whether there is one */
-/* He has been served; where the next line begins. */
+int monarch_next_waiting(struct line *l, struct waiting *w); /* returns 0 at the end */
+/* Charges the reader's rank for one service; returns the slot at which the next scan starts. */
 unsigned monarch_served_reader(const struct line *l, struct turns *t, const struct waiting *w);
 
 #endif

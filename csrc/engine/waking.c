@@ -2,16 +2,17 @@
  *
  * A thread is woken for work, not for every ring, and no work waits for a thread that sleeps:
  *
- * - Work is made under the lock; then the bell of its way is rung, which changes the word and wakes
- *   one thread that could do it. A thread reads the word before it looks for work and sleeps only
- *   while it is the same: one that looked too early does not fall asleep.
- * - Whoever looks, and leaves work to those that sleep, wakes one of them. It need not ring: the
- *   work was rung for, so that only who sleeps already does not know of it. Or that ring is still
- *   to come, and wakes one more. But who leaves a peer for another makes room there for orders
- *   that nobody has rung for since they were passed over, and rings.
- * - Whoever may do everything and finds nothing wakes nobody: there is nothing for anybody.
+ * - Work is made under the lock. Then the bell of its way is rung: that changes the bell's word and
+ *   wakes one thread that could do the work. A thread reads the word before it looks for work, and
+ *   sleeps only while the word is unchanged: a thread that looked too early does not fall asleep.
+ * - A thread that looks, and leaves work to threads that sleep, wakes one of them. No ring is
+ *   needed: the work was rung for, so that only threads that sleep already do not know of it. Or
+ *   that ring is still to come, and wakes one more. But a thread that leaves one peer for another
+ *   rings: it makes room there for orders that were passed over, and nobody has rung for them.
+ * - A thread that accepts every class of work and finds none need not wake others: the queues are
+ *   empty.
  * - A demand without an order counts as work of both ways, until a thread has ordered its file or
- * left it to the daemon's loop (grant.c). */
+ *   left it to the daemon's loop (grant.c). */
 #define _GNU_SOURCE
 #include "engine/waking.h"
 
@@ -22,7 +23,7 @@ void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who) {
         monarch_bell_ring(&p->shared.clients->engine[way], 1, who);
 }
 
-/* At the end: also where a client has written over what says that somebody sleeps. */
+/* Wakes all threads at the end, even if a client has overwritten the count of sleeping threads. */
 void monarch_ring_all(struct pool *p, enum monarch_way way) {
     struct monarch_bell *bell = &p->shared.clients->engine[way];
     __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);

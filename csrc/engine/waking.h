@@ -4,13 +4,15 @@
 
 #include "engine/schedule.h"
 
-/* After work was made: one thread that can do it, of `who` as monarch_whom_it_needs says it. */
+/* Wakes one thread that can do work that was just made. who: as monarch_whom_it_needs returns
+ * it. */
 void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who);
 void monarch_ring_all(struct pool *p, enum monarch_way way);
-/* After a change under the pool's lock that may have made work of any kind. */
+/* Releases the pool's lock after a change that may have made work of any kind, and wakes threads
+ * for it. */
 void monarch_unlock_and_ring(struct pool *p);
-/* Unless its way was rung since the bell said `seen`; no longer than `until_ns` [CLOCK_MONOTONIC],
- * if that is not 0. Returns 0 if that time has come. */
+/* Sleeps, unless the thread's way was rung since the bell said `seen`; until `until_ns`
+ * [CLOCK_MONOTONIC] at most, 0 for no limit. Returns 0 if that time has come. */
 int monarch_sleep(const struct worker *me, uint32_t seen, uint32_t roles, uint64_t until_ns);
 
 #endif

@@ -15,20 +15,21 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* Results of published copies for which a daemon that waits for some is rung, and one that does
- * not; and with fewer orders than this it may have others. */
+/* At this many results of published copies the daemon is rung: RESULTS_AWAITED if it waits for
+ * results, else RESULTS_AT_ONCE. A daemon that waits is also rung while fewer than ORDERS_LEFT
+ * orders are queued, because it may have more. */
 #define RESULTS_AWAITED 64
 #define RESULTS_AT_ONCE 512
 #define ORDERS_LEFT 64
-/* A reader has waited for a unit of the file within this time: it is moved in units [ns]. */
+/* A file is moved in units while a reader has waited for one of them within this time [ns]. */
 #define ASKED_NS 500000000ULL
-/* Nothing here takes much of a stack, and files are read into a buffer [bytes]. */
+/* A thread's stack: nothing here needs much of it, and files are read into a buffer [bytes]. */
 #define STACK_BYTES (256 * 1024)
 /* A thread without work keeps the memory of its buffer this long [ns]. */
 #define KEEPS_NS 1000000000ULL
-/* A look at an order that waits until its reader has ended [ns]. */
+/* How often a thread looks at an order that waits for its reader to end [ns]. */
 #define READER_NS 50000000ULL
-/* A thread that rests does so for so many times what its work took, no longer than this [ns]. */
+/* A thread rests for REST times what its work took, but no longer than MOST_REST_NS [ns]. */
 #define REST 9
 #define MOST_REST_NS 2000000ULL
 /* Where no thread can be started (RLIMIT_NPROC, memory), the next attempt is this much later [ns].
@@ -37,8 +38,9 @@
 
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
-/* A daemon that has been rung for one result takes all. A copy that serves already can wait for
- * others, so that a turn of the daemon's loop is not spent on every file. */
+/* Whether to ring the daemon for this result. A daemon that was rung for one result takes all. A
+ * copy that serves already can wait for others, so that not every file costs an iteration of the
+ * daemon's loop. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -69,9 +71,9 @@ static void push_result(struct pool *p, struct job *job) {
         monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
-/* The order's answer. A copy that is whole is published here, and its result lies there for Python
- * before the writer is let go: so it comes before that of a removal, which can be ordered as soon
- * as the copy is visible, but sets the word first. */
+/* Reports the order's result. A whole copy is published here, and its result is queued for Python
+ * before the writer's lock is let go. So it precedes the result of a removal, which can be ordered
+ * as soon as the copy is visible, but must set the word first. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
@@ -79,15 +81,15 @@ static void finish(struct pool *p, struct job *job) {
         push_result(p, job);
         return;
     }
-    /* The lock is held for long while the catalog grows. The copy is published with its result
-     * then, and this thread goes on. */
+    /* While the catalog grows, the lock is held for long. Then Python publishes the copy when it
+     * takes the result, and this thread goes on. */
     if (!monarch_lock_soon(e->writer)) {
         push_result(p, job);
         return;
     }
     int is_published = monarch_publish_result(e->writer, e->control, e->clients, &job->result);
     job->result.is_published = (uint32_t)is_published;
-    push_result(p, job); /* from here on it may be gone */
+    push_result(p, job); /* from here on the job may be gone */
     pthread_mutex_unlock(&e->writer->lock);
     if (is_published)
         monarch_answer(e->clients, id, 0, MONARCH_FILL_UNITS);
@@ -107,7 +109,7 @@ static void leave(struct pool *p, struct fill *f) {
     }
 }
 
-/* An order to read ahead of which a part is done, before all others. */
+/* Puts a PAGE_IN of which a part is done before all others. */
 static void put_back(struct pool *p, struct job *job) {
     pthread_mutex_lock(&p->lock);
     monarch_push_first(&p->to_page_in, job);
@@ -126,7 +128,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, way);
-    /* It would have done that itself: an order that it has left waits for its reader. */
+    /* This thread would have done that work itself; an order that it has left waits for its
+     * reader. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
@@ -137,7 +140,7 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     return found;
 }
 
-/* What the caller does next, if there is anything. */
+/* Finds what the caller does next; 0 if there is nothing. */
 static int find_next(struct worker *me, uint32_t roles, struct work *w) {
     int found;
     do {
@@ -149,12 +152,12 @@ static int find_next(struct worker *me, uint32_t roles, struct work *w) {
     return found;
 }
 
-/* The thread itself. */
+/* The worker of the calling thread. */
 static __thread struct worker *me;
 
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
-/* Between two parts of something else. A file that is begun here begins no other in its middle. */
+/* Serves demands between two parts of other work. Files begun here nest at most DEEPEST deep. */
 #define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;
@@ -177,15 +180,16 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
     is_inside = 0;
 }
 
-/* The next units of a block that nobody has taken up, as one run from *unit on; whole is set to 0
- * when others have come before. */
+/* Claims the next free units of a block, as one run from *unit on, and returns how many. *whole is
+ * set to 0 if other threads have claimed units before. */
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
                           int *whole) {
     uint64_t n = 0, most = 1;
     /* A peer sends a whole block with the sum that it has recorded. */
     uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
     pthread_mutex_lock(&p->lock);
-    /* A program that has just opened the file is about to ask for its first unit. */
+    /* A program that has just opened the file is about to ask for its first unit: move that unit
+     * alone. */
     int is_expected = f->job->result.in_use && *unit == 0;
     if (!is_expected && (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS))
         most = run / f->unit_bytes ? run / f->unit_bytes : 1;
@@ -234,8 +238,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             finish(p, job);
             return;
         }
-        /* One unit is moved at once. More than that is for those who have nothing better to do:
-         * this thread may be here only because a reader waits. */
+        /* A file of one unit is moved at once. A larger one is left to threads with nothing better
+         * to do: this thread may be here only because a reader waits. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_way way = monarch_way_of(job);
@@ -254,7 +258,7 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
 
 void monarch_do_handed(struct worker *w, struct job *job) {
     me = w;
-    /* It serves nobody meanwhile: the program may want its descriptor back. */
+    /* The thread serves no reader meanwhile: the program may want its descriptor back. */
     begin(w->pool, job, w->buffer, DEEPEST);
 }
 
@@ -272,20 +276,20 @@ static void do_work(struct pool *p, const struct work *w, char *buffer) {
 
 static void start_more(struct pool *p);
 
-/* Readers' demands wake others meanwhile. */
+/* Rests after work that began at `since_ns`. Readers' demands wake other threads meanwhile. */
 static void rest(uint64_t since_ns) {
     uint64_t ns = REST * (monarch_now_ns() - since_ns);
     struct timespec t = {0, (long)(ns < MOST_REST_NS ? ns : MOST_REST_NS)};
     nanosleep(&t, NULL);
 }
 
-/* A reader's claim ends without a ring. */
+/* When a sleeping thread must look again; 0 for never. A reader's claim ends without a ring. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;
 }
 
-/* The bell is the clients' as well: a wrong ring only wakes. */
+/* A thread's loop. Clients write to the bell as well: a wrong ring only wakes a thread. */
 static void *work(void *arg) {
     me = arg;
     struct pool *p = me->pool;
@@ -312,8 +316,8 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* Of its buffer a thread has what it has touched: the size of its largest file. Huge pages would
- * take all of it at once. */
+/* A thread's buffer takes memory only as far as it was touched: up to the size of its largest file.
+ * Huge pages would take all of it at once. */
 char *monarch_map_buffer(void) {
     char *buffer =
         mmap(NULL, MONARCH_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -343,8 +347,8 @@ static int start(struct pool *p, struct worker *w, enum monarch_way way, int num
     return is_started;
 }
 
-/* The number is counted once the thread is there to be joined: whoever starts it is one of those
- * before it. Under the lock, which is let go meanwhile. */
+/* Starts the next thread. It is counted once it can be joined: the thread that starts it comes
+ * before it in the array. The caller holds the lock, which is let go meanwhile. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;
@@ -356,8 +360,8 @@ static int start_next(struct pool *p) {
     return is_started;
 }
 
-/* Until some of each kind are without work, or as many run as may; whoever finds somebody at it
- * leaves it to him. */
+/* Starts threads until some of each kind are without work, or as many run as may. A thread that
+ * finds another one at it leaves. */
 static void start_more(struct pool *p) {
     pthread_mutex_lock(&p->lock);
     if (!p->is_starting && (!p->start_after_ns || monarch_now_ns() > p->start_after_ns)) {

@@ -17,7 +17,7 @@
 /* --- the descriptor -----------------------------------------------------------------------------
  */
 
-/* As the scan would spell it. */
+/* Whether the path is spelt as the scan would spell it. */
 static int is_plain(const char *path) {
     for (const char *at = path, *end;; at = end + 1) {
         end = strchrnul(at, '/');
@@ -29,8 +29,9 @@ static int is_plain(const char *path) {
     }
 }
 
-/* Whether the name leads to the file of the descriptor: its attributes. They are those that its
- * reader's open has brought: the fill compares them with the source's. */
+/* Reads the attributes of the file that the name leads to; returns whether it is the descriptor's
+ * file. The attributes are those that its reader's open has brought: the fill compares them with
+ * the source's. */
 static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
     char target[1];
     uint64_t ino = h->entry.ino;
@@ -82,8 +83,8 @@ void monarch_hand_to(struct handed *h, struct job *job) {
 /* --- the order ----------------------------------------------------------------------------------
  */
 
-/* An order that waits for its turn has it now; one for which peers are asked, or for which another
- * descriptor waits, stays as it is. */
+/* Takes an order that waits for its turn out of its queue. NULL for one that asks peers, or for
+ * which another descriptor waits: it stays where it is. */
 static struct job *take_queued(struct pool *p, struct job *job) {
     if (job->is_kept || monarch_way_of(job) != MONARCH_FROM_SOURCE)
         return NULL;
@@ -93,8 +94,9 @@ static struct job *take_queued(struct pool *p, struct job *job) {
     return job;
 }
 
-/* Policy says that a file is being filled before it hands its order over, and a thread takes an
- * order before its fill is known. */
+/* Finds the order of a file that is FILLING. It may not be found yet: policy says that a file is
+ * being filled before it hands its order over, and a thread takes an order before its fill is
+ * known. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))
@@ -103,7 +105,7 @@ static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job 
     return MONARCH_TAKEN;
 }
 
-/* The bytes are here, so that no peer is asked. */
+/* Places the file in granted room. The bytes are here, so that no peer is asked. */
 static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint64_t id,
                                  struct job **job) {
     if (!p->grant.holds)
@@ -118,7 +120,7 @@ static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint
     return MONARCH_TAKEN;
 }
 
-/* Without room in the catalog it is left to policy. */
+/* Adds the file to the catalog. Without room there, that is left to policy. */
 static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
     uint64_t id, added = 0;
     if (!p->grant.holds)
@@ -128,7 +130,7 @@ static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struc
         return MONARCH_REFUSED;
     h->id = id;
     if (__atomic_load_n(&p->shared.clients->renames, __ATOMIC_SEQ_CST) != h->renames && added)
-        monarch_set_word(c, &monarch_table(c)[id], id, /* it may lie elsewhere by now */
+        monarch_set_word(c, &monarch_table(c)[id], id, /* the file may lie elsewhere by now */
                          monarch_word(MONARCH_BYPASS, MONARCH_CHANGED, 0, 0));
     if (h->is_read)
         monarch_set_bit(&p->shared.clients->read, id);

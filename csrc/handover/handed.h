@@ -9,26 +9,26 @@
 
 struct handed {
     int fd;                     /* -1: it was given back */
-    int is_read;                /* all of it, by its program */
-    uint64_t id;                /* of its entry, or MONARCH_NO_ENTRY */
-    uint64_t claim;             /* the number that its claim has */
-    struct monarch_entry entry; /* of a file without an entry; else only the inode's number */
-    /* While it waits for an order (kept.c): since when; whether policy knows of it, and since which
-     * of its turns; whether there is one. */
+    int is_read;                /* its program has read all of it */
+    uint64_t id;                /* number of its entry, or MONARCH_NO_ENTRY */
+    uint64_t claim;             /* number of its claim */
+    struct monarch_entry entry; /* of a file without an entry; else only the inode number is set */
+    /* While the descriptor waits for an order (kept.c): since when; whether policy knows of the
+     * file, and since which iteration of the daemon's loop; whether there is an order. */
     uint64_t since_ns;
     int is_told, is_ordered;
     uint32_t told_at;
-    uint64_t renames;    /* of directories, before the path was looked at */
-    struct handed *next; /* of those that are to be closed */
+    uint64_t renames;    /* count of directory renames before the path was looked up */
+    struct handed *next; /* in the list of those that are to be closed */
     char path[];
 };
 
-/* NULL: it is none of a file of the sources, or there is no memory; the descriptor stays open. */
+/* NULL if the descriptor is not of a file of the sources, or without memory; then it stays open. */
 struct handed *monarch_new_handed(const struct pool *p, int fd,
                                   const struct monarch_handover *what);
 /* Closes the descriptor. */
 void monarch_give_back(struct pool *p, struct handed *h);
-/* The order fills the file from the descriptor. */
+/* Gives the descriptor to the order, which fills the file from it. */
 void monarch_hand_to(struct handed *h, struct job *job);
 
 enum monarch_answer {
@@ -38,11 +38,12 @@ enum monarch_answer {
     MONARCH_ANOTHERS /* the descriptor is of another file */
 };
 
-/* In *job the order, in no queue; NULL: another one fills the file. A file without an entry gets
- * one, where policy allows it. The caller has the writer's lock and the pool's. */
+/* Finds or makes the order that fills the file. *job gets it, in no queue; NULL if another one
+ * fills the file. A file without an entry gets one, where policy allows it. The caller holds the
+ * writer's lock and the pool's. */
 enum monarch_answer monarch_order_handed(struct pool *p, struct monarch_catalog *c,
                                          struct handed *h, struct job **job);
-/* Whether policy is to be woken for a file that it has to order. */
+/* Asks policy to order the file; returns whether policy must be woken. */
 int monarch_asks_policy(struct pool *p, const struct handed *h);
 
 #endif

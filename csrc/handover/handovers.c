@@ -22,17 +22,17 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* So many files are copied at a time: each thread waits for the source to say that its file is
+/* How many files are copied at a time: each thread waits for the source to say that its file is
  * unchanged. */
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
 struct handovers {
     struct pool *pool;
-    int epoll;            /* of all sockets, and of */
-    int end;              /* an eventfd: the threads are to end */
-    pthread_mutex_t lock; /* of all below; no other is taken under it */
-    int threads, waiting; /* of them: for a descriptor */
+    int epoll;            /* of all sockets and of `end` */
+    int end;              /* an eventfd that tells the threads to end */
+    pthread_mutex_t lock; /* of all below; no other lock is taken under it */
+    int threads, waiting; /* waiting: those that wait for a descriptor */
     struct taker {
         struct handovers *all;
         struct worker worker;
@@ -42,7 +42,7 @@ struct handovers {
 /* --- one file -----------------------------------------------------------------------------------
  */
 
-/* The order of the file, with a slot, so that it begins at once. */
+/* Finds or makes the order of the file and gives it a slot, so that it begins at once. */
 static enum monarch_answer order(struct pool *p, struct handed *h, struct job **job) {
     struct monarch_writer *w = p->shared.writer;
     enum monarch_answer answer = MONARCH_NOT_YET;
@@ -59,7 +59,7 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
     return answer;
 }
 
-/* The descriptor waits for policy's order, or is closed where another one fills the file, the
+/* Keeps the descriptor until policy orders its file. Closes it if another order fills the file, the
  * program has asked for it, or no more may wait. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
@@ -91,7 +91,7 @@ static void take(struct taker *me, struct handed *h) {
     monarch_do_handed(&me->worker, job);
 }
 
-/* fd : -1 where this process may have no more */
+/* Gives up a descriptor that cannot be used. fd: -1 where this process may have no more. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
         close(fd);
@@ -112,15 +112,15 @@ static int is_valid(const struct monarch_handover *what, ssize_t n) {
            strnlen(what->path, what->path_len + 1u) == what->path_len;
 }
 
-/* Each of what comes wakes one thread; the end wakes all. */
+/* Watches a descriptor. Each message wakes one thread; the end wakes all. */
 static int watch(const struct handovers *h, int fd, int how) {
     struct epoll_event event = {.events = EPOLLIN | (fd == h->end ? 0 : EPOLLONESHOT),
                                 .data.fd = fd};
     return epoll_ctl(h->epoll, how, fd, &event);
 }
 
-/* The next file, and its descriptor: -1 where this process may have no more. Whether what came
- * names a file. */
+/* Receives the next file and its descriptor, -1 where this process may have no more. Returns
+ * whether the message names a file. */
 static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
     union {
@@ -169,7 +169,7 @@ static void start(struct handovers *h) {
     pthread_attr_destroy(&attributes);
 }
 
-/* Whether somebody else is left to wait for the next one. */
+/* Counts threads that wait. If none is left to wait for the next descriptor, starts one. */
 static void change_waiting(struct handovers *h, int by) {
     pthread_mutex_lock(&h->lock);
     h->waiting += by;
@@ -225,7 +225,7 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* One that was about to start others has done so when it is joined. */
+    /* A thread that was about to start others has done so by the time it is joined. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

@@ -1,6 +1,7 @@
-/* A descriptor waits here while policy decides and nothing is granted, while policy has still to
- * order its file, or to learn of it. The order that is made meanwhile opens no source: it takes the
- * descriptor when it begins. Until then the program can have it back at any time. */
+/* Descriptors that wait for the orders of their files. A descriptor waits while policy decides and
+ * nothing is granted, or until policy has learned of its file and ordered it. The order that is
+ * made meanwhile opens no source: it takes the descriptor when it begins. Until then the program
+ * can have its descriptor back at any time. */
 #define _GNU_SOURCE
 #include "handover/kept.h"
 
@@ -23,22 +24,23 @@
 /* The table holds at most KEPT descriptors, and one in SHARE of those that the process may have. */
 #define KEPT 768
 #define SHARE 4
-/* One waits no longer for its order, once policy knows of it and has had its turns [ns]. */
+/* A descriptor waits no longer than ORDER_NS for its order, once policy knows of it and its loop
+ * has gone round TURNS times [ns]. */
 #define ORDER_NS 50000000ULL
 #define TURNS 2
-/* A program that asks for its descriptor waits no longer [ns]. */
+/* The longest that a program waits for a descriptor that it asks for [ns]. */
 #define LOOK_NS 20000000L
 #define STACK_BYTES (64 * 1024)
 
 struct kept_table {
     struct pool *pool;
     unsigned most;
-    pthread_mutex_t lock; /* of the next four; no other is taken under it */
+    pthread_mutex_t lock; /* of the next four; no other lock is taken under it */
     uint64_t ino[KEPT];
     struct handed *at[KEPT];
     unsigned count;         /* atomic */
-    struct handed *dropped; /* the thread closes them: that may ask the source */
-    uint32_t bell;          /* futex: there is one again, some are dropped, or the end has come */
+    struct handed *dropped; /* the thread closes these: a close may ask the source */
+    uint32_t bell;          /* futex: no longer empty, some are dropped, or the end */
     pthread_t thread;
 };
 
@@ -62,7 +64,7 @@ static void drop(struct kept_table *t, unsigned i) {
     t->dropped = h;
 }
 
-/* The descriptor alone is dropped: policy has still to learn of its file. */
+/* Drops the descriptor alone: policy has still to learn of its file. */
 static void drop_descriptor(struct kept_table *t, struct handed *h) {
     struct handed *dropped = h->fd >= 0 ? calloc(1, sizeof *dropped + 1) : NULL;
     if (!dropped)
@@ -80,7 +82,7 @@ static int is_of(const struct handed *h, const struct job *job) {
     return h->entry.source == job->entry.source && strcmp(h->path, job->path) == 0;
 }
 
-/* -1 for none. */
+/* The place of the descriptor that waits for the order; -1 for none. */
 static int find(const struct kept_table *t, const struct job *job) {
     for (unsigned i = 0; i < t->count; i++)
         if (t->ino[i] == job->entry.ino && is_of(t->at[i], job))
@@ -117,7 +119,7 @@ int monarch_keep(struct kept_table *t, struct handed *h, int is_asked) {
 /* --- orders -------------------------------------------------------------------------------------
  */
 
-/* NULL for one without descriptors: it costs an order nothing. */
+/* The table, or NULL while it holds no descriptor, so that orders pay nothing for it. */
 static struct kept_table *table_of(const struct pool *p) {
     struct kept_table *t = p->kept;
     return t && __atomic_load_n(&t->count, __ATOMIC_RELAXED) ? t : NULL;
@@ -173,14 +175,14 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 /* --- the thread that looks after them -----------------------------------------------------------
  */
 
-/* Policy has had its turns, and there is no order. */
+/* Whether the descriptor waits in vain: policy has had its turns, and there is no order. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t turns = __atomic_load_n(&t->pool->grant.turns, __ATOMIC_SEQ_CST) - h->told_at;
     return h->is_told && turns >= TURNS && now - h->since_ns > ORDER_NS;
 }
 
-/* Orders the fill within the grant, or asks policy. Whether the descriptor goes on waiting. Under
- * the writer's lock, the pool's and the table's. */
+/* Orders the fill within the grant, or asks policy. Returns whether the descriptor goes on waiting.
+ * The caller holds the writer's lock, the pool's and the table's. */
 static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_catalog *c,
                          int *asks) {
     struct pool *p = t->pool;
@@ -199,8 +201,8 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
     return job || answer == MONARCH_REFUSED || answer == MONARCH_NOT_YET;
 }
 
-/* c : NULL, while the catalog cannot be looked at. Whether it stays in the table: without a
- * descriptor too, until policy knows of the file. */
+/* Whether the file stays in the table. It stays without a descriptor, too, until policy knows of
+ * it. c: NULL while the catalog cannot be looked at. */
 static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
                  int *asks) {
     if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))
@@ -217,7 +219,7 @@ static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog 
     return 0;
 }
 
-/* Whether policy is to be woken. */
+/* Looks at all that is kept; returns whether policy must be woken. */
 static int look_at(struct kept_table *t, struct monarch_catalog *c) {
     uint64_t now = monarch_now_ns();
     int asks = 0;

@@ -4,22 +4,24 @@
 
 #include "handover/handed.h"
 
-/* The table, and the thread that looks after it; NULL where either cannot be had. */
+/* Makes the table and starts the thread that looks after it; NULL if either cannot be had. */
 struct kept_table *monarch_new_kept(struct pool *p);
-/* is_asked: policy has been asked for the order. 0: there is no room, and nothing is done. */
+/* Puts a descriptor into the table. is_asked: policy has been asked for the order. Returns 0, and
+ * does nothing, if there is no room. */
 int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 
-/* Orders what waits for it, as far as there is a grant, and closes what waits no longer. */
+/* Orders fills for descriptors that wait, as far as there is a grant, and closes descriptors that
+ * wait no longer. */
 void monarch_look_at_kept(struct pool *p);
-/* An order is made: a descriptor may wait for it (job->is_kept). */
+/* An order was made: sets job->is_kept if a descriptor waits for it. */
 void monarch_note_kept(struct pool *p, struct job *job);
-/* The order begins: the descriptor is its own, unless the program has asked for it. */
+/* The order begins: it takes its descriptor, unless the program has asked for that. */
 void monarch_take_kept(struct pool *p, struct job *job);
 
-/* Its thread does nothing more; whether it has ended by then. */
+/* `end` stops the table's thread; `join` returns whether the thread has ended by `until`. */
 void monarch_end_kept(struct kept_table *t);
 int monarch_join_kept(struct kept_table *t, const struct timespec *until);
-/* Closes what is left. */
+/* Closes the descriptors that are left, and frees the table. */
 void monarch_free_kept(struct kept_table *t);
 
 #endif

@@ -1,5 +1,5 @@
-/* Getting ranges of files from a peer: requests ahead of their answers, every wait bounded, nothing
- * counted whose sum was not right. */
+/* Gets ranges of files from a peer. Requests go ahead of their answers, every wait is bounded, and
+ * no bytes count whose sum was not right. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -16,15 +16,15 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* Requests that are under way: they and their answers' frames always fit into the sockets'
- * buffers, so that two that write to each other never wait for each other. */
+/* The most requests under way: these and the frames of their answers always fit into the sockets'
+ * buffers, so that two ends that write to each other never wait for each other. */
 #define AHEAD 64
-/* A peer that sends less than this is as good as gone [bytes/s]. */
+/* A peer that sends less than this counts as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* Bytes that one wake shall find: what is done in one go costs less than in several, with a sleep
- * between them. It comes after the time where they are slower [ns]. A reader waits for a whole
- * answer, and so no longer for either. */
+/* Bytes that one wake should find: what is done in one go costs less than in several, with a sleep
+ * between them. Where bytes come more slowly, the thread wakes after WAKE_NS [ns]. A reader waits
+ * for a whole answer, and so no longer for either. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 #define WAKE_NS 200000000ULL
 
@@ -39,26 +39,27 @@ typedef struct monarch_peer_link link_t;
 struct monarch_peer_link {
     int fd;
     uint32_t first_byte_ms, between_ms, bound_ms; /* bound_ms: of the two, the one that holds now */
-    uint64_t frames, tag; /* of answers, of requests: numbers of their seals too */
-    struct monarch_mac *hears, *says, *content; /* says: whoever asks; the others: whoever takes */
+    uint64_t frames, tag; /* answers' frames, requests: numbers of their seals too */
+    struct monarch_mac *hears, *says, *content; /* says: for asking; the others: for taking */
     size_t least;                               /* what the socket's low-water mark is set to */
     char *buffer;                               /* of the fetch that is under way */
-    size_t from, until; /* what has come of a small answer and is not taken: in `buffer` */
+    size_t from, until; /* where `buffer` has bytes of a small answer that are not taken yet */
 };
 
 /* The answer that is being read. */
 struct answer {
     get *g;
-    uint64_t came, deadline_ns; /* bytes, their sum right or not yet known; for all of it */
+    /* came: bytes whose sum is right or not known yet. The deadline is for the whole answer. */
+    uint64_t came, deadline_ns;
     struct xxh3_stream stream;
 };
 
 /* --- the socket ---------------------------------------------------------------------------------
  */
 
-/* Until `n` bytes can be read at once, or the socket holds no more, or something has ended, or
- * `deadline`; TIMEOUT when that was over before. One wake for many packets is what makes receiving
- * cheap. */
+/* Waits until `n` bytes can be read at once, or the socket holds no more, or something has ended,
+ * or `deadline`; TIMEOUT when that was over before. One wake for many packets is what makes
+ * receiving cheap. */
 static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
     uint64_t now = monarch_peer_now_ns();
@@ -89,7 +90,7 @@ static size_t take_ahead(link_t *l, void *to, size_t n) {
     return n;
 }
 
-/* All of `n` bytes before the deadline: bytes that drip in gain no time. */
+/* Takes all of `n` bytes before the deadline; bytes that drip in gain no time. */
 static enum monarch_peer_status take(link_t *l, void *to, size_t n, uint64_t deadline) {
     for (size_t got = take_ahead(l, to, n); got < n;) {
         ssize_t r = recv(l->fd, (char *)to + got, n - got, MSG_DONTWAIT);
@@ -117,7 +118,7 @@ static enum monarch_peer_status put(link_t *l, const void *from, size_t n) {
     return MONARCH_PEER_OK;
 }
 
-/* The next request. It has a number only once it was sent. */
+/* Makes the next request. Its number counts only once the request was sent. */
 static struct monarch_peer_request request_of(const link_t *l, const get *g, uint64_t tag) {
     struct monarch_peer_request q = {.magic = MONARCH_PEER_REQUEST,
                                      .source = g->source,
@@ -160,7 +161,7 @@ static int store(get *g, const char *from, uint64_t n, uint64_t at) {
     return 0;
 }
 
-/* One part, which is still in the processor's cache when it is hashed and written. */
+/* Takes one part, which is still in the processor's cache when it is hashed and written. */
 static enum monarch_peer_status take_part(link_t *l, struct answer *a, size_t n,
                                           uint64_t deadline) {
     get *g = a->g;
@@ -204,8 +205,8 @@ static void begin_piece(link_t *l, struct answer *a) {
     monarch_mac_begin(l->content, 0);
 }
 
-/* Bytes that are not those of the sum have rotted, as a rule, where they came from: somebody in
- * between who has changed them as well makes no difference. */
+/* Judges the bytes before a SUM. If they do not match it, they have rotted, as a rule, where they
+ * came from: it makes no difference if somebody in between has changed them as well. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -221,9 +222,9 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
     return MONARCH_PEER_OK;
 }
 
-/* A small answer comes in one piece, as a rule, and is taken in one call with its frames. It lies
- * at the end of a buffer at whose beginning its bytes are to be. Nothing behind it is taken, unless
- * it is an END alone. */
+/* Takes a small answer in one call with its frames; as a rule it comes in one piece. The answer is
+ * read to the end of the buffer, at whose beginning its bytes are to be. Nothing behind the answer
+ * is taken, unless the answer is an END alone. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_peer_now_ns());
@@ -243,7 +244,8 @@ static enum monarch_peer_status take_small(link_t *l, const get *g) {
     }
 }
 
-/* The seal of a SUM is looked at with its bytes' digest. */
+/* Takes the next frame and checks its seal. The seal of a SUM is checked later, with its bytes'
+ * digest (judge). */
 static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame *f, uint64_t tag) {
     uint64_t deadline = bound_from(l, monarch_peer_now_ns());
     enum monarch_peer_status status = take(l, f, sizeof *f, deadline);
@@ -265,7 +267,7 @@ static int is_an_end(const struct answer *a, uint64_t status) {
     return status <= MONARCH_PEER_TIMEOUT || status / MONARCH_PEER_MOVED == 1;
 }
 
-/* One answer; *g has its status. 0, or -1 when what follows cannot be understood. */
+/* Takes one answer, and sets its status in *g. 0, or -1 when what follows cannot be understood. */
 static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
                        monarch_peer_arrived arrived, void *arg) {
     struct answer a = {.g = g};
@@ -315,9 +317,9 @@ static void set_options(int fd, uint32_t between_ms) {
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    /* The kernel makes room for two such wakes: the peer goes on sending while what one has found
-     * is stored. And no more room than that, where the kernel can be told so (5.14): what is under
-     * way fills the queues of the network until one of them overflows, and others use it too. */
+    /* The kernel makes room for two such wakes: the peer goes on sending while the bytes of one are
+     * stored. Where the kernel can be told so (5.14), it makes no more room: bytes under way fill
+     * the network's queues until one of them overflows, and others use these, too. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
 }
@@ -346,7 +348,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     uint64_t asked = 0, tag = l->tag;
     int r = 0;
     for (uint64_t i = 0; r == 0 && i < n; i++) {
-        /* In halves, so that most answers cost no call for requests. */
+        /* Requests are sent half of AHEAD at a time, so that most answers cost no call for
+         * requests. */
         if (asked < n && asked - i <= AHEAD / 2) {
             uint64_t more = AHEAD - (asked - i) < n - asked ? AHEAD - (asked - i) : n - asked;
             enum monarch_peer_status status = ask(l, gets + asked, more);
@@ -361,8 +364,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     return r;
 }
 
-/* Returns a buffer that is to be freed, NULL when the link has one; l->buffer: NULL without memory.
- */
+/* Begins a fetch. Returns a buffer that is to be freed, NULL if the caller gave one; l->buffer is
+ * NULL without memory. */
 static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     char *own = buffer ? NULL : monarch_new_buffer(MONARCH_PEER_CHUNK);
     l->buffer = buffer ? buffer : own;
@@ -375,7 +378,8 @@ static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     return own;
 }
 
-/* Who says more than he was asked for is not understood when he is asked again. */
+/* Ends a fetch. A peer that has said more than it was asked for would not be understood the next
+ * time, so its link is cut. */
 static void end(link_t *l, char *own) {
     if (l->from < l->until)
         monarch_peer_link_cut(l);
@@ -396,7 +400,7 @@ int monarch_peer_request(link_t *l, const get *g, uint64_t *tag) {
     ssize_t r = send(l->fd, &q, sizeof q, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (r != sizeof q) {
         if (r > 0)
-            monarch_peer_link_cut(l); /* what would follow is not understood */
+            monarch_peer_link_cut(l); /* what would follow could not be understood */
         return -1;
     }
     *tag = l->tag++;

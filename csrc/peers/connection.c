@@ -1,5 +1,5 @@
 /* What is said on one connection: a request is read, its file opened, its bytes framed and sent. No
- * step waits for the peer; those that have to wait say for what. */
+ * step waits for the peer; a step that has to wait says for what. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -13,8 +13,8 @@
 #include "peers/connection.h"
 #include "shared/xxh3.h"
 
-/* After so many bytes the next connection has its turn, or it is looked whether a thread may stay
- * with this one [bytes]. */
+/* After TURN_BYTES the next connection has its turn; after STAY_BYTES the server checks whether a
+ * thread may stay with this one [bytes]. */
 #define TURN_BYTES (4 << 20)
 #define STAY_BYTES (1 << 20)
 
@@ -44,7 +44,8 @@ static void queue(connection *c, uint32_t kind, uint64_t value) {
     queue_with(c, kind, value, NULL);
 }
 
-/* `more`: bytes of the file follow at once, and shall share a segment with the frames. */
+/* Sends the frames that wait. more: bytes of the file follow at once, and should share a segment
+ * with the frames. */
 static turn flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
     while (c->sent < all) {
@@ -81,7 +82,7 @@ static enum monarch_peer_status why_late(stage_t *stage) {
     return stage->files->is_coming(stage->files->arg) ? MONARCH_PEER_COMING : MONARCH_PEER_TIMEOUT;
 }
 
-/* The answer so far goes out before anybody waits for its next part. */
+/* Sends the answer so far before anybody waits for its next part. */
 static turn wait_for_bytes(connection *c, stage_t *stage) {
     uint64_t now = monarch_peer_now_ns();
     if (c->due_ns && now >= c->due_ns)
@@ -95,7 +96,7 @@ static turn wait_for_bytes(connection *c, stage_t *stage) {
     return MONARCH_PEER_TO_WAIT;
 }
 
-/* What has been waited for is no fault of the peer's. */
+/* Ends a wait for bytes, which is no fault of the peer's. */
 static void end_wait(connection *c, stage_t *stage) {
     if (c->due_ns)
         give(c, stage->bounds->stall_ms);
@@ -114,11 +115,12 @@ static turn read_request(connection *c, stage_t *stage) {
             return MONARCH_PEER_TO_READ;
         if (r <= 0)
             return MONARCH_PEER_TO_CLOSE;
-        /* From its first byte on: one that comes byte by byte gains no time by it. */
+        /* The limit runs from the first byte on: a request that comes byte by byte gains no time by
+         * it. */
         if (c->got == 0)
             give(c, stage->bounds->stall_ms);
         c->got += (unsigned)r;
-        /* Whoever does not begin with the magic speaks something else. */
+        /* A peer that does not begin with the magic speaks something else. */
         if (c->got >= 4 && c->in.request.magic != MONARCH_PEER_REQUEST)
             return MONARCH_PEER_TO_CLOSE;
     }
@@ -134,7 +136,7 @@ static turn read_request(connection *c, stage_t *stage) {
 
 static turn open_file(connection *c, stage_t *stage) {
     const struct monarch_peer_request *q = &c->in.request;
-    /* Without overflow: both ends have to lie in the file. */
+    /* Both ends have to lie in the file; compared without overflow. */
     if (q->first > q->size || q->length > q->size - q->first)
         return finish(c, stage, MONARCH_PEER_REFUSED);
     enum monarch_peer_status status = stage->files->open(stage->files->arg, q, &c->file);
@@ -144,7 +146,7 @@ static turn open_file(connection *c, stage_t *stage) {
         c->file.file = NULL;
         return finish(c, stage, status);
     }
-    /* If it had to wait for the file, it goes on waiting for the bytes: nothing was sent. */
+    /* A request that had to wait for the file goes on waiting for the bytes: nothing was sent. */
     c->at = q->first;
     c->end = q->first + q->length;
     c->state = MONARCH_PEER_FRAMING;
@@ -197,9 +199,10 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* The sum and the digest of a piece: as recorded, or else of its bytes, which are in memory or
- * NULL. A block's sum was recorded when its copy was made: what left the copy wrong is seen. Bytes
- * without a sum count for nothing with who gets them. CUT: they cannot be had. */
+/* Gets the sum and the digest of a piece: as recorded, or else of its bytes. bytes: in memory, or
+ * NULL to read them. A block's sum was recorded when its copy was made: bytes that left the copy
+ * wrong are noticed. Bytes without a sum count for nothing at the receiver. CUT: they cannot be
+ * had. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;
@@ -215,7 +218,8 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
                : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* The sum of a part says nothing of what has rotted in it since its block's was recorded. */
+/* Whether a piece may be sent. The sum of a part says nothing of what has rotted in it since the
+ * block's sum was recorded, so the whole block is checked. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;
@@ -232,8 +236,8 @@ static int is_small(const connection *c, uint64_t there) {
            there >= c->end && c->piece_end == c->end;
 }
 
-/* What a call has not taken: as if each part had been sent by itself. A seal's number is free again
- * if nothing of its frame was sent. */
+/* Goes on after a call that has taken `sent` bytes, as if each part had been sent by itself. A
+ * seal's number is free again if nothing of its frame was sent. */
 static turn go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
     give(c, stage->bounds->stall_ms);
@@ -255,7 +259,7 @@ static turn go_on(connection *c, stage_t *stage, size_t sent) {
     return MONARCH_PEER_GO;
 }
 
-/* DATA, all bytes, SUM and END. */
+/* Sends DATA, all bytes, SUM and END in one call. */
 static turn send_small(connection *c, stage_t *stage) {
     struct monarch_digest digest;
     uint64_t n = c->end - c->at, sum;
@@ -264,7 +268,7 @@ static turn send_small(connection *c, stage_t *stage) {
         r = pread(c->file.fd, stage->buffer, n, (off_t)c->at);
     while (r < 0 && errno == EINTR);
     if (r != (ssize_t)n)
-        return MONARCH_PEER_TO_CLOSE; /* as for larger ones */
+        return MONARCH_PEER_TO_CLOSE; /* as for larger answers */
     enum monarch_peer_status status = sum_of(c, stage, stage->buffer, &sum, &digest);
     if (status == MONARCH_PEER_CUT)
         return MONARCH_PEER_TO_CLOSE;
@@ -331,7 +335,7 @@ static turn send_bytes(connection *c, stage_t *stage, uint64_t *left) {
             return MONARCH_PEER_TO_YIELD;
         off_t at = (off_t)c->at;
         uint64_t n = c->frame_end - c->at;
-        /* What blocks blocks for each 64 KiB of it. */
+        /* A blocking call blocks anew for each 64 KiB, so each call is limited. */
         if (c->blocks)
             n = least(n, *left);
         ssize_t r = sendfile(c->fd, c->file.fd, &at, n);
@@ -346,7 +350,7 @@ static turn send_bytes(connection *c, stage_t *stage, uint64_t *left) {
         c->at += (uint64_t)r;
         __atomic_fetch_add(stage->bytes, (uint64_t)r, __ATOMIC_RELAXED);
         *left -= least(*left, (uint64_t)r);
-        /* The socket is full. To be told so by another call costs the look-up of 16 pages. */
+        /* The socket is full. Another call would only say so, and cost the look-up of 16 pages. */
         if ((uint64_t)r < n)
             return MONARCH_PEER_TO_SEND;
     }
@@ -365,8 +369,8 @@ static turn send_end(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-/* Within sendfile, which takes no flags, waiting costs the least: no call, no timer of high
- * resolution, no second look at the pages that did not go. */
+/* Sets whether calls on the socket block. Waiting costs the least within sendfile, which takes no
+ * flags: no call, no timer of high resolution, no second look at the pages that did not go. */
 static void set_blocking(connection *c, int blocks) {
     if (c->blocks == blocks)
         return;

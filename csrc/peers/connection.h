@@ -1,4 +1,4 @@
-/* One connection of a server: between its threads (server.c) and what is said (connection.c). */
+/* One connection of a server: what its threads (server.c) and its protocol (connection.c) share. */
 #ifndef MONARCH_PEER_CONNECTION_H
 #define MONARCH_PEER_CONNECTION_H
 
@@ -27,13 +27,13 @@ enum monarch_peer_turn {
 };
 
 struct monarch_peer_connection {
-    /* The server's, under its lock. */
+    /* These fields are the server's, under its lock. */
     int fd; /* -1: none */
     uint32_t generation;
-    struct monarch_mac *hears, *says; /* the keys of requests and of frames; while it has an fd */
+    struct monarch_mac *hears, *says; /* keys of requests and of frames; valid while it has an fd */
     int is_busy;                      /* a thread works on it, and all below is that thread's */
-    int is_waiting;                   /* for a wake, */
-    uint32_t wait_at;                 /* in this place among those that wait */
+    int is_waiting;                   /* it waits for a wake */
+    uint32_t wait_at;                 /* its place among those that wait */
     uint64_t deadline_ns;
 
     uint64_t due_ns; /* when it has waited for bytes as long as it may; 0: it does not wait */
@@ -43,15 +43,15 @@ struct monarch_peer_connection {
         char bytes[sizeof(struct monarch_peer_request)];
     } in;
     unsigned got;
-    uint64_t heard, said; /* requests and frames: numbers of their seals */
+    uint64_t heard, said; /* counts of requests and frames: the numbers of their seals */
     struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
     unsigned frames, sent; /* frames; bytes of them */
     struct monarch_peer_opened file;
     uint64_t at, end, frame_end, piece, piece_end; /* a piece has one sum */
-    int blocks;                                    /* how its descriptor is set */
+    int blocks;                                    /* whether its descriptor blocks */
 };
 
-/* What the threads of one server share and a step needs. */
+/* What a step needs. All but what is the thread's own is shared by the threads of one server. */
 struct monarch_peer_stage {
     const struct monarch_peer_files *files;
     const struct monarch_peer_bounds *bounds;
@@ -65,26 +65,26 @@ struct monarch_peer_stage {
 #define MONARCH_PEER_STAY_MS 50
 
 uint64_t monarch_peer_now_ns(void);
-/* Goes on until something has to be waited for, or others should have their turn. With `may_block`
- * it has waited for the socket, in vain, when it says TO_SEND. */
+/* Works on a connection until something has to be waited for, or others should have their turn. If
+ * it returns TO_SEND under `may_block`, it has waited for the socket in vain. */
 enum monarch_peer_turn monarch_peer_step(struct monarch_peer_connection *c,
                                          const struct monarch_peer_stage *stage);
-/* What it holds besides its descriptor. */
+/* Lets go of what the connection holds besides its descriptor. */
 void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch_peer_stage *stage);
 
 /* --- server.c ---------------------------------------------------------------------------------
  */
 
-/* What `files` answers about this file may be another thing by now: those that wait for it are
- * looked at again. */
+/* What `files` answers about this file may have changed: connections that wait for it are looked at
+ * again. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
-/* The same of those that `open` has told LATER and of which `is_settled` says so. */
+/* The same for connections that `open` has told LATER, if `is_settled` says so of their request. */
 void monarch_peer_wake_if(struct monarch_peer_server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg);
 struct monarch_peer_server *monarch_peer_serve(const struct monarch_peer_files *files,
                                                const struct monarch_peer_bounds *bounds,
                                                const unsigned char *content_key);
-void monarch_peer_end(struct monarch_peer_server *s); /* closes all; joins and frees */
+void monarch_peer_end(struct monarch_peer_server *s); /* closes all connections, joins, frees */
 
 #endif

@@ -1,6 +1,6 @@
-/* GMAC, by the libcrypto that is there. It is looked for when it is first needed: a daemon without
- * peers needs none, and one build works with every version since OpenSSL 1.1.0, whose functions
- * have kept their types. */
+/* GMAC, by the libcrypto that is installed. The library is looked for when it is first needed: a
+ * daemon without peers needs none, and one build works with every version since OpenSSL 1.1.0,
+ * whose functions have kept their types. */
 #include "peers/mac.h"
 
 #include <dlfcn.h>
@@ -29,7 +29,7 @@ static int is_there;
 
 struct monarch_mac {
     void *context;
-    int works; /* since `begin`: a broken library must not make all MACs alike */
+    int works; /* nothing failed since `begin`: a broken library must not make all MACs alike */
 };
 
 static int find(void *library) {
@@ -51,8 +51,8 @@ static int find(void *library) {
     return 1;
 }
 
-/* First among those that are loaded: Python's own hashlib has one, as a rule, and two versions in
- * one process are of no use. */
+/* Looks first among the libraries that are loaded: Python's own hashlib has one, as a rule, and two
+ * versions in one process are of no use. */
 static void load(void) {
     const char *names[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};
     const int ways[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW};

@@ -10,31 +10,31 @@
 
 /* More links than threads that ask at a time are of no use. */
 #define IDLE_LINKS 16
-/* Answers of this size share the way to the peer and come no sooner for being many, but each of
- * them wakes both sides for less of it. So many at a time are asked for, two to a link: the second
- * request is there before the first answer has gone. A sender whose socket never runs empty is
- * clocked by the kernel alone, which halves what it costs; and a server's threads can stay with
- * two links, and others are left for everybody else (can_stay in server.c). */
+/* Answers of this size share the way to the peer: many at a time come no sooner, but each wake of
+ * either side is then for fewer bytes. LARGE_AT_ONCE are asked for at a time, IN_LINE to a link:
+ * the second request is there before the first answer has gone. A sender whose socket never runs
+ * empty is clocked by the kernel alone, which halves what it costs; and a server's threads can stay
+ * with two links, and others are left for everybody else (can_stay in server.c). */
 #define LARGE_BYTES (1024 * 1024)
 #define LARGE_AT_ONCE 4
 #define IN_LINE 2
-/* Whoever has waited for a turn for this long, in which no answer has come, goes on without one:
- * the peer may have others wait for its source. With the bound of a first byte less than the 2 s
- * that a reader may wait; as long as answers come it is twice as long [ns]. */
+/* A thread that has waited for a turn for this long, in which no answer has come, goes on without
+ * one: the peer may have others wait for its source. As long as answers come, the limit is twice as
+ * long. With the bound of a first byte, it is less than the 2 s that a reader may wait [ns]. */
 #define TURN_NS 500000000ULL
-/* Who was brought up together serves within this time of each other [ns]. */
+/* Nodes that are brought up together serve within this time of each other [ns]. */
 #define START_NS 10000000000ULL
 
 typedef struct monarch_peer peer;
 
-/* A link that a thread waits at, for an answer with this tag, and the thread whose answer is next
- * on it. All of it is the peer's lock's. */
+/* A thread's use of a link, where it waits for the answer with this tag; `follower` is the use
+ * whose answer is next on the link. All fields are under the peer's lock. */
 struct use {
     struct use *next;
     struct monarch_peer_link *link;
     uint64_t tag;
     int has_asked, can_be_followed;
-    int is_following; /* and waits until the link is handed on to it, or is known to be broken */
+    int is_following; /* it waits until the link is handed on to it, or is known to be broken */
     struct use *follower;
 };
 
@@ -44,14 +44,15 @@ struct monarch_peer {
     void *arg;
     pthread_mutex_t lock;
     pthread_cond_t turn, handed;
-    unsigned turns, waiting, passed; /* turns that are taken, who waits for one, and which of these
-                                        turns are theirs already; the lock's */
-    uint64_t came_ns;                /* when the last of these answers came; the lock's */
+    /* Turns that are taken, threads that wait for one, and turns that were passed on to these;
+     * under the lock. */
+    unsigned turns, waiting, passed;
+    uint64_t came_ns; /* when the last answer of a turn came; under the lock */
     unsigned idle;
-    int has_failed;   /* since it last worked; the lock's */
+    int has_failed;   /* since it last worked; under the lock */
     int has_worked;   /* ever; atomic */
-    int has_ended;    /* it is asked nothing any more; the lock's */
-    struct use *uses; /* the lock's */
+    int has_ended;    /* it is asked nothing any more; under the lock */
+    struct use *uses; /* under the lock */
     uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
 };
@@ -122,7 +123,7 @@ static struct monarch_peer_link *take_idle(peer *p) {
     return l;
 }
 
-/* l: nobody's; NULL if it has been handed on. */
+/* Notes that a fetch worked. l: a link that nobody uses now; NULL if it was handed on. */
 static void note_success(peer *p, struct monarch_peer_link *l) {
     pthread_mutex_lock(&p->lock);
     int is_kept = l && p->idle < IDLE_LINKS, is_well_again = p->has_failed;
@@ -143,11 +144,12 @@ static void note_failure(peer *p) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* What says that the peer or the way to it is not well. NO_ROOM is our own fault. */
+/* Reports that the peer or the way to it is not well. NO_ROOM is our own fault. */
 static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
         p->report(p->arg, status, began_ns);
-    /* Afterwards, so that every failure that was told of is followed by the next success. */
+    /* Noted after the report, so that every failure that was reported is followed by the next
+     * success. */
     note_failure(p);
     forget_idle(p);
 }
@@ -169,7 +171,7 @@ static void enter(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Hands the link on to who follows, if it works; me->link is NULL then. */
+/* Ends the use of a link. A link that works is handed on to the follower; me->link is NULL then. */
 static void leave(peer *p, struct use *me, int works) {
     struct use **at = &p->uses;
     pthread_mutex_lock(&p->lock);
@@ -190,7 +192,8 @@ static void leave(peer *p, struct use *me, int works) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Who is the last on a link that another may ask on; NULL: none. *first has the link. */
+/* The last use on a link on which another thread may ask; NULL for none. *first is the use that has
+ * the link. */
 static struct use *find_line(const peer *p, struct use **first) {
     for (struct use *u = p->uses; u; u = u->next) {
         unsigned n = 1;
@@ -204,8 +207,8 @@ static struct use *find_line(const peer *p, struct use **first) {
     return NULL;
 }
 
-/* Asks behind an answer that is under way, and waits for that one's end, which has its bounds.
- * Returns 0 if there is none, or it broke the link. */
+/* Asks behind an answer that is under way, and waits for the end of that answer, which has its
+ * bounds. Returns 0 if there is no such answer, or it broke the link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);
@@ -234,7 +237,7 @@ static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_
     return r;
 }
 
-/* Why a link broke: what the answer before the first CUT says, or that. */
+/* Why a link broke: the status of the answer that failed, if it says more than CUT. */
 static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++)
         if (gets[i].status == MONARCH_PEER_TIMEOUT || gets[i].status == MONARCH_PEER_WRONG_BYTES ||
@@ -243,9 +246,10 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     return MONARCH_PEER_CUT;
 }
 
-/* To send a part of a block its holder has to look through all of it, and finds out whether it has
- * rotted since its sum was recorded. Over a link of its own: what would follow on the other cannot
- * be understood. */
+/* Has the holder look at blocks that came wrong: one byte of each is asked for. To send a part of a
+ * block its holder has to look through all of it, and finds out whether it has rotted since its sum
+ * was recorded. This goes over a new link, because what would follow on the other cannot be
+ * understood. */
 static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         uint32_t status;
@@ -274,7 +278,8 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     return -1;
 }
 
-/* Whoever comes later is not before those that wait. Returns 0 if its turn did not come in time. */
+/* Takes a turn; a thread that comes later is not before those that wait. Returns 0 if the turn did
+ * not come in time. */
 static int take_turn(peer *p) {
     uint64_t began = monarch_peer_now_ns(), now = began;
     pthread_mutex_lock(&p->lock);
@@ -323,8 +328,8 @@ static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_li
             note_success(p, me.link);
             return 0;
         }
-        /* The peer closes what was idle for long, and may have been restarted: no failure yet. One
-         * that is silent is one: its bound is used up. */
+        /* The peer closes links that were idle for long, and may have been restarted: that is no
+         * failure yet. Silence is one: its bound is used up. */
         int was_closed =
             monarch_peer_link_frames(me.link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
         monarch_peer_link_close(me.link);
@@ -358,7 +363,7 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
         bytes += gets[i].is_awaited ? 0 : gets[i].length; /* a reader waits for no turn */
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, 0, buffer, arrived, arg);
-    /* Nobody waits behind one that has gone on without a turn, nor does it behind others. */
+    /* Nobody waits behind a request without a turn, nor does it wait behind others. */
     int has_turn = take_turn(p);
     int r = ask(p, gets, n, has_turn && n == 1, buffer, arrived, arg);
     if (has_turn)

@@ -18,12 +18,12 @@
 #include "peers/connection.h"
 #include "shared/buffer.h"
 
-/* How late a deadline may be noticed, while there are any that are near [ms]. */
+/* How late a deadline may be noticed while any is near [ms]. */
 #define TICK_MS 100
-/* The same for connections without a request: an idle server wakes so rarely [ms]. */
+/* The same for connections without a request: an idle server wakes only this often [ms]. */
 #define IDLE_TICK_MS 5000
-/* What a socket shall hold that is still to be sent, more than can be under way: the kernel alone
- * sends on then, and the thread that fills it up is woken once for a third of it [bytes]. */
+/* Room for what a socket has still to send, more than can be under way: the kernel alone sends on
+ * then, and the thread that fills the room up is woken once for a third of it [bytes]. */
 #define SEND_ROOM (4 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -49,7 +49,7 @@ static uint64_t name_of(const server *s, const connection *c) {
     return (uint64_t)(c - s->at) << 32 | c->generation;
 }
 
-/* An event may be of a connection that has ended since, or that a sweep holds. */
+/* Claims the connection of an event; NULL if it has ended since, or if a sweep holds it. */
 static connection *claim(server *s, uint64_t name) {
     connection *c = &s->at[name >> 32];
     pthread_mutex_lock(&s->lock);
@@ -71,8 +71,8 @@ static void close_locked(server *s, connection *c) {
     s->open--;
 }
 
-/* Under the lock, as is_busy ends: an event that comes at once finds the connection free, and
- * nobody can have closed the descriptor meanwhile. */
+/* Asks for the connection's next event. Called under the lock, as is_busy ends: an event that comes
+ * at once finds the connection free, and nobody can have closed the descriptor meanwhile. */
 static void arm(server *s, connection *c, enum monarch_peer_turn next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
     struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
@@ -92,7 +92,8 @@ static void end_to_wait(server *s, connection *c) {
     s->at[last].wait_at = c->wait_at;
 }
 
-/* Returns 0 if it has to go on: what it waits for came between its looking and now. */
+/* Gives a connection back after a step. Returns 0 if it has to go on: what it waits for came
+ * between its looking and now. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_turn next, uint64_t wakes) {
     int is_done = 1;
@@ -114,8 +115,8 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
     return is_done;
 }
 
-/* Whether a thread may wait for its connection's socket, as long as there are threads for everybody
- * else: it costs less than to go through epoll. */
+/* Whether a thread may wait for its connection's socket: only as long as there are threads for
+ * everybody else. Waiting there costs less than going through epoll. */
 static int can_stay(server *s) {
     return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&
            __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads;
@@ -131,7 +132,8 @@ static enum monarch_peer_turn step(server *s, connection *c, struct monarch_peer
     return next;
 }
 
-/* The connection is the calling thread's. Returns 1 if it can be sent more, and is so still. */
+/* Works on a connection that the calling thread has claimed. Returns 1 if more can be sent on it,
+ * and the thread still has it. */
 static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, int stays) {
     for (int is_done = 0; !is_done;) {
         pthread_mutex_lock(&s->lock);
@@ -148,8 +150,8 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
 /* --- waits and deadlines ------------------------------------------------------------------------
  */
 
-/* The next connection from *from on whose time is over; it is the caller's then. *waited: for
- * bytes, not for its peer. */
+/* Claims the next connection from *from on whose time is over; NULL for none. *waited: its time was
+ * for bytes, not for its peer. */
 static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);
@@ -178,7 +180,7 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     int waited = 0;
     for (connection *c; (c = take_late(s, &from, now, &waited));) {
         if (waited) {
-            work_on(s, c, stage, 0); /* it is told so, and goes on */
+            work_on(s, c, stage, 0); /* the peer is told so, and the connection goes on */
         } else {
             __atomic_fetch_sub(&s->active, (uint64_t)is_active(c), __ATOMIC_SEQ_CST);
             hand_back(s, c, stage, MONARCH_PEER_TO_CLOSE, 0);
@@ -186,7 +188,7 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     }
 }
 
-/* It goes on as soon as it can send, in whichever thread is free. */
+/* Ends a connection's wait: it goes on as soon as it can send, in whichever thread is free. */
 static void wake(server *s, connection *c) {
     end_to_wait(s, c);
     c->deadline_ns = monarch_peer_now_ns() + s->bounds.stall_ms * 1000000ULL;
@@ -208,7 +210,7 @@ void monarch_peer_wake_if(server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg) {
     pthread_mutex_lock(&s->lock);
-    s->wakes++; /* whoever looks just now looks again */
+    s->wakes++; /* a thread that looks just now looks again */
     for (uint32_t i = s->waiting; i-- > 0;) {
         connection *c = &s->at[s->waits[i]];
         if (c->state == MONARCH_PEER_OPENING && is_settled(arg, &c->in.request))
@@ -228,7 +230,7 @@ static void *serve(void *arg) {
     pthread_sigmask(SIG_BLOCK, &all, NULL);
     while (stage.content && !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
         struct epoll_event event;
-        /* All of them look for deadlines: whichever does so may be kept by its disk. */
+        /* All threads look for deadlines: any one of them may be held up by its disk. */
         int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : s->idle_tick_ms;
         /* One at a time: another thread may take the next while this one reads its disk. */
         int n = epoll_wait(s->epoll, &event, 1, tick);
@@ -246,8 +248,9 @@ static void *serve(void *arg) {
 /* --- from Python --------------------------------------------------------------------------------
  */
 
-/* A socket whose room is asked for has that for good; where the administrator allows less than the
- * kernel would take by and by, it is left to the kernel. */
+/* Whether sockets can have SEND_ROOM. A socket that has asked for room has that much for good;
+ * where the administrator allows less than the kernel would take by and by, the room is left to the
+ * kernel. */
 static int can_have_send_room(void) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), room = SEND_ROOM;
     socklen_t n = sizeof room;
@@ -258,7 +261,7 @@ static int can_have_send_room(void) {
     return is_told && room >= 2 * SEND_ROOM; /* the kernel doubles it for its own needs */
 }
 
-/* What a peer that vanishes without a word leaves is found by the kernel. */
+/* Sets the socket's options. The kernel finds peers that have vanished without a word. */
 static void set_options(int fd, const struct monarch_peer_bounds *bounds, int has_send_room) {
     int on = 1, idle_s = 30, room = SEND_ROOM;
     unsigned timeout_ms = bounds->stall_ms;
@@ -274,7 +277,7 @@ static void set_options(int fd, const struct monarch_peer_bounds *bounds, int ha
 }
 
 /* A free place; else that of the connection that has been without a request for the longest: its
- * peer opens another when it needs one. bounds.connections: all of them are at work. */
+ * peer opens another when it needs one. Returns bounds.connections if all are at work. */
 static uint32_t find_place(server *s) {
     uint32_t idle = s->bounds.connections;
     for (uint32_t i = 0; i < s->bounds.connections; i++) {
@@ -288,7 +291,7 @@ static uint32_t find_place(server *s) {
     return idle;
 }
 
-/* Under the lock; 0 or -errno. */
+/* Puts a connection into its place. The caller holds the lock; 0 or -errno. */
 static int enter_locked(server *s, connection *c, const connection *fresh) {
     uint32_t i = (uint32_t)(c - s->at), generation = c->generation;
     *c = *fresh;
@@ -347,13 +350,13 @@ void monarch_peer_end(server *s) {
     struct monarch_peer_stage stage = {.files = &s->files, .bounds = &s->bounds};
     uint64_t one = 1;
     __atomic_store_n(&s->stopping, 1, __ATOMIC_SEQ_CST);
-    /* Nobody reads it any more: it wakes every thread. */
+    /* Nobody reads the eventfd any more, so that it wakes every thread. */
     while (s->stop >= 0 && write(s->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < s->bounds.connections; i++)
         if (s->at[i].fd >= 0)
-            shutdown(s->at[i].fd, SHUT_RDWR); /* nobody waits for its socket any more */
+            shutdown(s->at[i].fd, SHUT_RDWR); /* no thread waits for its socket any more */
     pthread_mutex_unlock(&s->lock);
     for (uint32_t i = 0; i < s->threads; i++)
         pthread_join(s->thread[i], NULL);

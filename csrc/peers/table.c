@@ -1,5 +1,5 @@
-/* The files that a server shares by themselves: a table of open descriptors, and for those that are
- * being filled which blocks are there. */
+/* The table of files that a server shares without a catalog. It holds open descriptors and, of
+ * files that are being filled, which blocks are there. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -10,9 +10,9 @@
 
 #include "peers/connection.h"
 
-/* Chains; enough for some hundred files [slots]. */
+/* Hash chains; enough for some hundred files. */
 #define SLOTS 1024
-/* Sums of ends of blocks stay within 64 bits [bytes]. */
+/* The largest block; sums of block ends stay within 64 bits [bytes]. */
 #define LARGEST_BLOCK (1ULL << 40)
 
 struct shared {
@@ -21,7 +21,7 @@ struct shared {
     int fd;
     uint64_t path_hash, size, block_bytes, blocks;
     int64_t mtime_ns;
-    unsigned users;   /* the table, and every connection that sends it; the table's lock */
+    unsigned users;   /* the table, and each connection that sends it; under the lock */
     int is_withdrawn; /* atomic */
     int knows_sums, knows_digests;
     uint64_t *sums; /* of each block; valid once it is there */
@@ -55,7 +55,7 @@ static void leave(table *t, struct shared *f) {
     free(f);
 }
 
-/* Under the table's lock, so that the server is not stopped meanwhile. */
+/* Wakes requests under the table's lock, so that the server is not stopped meanwhile. */
 static void wake(table *t, uint32_t source, uint64_t path_hash) {
     pthread_mutex_lock(&t->lock);
     if (t->server)
@@ -91,7 +91,7 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
 }
 
-/* Whoever shares a file says nothing of where it comes from. */
+/* The table does not know where a file comes from. */
 static int is_coming(void *arg) {
     (void)arg;
     return 0;
@@ -129,7 +129,7 @@ table *monarch_peer_table_new(void) {
 static struct shared *new_shared(uint64_t size, uint64_t block_bytes, const uint64_t *sums,
                                  const unsigned char *digests, int is_whole) {
     uint64_t blocks = size / block_bytes + (size % block_bytes != 0);
-    /* 25 bytes a block: more than this is no file's [blocks]. */
+    /* A block takes 25 bytes here; no file has more blocks than this. */
     if (blocks > UINT32_MAX)
         return NULL;
     struct shared *f = calloc(1, sizeof *f + blocks * (sizeof *f->sums + sizeof *f->digests + 1));
@@ -169,7 +169,7 @@ int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint
         free(f);
         return -error;
     }
-    /* In one hold of the lock: whoever asks meanwhile gets the old one or the new one. */
+    /* Replaced in one hold of the lock: whoever asks meanwhile gets the old file or the new one. */
     pthread_mutex_lock(&t->lock);
     struct shared **to = find(t, source, path_hash), *old = *to;
     f->next = old ? old->next : NULL;

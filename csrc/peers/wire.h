@@ -9,9 +9,9 @@
  * connection and direction and with their number on it, counted from 0 (mac.h). So nobody in
  * between can change, repeat, swap or leave out one, nor send one back to whoever made it. A SUM
  * has the XXH3-64 of the bytes since the last one, as their fill recorded it, and its seal covers
- * their digest too. It stands at every block's end and at the end of the range. An END may come at
- * any frame's place: what follows no SUM counts for nothing. Requests may be sent without waiting
- * for answers, which come in the same order.
+ * their digest too. A SUM stands at every block's end and at the end of the range. An END may come
+ * at any frame's place: bytes that no SUM has followed count for nothing. Requests may be sent
+ * without waiting for answers, which come in the same order.
  *
  * Numbers are little-endian, as on every machine that Monarch runs on; no path is ever sent. */
 #ifndef MONARCH_PEER_WIRE_H
@@ -30,7 +30,7 @@ enum {
     MONARCH_PEER_FRAME = 0x3346504d,   /* "MPF3" */
 };
 
-/* A file is meant by what every node's catalog says of it alike. */
+/* A request names a file by what every node's catalog says of it alike. */
 struct monarch_peer_request {
     uint32_t magic;
     uint32_t source;    /* its number in the configuration */
@@ -38,10 +38,10 @@ struct monarch_peer_request {
     uint64_t path_hash; /* as an entry's `hash` */
     uint64_t size;
     int64_t mtime_ns;       /* of modification, or what stands for it in both catalogs */
-    uint64_t first, length; /* the bytes asked for; none is a question whether it is there */
+    uint64_t first, length; /* the bytes asked for; none only asks whether the file is there */
     uint16_t is_awaited;    /* somebody waits for these very bytes */
     uint16_t is_doubted;    /* their block came wrong: the holder is to look at it */
-    uint16_t is_owner;      /* who asks takes this node for the file's owner */
+    uint16_t is_owner;      /* the asker takes this node for the file's owner */
     uint16_t unused;
     unsigned char seal[MONARCH_MAC_BYTES];
 };
@@ -59,15 +59,15 @@ struct monarch_peer_frame {
 enum monarch_peer_status {
     MONARCH_PEER_OK,
     MONARCH_PEER_REFUSED,      /* no range of that file; or no member of this session */
-    MONARCH_PEER_UNKNOWN_FILE, /* it has none, or gave up making its copy */
-    MONARCH_PEER_CHANGED,      /* its file has another size or time */
-    MONARCH_PEER_COMING,       /* not in time; but what they come from gives something */
+    MONARCH_PEER_UNKNOWN_FILE, /* the node has none, or gave up making its copy */
+    MONARCH_PEER_CHANGED,      /* the node's file has another size or time */
+    MONARCH_PEER_COMING,       /* no bytes in time, but their source gives something */
     MONARCH_PEER_TIMEOUT,      /* the bytes did not come within a bound */
     MONARCH_PEER_CUT,          /* the connection ended, or what came was no answer */
     MONARCH_PEER_WRONG_BYTES,  /* a sum is not that of the bytes */
-    MONARCH_PEER_NO_ROOM,      /* they came, and could not be written here */
+    MONARCH_PEER_NO_ROOM,      /* the bytes came, and could not be written here */
     MONARCH_PEER_FORGED,       /* a seal is wrong: somebody in between has changed something */
-    MONARCH_PEER_OTHER_NODE,   /* who answers has proved to be another node of the session */
+    MONARCH_PEER_OTHER_NODE,   /* the answerer has proved to be another node of the session */
     MONARCH_PEER_LATER,        /* never sent: the file is not there yet, ask again */
     /* Plus the number of the node that keeps the file, because there is no room for it here. */
     MONARCH_PEER_MOVED = 65536,

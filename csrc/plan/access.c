@@ -1,7 +1,7 @@
-/* What goes over every access of a plan: how often, when first, when next. */
+/* Passes over every access of a plan: how often each unit is used, when first, and when next. */
 #include "plan/plan.h"
 
-/* How far ahead the memory is asked for a counter. */
+/* How far ahead a counter is prefetched. */
 #define AHEAD 32
 
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units) {

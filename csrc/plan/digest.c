@@ -1,4 +1,4 @@
-/* A dataset's digest: a sum over its files, so that two scans in another order agree. */
+/* A dataset's digest: a sum over its files, so that scans in different orders agree. */
 #include "plan/plan.h"
 #include "shared/xxh3.h"
 

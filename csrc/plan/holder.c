@@ -1,9 +1,9 @@
 /* Which nodes use each file most. The accesses of some files are collected over all epochs, two
- * bytes each, and then looked at file by file: exact, and memory bounded by how many files one
- * pass takes. */
+ * bytes each, and then counted file by file: the result is exact, and one pass takes only so many
+ * files as memory allows. */
 #include "plan/plan.h"
 
-/* Accesses that are looked at together, so that the memory can be asked for all of them at once. */
+/* Accesses that are handled together, so that their memory can be prefetched all at once. */
 #define AHEAD 512
 
 struct found {
@@ -50,7 +50,7 @@ int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks,
     return append(&f, cursors, slots, room);
 }
 
-/* The node with the highest count; of several, the one that comes first. */
+/* The node with the highest count; of several, the one that is first in `slots`. */
 static int32_t best_of(const uint16_t *slots, uint64_t n, const uint32_t *counts) {
     int32_t best = -1;
     uint32_t most = 0;

@@ -1,8 +1,8 @@
-/* The inner loops of access plans: the shuffles of samplers, to the index, and the counting that
- * goes over every access. None of it decides anything: which sampler, which node and what follows
- * from the numbers is said in Python.
+/* The inner loops of access plans: samplers' shuffles, exact to the index, and counts over all
+ * accesses. Nothing here decides anything: Python says which sampler and which node, and what
+ * follows from the numbers.
  *
- * A sample's or a file's number is an int32_t; where there is no access, it is -1. */
+ * Numbers of samples and of files are int32_t; where there is no access, the number is -1. */
 #ifndef MONARCH_PLAN_H
 #define MONARCH_PLAN_H
 
@@ -25,24 +25,26 @@ void monarch_mersenne_fill(struct monarch_mersenne *g, uint32_t *out, uint64_t n
 /* --- the orders of samplers: shuffle.c, buffer.c -----------------------------------------------
  */
 
-/* torch.randperm(n, generator=g) on the CPU; `large`: the way it takes from 2**32 / 20 on. */
+/* torch.randperm(n, generator=g) on the CPU. large: the way that torch takes from n = 2**32 / 20
+ * on. */
 void monarch_torch_randperm(struct monarch_mersenne *g, int large, int32_t *out, uint64_t n);
-/* torch.randint(high, (n,), generator=g); `wide`: by two draws each. */
+/* torch.randint(high, (n,), generator=g). wide: with two draws for each number. */
 void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, int32_t *out,
                            uint64_t n);
 /* std::shuffle of libstdc++ with std::minstd_rand0, whose state is *state. */
 void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n);
-/* A buffer that is kept full of `items`, from which std::minstd_rand0 draws one after the other by
- * std::uniform_int_distribution; 0, or -1 without memory. */
+/* Draws `items` one after the other from a buffer that is kept full of them, by
+ * std::uniform_int_distribution with std::minstd_rand0. 0, or -1 without memory. */
 int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
                           uint64_t n);
 /* std::shuffle of libstdc++ with std::mt19937; `by_division`: as before GCC 11. */
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
                               uint64_t n);
-/* What tf.data's shuffle(buffer) makes of 0, 1, ..., n-1, seeds as its iterator gets them. */
+/* The order that tf.data's shuffle(buffer) makes of 0, 1, ..., n-1, with the seeds that its
+ * iterator gets. */
 int monarch_buffer_shuffle(uint64_t seed, uint64_t seed2, uint64_t buffer, int32_t *out,
                            uint64_t n);
-/* The next `n` numbers of Philox 4x32-10, from the start. */
+/* The first `n` numbers of Philox 4x32-10. */
 void monarch_philox(uint64_t seed, uint64_t seed2, uint32_t *out, uint64_t n);
 
 /* --- counting accesses: access.c ---------------------------------------------------------------
@@ -51,31 +53,32 @@ void monarch_philox(uint64_t seed, uint64_t seed2, uint32_t *out, uint64_t n);
 /* counts[u] += 1 for each access; 0, or -1 if a number is not below `units`. */
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units);
 /* The same for all nodes: each row of `accesses` has `ranks` of them, `per_node` ranks a node;
- * counts is (nodes, units). */
+ * counts is (nodes, units). -2 if a count overflows. */
 int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                              uint64_t per_node, uint16_t *counts, uint64_t units);
-/* The position of a use that does not come: later than all others. */
+/* The position of a use that never comes: later than all others. */
 #define MONARCH_PLAN_NEVER INT64_MAX
 /* first[u] = the position of the first access, if it is MONARCH_PLAN_NEVER; positions count up from
  * `start`. */
 int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
                        uint64_t units);
-/* Backwards: next[i] = later[u], then later[u] = the position of i; next[i] is MONARCH_PLAN_NEVER
- * where there is no access. */
+/* Goes backwards through the accesses: next[i] = later[u], then later[u] = the position of i;
+ * next[i] is MONARCH_PLAN_NEVER where there is no access. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next);
 
 /* --- which node uses a file most: holder.c -----------------------------------------------------
  */
 
-/* For units from `low` on, `units` of them: appends the node of each access to the unit's slots;
- * cursors[u] is where the unit's next slot is. 0, or -1 if slots would overflow. */
+/* For the units [low, low + units): appends the node of each access to the unit's slots; cursors[u]
+ * is where the unit's next slot is. 0, or -1 if slots would overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);
-/* Of each unit, whose slots end at ends[u], the `top` nodes that use it most, the earlier first use
- * first where they use it equally; -1 and 0 where there are fewer. nodes, counts: (units, top).
- * `scratch`: as many counters as there are nodes, all 0, and so they are left. */
+/* For each unit, whose slots end at ends[u], finds the `top` nodes that use it most; of nodes that
+ * use it equally, the one with the earlier first use comes first. -1 and 0 where there are fewer.
+ * nodes, counts: (units, top). scratch: as many counters as there are nodes, all 0 before and
+ * after. */
 void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t units, uint64_t top,
                        uint32_t *scratch, int32_t *nodes, uint32_t *counts);
 

@@ -1,7 +1,7 @@
 /* Shuffles, each as the sampler's own library does it, draw for draw.
  *
  * The items of a large dataset lie far apart in memory. So the places to exchange are worked out
- * some hundred ahead, and asked of the memory together, before any of them is used. */
+ * some hundred ahead and prefetched together, before any of them is used. */
 #include <stdlib.h>
 
 #include "plan/plan.h"
@@ -82,8 +82,8 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
 
 /* --- libstdc++ -------------------------------------------------------------------------------- */
 
-/* What std::uniform_int_distribution(0, below - 1) makes of a generator of this many numbers, which
- * is no power of two: draws in the incomplete last part are repeated. */
+/* A draw of std::uniform_int_distribution(0, below - 1) from a generator of this many numbers,
+ * which is no power of two: draws in the incomplete last part are repeated. */
 struct minstd {
     uint32_t state;
 };
@@ -110,7 +110,8 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
     return drawn;
 }
 
-/* From GCC 11 on, the upper half of a product (Lemire, 2019), if the generator fills a word. */
+/* A draw of std::uniform_int_distribution(0, below - 1) from std::mt19937. From GCC 11 on, it is
+ * the upper half of a product (Lemire, 2019), if the generator fills a word. */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;

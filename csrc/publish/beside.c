@@ -19,7 +19,7 @@ static int is_claimed(const struct monarch_clients *m, uint64_t id, uint64_t now
     return monarch_claim_names(claim, id) && monarch_claim_holds(claim, now_ns);
 }
 
-/* Its reader may have opened it before it had an entry. */
+/* The file's reader may have opened it before it had an entry. */
 int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t ino,
                           uint64_t now_ns) {
     return is_claimed(m, id, now_ns) || is_claimed(m, monarch_unmet(ino), now_ns);

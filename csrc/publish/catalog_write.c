@@ -86,13 +86,14 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
     put_path(c, e, id);
 }
 
-/* An entry comes again: a file that a client told of, when the scan meets it; a directory, once by
- * its own name and once with all the names in it, in either order. */
+/* Merges an entry that comes again: a file that a client told of, when the scan meets it; or a
+ * directory, which comes once by its own name and once with all the names in it, in either
+ * order. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
-    /* A file that was replaced before its directory was listed gets no place there, and is
-     * compared by itself: nothing about its directory will change for it any more. */
+    /* A file that was replaced before its directory was listed gets no place there, and is compared
+     * by itself: its directory will not change for it any more. */
     if (e->place != MONARCH_NO_PLACE && (is_same || mine->kind == MONARCH_DIR))
         mine->place = e->place;
     if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)
@@ -149,12 +150,12 @@ static void set_flags(struct monarch_entry *e, unsigned which, unsigned flags) {
 static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
     struct monarch_entry *e = monarch_table(c) + id;
     uint64_t old_ino = e->ino;
-    /* What can still be added has its slots. */
+    /* Entries that can still be added keep their slots. */
     if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
         return -1;
     uint32_t version = e->version;
     __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
-    /* What readers look the entry up by stays as it is; so do its word and its place. */
+    /* What readers find the entry by stays as it is; so do its word and its place. */
 #define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
     REPLACE(ino);
     REPLACE(size);
@@ -238,7 +239,7 @@ void monarch_collapse(const char *path) {
     if (fstat(fd, &st) == 0 && st.st_size >= MONARCH_HUGE_PAGE) {
         uint64_t bytes = (uint64_t)st.st_size, huge = bytes / MONARCH_HUGE_PAGE * MONARCH_HUGE_PAGE;
         char *map = sys_map_aligned(fd, bytes, PROT_READ | PROT_WRITE, MONARCH_HUGE_PAGE);
-        /* One huge page at a time: when memory is short, those that were had remain. */
+        /* One huge page at a time: when memory is short, the huge pages made so far remain. */
         for (uint64_t at = 0; map && at < huge; at += MONARCH_HUGE_PAGE)
             if (madvise(map + at, MONARCH_HUGE_PAGE, MADV_COLLAPSE) != 0)
                 break;
@@ -275,8 +276,8 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
     }
 }
 
-/* The bits of one word, whose bit in the summary goes first: one that is set meanwhile sets it
- * again. */
+/* Takes the bits of one word. Its bit in the summary goes first: a client that sets a bit meanwhile
+ * sets the summary's bit again. */
 static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
     uint64_t n = 0;
     __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);

@@ -1,5 +1,5 @@
-/* Whether files and directories are at the source what the catalog says of them: asked by several
- * threads, as a scan asks. */
+/* Compares files and directories of the catalog with the source. Several threads ask, as those of a
+ * scan do. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -33,8 +33,8 @@ static int is_same(const struct monarch_entry *e, const struct statx *now) {
                                   : S_ISREG(now->stx_mode) && now->stx_size == e->size;
 }
 
-/* Past what the kernel remembers of attributes: the user has named the file because he knows more.
- */
+/* Bypasses the attributes that the kernel has cached: the user has named the file because the user
+ * knows more. */
 static enum monarch_compared compare(const struct comparison *x, const struct monarch_entry *e,
                                      struct monarch_entry *fresh) {
     struct statx now;

@@ -29,7 +29,8 @@ void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory) {
         __atomic_store_n(&table[directory].copy_ino, 0, __ATOMIC_SEQ_CST);
 }
 
-/* Neighbours in the catalog mostly lie in one directory. */
+/* As monarch_catalog_parent, with `last` tried first: neighbours in the catalog mostly lie in one
+ * directory. */
 static int64_t parent_of(const struct monarch_catalog *c, const struct monarch_entry *e,
                          int64_t last) {
     const char *path = monarch_pool(c, e->path);
@@ -70,7 +71,7 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns) {
     for (uint64_t id = 0; id < c->count; id++) {
         parent = parent_of(c, &table[id], parent);
         if (table[id].place == MONARCH_NO_PLACE) {
-            if (parent >= 0) /* a client found it, when its directory had been walked */
+            if (parent >= 0) /* a client found it after its directory was walked */
                 table[parent].sum = 0;
             continue;
         }
@@ -95,7 +96,7 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns) {
 
 /* --- whether they still do -------------------------------------------------------------------- */
 
-/* Older headers have no name for the field behind the device. */
+/* The mount's id lies behind the device. Older headers have no name for that field. */
 static uint64_t mount_of(const struct statx *x) {
     uint64_t id;
     memcpy(&id, &x->stx_dev_minor + 1, sizeof id);
@@ -192,7 +193,7 @@ static void compare_file(const struct comparison *x, const struct monarch_entry 
         monarch_mark_changed(x->clients, x->dev, e->ino);
 }
 
-/* What lies in a directory that has changed. Returns how many names that is. */
+/* Compares the files in a directory that has changed. Returns how many names there are. */
 static uint64_t compare_names(const struct comparison *x, const struct monarch_entry *d) {
     const struct monarch_entry *table = monarch_entries(x->catalog);
     uint64_t listing = x->is_listed ? d->sum : 0,
@@ -203,7 +204,7 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
             compare_file(x, &table[ids[n]]);
         return n;
     }
-    /* Not all its names are known, and those that are lie anywhere. */
+    /* Not all its names are known, and those that are may lie anywhere in the catalog. */
     for (uint64_t id = 0; id < count; id++)
         if (table[id].source == d->source &&
             monarch_catalog_parent(x->catalog, &table[id]) == d - table) {
@@ -213,9 +214,9 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
     return n;
 }
 
-/* Nobody is told the attributes of a directory that is marked: they serve to see when it changes
- * again. In a catalog that is replaced meanwhile they are lost, and what is in it is compared once
- * more. */
+/* Notes the times of a directory that is marked. Nobody is told its attributes: they serve to see
+ * when it changes again. If the catalog is replaced meanwhile, they are lost, and what is in the
+ * directory is compared once more. */
 static void note_times(const struct comparison *x, const struct monarch_entry *d) {
     struct monarch_entry *mine = (struct monarch_entry *)d, now;
     char target[1];
@@ -237,7 +238,7 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
         if (e->source != number)
             continue;
         if (e->kind != MONARCH_DIR) {
-            /* Found by a client after the scan: in no listing. */
+            /* A file that a client found after the scan is in no listing. */
             if (e->place == MONARCH_NO_PLACE && !monarch_is_changed(m, source->dev, e->ino)) {
                 compare_file(&x, e);
                 looked++;
@@ -249,8 +250,9 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
             continue;
         others += !monarch_is_changed(m, source->dev, e->ino);
         monarch_mark_changed(m, source->dev, e->ino);
-        /* Before the names: what changes meanwhile is seen the next time. While names may still be
-         * added, that were looked at before, the directory stays another one. */
+        /* Times are noted before names are compared, so that what changes meanwhile is seen the
+         * next time. While names that were looked at before may still be added, the times stay old,
+         * and the directory counts as changed. */
         if (is_listed)
             note_times(&x, e);
         looked += compare_names(&x, e);

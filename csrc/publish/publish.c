@@ -1,10 +1,10 @@
-/* Publishing copies in the catalog: the words of its entries, and the table that finds an entry by
- * the inode of its copy. */
+/* Publishing copies in the catalog: entries' words, and the index that finds an entry by its copy's
+ * inode. */
 #include "publish/writer.h"
 
 #include <time.h>
 
-/* For so long a copying thread waits for the writer's lock [ns]. */
+/* How long a copying thread waits for the writer's lock [ns]. */
 #define LOCK_NS 20000000L
 
 int monarch_lock_soon(struct monarch_writer *w) {
@@ -16,15 +16,15 @@ int monarch_lock_soon(struct monarch_writer *w) {
     return pthread_mutex_timedlock(&w->lock, &until) == 0;
 }
 
-/* The word, and what the index says of it. A guess may be old, so that the order is of no account;
- * but what was set last stays. */
+/* Sets the word, and what the index guesses of it. A guess may be old, so the order of the two does
+ * not matter; but what was set last stays. */
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word) {
     uint64_t old = e->word;
     int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
-    /* A copy that is gone is known by its slot or its stamp. Its inode's number would come into the
-     * index of a larger catalog once more, and for the first tier. */
+    /* A copy that is gone is known by its slot or its stamp. Its inode number goes: a larger
+     * catalog would index it again, and for the first tier. */
     if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
         __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
@@ -63,8 +63,8 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
     for (uint64_t i = 0; i < n; i++) {
         struct monarch_entry *e = &table[ids[i]];
         unsigned tier = MONARCH_WORD_TIER(words[i]);
-        /* A dropped copy's entry keeps its inode for descriptors that are still open. Once the file
-         * system gives the number to another copy there are none. */
+        /* The entry of a dropped copy keeps the inode for descriptors that are still open. Once the
+         * file system gives the number to another copy, there are no such descriptors. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])
@@ -93,9 +93,10 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* A change that is marked after the look at the filter makes no stale copy visible: every open asks
- * the filter itself. So that its room comes back, Python asks once more when it takes the result:
- * a mark that it has counted before, when the file was not PRESENT yet, is seen then. */
+/* A change that is marked after the filter was read makes no stale copy visible: every open asks
+ * the filter itself. Python asks the filter once more when it takes the result, so that the room of
+ * such a copy comes back: a mark that it has counted before, when the file was not PRESENT yet, is
+ * seen then. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);

@@ -1,5 +1,5 @@
-/* Writing the catalog: one thread of the daemon at a time, and always into the generation that its
- * clients are told of. */
+/* Writing the catalog: by one thread at a time, and into the generation that clients are told
+ * of. */
 #ifndef MONARCH_WRITER_H
 #define MONARCH_WRITER_H
 
@@ -7,16 +7,17 @@
 
 #include "native.h"
 
-/* Python's thread writes, which adds entries and decides; and the copying threads, which publish
- * the copies that they have made and order what Python has granted. Readers take no lock. */
+/* The writers are Python's thread, which adds entries and decides, and the copying threads, which
+ * publish the copies that they have made and order what Python has granted. Readers take no
+ * lock. */
 struct monarch_writer {
-    pthread_mutex_t lock; /* of the rest, and of everything in the catalog but its listings */
+    pthread_mutex_t lock; /* protects the rest, and all of the catalog but its listings */
     struct monarch_catalog *catalog;
     uint32_t lost; /* a bit for each tier into which nothing is published any more */
 };
 
-/* Takes the lock, for a thread that has better to do than to wait while the catalog grows: for 20
- * ms at most. Whether it has it. */
+/* Tries for 20 ms at most to take the lock, for a thread that has better to do than to wait while
+ * the catalog grows. Returns whether it has the lock. */
 int monarch_lock_soon(struct monarch_writer *w);
 /* Publishes the copy that a FILL or CHECK has found whole, if its entry still waits for this very
  * copy, no client has changed the file, the tier is not lost, and the index of copies has room.
@@ -33,8 +34,8 @@ uint64_t monarch_add(struct monarch_catalog *c, const struct monarch_entry *entr
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word);
 
-/* Of an index, two thirds are in use, or little more: a probe then ends in one cache line, mostly.
- */
+/* The most used slots of an index: at two thirds, or little more, a probe mostly ends in one cache
+ * line. */
 #define MONARCH_FULL(slots) ((slots) / 3 * 2)
 
 static inline uint64_t monarch_next_slot(const struct monarch_catalog *c, uint64_t i) {
@@ -49,7 +50,7 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
     return (struct monarch_entry *)((char *)c + c->entries_at);
 }
 
-/* Of a file of nodes that share: MONARCH_OWN, MONARCH_OF_OTHERS or 0. */
+/* Sets the home of a file of nodes that share: MONARCH_OWN, MONARCH_OF_OTHERS or 0. */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);
 

@@ -58,9 +58,9 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
     return 1;
 }
 
-/* Takes what a thread has found away from it: *batch is empty then, or NULL. Each thread finds
- * little in a short time; what all of them find becomes one batch as long as Python does not take
- * it, so that a turn of its loop is spent on many files. */
+/* Takes what a thread has found; *batch is empty then, or NULL. Each thread finds little in a short
+ * time. What all threads find becomes one batch until Python takes it, so that an iteration of
+ * Python's loop is spent on many files. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch) {
     if (!*batch || !(*batch)->count)
         return;

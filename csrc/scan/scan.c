@@ -1,4 +1,4 @@
-/* A scan: its threads, from the beginning to the end. */
+/* A scan's threads, from start to stop. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -11,9 +11,9 @@
 #include "shared/doorbell.h"
 #include "shared/joining.h"
 
-/* A look at a source that lies elsewhere has its thread sleep. One that hardly ever sleeps takes a
- * processor, from the job if there is no idle one: it stands back, for good. Threads of a source
- * that they wait for must not: what they find is what is filled ahead. */
+/* A look at a remote source makes its thread sleep. A thread that hardly ever sleeps takes a
+ * processor, from the job if there is no idle one, so it lowers its priority for good. Threads that
+ * wait for their source must not: what they find is what is filled ahead. */
 #define LOOKS 64
 #define LOOKS_EACH_SLEEP 8
 
@@ -49,7 +49,8 @@ static void *scan_thread(void *arg) {
     return NULL;
 }
 
-/* So many threads cannot be started; those that were may be waiting for what they would find. */
+/* Accounts for `missing` threads that could not be started. Threads that run may be waiting for
+ * what these would have found. */
 static void lack(struct monarch_scan *s, int started, int missing) {
     s->thread[started] = 0; /* libc has written to it */
     pthread_mutex_lock(&s->lock);

@@ -8,28 +8,29 @@
 #include "shared/pace.h"
 
 #define BATCHES_AHEAD 8 /* batches that wait for Python before the threads wait for it */
-/* A thread hands over what it has found after this time, and rings for Python as often: fills wait
- * for it [ns]. */
+/* A thread hands over what it has found after this time, and Python is rung at most this often:
+ * fills wait for these entries [ns]. */
 #define BATCH_NS 20000000ULL
-/* Names that one thread looks at before it takes more. A directory is listed by one thread, and its
- * names are shared out in portions: a flat directory of a million files keeps all threads busy. */
+/* How many names a thread looks at before it takes more. A directory is listed by one thread, and
+ * its names are shared out in portions: a flat directory of a million files keeps all threads
+ * busy. */
 #define PORTION 8
-/* Portions that may wait for a thread, for each thread; past it the lister looks at names too. */
+/* Portions that may wait, for each thread; past that, the listing thread looks at names, too. */
 #define PORTIONS_AHEAD 16
 
-/* A directory to list (`names` is 0), or a portion of its names to look at. is_first: nobody has
- * reported the directory itself yet; is_wanted: before all that is not. */
+/* A directory to list (`names` is 0), or a portion of its names to look at. is_first: the directory
+ * itself was not reported yet; is_wanted: goes before all tasks that are not. */
 struct task {
     struct task *next;
     int is_first, is_wanted;
-    int is_settled; /* names: their directory has not changed since the catalog has files */
+    int is_settled; /* of names: their directory has not changed since the catalog has files */
     uint32_t names;
-    uint32_t place; /* of the first of them among the names of the directory */
+    uint32_t place; /* of the first of these names in the directory */
     size_t text;    /* length of `path` with its NUL, and of the names behind it */
-    char path[];    /* of the directory, relative, "" is the root; then inode and name of each */
+    char path[];    /* of the directory, relative; "" is the root. Then inode and name of each */
 };
 
-/* Oldest first. portions : how many of them are */
+/* Tasks, oldest first. portions: how many of them are portions. */
 struct queue {
     struct task *first, *last;
     int portions;
@@ -37,7 +38,8 @@ struct queue {
 
 #define ALL_NAMES INT64_MAX
 
-/* A directory that comes before others. The latest are kept: the walk may not have met them yet. */
+/* A directory that comes before others. The latest wants are kept: the walk may not have met their
+ * directories yet. */
 #define WANTS 16
 struct want {
     int is_set, is_deep;
@@ -48,21 +50,22 @@ struct monarch_scan {
     pthread_mutex_t lock;
     pthread_cond_t more_work, may_go_on, room;
     struct queue wanted, wanted_portions;
-    struct queue portions; /* in this order the catalog's is nearly the source's */
+    struct queue portions; /* in this order, so that the catalog's is nearly the source's */
     struct task *todo;     /* directories, newest first: the tree is walked depth first */
     struct monarch_batch *first, *last;
     struct want wants[WANTS];
     unsigned next_want;
     int batches, busy, threads, stopping, root, error;
-    int is_deep, is_whole; /* directories below are walked too; of all the source */
+    int is_deep, is_whole; /* is_deep: walks directories below; is_whole: of all the source */
     unsigned source;
     uint64_t dev, errors;
     struct monarch_pace pace;
     int is_all_wanted;
-    int64_t may_look[2]; /* at so many names, by whether they are wanted (monarch_scan_allow) */
+    /* How many names may be looked at: [1] wanted, [0] others (monarch_scan_allow). */
+    int64_t may_look[2];
     struct monarch_writer *writer;         /* of the catalog that is filled, or NULL */
-    int64_t since_ns;                      /* what it has is as old as this, of CLOCK_REALTIME */
-    const struct monarch_clients *clients; /* who read the source meanwhile, or NULL */
+    int64_t since_ns;                      /* when the catalog had no files [CLOCK_REALTIME] */
+    const struct monarch_clients *clients; /* clients that read the source meanwhile, or NULL */
     uint32_t *doorbell;
     uint64_t rung_ns; /* when the bell was last rung for a batch */
     pthread_t thread[];
@@ -77,10 +80,10 @@ void monarch_count_scan_error(struct monarch_scan *s, int error);
  * first. */
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
                     const char *path, const char *target);
-/* Makes what the thread has found the scan's: *batch is empty then, or NULL. May wait until Python
- * has taken some. */
+/* Hands what the thread has found to the scan; *batch is empty then, or NULL. May wait until Python
+ * has taken some batches. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch);
-/* The same, if the first of it was found some time ago. */
+/* The same, if the first entry of the batch was found some time ago. */
 void monarch_hand_over_in_time(struct monarch_scan *s, struct monarch_batch **batch);
 
 /* --- tasks.c: what is still to be done ----------------------------------------------------------
@@ -93,19 +96,20 @@ struct task *monarch_new_task(struct monarch_scan *s, const char *path, size_t r
 void monarch_add_task(struct monarch_scan *s, struct task *t);
 /* Waits for the next task that may begin; NULL when the scan has ended. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch);
-/* Whether so many portions wait that the thread that lists looks at this one itself. Takes the
+/* Whether so many portions wait that the listing thread looks at this one itself. Takes the
  * lock. */
 int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
-/* Whether the names of a portion may be looked at now; and that they are. Under the lock. */
+/* may_look: whether the names of a portion may be looked at now. count_looks: notes that they are.
+ * The caller holds the lock. */
 int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
-/* The first task of a queue that is not empty. Under the lock. */
+/* Takes the first task of a queue that is not empty. The caller holds the lock. */
 struct task *monarch_take_first_task(struct queue *q);
-/* Whether there are tasks; and the first of them, if there are. Under the lock, or when no thread
- * is left. */
+/* has_tasks: whether there are tasks. take_task: takes the first of them. The caller holds the
+ * lock, or no thread is left. */
 int monarch_has_tasks(const struct monarch_scan *s);
 struct task *monarch_take_task(struct monarch_scan *s);
-/* All threads look again whether they may go on. Under the lock. */
+/* Makes all threads check again whether they may go on. The caller holds the lock. */
 void monarch_wake_scan(struct monarch_scan *s);
 
 /* --- walk.c: listing directories, and looking at files ------------------------------------------

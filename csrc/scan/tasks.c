@@ -1,5 +1,5 @@
-/* What a scan has still to do: directories to list, and portions of their names to look at; which
- * of it comes first, and how much of it may be done now. */
+/* What a scan has still to do: directories to list, and portions of their names to look at. Also
+ * which task comes first, and how much may be done now. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,8 @@ static int leads_through(const char *path, const char *above) {
     return !n || (strncmp(path, above, n) == 0 && (!path[n] || path[n] == '/'));
 }
 
-/* Directories above are named with it: they lead there. */
+/* Whether a want names the directory. Directories above the wanted one are named with it: they lead
+ * there. */
 static int is_named(const struct want *w, const char *directory) {
     return leads_through(w->directory, directory) ||
            (w->is_deep && leads_through(directory, w->directory));
@@ -47,7 +48,7 @@ static void append(struct queue *q, struct task *t) {
     q->portions += t->names > 0;
 }
 
-/* The first of a queue that is not empty. */
+/* Takes the first task of a queue that is not empty. */
 struct task *monarch_take_first_task(struct queue *q) {
     struct task *t = q->first;
     q->first = t->next;
@@ -55,7 +56,7 @@ struct task *monarch_take_first_task(struct queue *q) {
     return t;
 }
 
-/* Under the lock. */
+/* How many names may still be looked at. The caller holds the lock. */
 static int64_t *looks_left(struct monarch_scan *s, int is_wanted) {
     return &s->may_look[is_wanted || s->is_all_wanted];
 }
@@ -71,7 +72,7 @@ int monarch_may_look(struct monarch_scan *s, struct task *t) {
     return *looks_left(s, t->is_wanted) > 0;
 }
 
-/* A directory that is wanted is listed at once. */
+/* Whether any task may begin. A wanted directory is listed at once. */
 static int may_begin(struct monarch_scan *s) {
     return s->wanted.first || (s->may_look[1] > 0 && s->wanted_portions.first) ||
            (*looks_left(s, 0) > 0 && (s->portions.first || s->todo));
@@ -105,7 +106,7 @@ int monarch_has_tasks(const struct monarch_scan *s) {
     return s->wanted.first || s->wanted_portions.first || s->portions.first || s->todo;
 }
 
-/* The first that may begin. */
+/* Takes the first task that may begin. */
 struct task *monarch_take_task(struct monarch_scan *s) {
     struct task *t = s->todo;
     if (s->wanted.first)
@@ -136,7 +137,7 @@ struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **ba
     if (may_begin(s) && !s->stopping) {
         t = monarch_take_task(s);
         s->busy++;
-        if (may_begin(s)) /* each wakes the next one, as long as there is something to do */
+        if (may_begin(s)) /* each thread wakes the next one, as long as there is something to do */
             pthread_cond_signal(&s->more_work);
     } else {
         pthread_cond_broadcast(&s->more_work);
@@ -153,7 +154,7 @@ void monarch_wake_scan(struct monarch_scan *s) {
 /* --- from Python --------------------------------------------------------------------------------
  */
 
-/* Directories of a list that a want names become wanted. */
+/* Makes the directories of a list that a want names wanted. */
 static void move_wanted(struct monarch_scan *s, const struct want *w, struct task **at) {
     for (struct task *t; (t = *at);) {
         if (!is_named(w, t->path)) {
@@ -192,7 +193,7 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
     pthread_mutex_unlock(&s->lock);
 }
 
-/* As many threads as that many names are portions, or one, which wakes others: more would find
+/* Wakes as many threads as these names are portions, or one, which wakes others: more would find
  * nothing to do. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
     int64_t portions = names / PORTION + 1;

@@ -13,7 +13,7 @@
 #include "scan/scan.h"
 #include "shared/sys.h"
 
-/* Listings that a thread begins in the middle of another. */
+/* How many listings a thread may begin, each in the middle of another. */
 #define DEEPEST 4
 
 static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
@@ -23,12 +23,13 @@ static int is_on_source(struct monarch_scan *s, const char *path) {
     return fstatat(s->root, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_dev == s->dev;
 }
 
-static _Thread_local uint64_t looks; /* of this thread at names */
+static _Thread_local uint64_t looks; /* how many names this thread has looked at */
 
 uint64_t monarch_looks(void) { return looks; }
 
-/* A file that a program has handed over: it was looked at since. What is told of it now is its
- * place in the directory, which has the same file under this name still. */
+/* Finds a file that the catalog has already, because a program has handed it over: it was looked at
+ * since. Only its place in the directory, which still has the same file under this name, is to be
+ * told. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
@@ -74,9 +75,9 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
         monarch_add_task(s, monarch_new_task(s, path, 0));
 }
 
-/* A directory is reported a second time when all its names are read: with their number, and as it
- * is now. If that is not what it was before they were read, the names may be neither's. Listings
- * are made once, of all the source (monarch_catalog_list). */
+/* Reports a directory a second time when all its names are read: with their number, and as it is
+ * now. If that is not what it was before they were read, the names may belong to neither state.
+ * Listings are made once, of all the source (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;
@@ -193,7 +194,8 @@ static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch,
     return errno ? -1 : (int64_t)names;
 }
 
-/* The directory that a walk begins with; whether it lies on the source's file system. */
+/* Reports the directory that a walk begins with; returns whether it lies on the source's file
+ * system. */
 static int report_first(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                         int fd) {
     struct monarch_entry e;
@@ -208,8 +210,8 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
 
 #define OPEN_DIRECTORY (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
-/* A directory that somebody has named must lie in the source by each part of its name. Those below
- * it are known by names that were read. */
+/* Opens a directory that somebody has named: each part of its name must lie in the source.
+ * Directories below it are known by names that were read. */
 static int open_by_parts(int root, const char *path) {
     char part[NAME_MAX + 1];
     int fd = openat(root, ".", OPEN_DIRECTORY);

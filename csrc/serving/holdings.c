@@ -1,5 +1,5 @@
-/* Answers the server of peers from the catalog; nothing waits here. What it sends it sends with its
- * sum, and a copy that is not what its fill has written is dropped. */
+/* Answers the server of peers from the catalog; nothing waits here. Bytes are sent with their sum,
+ * and a copy that is not what its fill has written is dropped. */
 #define _GNU_SOURCE
 #include "serving/serving.h"
 
@@ -13,8 +13,9 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* For how long it is enough that a block was looked through; and the same for who says that it came
- * wrong: it may have rotted since, and who makes it up costs a look a second [ns]. */
+/* How long a check of a block counts; and how long for an asker that says that the block came
+ * wrong. The block may have rotted since, and an asker that makes it up costs a look a second
+ * [ns]. */
 #define CHECKED_NS 60000000000ULL
 #define DOUBTED_NS 1000000000ULL
 
@@ -32,7 +33,7 @@ static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
     return 1;
 }
 
-/* Whether the entry has this copy still. */
+/* Whether the entry still has this copy. */
 static int is_current(holdings *h, const struct open_copy *held) {
     pthread_rwlock_rdlock(&h->lock);
     int is_it = h->catalog && __atomic_load_n(&monarch_entries(h->catalog)[held->id].word,
@@ -44,10 +45,11 @@ static int is_current(holdings *h, const struct open_copy *held) {
 static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uint64_t sum) {
     if (held->sums)
         return sum == monarch_sums_of(held->sums, block);
-    /* Of a copy of one block the catalog's sum tells as much. */
+    /* For a copy of one block, the catalog's sum tells as much. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
-    /* The sums of one that was dropped, maybe because it has rotted, go after it. */
+    /* Without sums, a copy counts as good while its entry has it. The sums of a dropped copy, which
+     * may have rotted, are gone. */
     return is_current(h, held);
 }
 
@@ -55,7 +57,7 @@ static struct checked *last_check(holdings *h, const struct open_copy *held, uin
     return &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
 }
 
-/* This node's own programs read it too. */
+/* Tells the daemon of a rotten copy: this node's own programs read it, too. */
 static void note_rotten(holdings *h, const struct open_copy *held) {
     uint64_t i = 0;
     pthread_mutex_lock(&h->checking);
@@ -69,20 +71,21 @@ static void note_rotten(holdings *h, const struct open_copy *held) {
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 
-/* Readers that wait ask for a block in many parts: it is looked through once for all of them. */
+/* Readers that wait ask for a block in many parts: the block is looked through once for all of
+ * them. */
 static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     holdings *h = arg;
     const struct open_copy *held = file;
     uint64_t now = monarch_now_ns();
     int is_good;
-    if (held->slot >= 0) /* as it comes from the source */
+    if (held->slot >= 0) /* the bytes are as they come from the source */
         return 1;
     int agreed = sum && agrees(h, held, block, *sum);
     if (sum && !agreed)
         note_rotten(h, held);
     pthread_mutex_lock(&h->checking);
     struct checked *last = last_check(h, held, block);
-    if (sum) /* what was good before is so no more */
+    if (sum) /* a block that was good before may be so no more */
         *last = (struct checked){agreed ? held->word : 0, block, now};
     is_good = last->word == held->word && last->block == block &&
               now - last->at_ns < (held->is_doubted ? DOUBTED_NS : CHECKED_NS);
@@ -176,7 +179,8 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
         monarch_sums_drop(h->sums, copy);
 }
 
-/* Of what is wanted or in the making here something will still be told. */
+/* Whether a file is settled. Of one that is wanted or in the making here, something will still be
+ * told. */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

@@ -1,4 +1,4 @@
-/* The copy that a peer's request means, and how much of it there is: as for a reader in the
+/* Finds the copy that a peer's request means, and how much of it is there. As for a reader in the
  * library, the word of an entry and the map of its fill are the truth. */
 #define _GNU_SOURCE
 #include "serving/open_copy.h"
@@ -12,12 +12,13 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* Demands that peers' requests have standing: the others are this node's own readers'. */
+/* Demand slots that peers' requests may take; the others are left to this node's own readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
-/* A source that has given nothing for this long is stuck, and an asker's own way to it may not be:
- * with the time of an answer less than the 2 s that a reader may wait for what is stuck [ns]. */
+/* A source that has given nothing for this long is stuck, while an asker's own way to it may not
+ * be. With the time of an answer, this is less than the 2 s that a reader may wait for what is
+ * stuck [ns]. */
 #define STUCK_NS 1000000000ULL
-/* A file that changes while it is looked up is looked up again this often. */
+/* How often a file that changes while it is looked up is looked up again. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;
@@ -34,8 +35,8 @@ static int slot_of(const holdings *h, uint64_t word) {
     return -1;
 }
 
-/* As a reader of this node does, so that it comes before what nobody waits for. The engine or the
- * daemon's turn takes it away. */
+/* Makes a demand as a reader of this node does, so that the unit comes before what nobody waits
+ * for. The engine or the daemon's loop takes the demand away. */
 static void demand(holdings *h, uint64_t id, uint64_t unit) {
     uint64_t *to = NULL, none = 0;
     for (int i = 0; i < DEMANDS; i++) {
@@ -50,9 +51,10 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
         monarch_ring_for_demand(h->clients);
 }
 
-/* Whoever asks for a whole block of many units has time, unless he says otherwise. A unit alone is
- * demanded in any case: two nodes that have as many orders as they may, all for each other's small
- * files, would wait for each other, and what is demanded is ordered all the same. */
+/* Whether the request becomes a demand. An asker for a whole block of many units has time, unless
+ * it says otherwise. A unit alone is demanded in any case: two nodes that have as many orders as
+ * they may, all for each other's small files, would wait for each other, but a demand is ordered
+ * all the same. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -69,7 +71,7 @@ static void note_whole(holdings *h, struct open_copy *held) {
     held->sums = monarch_sums_hold(h->sums, MONARCH_WORD_COPY(held->word), held->blocks);
 }
 
-/* The copy that `word` names; its number is never given to another. */
+/* Opens the copy that `word` names; its number is never given to another. */
 static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer_request *wanted,
                                           uint64_t id, uint64_t word, int slot,
                                           struct monarch_peer_opened *out) {
@@ -102,22 +104,22 @@ static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer
     return MONARCH_PEER_OK;
 }
 
-/* Whether it is not known yet what this node keeps, and he waits for that. */
+/* Whether the asker waits, because it is not known yet what this node keeps. */
 static int waits(const holdings *h, const struct monarch_peer_request *wanted) {
     int patience = __atomic_load_n(&h->patience, __ATOMIC_ACQUIRE);
     return patience == MONARCH_EVERYBODY_WAITS ||
            (patience == MONARCH_WHO_HAS_TIME_WAITS && !wanted->is_awaited);
 }
 
-/* Of what this node does not fill for others. */
+/* The answer for a file that this node does not fill for others. */
 static enum monarch_peer_status not_kept(const holdings *h,
                                          const struct monarch_peer_request *wanted) {
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Makes this node the keeper of a file whose owner a peer takes it for, and has the daemon told.
- * Returns 0 if the node has given the file to another one, or if too many files wait until the
- * daemon hears of them. */
+/* Makes this node the keeper of a file whose owner a peer takes it for, and notes the file for the
+ * daemon. Returns 0 if the node has given the file to another one, or if too many files wait until
+ * the daemon hears of them. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -146,8 +148,9 @@ static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
     return MONARCH_PEER_LATER;
 }
 
-/* Whether the entry is of the very file that is meant, and its word then. It gets other attributes
- * only when it has no copy: what word and attributes say at one time is of one file. */
+/* Whether the entry is of the very file that is meant; *word gets its word at that time. An entry
+ * gets other attributes only when it has no copy, so that its word and attributes at one time are
+ * of one file. */
 static int is_meant(const holdings *h, const struct monarch_entry *e,
                     const struct monarch_peer_request *wanted, uint64_t *word) {
     for (int i = 0; i < LOOKS; i++) {
@@ -176,7 +179,7 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         return MONARCH_PEER_CHANGED;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
         return open_copy(h, wanted, id, word, -1, out);
-    /* What the hash says is wrong where a plan is still to come. */
+    /* The home that the hash names is wrong where a plan is still to come. */
     if (!wanted->is_awaited && waits(h, wanted))
         return MONARCH_PEER_LATER;
     if (home >= MONARCH_MOVED_TO)
@@ -186,7 +189,7 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     case MONARCH_WANTED:
         return begin_filling(h, id, wanted);
     case MONARCH_FILLING: {
-        /* Not one that begins to be kept: its fill may wait for the very node that asks. */
+        /* A file does not begin to be kept here: its fill may wait for the very node that asks. */
         if (home != MONARCH_KEPT_HERE)
             return not_kept(h, wanted);
         int slot = slot_of(h, word);
@@ -216,8 +219,8 @@ enum monarch_peer_status monarch_open_copy(void *arg, const struct monarch_peer_
     return status;
 }
 
-/* Of a fill that is over its map may have been given to another: then the entry says what came of
- * it. */
+/* The map of a fill that is over may have been given to another fill: then the entry says what came
+ * of this one. */
 static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));
@@ -231,7 +234,7 @@ static uint64_t available_when_over(holdings *h, struct open_copy *held) {
 }
 
 /* The last block is held back until the source was found unchanged: only then do the bytes belong
- * together, and whoever asked for them has no other way to know. */
+ * together, and the asker has no other way to know. */
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     holdings *h = arg;
     struct open_copy *held = file;
@@ -263,7 +266,8 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
-/* What a request waits for comes from this node's source alone, once it is known that it does. */
+/* Whether what a request waits for may still come. Once it is known what this node keeps, that
+ * depends on its source alone. */
 int monarch_copy_is_coming(void *arg) {
     const holdings *h = arg;
     if (__atomic_load_n(&h->patience, __ATOMIC_ACQUIRE) != MONARCH_NOBODY_WAITS)

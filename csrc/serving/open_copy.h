@@ -7,14 +7,14 @@
 #include "peers/files.h"
 #include "serving/serving.h"
 
-/* Blocks that were looked through last. */
+/* How many of the last checks of blocks are remembered. */
 #define CHECKS 4096
 
 struct checked {
     uint64_t word, block, at_ns;
 };
 
-/* A copy that was found rotten and that the daemon has not heard of. */
+/* A copy that was found rotten, of which the daemon has not heard yet. */
 struct rotten {
     uint64_t id, word;
 };
@@ -24,31 +24,33 @@ struct monarch_holdings {
     const struct monarch_fills *fills;
     uint64_t block_bytes, device[MONARCH_MAX_SOURCES];
     int copies[MONARCH_MAX_TIERS];
-    pthread_rwlock_t lock; /* of the catalog, which is replaced by a larger one */
+    pthread_rwlock_t lock; /* of `catalog`, which is replaced by a larger one */
     const struct monarch_catalog *catalog;
     uint16_t *home;    /* atomic: of every entry, see monarch_holdings_keep */
     int patience;      /* atomic: enum monarch_patience */
-    uint32_t next_tag; /* atomic: of a demand */
+    uint32_t next_tag; /* atomic: tag of the next demand */
     struct monarch_sums *sums;
-    unsigned char content_key[MONARCH_KEY_BYTES]; /* of digests */
+    unsigned char content_key[MONARCH_KEY_BYTES]; /* key of digests */
     pthread_mutex_t checking;                     /* of the next five */
     struct checked checked[CHECKS];
     struct rotten rotten[MONARCH_ROTTEN];
     uint64_t rotten_count;
-    uint64_t moved_here[MONARCH_MOVED]; /* entries that the daemon has not heard of */
+    uint64_t moved_here[MONARCH_MOVED]; /* entries of which the daemon has not heard yet */
     uint64_t moved_count;
-    pthread_mutex_t waking; /* so that the server is not stopped meanwhile */
+    pthread_mutex_t waking; /* held while the server is woken: it must not be stopped */
     struct monarch_peer_server *server;
 };
 
 /* A copy that a peer is sent. */
 struct open_copy {
     uint64_t id, word, size, blocks, block_bytes, sum; /* sum: the file's */
-    int fd, slot;   /* slot: of the map, -1 for a copy that was whole when it was opened */
+    int fd, slot;   /* slot: of the fill's map; -1 for a copy that was whole when it was opened */
     int is_hasty;   /* somebody waits for the very bytes that are asked for */
-    int is_doubted; /* they were wrong where they came */
-    int is_whole;   /* by now: an answer that has begun is finished, whatever becomes of the copy */
-    struct monarch_sums_held *sums; /* of its blocks, once it is; NULL: not known */
+    int is_doubted; /* the bytes were wrong where they came */
+    /* The copy is whole by now. An answer that has begun is finished, whatever becomes of the
+     * copy. */
+    int is_whole;
+    struct monarch_sums_held *sums; /* of the blocks of a whole copy; NULL: not known */
 };
 
 static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint64_t id) {
@@ -56,8 +58,8 @@ static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint6
                                   : MONARCH_KEPT_ELSEWHERE;
 }
 
-/* For the server, whose interface says what they do (peers/files.h): which copy a request means,
- * and how much of it can be sent. `arg` is the holdings, `file` a struct open_copy. */
+/* Callbacks for the server (peers/files.h says what each does): which copy a request means, and how
+ * much of it can be sent. `arg` is the holdings, `file` a struct open_copy. */
 enum monarch_peer_status monarch_open_copy(void *arg, const struct monarch_peer_request *wanted,
                                            struct monarch_peer_opened *out);
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at);

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Chains; numbers of copies count up, so that they are all equally long. */
+/* Hash chains. Copies are numbered upwards, so that all chains are equally long. */
 #define CHAINS 16384
 
 struct monarch_sums_held {
     struct monarch_sums_held *next;
-    uint64_t copy, blocks, holders; /* the chain is one of them */
+    uint64_t copy, blocks, holders; /* holders: the chain is one of them */
     struct monarch_digest *digests; /* behind the sums; NULL: not known */
     uint64_t sums[];
 };
@@ -21,7 +21,7 @@ struct monarch_sums {
     kept *chain[CHAINS];
 };
 
-/* Where the copy's are, or would be. */
+/* The place in the chain where the copy's sums are, or would be. */
 static kept **find(struct monarch_sums *s, uint64_t copy) {
     kept **k = &s->chain[copy % CHAINS];
     while (*k && (*k)->copy != copy)

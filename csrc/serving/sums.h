@@ -1,6 +1,6 @@
-/* The sums of the blocks of whole copies, and their digests, as their fills recorded them: a peer
- * is sent them with the blocks, so that neither are they computed again nor is what has rotted
- * since sent as right. */
+/* The sums and digests of the blocks of whole copies, as their fills recorded them. The server
+ * answers peers with them, so that they are not computed again, and bytes that have rotted since
+ * are not sent as right. */
 #ifndef MONARCH_SUMS_H
 #define MONARCH_SUMS_H
 
@@ -12,14 +12,14 @@ struct monarch_sums;
 struct monarch_sums_held;
 
 struct monarch_sums *monarch_sums_new(void); /* NULL without memory */
-/* digests: NULL if they are not known. Of copies of one block they are not kept: a million of them
- * would take more memory than they save time, and a small copy is looked through before it is sent,
- * so that one that has rotted is not sent at all. Without memory they are not kept either. */
+/* digests: NULL if they are not known. The sums of a copy of one block are not kept: a million of
+ * them would take more memory than they save time, and a small copy is looked through before it is
+ * sent, so that a rotten one is not sent at all. Without memory they are not kept either. */
 void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
                        const struct monarch_digest *digests, uint64_t blocks);
 void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);
-/* A copy's of so many blocks, NULL if they are not known: they stay until they are released, after
- * a drop too. */
+/* The sums of a copy of `blocks` blocks; NULL if they are not known. They stay until they are
+ * released, even after a drop. */
 struct monarch_sums_held *monarch_sums_hold(struct monarch_sums *s, uint64_t copy, uint64_t blocks);
 uint64_t monarch_sums_of(const struct monarch_sums_held *k, uint64_t block);
 /* NULL: not known. */

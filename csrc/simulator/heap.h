@@ -1,5 +1,4 @@
-/* Events in the order of time, equal ones in the order of their numbers: a run repeats to the bit.
- */
+/* A heap of events, by time and then by number, so that a run repeats to the bit. */
 #ifndef MONARCH_SIM_HEAP_H
 #define MONARCH_SIM_HEAP_H
 
@@ -10,7 +9,7 @@ struct event {
     uint32_t who;
 };
 
-/* Holds as many events as there are who can have one; each has one at most. */
+/* Has room for one event of each asker (`who`), which has one at most. */
 struct heap {
     struct event *event;
     uint32_t n;
@@ -42,14 +41,14 @@ static inline struct event heap_pop(struct heap *h) {
     return first;
 }
 
-/* Takes one out that is there. */
+/* Takes out the event of `who`, which must be there. */
 static inline void heap_drop(struct heap *h, uint32_t who) {
     uint32_t i = 0;
     while (h->event[i].who != who)
         i++;
     for (; i; i = (i - 1) / 2)
         h->event[i] = h->event[(i - 1) / 2];
-    heap_pop(h); /* the first, of which there is another one now */
+    heap_pop(h); /* the first event, of which there is another one now */
 }
 
 #endif

@@ -1,25 +1,25 @@
-/* Links whose transfers share them, as connections of TCP do in a fluid model: the rates are
- * max-min fair (Bertsekas and Gallager, Data Networks, 6.5.2). Each change costs time in proportion
- * to all transfers under way, so that this is for some tens of nodes. */
+/* Links that transfers share, as TCP connections do in a fluid model. The rates are max-min fair
+ * (Bertsekas and Gallager, Data Networks, 6.5.2). Each change costs time in proportion to all
+ * transfers under way, so that this is for some tens of nodes. */
 #ifndef MONARCH_SIM_LINKS_H
 #define MONARCH_SIM_LINKS_H
 
 #include "simulator/simulator.h"
 
-/* Whoever asks has one transfer at a time. */
+/* An asker has one transfer at a time. */
 struct transfer {
     uint32_t who, from, to;
     double left;     /* [bytes], at `since` */
     double rate;     /* [bytes/s] */
-    double earliest; /* it is not there before, however fast the links are [s] */
+    double earliest; /* it does not arrive before, however fast the links are [s] */
 };
 
 struct links {
     const struct monarch_sim_job *job;
     struct transfer *transfer; /* those under way */
-    double *room;              /* 2 x nodes: of each link out, then in, what nobody has yet */
+    double *room;              /* 2 x nodes: rate that each link, out, then in, has left */
     uint32_t *users;           /* 2 x nodes: transfers on it without a rate yet */
-    uint32_t n, next;          /* next: the one that is over first */
+    uint32_t n, next;          /* next: the transfer that is over first */
     int has_rates;
     double since, end; /* end: of `next` */
 };
@@ -31,9 +31,9 @@ void links_close(struct links *l);
 void links_ask(struct links *l, double now, struct transfer asked);
 /* When the next transfer is over; infinity for none. */
 double links_next(struct links *l);
-/* Takes it, at that time. */
+/* Takes out the next transfer, at the time when it is over. */
 struct transfer links_take(struct links *l, double now);
-/* When `bytes` would be there that are asked for at `now`, if nothing came or went. */
+/* When `bytes` asked for at `now` would be there, if no transfer came or went. */
 double links_guess(const struct links *l, double now, uint32_t from, uint32_t to, double bytes);
 
 #endif

@@ -1,5 +1,5 @@
-/* Storage classes and links. Whoever comes first is served first, and nothing gives more than its
- * rate; or, over links, all who have come are served at the same time. */
+/* Storage classes and links. Requests are served first come, first served, and nothing gives more
+ * than its rate; over fair links, all transfers are served at the same time. */
 #ifndef MONARCH_SIM_MACHINE_H
 #define MONARCH_SIM_MACHINE_H
 
@@ -16,16 +16,16 @@ struct machine {
 int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t askers);
 void machine_close(struct machine *m);
 
-/* When `bytes` asked for at `now` are there. With `take` the way there is taken by them. */
+/* When `bytes` asked for at `now` are there. With `take`, they occupy the way there. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
-/* The class of it alone. */
+/* The same for the storage class alone, which they occupy. */
 double machine_class(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take);
-/* When they have come over the links, which they take; not for fair ones. */
+/* When `bytes` have come over the links, which they occupy; not for fair links. */
 double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes);
-/* A class takes what is written to it beside what it gives. */
+/* Writes to a class, which is occupied by writes as by reads. */
 void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);
 
 #endif

@@ -64,7 +64,7 @@ static void begin(struct share *s, struct request *r) {
     heap_push(&s->ends, s->end[r->node], r->node);
 }
 
-/* One that is served goes on, whoever comes. */
+/* Puts a request into its node's line. A request that is served goes on, whoever comes. */
 static void put_in(struct pfs *p, struct request *r) {
     struct share *s = share_of(p, r);
     uint32_t *at = &s->first[r->node];
@@ -82,7 +82,7 @@ static void put_in(struct pfs *p, struct request *r) {
     s->waiting[r->node] += r->left;
 }
 
-/* The request that is served goes, and the next one's turn has come. */
+/* Removes the request that is served; the next one's turn has come. */
 static void end_first(struct pfs *p, struct share *s, uint32_t node) {
     s->first[node] = p->request[s->first[node]].next;
     if (s->first[node] == PFS_NONE)
@@ -146,7 +146,7 @@ double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes) {
     int is_client = s->first[node] != PFS_NONE;
     uint32_t clients = s->ends.n + !is_client;
     double ahead = 0;
-    if (is_client) { /* of the first a part is given */
+    if (is_client) { /* a part of the first request is served already */
         double clock = s->clock + (now - p->since) * each(p, s->ends.n);
         ahead = s->end[node] - clock + s->waiting[node];
     }

@@ -11,9 +11,9 @@
 #define PFS_LAST UINT64_MAX
 #define PFS_NONE UINT32_MAX
 
-/* Whoever asks has one request at a time. */
+/* An asker has one request at a time. */
 struct request {
-    uint64_t turn, number; /* the lower first; then who came first */
+    uint64_t turn, number; /* the lower turn first, then the lower number */
     double bytes, left, asked;
     uint32_t node, who, next; /* next: of the same node and kind, PFS_NONE behind the last */
 };
@@ -30,7 +30,7 @@ struct share {
 
 struct pfs {
     const struct monarch_sim_job *job;
-    struct share share[2];   /* waited for, and not */
+    struct share share[2];   /* [0] waited for, [1] not */
     struct request *request; /* by who asks */
     uint64_t numbers;
     double since, busy;
@@ -42,11 +42,13 @@ int pfs_open(struct pfs *p, const struct monarch_sim_job *job, uint32_t askers);
 void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t turn, uint32_t node, uint32_t who, double bytes);
-/* Somebody else waits for the same: it comes at the earlier one of both turns. */
+/* Moves a request forward when another asker waits for the same: it is served at the earlier of
+ * both turns. */
 void pfs_hurry(struct pfs *p, double now, uint64_t turn, uint32_t who);
 /* When the next request is over; infinity for none. */
 double pfs_next(const struct pfs *p);
-/* Takes it, at that time; *end is when its node has it, which is later on a slow link. */
+/* Takes out the next request, at the time when it is over; *end is when its node has the bytes,
+ * which is later on a slow link. */
 struct request pfs_take(struct pfs *p, double now, double *end);
 /* When `bytes` asked for at `now` would be there, if nothing more came. */
 double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes);

@@ -21,7 +21,8 @@ static void use_next(struct monarch_sim *s, uint32_t rank, double *at) {
     r->used++;
 }
 
-/* Uses what is there, to the barrier. Returns whether the rank has come to it now. */
+/* Uses the samples that are there, up to the barrier. Returns whether the rank has come to it
+ * now. */
 static int use(struct monarch_sim *s, uint32_t rank) {
     struct rank *r = &s->rank[rank];
     uint64_t end = (s->step + 1) * s->job.batch, from = r->used;
@@ -54,7 +55,7 @@ static void release(struct monarch_sim *s, double now) {
         s->on_room(s, i, now);
 }
 
-/* Returns whether training goes on at once. */
+/* Ends a step; returns whether training goes on at once. */
 static int close_step(struct monarch_sim *s) {
     double first = s->rank[0].clock, last = first;
     for (uint32_t i = next_rank(s, 0); i < end_of_ranks(s); i = next_rank(s, i)) {

@@ -1,7 +1,6 @@
-/* A training job on a machine of nodes, storage classes, links and a parallel file system, as
- * events in the order of time. Python decides what lies where and who reads what
- * (monarch_py/policies); here it only takes its time. The model and what it leaves out:
- * docs/simulator.md. */
+/* Simulates a training job on nodes, storage classes, links and a parallel file system, event by
+ * event. Python decides what lies where and who reads what (monarch_py/policies); the simulator
+ * says how long it takes. The model and what it leaves out: docs/simulator.md. */
 #ifndef MONARCH_SIMULATOR_H
 #define MONARCH_SIMULATOR_H
 
@@ -9,7 +8,8 @@
 #include <stdint.h>
 #endif
 
-/* Epochs that are known at a time: prefetching ends at the end of the one after the present one. */
+/* Epochs that are known at a time: prefetching ends at the end of the epoch after the present
+ * one. */
 enum { MONARCH_SIM_EPOCHS = 2 };
 
 enum monarch_sim_from {
@@ -20,9 +20,8 @@ enum monarch_sim_from {
     MONARCH_SIM_FROMS
 };
 
-/* What does not change. Arrays stay the caller's and outlive the simulation. Bytes, seconds,
- * bytes/s.
- */
+/* The job, which does not change. Its arrays stay the caller's and outlive the simulation. Units
+ * are bytes, seconds, bytes/s. */
 struct monarch_sim_job {
     uint32_t nodes, most_ranks, classes, files; /* most_ranks: of a node */
     const uint32_t *ranks;                      /* nodes */
@@ -40,11 +39,11 @@ struct monarch_sim_job {
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
-    /* The access of its node by which each should be there. A node that has not come so far asks no
-     * other one for it. NULL: nodes know what is where. */
+    /* For each copy, the access of its node by which it should be there. A node that has not come
+     * so far asks no other node for the file. NULL: nodes know what is where. */
     const int64_t *copy_due;
-    /* files: the node that alone reads each from the file system, and sends it on to those who want
-     * it; -1: whoever wants it reads it. NULL: so for all. */
+    /* files: the node that alone reads the file from the file system, and sends it on to those who
+     * want it; -1: each node that wants the file reads it. NULL: -1 for all files. */
     const int32_t *owner;
     uint8_t stages;       /* files are prefetched into the staging buffer */
     uint8_t fills;        /* the classes' threads make the copies */
@@ -53,7 +52,7 @@ struct monarch_sim_job {
     uint8_t reads_remote; /* other nodes' copies are read */
     uint8_t weighs_pfs;   /* the file system is read if that is faster, though there is a copy */
     uint8_t is_free;      /* reading takes no time */
-    uint8_t fair_links; /* transfers share links, instead of one going over them after the other */
+    uint8_t fair_links;   /* transfers share links instead of going over them one after the other */
     uint32_t checkpoint_steps; /* 0: none are written */
     double checkpoint_bytes;   /* of each rank */
 };
@@ -70,8 +69,8 @@ struct monarch_sim_result {
     double *filled;       /* nodes: bytes from the file system for copies and for other nodes */
     double *pfs_bytes;    /* epochs: all that the file system gave */
     uint64_t *ready;      /* epochs: samples that were there when they were asked for */
-    uint64_t *imbalanced; /* epochs: steps in which ranks' times differed, see imbalance */
-    double imbalance;     /* ... by more than this share of the slowest one's */
+    uint64_t *imbalanced; /* epochs: imbalanced steps, see imbalance */
+    double imbalance;     /* most of slowest / fastest rank's time in a balanced step */
     double pfs_busy;      /* [s] */
 };
 
@@ -84,22 +83,22 @@ void monarch_sim_free(struct monarch_sim *sim);
  * no rank is -1. */
 struct monarch_sim_epoch {
     const int32_t *order; /* files, -1 for none */
-    /* Where copies come and go, which class of whom has the file (-1: the file system), and to
-     * which classes its keeper writes as many bytes, from `into` to `down` (0: none); else NULL.
-     * The keeper is the file's owner, or the node that uses it. */
+    /* Where copies come and go: the node and the class that have the file (-1: the file system),
+     * and the classes, from `into` to `down` (0: none), to which its keeper writes as many bytes;
+     * else NULL. The keeper is the file's owner, or the node that uses it. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
     /* nodes x steps x most_ranks: staging threads that fetch a rank's samples of a step, where they
      * are shared among the ranks, or NULL */
     const int32_t *threads;
-    const int64_t *redundant; /* read from the file system besides [bytes], or NULL */
+    const int64_t *redundant; /* further bytes read from the file system, or NULL */
 };
 
-/* The next epoch. Its arrays are referred to until MONARCH_SIM_EPOCHS more have been given. 0: no
- * memory. */
+/* Gives the next epoch. Its arrays are referred to until MONARCH_SIM_EPOCHS more have been given.
+ * 0: no memory. */
 int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *epoch);
-/* Goes on until the next epoch has to be given: 1; or until the end: 0. -1: nothing moves (a fault
- * of this program). */
+/* Runs until the next epoch has to be given (1) or until the end (0). -1: nothing moves, which is a
+ * fault of this program. */
 int monarch_sim_run(struct monarch_sim *sim);
 
 #endif

@@ -1,5 +1,5 @@
-/* Reads of the file system: a node's own, or that of a file's owner, who alone reads the file and
- * sends it on to all who have asked meanwhile. */
+/* Reads of the file system: by the node itself, or by a file's owner. The owner alone reads the
+ * file and sends it on to all who have asked meanwhile. */
 #include "simulator/state.h"
 
 static int is_staging(const struct monarch_sim *s, uint32_t who) {
@@ -20,7 +20,7 @@ static int32_t file_of(struct monarch_sim *s, uint32_t who) {
     return file_at(s, s->staging[who].rank, s->staging[who].access);
 }
 
-/* The epoch, for a staging thread, if the policy says what each access finds in it. */
+/* The epoch of a staging thread's access, if the policy says what each access finds; else NULL. */
 static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t who) {
     if (!is_staging(s, who))
         return NULL;
@@ -28,13 +28,13 @@ static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t w
     return told->holder ? told : NULL;
 }
 
-/* Where the file's read is noted for those who come later. */
+/* Where a read of the file is noted for those who ask later; NULL if it is not. */
 static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     int is_owned = s->job.owner && s->job.owner[file] >= 0;
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-/* Whether a sample of the node that reads is among what a read is for. */
+/* Whether a sample of the reading node itself waits for a read. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
         if (is_staging(s, who) && node_of(s, who) == reader)
@@ -48,7 +48,7 @@ enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn,
     uint32_t node = node_of(s, who), reader = sim_reader(s, node, file);
     const struct monarch_sim_epoch *told = told_to(s, who);
     uint32_t *note = note_of(s, who, file);
-    /* What nobody is going to keep goes no roundabout way. */
+    /* A file that nobody is going to keep takes no way round by its owner. */
     if (told && !told->into[place_of(s, s->staging[who].rank, s->staging[who].access)])
         reader = node;
     s->joined[who] = PFS_NONE;
@@ -85,7 +85,7 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
         uint32_t node = node_of(s, who);
         double at = end;
         next = s->joined[who];
-        /* As it arrives, not when it is whole: the links are asked now. */
+        /* The file is sent on as it arrives, not when it is whole: the links are asked now. */
         if (node != r->node && s->job.fair_links) {
             sim_send(s, s->now, r->node, node, who, size_of(s, file), end);
             continue;

@@ -1,5 +1,5 @@
-/* Samples on their way into the staging buffer, in the order of their use (NoPFS 5.1, Rule 1); or,
- * without one, each when it is asked for. */
+/* Fetches samples into the staging buffer, in the order of their use (NoPFS 5.1, Rule 1). Without a
+ * buffer, each sample is fetched when it is asked for. */
 #include "simulator/state.h"
 
 #define NOBODY UINT32_MAX
@@ -10,7 +10,7 @@ static int shares_threads(const struct monarch_sim *s) {
 
 enum turn { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
-/* An epoch takes the place of one that is over by now. */
+/* Whether the next epoch can be given: it takes the place of one that is over by now. */
 static enum turn next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                             double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -22,7 +22,7 @@ static enum turn next_epoch(const struct monarch_sim *s, uint64_t epoch, double 
     return *until > now ? WAITS_UNTIL : NEEDS_EPOCH;
 }
 
-/* Whether the rank's next sample can be fetched at `now`; if not, until when not. */
+/* Whether the rank's next sample can be fetched at `now`; if not, *until says when. */
 static enum turn turn_of(struct monarch_sim *s, uint32_t rank, double now, double *until) {
     struct rank *r = &s->rank[rank];
     uint64_t epoch = r->fetched / per_epoch(s);
@@ -50,8 +50,8 @@ static enum turn turn_of(struct monarch_sim *s, uint32_t rank, double now, doubl
     return FETCHES;
 }
 
-/* Of what threads the rank should have for its next sample, the part that it would have with one
- * more. */
+/* The part of the threads that the rank should have for its next sample, which it would have with
+ * one more. */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;
@@ -60,7 +60,8 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
            threads[(node * s->job.steps + step) * s->job.most_ranks + rank % s->job.most_ranks];
 }
 
-/* With shared threads: the rank of the node that lacks most of its own, of those with room. */
+/* The rank for which a thread fetches next. With shared threads it is the rank of the node that
+ * lacks most of its own threads, of those with room. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now, enum turn *turn,
                          double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
@@ -122,7 +123,7 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
     s->out->reused[epoch] += bytes;
 }
 
-/* The sample has come to the node. Into the buffer it goes with its preprocessing, at the thread's
+/* The sample has come to the node. It goes into the buffer with its preprocessing, at the thread's
  * part of the rate (NoPFS 4, write). */
 static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
@@ -145,7 +146,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
         sim_advance(s, t->rank);
 }
 
-/* What comes goes where it has its place. */
+/* Keeps a sample that comes where it has its place. */
 static void keep(struct monarch_sim *s, uint32_t thread, double end) {
     struct staging_thread *t = &s->staging[thread];
     const struct monarch_sim_epoch *told = &known_of(s, t->access)->told;

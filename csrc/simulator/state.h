@@ -1,4 +1,4 @@
-/* What a simulation knows at a time. */
+/* The state of a simulation. */
 #ifndef MONARCH_SIM_STATE_H
 #define MONARCH_SIM_STATE_H
 
@@ -18,7 +18,7 @@ struct copy {
     int8_t cls;
 };
 
-/* Accesses count from the job's first; those of a rank are its own. */
+/* A rank's accesses are counted from the job's first, for each rank by itself. */
 struct rank {
     uint64_t fetched, used, dropped; /* the next to prefetch, to use, to leave the staging buffer */
     double staged;                   /* [bytes] */
@@ -33,10 +33,10 @@ struct known {
 };
 
 struct staging_thread {
-    uint32_t rank;   /* for whom it fetches now, and */
-    uint64_t access; /* what */
+    uint32_t rank;   /* the rank for which it fetches now */
+    uint64_t access; /* the access that it fetches */
     enum { STARTS, WORKS, WAITS, SLEEPS } is;
-    double since; /* waits: since when, until a rank uses something; sleeps: until when, or so */
+    double since; /* WAITS: since when, until a rank uses something; SLEEPS: until about when */
 };
 
 struct class_thread {
@@ -44,8 +44,9 @@ struct class_thread {
     uint8_t cls;
 };
 
-/* Events have numbers: the staging threads, those of node n from n * threads on; the classes' own
- * threads; the checkpoint, of node n from there on at the file system. */
+/* Events are numbered: first the staging threads, those of node n from n * threads on; then the
+ * classes' own threads; then the checkpoint. At the file system, the checkpoint has a number for
+ * each node, from there on. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -56,17 +57,17 @@ struct monarch_sim {
     uint32_t given; /* epochs */
     int is_started;
     double now; /* of the present event [s] */
-    /* What run.c does when a file has come for whoever asked, and when a rank's staging threads
+    /* Set by run.c: called when a file has come for its asker, and when a rank's staging threads
      * have something to do again. */
     void (*on_arrival)(struct monarch_sim *s, uint32_t who, double at);
     void (*on_room)(struct monarch_sim *s, uint32_t rank, double now);
     /* ranks */
     struct rank *rank;
-    uint32_t ranks, arrived; /* ranks: that there are; their numbers: see next_rank */
+    uint32_t ranks, arrived; /* ranks: how many there are; for their numbers see next_rank */
     uint64_t step;           /* the present one, of all */
     double step_end;
-    uint32_t writing; /* nodes that write the checkpoint */
-    double written;   /* when those that have are done [s] */
+    uint32_t writing; /* nodes that still write the checkpoint */
+    double written;   /* when those that have written were done [s] */
     /* threads */
     uint32_t threads; /* of the node that has most for staging */
     uint32_t class_threads, checkpoint;
@@ -75,9 +76,9 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy;         /* of each file */
-    uint32_t *reused;            /* files x EPOCHS_KNOWN: the last epoch in which it was, and one */
-    uint32_t *reading;           /* files with owners: for whom first it is read now, or PFS_NONE */
-    uint32_t *joined;            /* threads: who waits for the same read next, or PFS_NONE */
+    uint32_t *reused;            /* files x EPOCHS_KNOWN: 1 + the last epoch that used it */
+    uint32_t *reading;           /* files with owners: first asker of the read, or PFS_NONE */
+    uint32_t *joined;            /* threads: next asker of the same read, or PFS_NONE */
     uint64_t *cursor, *list_end; /* nodes x classes: what is still to be copied */
 };
 
@@ -85,8 +86,8 @@ static inline uint64_t per_epoch(const struct monarch_sim *s) {
     return (uint64_t)s->job.steps * s->job.batch;
 }
 
-/* Ranks have numbers as if every node had as many as the one with most. The number of
- * the rank behind one, or end_of_ranks. */
+/* The number of the rank behind this one, or end_of_ranks. Ranks are numbered as if every node had
+ * as many as the node with most. */
 static inline uint32_t next_rank(const struct monarch_sim *s, uint32_t rank) {
     uint32_t node = rank / s->job.most_ranks;
     return rank % s->job.most_ranks + 1 < s->job.ranks[node] ? rank + 1
@@ -97,8 +98,8 @@ static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
     return s->job.nodes * s->job.most_ranks;
 }
 
-/* Threads that load on a node. Without a staging buffer every rank does for itself, and so does one
- * for which there is no thread: a buffer with few threads makes no training slower. */
+/* How many threads load on a node. Without a staging buffer every rank loads by itself, and so does
+ * a rank for which there is no thread: a buffer with few threads makes no training slower. */
 static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
     uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
     return threads < ranks ? ranks : threads;
@@ -108,7 +109,7 @@ static inline struct known *known_of(struct monarch_sim *s, uint64_t access) {
     return &s->known[access / per_epoch(s) % EPOCHS_KNOWN];
 }
 
-/* Its place in arrays of nodes x steps x ranks of a node x batch. */
+/* An access's place in arrays of nodes x steps x ranks of a node x batch. */
 static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t in_epoch = access % per_epoch(s), step = in_epoch / s->job.batch;
     uint32_t node = rank / s->job.most_ranks, local = rank % s->job.most_ranks;
@@ -116,13 +117,14 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
            in_epoch % s->job.batch;
 }
 
-/* Its number in the order of its node, whose ranks take turns step by step. */
+/* An access's number in the order of its node, whose ranks take turns step by step. */
 static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t turn = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
     return (int64_t)(turn * s->job.batch + access % s->job.batch);
 }
 
-/* Less than 0 is no file: a rank takes fewer samples in a step than others do. */
+/* The file's size. A number less than 0 is no file: a rank takes fewer samples in a step than
+ * others do. */
 static inline double size_of(const struct monarch_sim *s, int32_t file) {
     return file < 0 ? 0 : (double)s->job.sizes[file];
 }
@@ -143,42 +145,45 @@ static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, in
 
 /* --- ranks.c --- */
 
-/* After a rank's sample has come: on to where one waits for the next, over barriers. */
+/* Goes on after a rank's sample has come, over barriers, to where a rank waits for its next
+ * sample. */
 void sim_advance(struct monarch_sim *s, uint32_t rank);
 void sim_start_ranks(struct monarch_sim *s, double now);
-/* The sample that has been in the staging buffer longest leaves it. */
+/* Drops the sample that has been in the staging buffer longest. */
 void sim_drop(struct monarch_sim *s, uint32_t rank);
-/* All have come to the checkpoint; a node has written its part. */
+/* begin: all ranks have come to the checkpoint. written: a node has written its part. */
 void sim_begin_checkpoint(struct monarch_sim *s, double now);
 void sim_checkpoint_written(struct monarch_sim *s, double end);
 
 /* --- ways.c --- */
 
 struct way {
-    double end, whole;          /* when the bytes are there; the copy */
+    double end, whole;          /* when the bytes are there; when the copy is whole */
     uint32_t from, holder, cls; /* from: enum monarch_sim_from */
     int32_t epoch;              /* in which the copy was made; -1: before the first, or not known */
 };
 
-/* The copy from which the file is there first, or the file system (NoPFS 4: the least of the times;
- * here with what others have asked for before). reached : the access up to which the node has come,
- * see copy_due. */
+/* The way on which the file is there first: a copy, or the file system (NoPFS 4: the least of the
+ * times; here with what others have asked for before). reached: the access up to which the node has
+ * come, see copy_due. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
-/* Takes the way: when the bytes are there. Not for the file system, which is asked. Negative when
- * the thread is told (on_arrival), because others on the links decide when. */
+/* Takes the way, and returns when the bytes are there; negative when the thread is told later
+ * (on_arrival), because others on the links decide when. Not for the file system, which is
+ * asked. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     uint32_t who, double bytes);
-/* Over fair links; not there before `earliest`. */
+/* Sends bytes over fair links; they are not there before `earliest`. */
 void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uint32_t who,
               double bytes, double earliest);
-/* A file that has come from elsewhere goes where it has its place. */
+/* Keeps a file that has come from elsewhere where it has its place, if it has one. */
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
 
 /* --- source.c --- */
 
-/* A thread asks the file system for its file. Returns from where the file comes to its node: not
- * from the file system if another node reads it, or for another sample of this node already. */
+/* A thread asks the file system for its file. Returns from where the file comes to the thread's
+ * node: not from the file system if another node reads it, or if another sample of this node has it
+ * read already. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who,
                                double bytes);
 /* A request is over, and its node has the bytes at `end`. */
@@ -186,11 +191,11 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
 
-/* 0 when the next epoch is needed first. */
+/* Lets a staging thread go on. 0 when the next epoch is needed first. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
 /* The thread's sample has come from elsewhere. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);
-/* The rank has used something at `now`: there is room. */
+/* Wakes the rank's staging threads: the rank has used something at `now`, so there is room. */
 void sim_wake(struct monarch_sim *s, uint32_t rank, double now);
 
 /* --- filling.c --- */

@@ -1,4 +1,4 @@
-/* From where a file comes. */
+/* The ways by which a file comes: from a copy, or from the file system. */
 #include "simulator/state.h"
 
 static double end_of(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
@@ -16,7 +16,7 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         const struct copy *c = &s->copy[i];
         int is_here = (uint32_t)c->node == node;
-        /* The owner's is waited for: nobody reads what it has read. */
+        /* The owner's copy is waited for: nobody else reads what the owner has read. */
         int is_owners = s->job.owner && s->job.owner[file] == c->node;
         if (c->at < 0 || (c->at > now && !is_owners) || (!is_here && !s->job.reads_remote))
             continue;
@@ -29,7 +29,7 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
                         (uint32_t)c->cls,
                         c->epoch};
         w.end = end_of(s, now, node, &w, bytes, 0);
-        /* Of equal ones the own copy, which burdens nobody else. */
+        /* Of equal ways, the node's own copy, which burdens nobody else. */
         if (best.end < 0 || w.end < best.end || (w.end == best.end && is_here))
             best = w;
     }
@@ -64,7 +64,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
             continue;
         c->at = now;
         c->epoch = epoch;
-        /* From now on, not from when it is there: else those who come meanwhile waited for it. */
+        /* The write counts from now, not from when the file is there: else those who come meanwhile
+         * would wait for it. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }

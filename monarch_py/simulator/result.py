@@ -41,7 +41,7 @@ __all__ = ["IMBALANCE", "PLACES", "SCHEMA", "Result", "Unsupported", "to_documen
 
 SCHEMA = 1
 PLACES = ("staging", "local", "remote", "pfs")
-# A batch is imbalanced when its slowest node takes this many times as long as its fastest.
+# A batch is imbalanced when its slowest rank takes this many times as long as its fastest.
 IMBALANCE = 1.1
 # Relative error of sums of millions of floats.
 _TOLERANCE = 1e-6
