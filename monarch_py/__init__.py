@@ -1,4 +1,4 @@
-"""Monarch: storage tiering for deep-learning training that a job does not notice."""
+"""Monarch: transparent storage tiering for deep-learning training."""
 
 __all__ = ["__version__"]
 

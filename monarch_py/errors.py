@@ -6,7 +6,7 @@ Each says whose fault it is and carries the exit status of the command that meet
     ├── ConfigError         2   the configuration cannot work
     ├── SessionError        3   no daemon answers, or another one holds the session
     │   ├── NoDaemonError   3   no daemon serves the configuration
-    │   └── SilentError     3   a daemon serves, and does not answer
+    │   └── SilentError     3   a daemon serves but does not answer
     ├── TierError           4   a tier cannot be used
     └── PolicyError         5   a policy cannot work on this job
 """
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class MonarchError(Exception):
-    """What a user can be told in one sentence; every error of this package is one."""
+    """The base of all errors of this package: its message is one sentence for the user."""
 
     exit_status: ClassVar[int] = 1
 
@@ -49,7 +49,7 @@ class NoDaemonError(SessionError):
 
 
 class SilentError(SessionError):
-    """A daemon serves the configuration and does not answer in time."""
+    """A daemon serves the configuration but does not answer in time."""
 
 
 class TierError(MonarchError):
@@ -59,6 +59,6 @@ class TierError(MonarchError):
 
 
 class PolicyError(MonarchError):
-    """A policy cannot work on this job: its paper excludes it; the message says what is missing."""
+    """A policy's paper excludes jobs like this one; the message says what is missing."""
 
     exit_status: ClassVar[int] = 5

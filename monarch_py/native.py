@@ -1,6 +1,6 @@
 """The C parts as Python sees them: layouts as numpy dtypes, enumerations, words of the catalog.
 
-Nothing of a layout is written down here; all of it is asked from the compiled headers.
+No layout is written down here: every offset, size and number comes from the compiled headers.
 """
 
 from enum import IntEnum
@@ -90,7 +90,7 @@ class JobStatus(IntEnum):
 
 
 def struct_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype with the offsets and size of a C struct of plain numbers and pointers."""
+    """The numpy dtype of a C struct of plain numbers and pointers: same offsets, same size."""
     ctype = ffi.typeof(name)
     sizes = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
     names, formats, offsets = [], [], []
@@ -113,7 +113,7 @@ HOME = struct_dtype("struct monarch_home")
 
 
 def make_word(state: int, reason: int = 0, tier: Any = 0, copy: Any = 0) -> Any:
-    """An entry's word; `tier` and `copy` may be arrays, and then so is the answer (uint64)."""
+    """Packs an entry's word (uint64); if `tier` or `copy` is an array, so is the result."""
     if isinstance(tier, np.ndarray) or isinstance(copy, np.ndarray):
         tiers = np.asarray(tier, dtype=np.uint64)
         copies = np.asarray(copy, dtype=np.uint64)
@@ -148,5 +148,5 @@ def pointer(array: npt.NDArray[Any], ctype: str) -> Any:
 
 
 def path_hash(path: bytes) -> int:
-    """XXH3-64 of a relative path, before the source's number is mixed in."""
+    """XXH3-64 of a relative path, not yet mixed with the number of its source."""
     return int(lib.monarch_xxh3_of(path, len(path)))

@@ -1,6 +1,6 @@
 """The `monarch` command. Each module holds the commands of one concern.
 
-Errors that a user can correct end here, as one sentence and an exit status.
+An error that a user can correct becomes one sentence and an exit status here.
 """
 
 import os
@@ -22,7 +22,8 @@ from monarch_py.util.spelling import hint
 __all__ = ["main"]
 
 
-# Whose module is loaded when it is called: `status` needs nothing of what the daemon does.
+# command -> its module, loaded only when the command is called: `status` needs none of the
+# daemon's code.
 MODULES = {
     "calibrate": "simulate",
     "clear": "care",
@@ -41,14 +42,15 @@ MODULES = {
     "verify": "care",
     "warm": "warm",
 }
-INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 DID_YOU_MEAN = r"\.? \(?Did you mean(.*?)\)?$"
-# A group without a command shows its help; older versions of click do that by themselves.
+# Raised for a group without a command, which then shows its help. Older versions of click show the
+# help by themselves.
 NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class _Commands(click.Group):
-    """Those of `MODULES`."""
+    """The group of the commands in `MODULES`."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted(MODULES)
@@ -59,7 +61,7 @@ class _Commands(click.Group):
         if name not in MODULES:
             return None
         commands: list[click.Command] = import_module(f"monarch_py.cli.{MODULES[name]}").COMMANDS
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see __main__: all is loaded
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # modules are loaded, see __main__
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return next(command for command in commands if command.name == name)
 
@@ -96,7 +98,7 @@ def _help(context: click.Context, words: tuple[str, ...]) -> None:
 
 
 def _leave_the_library() -> None:
-    """Starts this command anew without our own library before it, as `module load` leaves it.
+    """Executes this command again without our preload library, which `module load` sets.
 
     A daemon under the library would scan and fill from its own copies, and `verify --source` would
     compare a copy with itself. The job that `run` starts gets the library from `run`.
@@ -105,14 +107,14 @@ def _leave_the_library() -> None:
     others = [path for path in preloads if Path(path).name != LIBRARY.name]
     if others != preloads:
         environment = {**os.environ, "LD_PRELOAD": ":".join(others)}
-        environment["MONARCH_LEFT"] = os.environ["LD_PRELOAD"]  # for doctor
+        environment["MONARCH_LEFT"] = os.environ["LD_PRELOAD"]  # doctor reads it
         if not any(others):
             del environment["LD_PRELOAD"]
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606
 
 
 def _sentence(error: click.ClickException) -> str:
-    """What click says, in our style, and where the options are explained."""
+    """A message of click in our style, with a hint where the options are explained."""
     text = re.sub(DID_YOU_MEAN, r"; did you mean\1", error.format_message().rstrip("."))
     context = getattr(error, "ctx", None)
     if isinstance(error, click.UsageError) and context is not None and ";" not in text:

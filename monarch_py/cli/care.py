@@ -1,4 +1,4 @@
-"""doctor, verify, clear."""
+"""The commands doctor, verify and clear."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from monarch_py.ipc.session import SessionDir
 __all__ = ["COMMANDS"]
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
-# Of the first two columns: the longest level, and the longest name of a thing.
+# Widths of the first two columns: the longest level, and the longest name of a thing.
 WIDTHS = (7, 15)
 
 
@@ -31,7 +31,7 @@ def doctor(config_file: Path | None, as_json: bool) -> None:
     findings = []
     for finding in examine(config_file):
         findings.append(finding)
-        if not as_json:  # at once: the next one may take a while
+        if not as_json:  # print it at once, since the next finding may take a while
             _print_finding(finding)
     if as_json:
         click.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
@@ -81,7 +81,7 @@ def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
 
 
 def _tell_out_of_use(sentences: list[str]) -> None:
-    """Ends the command if there are any."""
+    """Prints the sentences and ends the command, if there are any."""
     for sentence in sentences:
         tell(sentence)
     if sentences:

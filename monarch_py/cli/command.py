@@ -1,4 +1,4 @@
-"""Whether the command of `monarch run` can be run, said before a daemon is started for it."""
+"""Checks whether the command of `monarch run` can be run, before a daemon is started for it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import NamedTuple
 
 __all__ = ["Unusable", "why_unusable"]
 
-# The shell's statuses for a command that is not there or cannot be run.
+# Exit statuses that a shell gives for a command that does not exist, or cannot be executed.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
-# Of a line for a shell that was quoted as one word.
+# Characters that suggest a line for a shell, quoted as one word.
 SHELL_SIGNS = frozenset(" \t\n;&|<>()$`*?")
 
 
 class Unusable(NamedTuple):
-    """status : what a shell would end with"""
+    """Why a command cannot be run. status : the exit status that a shell would give"""
 
     status: int
     why: str
 
 
 def why_unusable(name: str, environment: Mapping[str, str]) -> Unusable | None:
-    """None for a command that execvp(3) finds in this environment and may run."""
+    """Why execvp(3) could not run the command in this environment; None if it can."""
     found = None
     for path in _candidates(name, environment):
         problem = _problem(path)
         if problem is None:
             return None
-        # A file that may not be run hides none that may, further on in PATH.
+        # A file that may not be executed does not hide one that may, later in PATH.
         if problem.status == NOT_RUNNABLE:
             found = found or problem
     if found is not None:

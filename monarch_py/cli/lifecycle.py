@@ -1,4 +1,4 @@
-"""run, start, serve, stop."""
+"""The commands run, start, serve and stop."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from monarch_py.util.processes import Identity
 
 __all__ = ["COMMANDS"]
 
-# For `stop`: many copies to remove take seconds [s].
+# How long `stop` waits; removing many copies takes seconds [s].
 STOP_LIMIT_S = 60.0
 
 
@@ -71,8 +71,8 @@ def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[s
 
 
 def _writable(json_file: Path) -> Path | None:
-    """None, and that is said, if no report can be written there: before the command has run for
-    days."""
+    """The file if a report can be written there; None, after telling the user, if not. It is
+    checked now, before the command may run for days."""
     try:
         if not json_file.is_fifo():  # whose reader may not be there yet
             json_file.open("a").close()
@@ -95,7 +95,7 @@ def _tell_summary(outcome: Outcome) -> None:
             tell(f"what was gained is not known: {outcome.lost}")
         return
     if is_disabled():
-        return  # said before the command ran
+        return  # the user was told before the command ran
     lines = summary(outcome.report, since(outcome.before, outcome.report))
     # The first line has our name already.
     tell("\n".join(lines).removeprefix("monarch: "))
@@ -122,7 +122,7 @@ def _with_others(alone: bool) -> Launch | None:
 
 
 def _tell(node: Node, config_file: Path) -> None:
-    """Rank 0 speaks for all."""
+    """Tells the user what was started; only rank 0 does."""
     if node.rank:
         return
     for warning in node.warnings:
@@ -190,7 +190,8 @@ def serve(config_file: Path, alone: bool) -> None:
 
 
 def _ask_to_stop(session: SessionDir) -> dict[str, int]:
-    """The daemon's identity; NoDaemonError, with what to stop instead, when there is none."""
+    """Asks the daemon to stop and returns its identity. NoDaemonError, which names other daemons to
+    stop, if no daemon serves."""
     try:
         found: dict[str, int] = DaemonConnection(session).ask("stop")
     except NoDaemonError:

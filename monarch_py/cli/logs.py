@@ -1,4 +1,4 @@
-"""logs."""
+"""The command logs."""
 
 import sys
 import time
@@ -15,12 +15,12 @@ from monarch_py.ipc.session import SessionDir
 
 __all__ = ["COMMANDS"]
 
-# Of the log of the daemon before: how it ended [lines].
+# Lines of the last daemon's log to print, which show how it ended.
 LINES_BEFORE = 20
-# `--follow` looks for new lines this often [s].
+# Pause of `--follow` between two looks for new lines [s].
 LOOK_S = 0.2
 PIECE_BYTES = 1 << 20
-# Enough for the time of the first line, by which logs are told apart.
+# Enough for the time in the first line, which tells one log from another.
 FIRST_BYTES = 64
 INTERRUPTED = 130
 
@@ -64,7 +64,8 @@ def logs(config_file: Path, lines: int | None, *, follow: bool) -> None:
 
 
 def _last(path: Path, lines: int | None) -> tuple[bytes, int] | None:
-    """The last lines of a log (None for all), and where they end; None if there is no log."""
+    """The last lines of a log (all if `lines` is None), and the offset of their end; None if there
+    is no log."""
     try:
         with path.open("rb") as file:
             return b"".join(file if lines is None else deque(file, lines)), file.tell()
@@ -75,8 +76,8 @@ def _last(path: Path, lines: int | None) -> tuple[bytes, int] | None:
 
 
 def _new(path: Path, begin: int) -> Iterator[bytes]:
-    """The bytes behind `begin` as they come, without an end. The next daemon empties the log and
-    writes its own: a log that begins otherwise than before is printed from its first line."""
+    """Yields the bytes after `begin` as they come, without end. The next daemon empties the log and
+    writes its own, so a log whose beginning has changed is printed from its first line."""
     first = b""
     with suppress(OSError), path.open("rb") as file:
         first = file.read(FIRST_BYTES)

@@ -20,15 +20,15 @@ def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
     if value is None:
         raise ConfigError("no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG")
     file = with_rank(value)
-    # Of several ranks all would say it; bringing them up has one of them say it for all.
+    # Under a launcher every rank would report a missing file; `bring_up` reports it once for all.
     if launched() is None and not file.exists() and not _may_be_served(file):
-        load_config(file)  # says why it cannot be read
+        load_config(file)  # raises ConfigError, which says why it cannot be read
     return file
 
 
 def _may_be_served(file: Path) -> bool:
-    """A daemon may outlive its configuration, and is to be stopped all the same; its log outlives
-    both."""
+    """Whether the configuration has a session. A daemon may outlive its configuration file, and can
+    still be stopped; its log outlives both."""
     return SessionDir.of(file).path.exists()
 
 
@@ -37,8 +37,8 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 
 def _only_served() -> Path:
-    """What the only daemon of this user on this node serves; ConfigError when there is none, or
-    several."""
+    """The configuration that this user's only daemon on this node serves. ConfigError if there is
+    no daemon, or several."""
     served = served_configurations()
     if not served:
         raise ConfigError(
@@ -72,7 +72,7 @@ CONFIG_HELP = (
     " this process.  "
 )
 config_option = _config(_required, CONFIG_HELP + "[default: $MONARCH_CONFIG]")
-# Of commands that ask a daemon which runs.
+# For commands that ask a running daemon.
 served_config_option = _config(
     _served, CONFIG_HELP + "[default: $MONARCH_CONFIG, else that of your only daemon here]"
 )
@@ -82,7 +82,7 @@ as_json: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, 
 
 
 def checked(config_file: Path, *, with_sources: bool = True) -> Config:
-    """The configuration, after its warnings have been shown; ConfigError when it cannot work.
+    """Loads the configuration and shows its warnings. ConfigError if it cannot work.
 
     with_sources : as for load_config
     """

@@ -1,4 +1,4 @@
-"""plan: index, make, show."""
+"""The command plan: index, make, show."""
 
 from __future__ import annotations
 

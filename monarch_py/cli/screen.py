@@ -1,7 +1,7 @@
-"""What the commands write: one style of messages, tables that fit, names as they are.
+"""The output of the commands: one style of messages, tables that fit, names as they are.
 
-Texts are never markup: a path may hold brackets. Where there is no terminal a table is plain text,
-a line for each row, however long; on a terminal a table that is too wide becomes a list.
+Text is never markup, since a path may contain brackets. Without a terminal, a table is plain text
+with one line per row, however long. On a terminal, a table that is too wide becomes a list.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rich.text import Text
 
 __all__ = ["console", "output_failed", "prepare", "print_table", "show", "tell", "warn", "written"]
 
-# Errors that a write to a disk, a pipe or a terminal may meet.
+# Errors of writing to a disk, a pipe or a terminal.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
 def prepare() -> None:
-    """Once, before anything is written: names that are not text, or that the encoding of the
-    output lacks, are written nevertheless."""
+    """Makes the output accept names that are not text, or that its encoding lacks. Call it once,
+    before anything is written."""
     codecs.register_error("monarch", _encode_name)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -37,8 +37,8 @@ def prepare() -> None:
 
 
 def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Bytes of a name that are no text as they are (PEP 383); an escape for characters that the
-    encoding lacks."""
+    """Writes bytes of a name that are not text unchanged (PEP 383), and characters that the
+    encoding lacks as escapes."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     try:
@@ -48,7 +48,7 @@ def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def tell(text: str) -> None:
-    """A line to the user, on standard error. A full disk there must not change our status."""
+    """Writes a line to the user on standard error. A full disk there does not change our status."""
     try:
         sys.stderr.write(f"monarch: {text}\n")
         sys.stderr.flush()
@@ -57,12 +57,12 @@ def tell(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """A line about something that works but may surprise the user."""
+    """Writes a line about something that works but may surprise the user."""
     tell(f"warning: {text}")
 
 
 def written(status: int) -> int:
-    """The status to exit with: `status`, or that of output that could not be written."""
+    """Flushes the output. Returns the status to exit with: `status`, or that of a failed write."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -83,12 +83,13 @@ def output_failed(error: OSError) -> int:
 
 
 def _discard(fd: int) -> None:
-    """What is still in the buffer would fail again when Python ends."""
+    """Replaces a descriptor by /dev/null. Otherwise the rest of the buffer would fail again when
+    Python ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
 
 def console() -> Console:
-    """Of standard output. Without a terminal nothing is folded: a line is as long as it is."""
+    """The console of standard output. Without a terminal it does not fold lines."""
     made = Console(highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
         made.width = 10_000
@@ -96,7 +97,7 @@ def console() -> Console:
 
 
 def show(what: RenderableType) -> None:
-    """Prints it without the blanks with which rich fills its lines."""
+    """Prints `what` without the blanks with which rich fills lines."""
     out = console()
     with out.capture() as captured:
         out.print(what)
@@ -107,7 +108,8 @@ def show(what: RenderableType) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1
 ) -> None:
-    """`left` columns of text, the others of numbers. Columns without a cell are left out."""
+    """Prints a table whose first `left` columns are text and the others numbers. Columns whose
+    cells are all empty are left out."""
     kept = [i for i in range(len(columns)) if any(str(row[i]) for row in rows)] or [0]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for i in kept:
@@ -125,7 +127,7 @@ def print_table(
 
 
 def _print_list(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """The first cell of each row on a line of its own, uncut, and the others named below it."""
+    """Prints the first cell of each row uncut on its own line, and the named other cells below."""
     for first, *others in rows:
         click.echo(str(first))
         cells = [

@@ -1,4 +1,4 @@
-"""env, config, demo: getting a job under the library."""
+"""The commands env, config and demo, which help to get a job under the library."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -
     eval "$(monarch env --unset)"
     """
     if unset:
-        others = os.environ.get("LD_PRELOAD", "").strip(" :")  # without ours, see cli.main
+        others = os.environ.get("LD_PRELOAD", "").strip(" :")  # cli.main has removed ours
         click.echo(f"export LD_PRELOAD={shlex.quote(others)}" if others else "unset LD_PRELOAD")
         click.echo("unset MONARCH_CONFIG")
     elif library:
@@ -44,7 +44,7 @@ def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -
         click.echo(modulefile(config_file), nl=False)
     else:
         if config_file is not None and not config_file.is_file():
-            load_config(config_file)  # says so; whether it can work, the nodes of the job know
+            load_config(config_file)  # reports it; only the job's nodes can check the rest
         quoted = shlex.quote(str(LIBRARY))
         click.echo(f'export LD_PRELOAD={quoted}"${{LD_PRELOAD:+:$LD_PRELOAD}}"')
         if config_file is not None:
@@ -63,7 +63,7 @@ def demo(size: str, workdir: Path | None, keep: bool) -> None:
         size_bytes = parse_size(size)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--size") from error
-    # Whatever ends it, what it has made is removed.
+    # SystemExit on these signals, so that the demo removes what it has made.
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         sys.exit(run_demo(console(), size_bytes=size_bytes, workdir=workdir, keep=keep))
 

@@ -1,4 +1,4 @@
-"""simulate, calibrate: what any policy would make of a job, on this machine or another."""
+"""The commands simulate and calibrate."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from monarch_py.util.spelling import hint
 __all__ = ["COMMANDS"]
 
 COLUMNS = ("policy", "total", "first", "later", "waited", "ready", "local", "remote", "PFS")
-# From this total on, times are in hours: their columns keep six places.
+# From this total on, times are shown in hours, since their columns have six places.
 HOURS_FROM_S = 100_000.0
-# Of the list of names, as of all that is to be read at once.
+# Width of the list of names, and of its first column.
 WIDTH, NAME_WIDTH = 80, 23
 
 
 def _scenario_file(given: str) -> Path:
-    """A file, or the name of one that comes with Monarch; ConfigError for neither."""
+    """A file, from its path or the name of a shipped scenario; ConfigError for anything else."""
     from monarch_py.simulator import shipped_scenarios
 
     shipped = shipped_scenarios()
@@ -92,7 +92,8 @@ def simulate(
 
 
 def _tell(policy: str) -> None:
-    """On a terminal, in a line that the next one replaces: large scenarios take minutes."""
+    """Shows on a terminal which policy is being simulated, since large scenarios take minutes. The
+    next line replaces this one."""
     if sys.stderr.isatty():
         click.echo(f"\r\033[K{f'simulating {policy} ...' if policy else ''}", nl=False, err=True)
 
@@ -110,7 +111,7 @@ def _list() -> None:
 
 
 def _print_named(title: str, texts: dict[str, str]) -> None:
-    """A heading, and each name with its text beside it, or below a name that is too long."""
+    """Prints a heading, and each name with its text beside it, or below if the name is long."""
     show(Text(title, style="bold"))
     for name, text in texts.items():
         label = f"  {name}".ljust(NAME_WIDTH)
@@ -144,7 +145,7 @@ def _show(document: dict[str, Any], nodes: int) -> None:
 
 
 def _daemons(policies: Collection[str], nodes: int) -> list[str]:
-    """Which of these is the daemon's own."""
+    """A line that says which of these policies the daemon uses."""
     from monarch_py.policies.named import DAEMON
 
     own = [n for n, where in DAEMON.items() if (where == "one node") == (nodes == 1)]
@@ -153,7 +154,7 @@ def _daemons(policies: Collection[str], nodes: int) -> list[str]:
 
 
 def _row(result: dict[str, Any], unit: float) -> list[str]:
-    """unit : of the times that are shown [s]"""
+    """The cells of a policy's row. unit : of the times [s]"""
     epochs, share = result["epoch_seconds"], result["share"]
     later = sum(epochs[1:]) / len(epochs[1:]) if epochs[1:] else None
     return [
@@ -167,7 +168,7 @@ def _row(result: dict[str, Any], unit: float) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """With four digits that count, and three behind the point at most."""
+    """The number with four significant digits, and at most three after the point."""
     if value >= 1000:
         return f"{value:,.0f}"
     places = 3 if value < 10 else 2 if value < 100 else 1
@@ -190,7 +191,7 @@ def calibrate(config_file: Path, output: Path | None, *, force: bool) -> None:
             f"{output} is there already, and may hold lines that you have filled in; give another"
             " file, or --force to write over it"
         )
-    # A job that is cancelled leaves nothing in the tiers.
+    # SystemExit on SIGTERM, so that a cancelled job leaves nothing in the tiers.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     measured = measuring.calibrate(config, lambda what: click.echo(f"measuring {what}", err=True))
     text = measuring.scenario_text(config, measured)

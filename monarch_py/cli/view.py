@@ -1,4 +1,4 @@
-"""status."""
+"""The command status."""
 
 import json
 import socket
@@ -37,7 +37,7 @@ def _tiers(report: dict[str, Any]) -> None:
 
 
 def _files(tier: dict[str, Any]) -> str:
-    """With those that another configuration has left in the same directory."""
+    """The number of copies, and of copies that another configuration left in the same directory."""
     foreign = tier.get("foreign", 0)
     return f"{tier['files']} ({foreign} of other sources)" if foreign else str(tier["files"])
 
@@ -133,7 +133,7 @@ def _print_all(nodes: list[dict[str, Any]]) -> None:
     rows = []
     for node in nodes:
         report = node["status"]
-        # A daemon alone has no name among others.
+        # A daemon that runs alone has no name.
         row: list[Any] = [node["rank"], node["name"] or socket.gethostname()]
         if report is None:
             rows.append([*row, node["why"], "", "", "", "", ""])

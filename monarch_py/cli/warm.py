@@ -1,4 +1,4 @@
-"""warm."""
+"""The command warm."""
 
 import json
 import os
@@ -28,15 +28,16 @@ from monarch_py.util.units import format_size
 
 __all__ = ["COMMANDS"]
 
-# Where standard error is no terminal, a line comes this often [s].
+# Time between two lines of progress if standard error is not a terminal [s].
 LINE_S = 5.0
-# The rate is that of this long a time: large files and pauses are smoothed [s].
+# The rate is the mean over this time, which smooths large files and pauses [s].
 RATE_S = 20.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Ended(BaseException):
-    """A signal ends the command. Like KeyboardInterrupt: no handler of errors means it."""
+    """A signal ends the command. A BaseException, like KeyboardInterrupt, so that no handler of
+    errors catches it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -44,7 +45,7 @@ class _Ended(BaseException):
 
 @contextmanager
 def _signals_end() -> Iterator[None]:
-    """The first signal raises _Ended; another one ends us at once."""
+    """The first signal raises _Ended; a second one ends the process at once."""
 
     def end(number: int, _frame: object) -> None:
         handle(SIGNALS, signal.SIG_DFL)
@@ -54,11 +55,11 @@ def _signals_end() -> Iterator[None]:
         yield
 
 
-# --- while it runs ------------------------------------------------------------------------------
+# --- progress -----------------------------------------------------------------------------------
 
 
 class _Meter:
-    """Says how far it is, how fast, and how long it will take."""
+    """Describes the progress, the rate and the remaining time."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
@@ -86,7 +87,7 @@ class _Meter:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """Of a time when no file is known that is to be copied."""
+    """The text while no file is known that must be copied."""
     found = f"{_files(progress.there_files)} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"
@@ -94,7 +95,7 @@ def _nothing_yet(progress: Progress) -> str:
 
 
 def _to_fill(progress: Progress) -> int:
-    """What has been filled and will be, if all goes well [bytes]."""
+    """Bytes that have been filled or will be, if all goes well."""
     return max(0, progress.bytes - progress.there_bytes - progress.at_source_bytes)
 
 
@@ -139,7 +140,7 @@ def _display() -> Iterator[_Display]:
         yield _LineDisplay()
 
 
-# --- what is named ------------------------------------------------------------------------------
+# --- paths from a file --------------------------------------------------------------------------
 
 
 def _listed(list_file: str, *, null: bool) -> list[str]:
@@ -150,7 +151,7 @@ def _listed(list_file: str, *, null: bool) -> list[str]:
     return [os.fsdecode(text) for text in content.split(b"\0" if null else b"\n") if text]
 
 
-# --- at its end ---------------------------------------------------------------------------------
+# --- summary ------------------------------------------------------------------------------------
 
 
 def _files(number: int) -> str:
@@ -165,8 +166,8 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 
 
 def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> str:
-    """hint : what makes room for the files that had none, "" if it is not known;  has_tiers : there
-    are tiers that can be used, as far as it is known"""
+    """The summary of the command. hint : what makes room for the files that had none, "" if that is
+    not known;  has_tiers : False if no tier can be used"""
     filled = f"{_files(progress.filled_files)} ({format_size(progress.filled_bytes)}) filled"
     if progress.replaced_files:
         filled += f", {progress.replaced_files} of them anew (replaced at the source)"

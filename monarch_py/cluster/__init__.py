@@ -1,4 +1,4 @@
-"""One daemon on every node, each told of the others: what MPI is needed for, and all that it is."""
+"""Brings up one daemon per node and tells each of the others. MPI is needed for nothing else."""
 
 from monarch_py.cluster.collective import listed
 from monarch_py.cluster.nodes import Node, bring_up

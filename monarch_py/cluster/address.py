@@ -1,4 +1,4 @@
-"""The address at which the other nodes reach this one."""
+"""The address at which the other nodes reach this node."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["is_loopback", "serving_address"]
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only the node itself reaches it."""
+    """Whether only the node itself reaches the address."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def serving_address(config: Config) -> str:
-    """As `peers` of the configuration says. Without it what the host's name stands for; where that
-    is none of this node's, or a loopback, the first address of a network interface.
+    """The address that `peers` of the configuration names. Without one, an address of the host's
+    name; if no interface has that address, or it is a loopback, the first address of an interface.
 
-    ConfigError for an interface that is not there.
+    ConfigError if the named interface has no address.
     """
     peers = config.peers
     if peers.address is not None:
@@ -42,8 +42,8 @@ def serving_address(config: Config) -> str:
 
 
 def _addresses() -> dict[str, list[str]]:
-    """Of each interface that is up; IPv4 first. One that means nothing without its interface's name
-    is left out."""
+    """The addresses of each interface that is up, IPv4 first. Addresses that are valid only with
+    the interface's name (link-local ones) are left out."""
     states = psutil.net_if_stats()
     found = {}
     for name, addresses in psutil.net_if_addrs().items():
@@ -61,6 +61,6 @@ def _addresses() -> dict[str, list[str]]:
 def _of_host_name() -> list[str]:
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except OSError:  # a name that nobody knows
+    except OSError:  # the name cannot be resolved
         return []
     return [str(address[0]) for *_, address in found]

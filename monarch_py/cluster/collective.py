@@ -1,5 +1,7 @@
-"""Work that all ranks do, or none: after each part every rank knows how it went on all others, so
-that they go on together or end together, with the same words."""
+"""Collective steps: after each step every rank knows its outcome on all ranks.
+
+So the ranks either all go on, or all end with the same message.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ __all__ = ["EndError", "alike", "listed", "told_once", "together"]
 
 T = TypeVar("T")
 
-# Names of nodes in one sentence; of more, their number is said.
+# Most names of nodes in one sentence; the others are counted.
 MOST_NAMES = 4
 
 
 class EndError(MonarchError):
-    """All ranks end, since one of them cannot go on: all raise this, with the same words."""
+    """One rank cannot go on, so all ranks end: each raises this with the same words."""
 
     def __init__(self, words: list[str], exit_status: int) -> None:
         super().__init__("\nmonarch: ".join(words))
@@ -36,13 +38,14 @@ class _Outcome:
 
 
 def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """Does a part of the work on every rank; what it returned on each, on every rank. EndError."""
+    """Does one step on every rank. Returns the results of all ranks, in their order. EndError if
+    the step failed on any rank."""
     outcome = _Outcome(ranks.names[ranks.rank])
     try:
         outcome.value = work()
     except MonarchError as error:
         outcome.problem, outcome.exit_status = str(error), error.exit_status
-    except Exception as error:  # the others would wait for this rank
+    except Exception as error:  # reported below, or the others would wait for this rank
         traceback.print_exc()
         outcome.problem, outcome.exit_status = f"{type(error).__name__}: {error}", 1
     outcomes = ranks.gather(outcome)
@@ -54,7 +57,8 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
 
 
 def alike(check: Callable[..., None], *known: Any) -> None:
-    """A check of what all ranks know, which fails on all of them or on none. EndError."""
+    """Runs a check of values that are the same on all ranks, so that it fails on all of them or on
+    none. EndError if it fails."""
     try:
         check(*known)
     except MonarchError as error:
@@ -62,7 +66,7 @@ def alike(check: Callable[..., None], *known: Any) -> None:
 
 
 def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
-    """What several nodes say is one sentence, which begins with their names."""
+    """Merges the same words of several nodes into one sentence that begins with their names."""
     speakers: dict[str, list[str]] = {}
     for name, words in said:
         speakers.setdefault(words, []).append(name)
@@ -70,7 +74,7 @@ def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """A few words, and how many more there are."""
+    """The first few names, and how many more there are."""
     if len(names) <= MOST_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"

@@ -1,4 +1,4 @@
-"""A bound on joining the other ranks: MPI_Init returns when all have called it, or never."""
+"""A time limit for joining the other ranks: MPI_Init never returns if one rank does not call it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from monarch_py.util.launcher import Launch
 
 __all__ = ["bounded_join", "end_with_the_others"]
 
-# Ranks reach MPI_Init within this time of each other, also where each imports Python from a slow
+# All ranks reach MPI_Init within this time of each other, even if each imports Python from a slow
 # file system [s].
 JOIN_LIMIT_S = 120.0
-# The next rank waits that much longer, so that the launcher has ended it before it says the same;
-# at most so many times [s].
+# Each rank waits APART_S longer than the rank before it, up to APART_RANKS times, so that the
+# launcher has ended it before it prints the same message [s].
 APART_S, APART_RANKS = 1.0, 10
 
 
 @contextmanager
 def bounded_join(launch: Launch) -> Iterator[None]:
-    """Kills this process, which lets the launcher end all others, if the block takes too long.
+    """Kills this process if the block takes too long; the launcher then ends all others.
 
-    MPI_Init holds Python's lock, so no thread or handler of Python would run meanwhile: a child
-    watches the time. It ends with the block, or with this process.
+    MPI_Init holds Python's lock, so no thread or signal handler of Python could run meanwhile.
+    Instead, a child process watches the time. It ends with the block, or with this process.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
@@ -42,7 +42,7 @@ def bounded_join(launch: Launch) -> Iterator[None]:
 
 
 def _watch(reading: int, launch: Launch) -> NoReturn:
-    """The child. What it inherited of pipes it holds no longer than its parent does."""
+    """The body of the child. It ends with its parent, so it holds inherited pipes no longer."""
     try:
         limit_s = JOIN_LIMIT_S + APART_S * min(launch.rank, APART_RANKS)
         parent = os.getppid()
@@ -59,8 +59,8 @@ def _watch(reading: int, launch: Launch) -> NoReturn:
 
 
 def end_with_the_others() -> None:
-    """Ends this process by a signal where the launcher is MPICH's, which takes no notice of a rank
-    that ends with a status before MPI_Init: the others would wait for it."""
+    """Ends this process by a signal if MPICH's launcher started it. That launcher ignores a rank
+    that exits with a status before MPI_Init, and the other ranks would wait for it."""
     if "PMI_FD" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What one rank does for its own node while the daemons are brought up, step by step."""
+"""The steps by which one rank brings up the daemon of its own node."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ from monarch_py.scan import Record, give, record_sources
 
 __all__ = ["LocalNode"]
 
-# A start may take minutes, where it lists the sources. It is looked this often [s].
+# How long to wait for another start, which may list the sources for minutes, and the pause between
+# two looks at its lock [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
-# One that is busy may answer late once.
+# Attempts to reach the other nodes: a busy daemon may answer late once.
 LOOKS = 2
 
 
 class LocalNode:
-    """record : the list of the sources, on the rank that has made it;  began : when that was, on
-    time.monotonic() [s];  process, lifeline : of the daemon, once it is started"""
+    """This rank's node.
+
+    record : the list of the sources' files, on the rank that made it
+    began : when that rank began the list, on time.monotonic() [s]
+    process, lifeline : of the daemon, once this rank has started it
+    """
 
     def __init__(self, config_file: Path, name: str) -> None:
         self._config_file, self._name = config_file, name
@@ -44,11 +49,12 @@ class LocalNode:
         self._shares: Shares | None = None
 
     def take_turn(self) -> None:
-        """Waits for others who start or end a daemon here; SessionError if they take too long."""
+        """Waits for other commands that start or end a daemon here. SessionError if they take too
+        long."""
         try:
             config = load_config(self._config_file)
         except MonarchError:
-            return  # `prepare` says so, as on the other nodes
+            return  # `prepare` reports it, as on the other nodes
         self._shares = Shares(SessionDir.of(config.file))
         limit = time.monotonic() + TURN_LIMIT_S
         while not self._shares.try_turn():
@@ -84,7 +90,7 @@ class LocalNode:
             raise SessionError(f"a source cannot be listed: {error}") from error
 
     def start(self, cluster: Cluster, record: bytes, began: float) -> list[str]:
-        """Starts the daemon with rank 0's list; why tiers are not used, one sentence each."""
+        """Starts the daemon with rank 0's list. Returns its troubles (`ipc.connection`)."""
         _check_record(self._config, Record(record), cluster.members[0].name)
         fd = give(record, began)
         try:
@@ -92,24 +98,24 @@ class LocalNode:
         finally:
             os.close(fd)
 
-    # --- coming back ------------------------------------------------------------------------------
+    # --- rejoining a cluster that runs ------------------------------------------------------------
 
     def cluster(self) -> Cluster:
-        """As the daemon that runs here knows it."""
+        """The cluster as the daemon that runs here knows it."""
         return Cluster.of(DaemonConnection(self._session()).ask("cluster"))
 
     def _session(self) -> SessionDir:
         return SessionDir.of(self._config.file)
 
     def roots(self) -> list[int | None]:
-        """The inode number of each source; None where there is none to be seen."""
+        """The inode number of each source's directory; None if it cannot be seen."""
         return [_inode(source.real_path) for source in self._config.sources]
 
     def come_back(self, cluster: Cluster, roots: Sequence[int | None], name: str) -> list[str]:
-        """Starts the daemon at the address by which the others know it, to list the sources by
-        itself; why tiers are not used, one sentence each.
+        """Starts the daemon at the address by which the others know it; it lists the sources
+        itself. Returns its troubles (`ipc.connection`).
 
-        roots : as the node of this name has them
+        name, roots : a node whose daemon runs, and its `roots`
         """
         assert self._listener is not None
         for source, ours, theirs in zip(self._config.sources, self.roots(), roots, strict=True):
@@ -121,7 +127,7 @@ class LocalNode:
             self._listener = _listen_again(me.host, me.port, self._session())
         return self._start(cluster, None)
 
-    # --- both -------------------------------------------------------------------------------------
+    # --- both kinds of start ----------------------------------------------------------------------
 
     def _start(self, cluster: Cluster, record: int | None) -> list[str]:
         assert self._listener is not None
@@ -135,10 +141,10 @@ class LocalNode:
         return troubles(DaemonConnection(SessionDir.of(self._config.file)).ask("status"))
 
     def unreached(self) -> list[dict[str, Any]]:
-        """Of the other nodes those whose daemons this one does not reach, as `all` tells them."""
+        """The other nodes whose daemons this node's daemon does not reach, as `all` tells them."""
         connection = DaemonConnection(SessionDir.of(self._config.file))
         silent: list[dict[str, Any]] = []
-        with suppress(SessionError):  # thousands that are off take too long: no reason to fail
+        with suppress(SessionError):  # the answer may take too long if thousands of nodes are off
             for _ in range(LOOKS):
                 silent = [node for node in connection.ask("all")["nodes"] if not node["answers"]]
                 if not silent:
@@ -146,7 +152,7 @@ class LocalNode:
         return silent
 
     def end(self) -> None:
-        """Ends the daemon, if this call has started one."""
+        """Ends the daemon that this rank has started, if any."""
         if self.lifeline is not None:
             os.close(self.lifeline)
         if self.process is not None:
@@ -166,12 +172,12 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
 
 
 def _check_record(config: Config, record: Record, name: str) -> None:
-    """Whether this node has before it what the node of this name has listed: the same file system,
-    with the same inode numbers. SessionError if not."""
+    """SessionError unless each source here is what the named node has listed: the same file system,
+    with the same inode numbers."""
     for number, source in enumerate(config.sources):
         samples = record.samples(number)
         is_same = _inode(source.real_path) == record.root_ino(number)
-        # One look is enough, but where a file has been replaced since.
+        # One sample with the same inode is enough, since files may have been replaced meanwhile.
         if not is_same or (samples and all(_inode(source.real_path / p) != i for p, i in samples)):
             raise _other_source(source.path, name)
 

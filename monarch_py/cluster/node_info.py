@@ -1,4 +1,4 @@
-"""What every node says of itself before the daemons start, and whether they go together."""
+"""What each node tells of itself before the daemons start, and whether the nodes fit together."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from monarch_py.peers.membership import Cluster
 __all__ = ["NodeInfo", "check_infos", "check_members", "make_info", "those_that_run"]
 
 THOSE_THAT_RUN = "the nodes whose daemons run"
-# The hints where nodes differ in something that does not stand in the configuration.
+# Hints for differences between nodes that the configuration file does not decide.
 _MENDS = {"Monarch": "install the same version there", "plan": "give them the same file"}
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """One rank's.
+    """What one rank tells of its node.
 
     name : of the node, for people
-    place : what no two daemons share: host, boot, session, file system of the shared memory
+    place : host, boot, session and file system of the shared memory; no two daemons have the same
     file : the configuration
-    address : where it listens; None if a daemon runs here already
-    running : the name of that one's cluster, "" for a daemon alone; None without one
-    agreed : key -> value that all nodes must have alike
+    address : where the daemon will listen; None if a daemon runs here already
+    running : the name of that daemon's cluster, "" if it runs alone; None without a daemon
+    agreed : key -> value that must be the same on all nodes
     """
 
     name: str
@@ -50,7 +50,8 @@ class NodeInfo:
 
 
 def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None]:
-    """With the socket that listens, if no daemon runs here. ConfigError, SessionError."""
+    """This node's information, and the listening socket if no daemon runs here. ConfigError,
+    SessionError."""
     session = SessionDir.of(config.file)
     session.make()
     running, is_current = _running(DaemonConnection(session))
@@ -71,7 +72,7 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
 
 
 def _boot() -> str:
-    """Tells two machines of one name apart."""
+    """The boot's identity, which tells two machines with the same name apart."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -79,7 +80,8 @@ def _boot() -> str:
 
 
 def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
-    """Of the daemon that runs here its cluster, and whether it has the configuration as it is."""
+    """The cluster of the daemon that runs here (None without one), and whether that daemon has read
+    the present text of the configuration."""
     try:
         found = connection.ask("where")
     except SessionError:
@@ -88,7 +90,7 @@ def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
 
 
 def _agreed(config: Config) -> dict[str, str]:
-    """What a file is named by, or told by, between nodes."""
+    """The settings that decide how nodes name a file to each other, and which files they share."""
     agreed = {"Monarch": __version__, "block_size": f"{config.block_size_bytes} bytes"}
     for i, source in enumerate(config.sources):
         key = f"sources[{i}]"
@@ -98,7 +100,8 @@ def _agreed(config: Config) -> dict[str, str]:
         agreed[f"{key}.min_size"] = f"{source.min_size_bytes} bytes"
         most = source.max_size_bytes
         agreed[f"{key}.max_size"] = "none" if most is None else f"{most} bytes"
-    # Owners follow from plans: with another one on one node, files would have none, or two.
+    # Plans decide which node owns a file. With another plan on one node, files would have no owner
+    # or two.
     for i, plan in enumerate(config.plans):
         agreed[f"plan[{i}]"] = f"one with the SHA-256 {_digest(plan)}"
     return agreed
@@ -113,12 +116,12 @@ def _digest(file: Path) -> str:
 
 
 def those_that_run(infos: Sequence[NodeInfo]) -> list[int]:
-    """The ranks whose daemons run already, of one cluster if `check_infos` has found nothing."""
+    """The ranks whose daemons run already. They are of one cluster if `check_infos` passed."""
     return [rank for rank, info in enumerate(infos) if info.running is not None]
 
 
 def check_infos(infos: Sequence[NodeInfo]) -> None:
-    """SessionError, in the same words on every rank, for nodes that do not go together."""
+    """SessionError, in the same words on every rank, if the nodes do not fit together."""
     _check_places(infos)
     _check_running(infos)
     _check_addresses(infos)
@@ -127,8 +130,8 @@ def check_infos(infos: Sequence[NodeInfo]) -> None:
 
 
 def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
-    """SessionError, in the same words on every rank, when these nodes are not those that the
-    daemons which still run were started with, or would keep something else now."""
+    """SessionError, in the same words on every rank, if the running daemons were started with other
+    nodes, or with nodes whose settings or quotas have changed since."""
     before, now = [member.name for member in cluster.members], [info.name for info in infos]
     if before != now:
         raise SessionError(
@@ -165,7 +168,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _check_running(infos: Sequence[NodeInfo]) -> None:
-    """Those that run have to know of each other."""
+    """SessionError unless all daemons that run are of one cluster."""
     together = Counter(info.running for info in infos if info.running)
     cluster = together.most_common(1)[0][0] if together else None
     others = [info.name for info in infos if info.running not in (None, cluster)]

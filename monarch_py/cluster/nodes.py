@@ -1,5 +1,8 @@
-"""Bringing the daemons up: every rank prepares, rank 0 lists the sources, every rank starts its
-daemon. Where some of them run already and know of each other, the others come back to them."""
+"""Brings the daemons of all nodes up together.
+
+Every rank prepares, rank 0 lists the sources, and every rank starts its daemon. If some daemons of
+a cluster run already, the missing ones are started and rejoin it.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,14 @@ __all__ = ["Node", "bring_up"]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """This rank's daemon, up like all others.
+    """This rank's daemon, once all daemons are up.
 
-    process : None if it ran already;  lifeline : it ends when this is closed, but for `detach`;
-    rank : this node's;  names : of all nodes, in the order of their ranks;  started : of those
-    whose daemons did not run before;  warnings : one sentence each, of all nodes
+    process : the daemon's; None if it ran already
+    lifeline : descriptor whose closing ends the daemon, unless `detach` was called
+    rank : of this node
+    names : of all nodes, in the order of their ranks
+    started : names of the nodes whose daemons did not run before
+    warnings : of all nodes, one sentence each
     """
 
     process: subprocess.Popen[bytes] | None
@@ -44,7 +50,7 @@ class Node:
     warnings: list[str]
 
     def detach(self) -> None:
-        """The daemon stays when this process ends."""
+        """Lets the daemon stay when this process ends."""
         if self.lifeline is not None:
             os.write(self.lifeline, STAY)
             os.close(self.lifeline)
@@ -53,10 +59,10 @@ class Node:
 
 
 def bring_up(config_file: Path, launch: Launch) -> Node:
-    """Starts this node's daemon, as all other ranks do theirs, and returns when all of them serve.
+    """Starts this node's daemon while all other ranks start theirs; returns when all of them serve.
 
-    SystemExit, on all ranks alike, if that cannot be on one of them: rank 0 has said why then, and
-    no daemon is left of this call; also on a rank that cannot join the others, which says why.
+    SystemExit on all ranks if one of them fails: rank 0 has printed why, and every daemon that this
+    call started has ended. A rank that cannot join the others prints why itself, and exits.
     """
     try:
         ranks = Ranks(launch)
@@ -69,7 +75,7 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
     except EndError as end:
         if ranks.rank == 0:
             sys.stderr.write(f"monarch: {end}\n")
-        # A launcher may end all others with the first rank that ends badly.
+        # Wait for all ranks, since a launcher may kill the others when one exits with an error.
         ranks.meet()
         ranks.leave()
         sys.exit(end.exit_status)
@@ -91,7 +97,7 @@ def _bring_up(ranks: Ranks, config_file: Path) -> Node:
 
 
 def _bring_up_here(ranks: Ranks, here: LocalNode) -> Node:
-    # Of two starts at once, whose first rank is on the same node, one waits for the other.
+    # If two starts run at once and their rank 0 is on the same node, one waits for the other.
     together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
     infos = together(ranks, here.prepare)
     warnings = told_once((info.name, words) for info in infos for words in info.warnings)
@@ -117,7 +123,7 @@ def _bring_up_here(ranks: Ranks, here: LocalNode) -> Node:
 
 
 def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str]:
-    """One sentence for all that the asker's daemon does not reach for one reason."""
+    """One sentence for each reason, on all nodes that the asker's daemon does not reach for it."""
     found = []
     for why in dict.fromkeys(node["why"] for node in silent):
         nodes = [node for node in silent if node["why"] == why]
@@ -131,10 +137,10 @@ def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str
 
 
 def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[list[str]]:
-    """All of them. What is said of each node's tiers."""
+    """Starts the daemons of all nodes. Returns the troubles of each node's daemon."""
     together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
-    # The same moment on all nodes, but for a pause of `meet`; their clocks may differ.
+    # `now` is the same moment on all nodes, up to a pause of `meet`; their clocks may differ.
     now = time.monotonic()
     record, age, secret = ranks.broadcast((here.record, now - here.began, new_secret()))
     cluster = Cluster(ranks.rank, _members(infos), secret, infos[0].agreed)
@@ -144,7 +150,8 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
 def _come_back(
     ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo], running: Sequence[int]
 ) -> list[list[str]]:
-    """Those whose daemon does not run: to the cluster of the others, which tell its secret."""
+    """Starts the daemons that do not run, in the cluster of those that run. A running daemon tells
+    the cluster and its secret. Returns the troubles of each node's daemon."""
     first = running[0]
     told = together(ranks, lambda: (here.cluster(), here.roots()) if ranks.rank == first else None)[
         first

@@ -1,4 +1,4 @@
-"""The processes that bring up the daemons together, by MPI, until all of them are up."""
+"""The MPI ranks that bring up the daemons together, and their collective calls."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["Ranks"]
 
 T = TypeVar("T")
 
-# A rank that waits in MPI burns a core, and rank 0 may scan for minutes: the others look now and
-# then whether all have come, and only then begin what MPI blocks in [s].
+# Pauses of `meet` between two looks [s]. A rank that blocks in MPI burns a core, and rank 0 may
+# scan for minutes. So ranks poll until all have arrived, and only then call what blocks.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02
 HINT = "start each node's daemon by itself with --alone"
 
 
 class Ranks:
-    """Joined by the constructor; every rank makes the same calls in the same order.
+    """All ranks, joined by the constructor; every rank makes the same calls in the same order.
 
     names : of the nodes, for people, in the order of the ranks
 
-    SessionError without mpi4py, or when it does not see the ranks that the launcher has started.
+    SessionError without mpi4py, or if MPI does not see all ranks that the launcher has started.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -44,35 +44,35 @@ class Ranks:
             )
 
     def meet(self) -> None:
-        """Returns when all ranks are here."""
+        """Returns when all ranks have called it."""
         request, pause = self._comm.Ibarrier(), FIRST_PAUSE_S
         while not request.Test():
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in their order, on every rank."""
+        """Returns the values of all ranks, in their order, on every rank."""
         self.meet()
         values: list[T] = self._comm.allgather(value)
         return values
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
+        """Returns rank 0's value on every rank."""
         self.meet()
         told: T = self._comm.bcast(value)
         return told
 
     def leave(self) -> None:
-        """The end of MPI in this process."""
+        """Ends MPI in this process."""
         self._mpi.Finalize()
 
     def abort(self) -> None:
-        """Ends all ranks at once, this one too: they would wait for one that cannot go on."""
+        """Kills all ranks at once, this one too, because they would wait for one that fails."""
         self._comm.Abort(1)
 
 
 def _names(hosts: list[str]) -> list[str]:
-    """Where several ranks are on one host, its name and the rank's number."""
+    """The hosts' names; where several ranks are on one host, each with the rank's number."""
     ranks_on = Counter(hosts)
     return [host if ranks_on[host] == 1 else f"{host}#{i}" for i, host in enumerate(hosts)]
 
@@ -81,7 +81,8 @@ def _load(launch: Launch) -> Any:
     try:
         import mpi4py
 
-        # By hand: so that it ends before the process does, and only where it is needed.
+        # We call MPI_Init and MPI_Finalize ourselves, so that MPI starts only where it is needed
+        # and ends before the process does.
         mpi4py.rc(initialize=False, finalize=False)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -1,1 +1,1 @@
-"""What the commands do. Their arguments and what they print is cli's."""
+"""The work behind each command. Parsing arguments and printing results is the job of cli."""

@@ -1,7 +1,7 @@
-"""`monarch calibrate`: what this machine's tiers and source give, as a scenario for the simulator.
+"""`monarch calibrate`: measures tiers and source, and writes a scenario for the simulator.
 
-Rates are measured as the performance model has them (NoPFS, section 4): of all threads together, at
-some numbers of threads. What cannot be measured on one node is written with a question mark.
+Rates are those of the performance model (NoPFS, section 4): the sum over all threads, for several
+numbers of threads. Values that cannot be measured on one node are marked with a question mark.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from monarch_py.util.units import GIB, MIB
 
 __all__ = ["THREADS", "Calibration", "calibrate", "scenario_text"]
 
-# The numbers of threads that are tried.
+# Numbers of threads to measure with.
 THREADS = (1, 2, 4, 8)
-# One measurement ends after so many bytes, or so long: enough for a rate, little for a user [s].
+# One measurement ends after this many bytes or seconds: enough for a rate, and a short wait.
 MOST_BYTES = 256 * MIB
 MOST_SECONDS = 5.0
 PIECE_BYTES = 1 * MIB
-# A tier is measured with files of this size, of which there are as many as threads; smaller where
-# its quota is.
+# A tier is measured with one file of this size per thread; the files are smaller if the tier's
+# quota requires it.
 SCRATCH_BYTES = 32 * MIB
-# Source files that are looked at to choose those that are read.
+# Source files to list; those that are read are chosen among them.
 LISTED_FILES = 100_000
 
 Curve = dict[int, float]
@@ -43,9 +43,9 @@ Curve = dict[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Rates [bytes/s] by the number of threads: of the source, and of each tier, both ways.
+    """Rates [bytes/s] by number of threads: reading the source, and reading and writing each tier.
 
-    source_bytes : of the files that were read of the source for the last of its rates
+    source_bytes : read from the source for the last of its rates
     """
 
     source: Curve
@@ -55,12 +55,12 @@ class Calibration:
 
 
 def _drop_pages(fd: int) -> None:
-    """Of a file that was written to disk: what is read next comes from there."""
+    """Drops a file's clean pages, so that the next read comes from the disk."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _read(path: Path, until: float, most: int = MOST_BYTES) -> int:
-    """Reads a file, but no longer than `until` and no more than `most`; returns how many bytes."""
+    """Reads a file, at most until the time `until` and at most `most` bytes. Returns the bytes."""
     buffer = bytearray(PIECE_BYTES)
     done = 0
     with open(path, "rb", buffering=0) as file:
@@ -72,7 +72,7 @@ def _read(path: Path, until: float, most: int = MOST_BYTES) -> int:
 
 
 def _write(path: Path, piece: bytes, size: int, until: float) -> int:
-    """Writes a file of `size` bytes, but no longer than `until`; returns how many bytes."""
+    """Writes a file of `size` bytes, at most until the time `until`. Returns the bytes."""
     done = 0
     with open(path, "wb", buffering=0) as file:
         while done < size and time.monotonic() < until:
@@ -82,7 +82,8 @@ def _write(path: Path, piece: bytes, size: int, until: float) -> int:
 
 
 def _rate(work: Callable[[Path, float], int], paths: Sequence[Path], threads: int) -> float:
-    """Bytes per second of `work` on each path, so many at a time; OSError of the first failure."""
+    """Bytes per second of `work` over all paths with `threads` threads. OSError of the first
+    failure."""
     begun = time.monotonic()
     until = begun + MOST_SECONDS
     with ThreadPoolExecutor(threads) as pool:
@@ -91,7 +92,7 @@ def _rate(work: Callable[[Path, float], int], paths: Sequence[Path], threads: in
 
 
 def _source_files(config: Config) -> list[tuple[Path, int]]:
-    """Files of the first source that a fill would take, with their sizes [bytes]."""
+    """Files of the first source that its patterns include, with their sizes [bytes]."""
     source = config.sources[0]
     fits = PathFilter(source.include, source.exclude)
 
@@ -109,10 +110,10 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
 
 
 def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
-    """Rates by the number of threads, and the bytes that were read for the last of them.
+    """Rates by number of threads, and the bytes that were read for the last of them.
 
-    Every number of threads reads files of its own, where there are enough: what was read once may
-    be in some cache. A number of which there are not as many files cannot be measured.
+    Each number of threads reads other files, if there are enough, because a file that was read once
+    may be in a cache. A number of threads larger than the number of files is not measured.
     """
     order = np.random.default_rng(0).permutation(len(files))
     numbers = [threads for threads in THREADS if threads <= len(files)]
@@ -132,7 +133,7 @@ def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
 
 @contextmanager
 def _scratch(tier: Path, size: int) -> Iterator[Path]:
-    """A directory in the tier for `size` bytes, gone afterwards."""
+    """A temporary directory in the tier with room for `size` bytes. TierError without room."""
     needed = 2 * size
     try:
         with tempfile.TemporaryDirectory(prefix=".monarch-calibrate-", dir=tier) as made:
@@ -149,7 +150,7 @@ def _scratch(tier: Path, size: int) -> Iterator[Path]:
 
 def _measure_tier(tier: Path, quota_bytes: int) -> tuple[Curve, Curve]:
     size = max(1, min(SCRATCH_BYTES, quota_bytes // max(THREADS)))
-    # Not all zeros: there are file systems that do not write those.
+    # Random bytes, because some file systems do not store blocks of zeros.
     piece = os.urandom(min(PIECE_BYTES, size))
     read, write = {}, {}
 
@@ -169,10 +170,11 @@ def _measure_tier(tier: Path, quota_bytes: int) -> tuple[Curve, Curve]:
 def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> Calibration:
     """Measures the tiers and the first source of a configuration.
 
-    It reads 256 MiB of the source for each number of threads, drops their pages, and writes up to
-    256 MiB, and never more than the quota, to a directory of its own in every tier.
-    tell : is called with what is measured next. Raises TierError where a tier has no room,
-    ConfigError where the source has no files.
+    For each number of threads it reads up to 256 MiB of the source and drops the pages. In every
+    tier it writes up to 256 MiB, never more than the quota, to a temporary directory.
+
+    tell : called with what is measured next. TierError if a tier has no room; ConfigError if the
+    source has no files or cannot be read.
     """
     tell(f"source {config.sources[0].path}")
     files = _source_files(config)
@@ -192,7 +194,7 @@ def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> C
 
 
 def _rate_text(rate: float) -> str:
-    """In whole bytes where a rate is small: the scenario takes none that is rounded to 0."""
+    """A small rate is written in whole bytes, since a scenario does not accept a rate of 0."""
     return f"{rate / MIB:.1f}MiB/s" if rate >= MIB else f"{max(1.0, rate):.0f}B/s"
 
 
@@ -206,13 +208,13 @@ def _curve_text(curve: Curve) -> str:
 
 
 def scenario_text(config: Config, measured: Calibration) -> str:
-    """The scenario (YAML): what was measured, and what only the user knows, marked.
+    """The scenario (YAML): measured values, and marked ones that only the user knows.
 
     The staging buffer is the memory that readers hold, at the rate of the fastest tier.
     """
     quotas = [tier.quota_bytes for tier in config.tiers]
     staging = min(GIB, max(64 * MIB, quotas[0] // 8))
-    # Whether more threads than were tried would give more nobody knows: the daemon finds that out.
+    # No more threads than were measured: nobody knows the rates beyond. The daemon finds them out.
     threads = min(config.copy_threads, max(THREADS))
     names = ["staging", *(f"{tier.kind}{number}" for number, tier in enumerate(config.tiers))]
     lines = _job_lines(config) + _source_lines(measured) + ["classes:"]
@@ -234,7 +236,7 @@ def scenario_text(config: Config, measured: Calibration) -> str:
 
 
 def _job_lines(config: Config) -> list[str]:
-    # A dollar begins a variable in a path.
+    # A dollar sign in a path would begin a variable, so it is doubled.
     dataset = json.dumps(str(config.sources[0].real_path).replace("$", "$$"))
     return [
         f"# Measured by `monarch calibrate` with {config.file}.",

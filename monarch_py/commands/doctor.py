@@ -1,4 +1,4 @@
-"""`monarch doctor`: what works on this machine, what does not, and the hint."""
+"""`monarch doctor`: reports what works on this machine, what does not, and what to do about it."""
 
 import importlib.util
 import os
@@ -36,13 +36,15 @@ from monarch_py.util.units import format_size
 __all__ = ["Finding", "examine", "switches"]
 
 NONE_RUNS = "none runs: monarch run starts one for its command, monarch start one that stays"
-# Shared memory for a catalog: 192 bytes and the path a file, and the clients' segment.
+# Shared memory that a catalog takes per file: at most 192 bytes and the path. (`least_shm_bytes`
+# counts the segments of fixed size.)
 CATALOG_BYTES_PER_FILE = 288
-# The daemon has two for each block that it copies, and a job's locks may take one a file.
+# The daemon needs two descriptors for each block that it copies, and a job's locks may take one for
+# each file.
 MIN_DESCRIPTORS = 256
-# Loading MPI looks for fabrics, on some machines for long.
+# Limit for loading MPI, which searches for fabrics and is slow on some machines [s].
 MPI_S = 30
-# In a process of its own: what a broken MPI does to it is told.
+# Runs in its own process, so that doctor survives a broken MPI and can report it.
 MPI_VERSION = """
 import mpi4py
 mpi4py.rc(initialize=False, finalize=False)
@@ -53,8 +55,8 @@ print(MPI.Get_library_version().split("\\n")[0].strip("\\0"))
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """level : 'ok', 'note' (nothing was examined), 'warning' or 'problem';  hint : what to do, ''
-    when nothing."""
+    """One result. level : 'ok', 'note' (nothing was examined), 'warning' or 'problem';  hint : what
+    to do; '' if nothing."""
 
     level: str
     what: str
@@ -102,11 +104,11 @@ def _library() -> Iterator[Finding]:
 
 
 def _in_the_way(path: Path, what: str, hint: str) -> Finding | None:
-    """What somebody has put where the daemon makes a directory of this user alone."""
+    """A finding if the path, which the daemon makes private to this user, exists and is not."""
     try:
         why = why_not_private(path)
     except OSError:
-        return None  # there is nothing
+        return None  # the path does not exist
     return Finding("problem", what, f"{path} {why}", hint) if why else None
 
 
@@ -127,7 +129,7 @@ def _shared_memory() -> Iterator[Finding]:
         return
     free = system.f_bavail * system.f_frsize
     needed = least_shm_bytes()
-    # Files beyond the most are left to the source, however much room there is.
+    # Files beyond MAX_FILES are left to the source, however much room there is.
     files = min(max(0, free - needed) // CATALOG_BYTES_PER_FILE, lib.MONARCH_MAX_FILES)
     text = f"{root}: {format_size(free)} free, room for the catalog of {files:,} files"
     if free < needed:
@@ -144,7 +146,7 @@ def is_disabled() -> bool:
 
 
 def switches(config: Config | None) -> Iterator[Finding]:
-    """What turns everything off, now and here."""
+    """Switches that turn everything off now: files, and this process's environment."""
     files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
     for path in files:
         if path is None:
@@ -159,7 +161,7 @@ def switches(config: Config | None) -> Iterator[Finding]:
 
 
 def _places(config: Config) -> Iterator[Finding]:
-    """What others may do to the tiers' directories, and who has them."""
+    """Whether other users can replace the tiers' directories, or own them."""
     for tier in (*config.tiers, *([config.staging] if config.staging else [])):
         what = f"tier ({tier.kind})"
         for doubt in doubts(tier.mount_point):
@@ -190,7 +192,8 @@ def _tiers(config: Config) -> Iterator[Finding]:
 
 
 def _manifests(config: Config) -> Iterator[Finding]:
-    """Of persistent tiers that no daemon has. A damaged one keeps no daemon from starting."""
+    """Manifests of persistent tiers that no daemon holds. A damaged manifest is only a warning,
+    since it does not keep a daemon from starting."""
     for tier in config.tiers:
         root = tier_root(tier.mount_point)
         path = root / "manifest.sqlite"
@@ -215,14 +218,14 @@ def _sources(config: Config) -> Iterator[Finding]:
 
 
 def _many_nodes() -> Iterator[Finding]:
-    """Whether `mpiexec monarch start` can bring up daemons together."""
+    """Whether `mpiexec monarch start` can bring up daemons on several nodes together."""
     if importlib.util.find_spec("mpi4py") is None:
         text = "mpi4py is not there: this node works alone"
         yield Finding("ok", "many nodes", f"{text} (pip install mpi4py mpich)")
         return
     hint = "mpi4py needs the cluster's MPI (module load), or: pip install mpi4py mpich"
     command = [sys.executable, "-c", MPI_VERSION]
-    try:  # a module of the working directory is not meant
+    try:  # in "/", so that no module of the working directory is imported
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=MPI_S, cwd="/"
         )
@@ -250,7 +253,7 @@ def _address(config: Config) -> Iterator[Finding]:
 
 
 def _libcrypto(config: Config) -> Iterator[Finding]:
-    """Without it daemons that know of each other refuse to start; a node alone needs none."""
+    """Daemons that know of each other need libcrypto to start; a daemon alone does not."""
     names_peers = config.peers != PeersConfig()
     may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
     if may_join and not has_libcrypto():
@@ -278,7 +281,7 @@ def _daemon(config: Config) -> Iterator[Finding]:
 
 
 def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding]:
-    """Whether `monarch run` could start one."""
+    """Whether `monarch run` could start a daemon."""
     if (holder := holder_of(connection.session.lock)) is not None:
         found = f"{holder} does not answer: it starts or ends, or it is stopped"
         yield Finding(
@@ -299,7 +302,7 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
 
 
 def _container(config: Config) -> Iterator[Finding]:
-    """What a container must share, for a job inside and a daemon outside."""
+    """The paths that a container must share if the job runs inside and the daemon outside."""
     places = [shm_root(), LIBRARY.parent, config.file]
     places += [source.path for source in config.sources]
     places += [tier.mount_point for tier in config.tiers]
@@ -309,7 +312,7 @@ def _container(config: Config) -> Iterator[Finding]:
 
 
 def _limits() -> Iterator[Finding]:
-    """Limits under which programs would go without Monarch, or the daemon without room."""
+    """Resource limits that would keep programs from using Monarch, or the daemon from working."""
     segments = sum(ffi.sizeof(f"struct monarch_{name}") for name in ("clients", "control", "fills"))
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY and space < 32 * segments:
@@ -331,8 +334,8 @@ def _environment() -> Iterator[Finding]:
 
 
 def examine(config_file: Path | None) -> Iterator[Finding]:
-    """Everything that can be looked at, each as soon as it is known; without a configuration, the
-    machine alone."""
+    """Examines everything and yields each finding as soon as it is known. Without a configuration,
+    only the machine is examined."""
     for part in (_machine, _library, _shared_memory, _limits, _environment, _many_nodes):
         yield from part()
     if config_file is None:
@@ -351,7 +354,7 @@ def _configured(config_file: Path) -> Iterator[Finding]:
     except MonarchError as error:
         yield Finding("problem", "configuration", str(error))
         can_start = False
-        # A source that is gone or hangs is no reason not to look at the tiers.
+        # The tiers are examined even if a source is gone or hangs.
         with suppress(MonarchError):
             config, parts = load_config(config_file, with_sources=False), WITHOUT_SOURCES
     else:

@@ -28,11 +28,11 @@ prepend-path LD_PRELOAD {library}
 
 
 def modulefile(config_file: Path | None) -> str:
-    """Text of the modulefile; with a configuration, users need none of their own."""
+    """Text of the modulefile. If it names a configuration, users need none of their own."""
     config = f"setenv MONARCH_CONFIG {{{config_file.resolve()}}}\n" if config_file else ""
     return TEMPLATE.format(
         version=__version__,
-        commands=f"{{{Path(sys.executable).parent}}}",  # Tcl's braces: nothing in them is special
+        commands=f"{{{Path(sys.executable).parent}}}",  # in Tcl's braces no character is special
         library=f"{{{LIBRARY}}}",
         config=config,
     )

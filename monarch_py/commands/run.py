@@ -1,4 +1,4 @@
-"""`monarch run`: a command with the library before it, and a daemon for as long as it runs."""
+"""`monarch run`: runs a command under the preload library, with a daemon for as long as it runs."""
 
 import contextlib
 import os
@@ -21,21 +21,25 @@ from monarch_py.util.signals import handling
 
 __all__ = ["Outcome", "job_environment", "keep_daemon", "run_job"]
 
-# The shell's statuses for a command that is not there or cannot be run.
+# Exit statuses that a shell gives for a command that does not exist, or cannot be executed.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# A daemon's end: many copies go, and a tier of a file system is written out. And that of one which
-# does not answer [s].
+# Limits for a daemon's shutdown [s]. One that was asked to stop may have many copies to remove and
+# a tier's file system to sync. One that does not answer gets SIGTERM and the shorter limit.
 END_LIMIT_S, SILENT_LIMIT_S = 600.0, 60.0
 KILL_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """exit_status : of the command, 128 + n for signal n;  report : the daemon's last status, None
-    if there is none;  problem : why the command ran without a daemon;  before : the daemon's status
-    before the command ran, None if it could not be had;  lost : why a daemon that served has given
-    no report."""
+    """How a run ended.
+
+    exit_status : of the command; 128 + n if signal n ended it
+    report : the daemon's status after the command; None without one
+    problem : why the command ran without a daemon, or could not run; "" otherwise
+    before : the daemon's status before the command; None if the daemon did not give it
+    lost : why a daemon that served gave no report afterwards
+    """
 
     exit_status: int
     report: dict[str, Any] | None
@@ -45,7 +49,7 @@ class Outcome:
 
 
 def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """The variables that put a program under the library; other preloads stay, behind ours."""
+    """The environment that loads the library into a program. Other preloads stay, after ours."""
     base = {name: value for name, value in base.items() if name != "MONARCH_LEFT"}
     others = [p for p in base.get("LD_PRELOAD", "").split(":") if p and p != str(LIBRARY)]
     return {
@@ -62,8 +66,10 @@ def _end(number: int, _frame: object) -> None:
 def _run(
     command: Sequence[str], environment: Mapping[str, str], starts: Callable[[Identity], None]
 ) -> int:
-    """What a batch system sends us goes on to the command. The terminal's Ctrl-C reaches it by
-    itself; we wait for what it makes of that.
+    """Runs the command and returns its exit status (128 + n for signal n).
+
+    Signals that a batch system sends to us are forwarded to the command. The terminal sends Ctrl-C
+    to the command itself, so we ignore it and wait for the command's reaction.
 
     starts : called in the child before it executes the command, so that the daemon knows of the
     command even if this process is killed at once
@@ -97,7 +103,7 @@ def _run(
 
 
 def _serving(connection: DaemonConnection) -> Identity | None:
-    """The daemon that answers, as it knows itself."""
+    """The process that answers as the daemon; None if no daemon answers."""
     try:
         found = connection.ask("where")
     except SessionError:
@@ -106,7 +112,8 @@ def _serving(connection: DaemonConnection) -> Identity | None:
 
 
 def _end_daemon(connection: DaemonConnection, daemon: Identity) -> None:
-    """Ends it: asked, or told if it does not answer; killed in the end."""
+    """Ends the daemon: by the command `stop`; by SIGTERM if it does not answer; by SIGKILL when its
+    time is up."""
     is_asked = False
     if _serving(connection) == daemon:
         with contextlib.suppress(SessionError):
@@ -120,9 +127,12 @@ def _end_daemon(connection: DaemonConnection, daemon: Identity) -> None:
 
 
 class _Share:
-    """A run's part of a daemon that runs share (`shares`): the first of them starts it, and the
-    last ends it. While the command of a run that was killed goes on, the daemon serves it, and ends
-    by itself later (`daemon.orphan`). A daemon of `monarch start` is nobody's to end."""
+    """One run's share in a daemon that several runs use (`ipc.shares`).
+
+    The first run starts the daemon, and the last one ends it. If a run is killed and its command
+    goes on, the daemon continues to serve the command and ends by itself later (`daemon.orphan`).
+    No run ends a daemon of `monarch start`.
+    """
 
     def __init__(self, config_file: Path) -> None:
         self.config_file = config_file
@@ -133,7 +143,7 @@ class _Share:
         self._had_turn = False
 
     def begin(self) -> None:
-        """A daemon serves, and does so until `end`; MonarchError when none can be started."""
+        """Makes sure that a daemon serves until `end`. MonarchError if none can be started."""
         self._shares.take_turn()
         self._had_turn = True
         try:
@@ -142,7 +152,7 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, is_shared=True)
                 self._tell_troubles()
             else:
-                if self._shares.daemon() != serving:  # but one that has died since
+                if self._shares.daemon() != serving:  # the note is of a daemon that has died
                     self._shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
                     self.connection.ask("job")
@@ -156,7 +166,7 @@ class _Share:
                 sys.stderr.write(f"monarch: {trouble}\n")
 
     def starts(self, command: Identity) -> None:
-        """The daemon serves it also when this process is killed."""
+        """Notes the command, so that the daemon serves it even after this process is killed."""
         self._shares.note_command(command)
 
     def end(self) -> None:
@@ -177,10 +187,10 @@ class _Share:
             with contextlib.suppress(OSError):
                 self._shares.close()
         if self._child is not None:
-            self._child.returncode = 0  # waited for above, or somebody else's by now
+            self._child.returncode = 0  # we waited for it above, or other runs use it by now
 
     def keep(self) -> "subprocess.Popen[bytes] | None":
-        """As `keep_daemon`, once."""
+        """As `keep_daemon`; closes the share, so call it once."""
         self._shares.take_turn()
         try:
             child = None if self.connection.runs() else spawn(self.config_file, detach=True)
@@ -191,16 +201,19 @@ class _Share:
 
 
 def keep_daemon(config_file: Path) -> "subprocess.Popen[bytes] | None":
-    """A daemon that stays, whatever runs begin and end: a new one, or None where one serves
-    already. SessionError when it does not come up."""
+    """Provides a daemon that no run ends. Returns the new process, or None if a daemon already
+    serves. SessionError if the new one does not come up."""
     return _Share(config_file).keep()
 
 
 def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
-    """Runs the command under the library. A daemon that serves the configuration is used and left
-    running; otherwise one is started, and ended with the last run that uses it. If none can be
-    started the command runs all the same, on the source. A signal before the command runs ends us
-    (SystemExit), and the daemon that we started."""
+    """Runs the command under the library.
+
+    A daemon that already serves the configuration is used and left running. Otherwise one is
+    started, and ended with the last run that uses it. If none can be started, the command runs all
+    the same and reads from the source. A signal that comes before the command runs ends this
+    process (SystemExit) and the daemon that it started.
+    """
     with handling([signal.SIGTERM, signal.SIGHUP], _end):
         return _run_job(config_file, command)
 
@@ -208,7 +221,7 @@ def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
 def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
     try:
         share = _Share(config_file)
-    except (MonarchError, OSError) as error:  # there is no place for a session
+    except (MonarchError, OSError) as error:  # the session's directory cannot be made
         problem = _tell_problem(error)
         return Outcome(_run(command, os.environ, lambda _: None), None, problem)
     problem, report, lost = "", None, ""

@@ -1,4 +1,4 @@
-"""From the paths that a user names to entries of the catalog, while it still grows."""
+"""Resolves paths that a user names to entries of the catalog, while the catalog still grows."""
 
 import os
 import stat
@@ -15,21 +15,23 @@ __all__ = ["PathSelection", "Place", "Root"]
 
 Ids = npt.NDArray[np.uint64]
 
-# Entries whose paths are compared at a time: 16 MiB for paths of 100 bytes.
+# Entries whose paths are compared at a time: 16 MiB of memory for paths of 100 bytes.
 PORTION = 16384
 GONE = "gone: it was removed from the source after the scan; restore it, or leave it out"
 EXCLUDED = np.uint64(make_word(State.BYPASS, Reason.EXCLUDED))
 
 
 class Root(NamedTuple):
-    """A source. spellings : its directory as it is and as the configuration has it."""
+    """A source. spellings : its directory, resolved, and as the configuration spells it if that
+    differs."""
 
     number: int
     spellings: tuple[str, ...]
 
 
 class Place(NamedTuple):
-    """Something below a source. text : as the user named it;  path : relative, "" for all of it."""
+    """A path below a source. text : as the user wrote it;  path : relative; "" for the source
+    itself."""
 
     text: str
     source: int
@@ -41,12 +43,12 @@ def _is_excluded(words: Any) -> Any:
 
 
 class PathSelection:
-    """The files that are meant: named ones, and all below named directories.
+    """The files that the user means: named files, and all files below named directories.
 
-    texts : paths as the user wrote them, None for everything
-    problems : (path, what is wrong and the hint), one for each path that means nothing
-    ids : (n,) entries in the order in which they were named or met
-    unknown : files that are there and that the catalog does not know yet
+    texts : paths as the user wrote them; None for everything
+    problems : (path, what is wrong and the hint), one for each path that stands for no file
+    ids : (n,) entries in the order in which they were named or found
+    unknown : files that exist but that the catalog does not know yet
     """
 
     def __init__(
@@ -57,9 +59,9 @@ class PathSelection:
         self.ids: Ids = np.zeros(0, dtype=np.uint64)
         self.unknown: dict[tuple[int, str], Place] = {}
         self._named: list[int] = []
-        self._texts: dict[int, str] = {}  # of named files, by their entries
+        self._texts: dict[int, str] = {}  # what the user wrote for a named file, by entry
         self._directories: dict[tuple[int, str], Place] = {}
-        # Of each directory: files met below it, and those of them that are left out.
+        # For each directory: how many files were found below it, and how many of them are excluded.
         self._below: dict[tuple[int, str], npt.NDArray[np.int64]] = {}
         self._is_chosen = np.zeros(0, dtype=bool)
         self._examined = 0
@@ -71,16 +73,16 @@ class PathSelection:
 
     @property
     def needs_scanned(self) -> list[tuple[int, str]]:
-        """Directories, as (source, path): they are complete when the scan of them is."""
+        """The directories, as (source, path), whose files are all known only after their scan."""
         return list(self._directories)
 
-    # --- what a path means ----------------------------------------------------------------------
+    # --- resolving paths ------------------------------------------------------------------------
 
     def _name(self, text: str, catalog: CatalogReader) -> None:
         plain = os.path.abspath(os.path.expanduser(text))
-        # '..' behind a link leads elsewhere than the text says.
+        # '..' after a symbolic link leads elsewhere than the text says.
         place = self._place(text, plain) if ".." not in text.split("/") else None
-        # The catalog is asked before the source, which may be slow.
+        # Ask the catalog before the source, which may be slow.
         if place is None or not self._take(place, catalog):
             self._look(text, catalog)
 
@@ -94,7 +96,7 @@ class PathSelection:
         return None
 
     def _take(self, place: Place, catalog: CatalogReader) -> bool:
-        """Whether the catalog knows it as a file or a directory."""
+        """Handles a place that the catalog knows as a file or a directory; False if it does not."""
         if not place.path:
             self._directories[place.source, ""] = place
             return True
@@ -114,7 +116,7 @@ class PathSelection:
         return True
 
     def _look(self, text: str, catalog: CatalogReader) -> None:
-        """Asks the file system what a path is that the catalog does not tell of."""
+        """Asks the file system about a path that the catalog does not know."""
         path = os.path.expanduser(text)
         try:
             real = os.path.realpath(path, strict=True)
@@ -143,14 +145,14 @@ class PathSelection:
         why = "left out by the configuration; change `include`, `exclude`, `min_size` or `max_size`"
         self.problems.append((text, f"{why} of its source and start the daemon again"))
 
-    # --- what the catalog has of it -------------------------------------------------------------
+    # --- entries of the catalog -----------------------------------------------------------------
 
     def meet(self, catalog: CatalogReader) -> Ids:
-        """The (n,) entries that are meant and were not returned before."""
+        """The (n,) selected entries that were not returned before."""
         for place in [p for p in self.unknown.values() if catalog.find(p.source, p.path) >= 0]:
             del self.unknown[place.source, place.path]
             self._take(place, catalog)
-        # The catalog grows meanwhile: one look at its length, after the last look into it.
+        # The catalog grows meanwhile: read its length once, after the last look-up.
         last = len(catalog)
         self._is_chosen = np.pad(self._is_chosen, (0, last - len(self._is_chosen)))
         found = [self._new(np.array(self._named, dtype=np.uint64))]
@@ -165,20 +167,20 @@ class PathSelection:
         return new
 
     def _new(self, ids: Ids) -> Ids:
-        """Without those that were chosen before, each once."""
+        """Removes duplicates and entries that were chosen before; marks the rest as chosen."""
         ids = distinct(ids)
         ids = ids[~self._is_chosen[ids]]
         self._is_chosen[ids] = True
         return ids
 
     def _examine(self, catalog: CatalogReader, first: int, end: int) -> Ids:
-        """Files below the directories, among the entries [first, end)."""
+        """Files below the named directories, among the entries [first, end)."""
         rows = catalog.entries[first:end]
         files = np.flatnonzero(rows["kind"] == Kind.FILE)
         sources, lengths = rows["source"][files], rows["path_len"][files]
         excluded = _is_excluded(rows["word"][files])
         meant = np.zeros(len(files), dtype=bool)
-        # Directories of one source whose paths are equally long are looked for together.
+        # Directories of one source whose paths have the same length are searched together.
         groups: dict[tuple[int, int], list[bytes]] = {}
         for source, path in self._directories:
             text = os.fsencode(path + "/") if path else b""
@@ -207,8 +209,8 @@ class PathSelection:
     # --- at the end of the scan -----------------------------------------------------------------
 
     def finish(self, catalog: CatalogReader) -> None:
-        """The scan is complete: says which directories hold nothing that is copied, and adds to
-        `unknown` the files of those that are newer than the scan."""
+        """Call it when the scan is complete. Reports directories whose files are all excluded, and
+        adds the files of directories newer than the scan to `unknown`."""
         for (source, path), place in self._directories.items():
             files, excluded = self._below[source, path]
             if files and files == excluded and place.text:
@@ -217,7 +219,7 @@ class PathSelection:
                 self._walk(place)
 
     def directories(self, catalog: CatalogReader) -> Ids:
-        """The (n,) known directories whose files are all meant."""
+        """The (n,) known directories at or below a named one."""
         known = np.flatnonzero(catalog.entries["kind"] == Kind.DIR)
         sources = catalog.entries["source"][known].tolist()
         of = zip(known.tolist(), sources, strict=True)
@@ -232,7 +234,7 @@ class PathSelection:
         return True
 
     def walk_anew(self, directories: Sequence[int], catalog: CatalogReader) -> None:
-        """Adds to `unknown` what known directories hold besides what the catalog knows."""
+        """Lists directories again, and adds files that the catalog lacks to `unknown`."""
         for entry in directories:
             source, path = int(catalog.entries["source"][entry]), catalog.path(entry)
             top = self.roots[source].spellings[0]
@@ -284,7 +286,8 @@ class PathSelection:
             return 0
 
     def gone(self, ids: Ids, catalog: CatalogReader) -> Ids:
-        """Those of (n,) entries that were named and are gone from the source; `problems` tells."""
+        """Those of (n,) entries that were named but are gone from the source. Adds a problem for
+        each."""
         found = [entry for entry in ids.tolist() if entry in self._texts]
         found = [entry for entry in found if self._is_gone(entry, catalog)]
         for entry in found:
@@ -301,7 +304,7 @@ class PathSelection:
         return False
 
     def give_up(self, places: Sequence[Place]) -> None:
-        """Files that the daemon does not take into its catalog."""
+        """Reports files that the daemon could not add to its catalog as problems."""
         for place in places:
             del self.unknown[place.source, place.path]
             why = (

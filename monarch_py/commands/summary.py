@@ -1,5 +1,7 @@
-"""What `monarch run` says at its end: what the run gained, what it cost the source, and what to
-change, in lines of at most 80 columns."""
+"""The summary that `monarch run` prints: what it gained, what it cost the source, what to change.
+
+Lines have at most 80 columns.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,18 @@ from monarch_py.util.units import GIB, MIB, counted, format_size
 __all__ = ["room_hint", "since", "summary"]
 
 WIDTH = 80
-# Of a line's second half; "monarch: " is as wide as the labels.
+# The column at which the text after a label begins.
 INDENT = 11
-# A number and its unit, which stand on one line.
+# A number and its unit, which must not be separated by a line break.
 NUMBER = re.compile(r"(\d) ([KMGTPE]?i?B\b|%)")
 
 
 def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
-    """What has been counted between two reports of one daemon; in all, if there is no earlier one
-    or it is another daemon's.
+    """The counts between two reports of one daemon. Without an earlier report, or with one of
+    another daemon, the counts since the daemon's start.
 
-    totals : as in a report;  staged : copies;  served_bytes : given to other nodes
+    totals : as in a report;  staged : copies made in the staging area;  served_bytes : bytes sent
+    to other nodes
     """
     first = before if before is not None and before["pid"] == after["pid"] else None
 
@@ -44,7 +47,7 @@ def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any
 
 
 def summary(report: dict[str, Any], run: dict[str, Any]) -> list[str]:
-    """The lines. report : the daemon's, after the run;  run : what `since` counts."""
+    """The lines. report : the daemon's status after the run;  run : the result of `since`."""
     told = [("monarch:", _opens(report, run["totals"]))]
     if run["totals"]["opens"]:
         told += [("  source:", _source(run["totals"]))]
@@ -67,7 +70,7 @@ def _wrapped(label: str, text: str) -> list[str]:
         WIDTH,
         initial_indent=first,
         subsequent_indent=" " * INDENT,
-        # Paths and numbers with their units are to be copied.
+        # Users copy paths and sizes from here, so they are not broken.
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -140,7 +143,7 @@ def _ahead(report: dict[str, Any]) -> list[str]:
 
 
 def _left_out(report: dict[str, Any]) -> list[str]:
-    """Files that the configuration leaves to the source, or that could not be copied."""
+    """Lines on files that the configuration leaves to the source, or that could not be copied."""
     words = {
         "excluded": "excluded by the configuration",
         "changed": "changed since the daemon looked at them",
@@ -165,11 +168,12 @@ def _no_room(report: dict[str, Any]) -> list[str]:
 
 
 def room_hint(report: dict[str, Any], files: int, size: int) -> str:
-    """What makes room for so many files [bytes] more; "" where no tier can be used."""
+    """A hint that makes room for `files` more files of `size` bytes together; "" if no tier can be
+    used."""
     usable = [tier for tier in report["tiers"] if tier["usable"]]
     if not usable:
         return ""
-    # The slowest tier is the one that has room to offer, if any has. Copies end with their blocks.
+    # If any tier has room left, the slowest has. Each copy is rounded up to a block of 4096 bytes.
     tier, needed = usable[-1], size + files * 4096
     quota = _rounded_up(tier["used_bytes"] + needed)
     free = _free_bytes(tier["mount_point"])

@@ -1,4 +1,4 @@
-"""`verify` and `clear`: looking after the copies, with and without a daemon."""
+"""`monarch verify` and `monarch clear`: check or remove copies, with or without a daemon."""
 
 import os
 from collections.abc import Iterator
@@ -21,9 +21,13 @@ __all__ = ["Verdict", "clear_tiers", "tiers_out_of_use", "verify_copies"]
 
 @dataclass(slots=True)
 class Verdict:
-    """damaged : source paths of copies whose bytes are not what their checksum says;  outdated : of
-    copies that are not what the source has now, None if the source was not asked;  out_of_use : a
-    sentence on each tier that could not be looked at."""
+    """The result of `monarch verify`.
+
+    checked : number of copies that were read
+    damaged : source paths of copies whose bytes do not match their checksum
+    outdated : source paths of copies that differ from the source; None if the source was not read
+    out_of_use : one sentence on each tier that could not be checked
+    """
 
     checked: int = 0
     damaged: list[str] = field(default_factory=list)
@@ -37,7 +41,7 @@ class Verdict:
 
 
 def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
-    """(XXH3-64 of the block sums, size) of a file; None when it cannot be read."""
+    """(XXH3-64 of the block sums, size) of a file; None if the file cannot be read."""
     total, size = ffi.new("uint64_t *"), ffi.new("uint64_t *")
     if lib.monarch_sum_file(os.fsencode(path), block_bytes, total, size) != 0:
         return None
@@ -45,10 +49,10 @@ def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
 
 
 def verify_copies(config: Config, *, against_source: bool) -> Verdict:
-    """Reads every copy through its checksum, and the source files too if asked.
+    """Reads every copy and compares its checksum; reads the source files too if asked.
 
-    With a daemon: all its copies; it drops the bad ones. Without: those of the persistent tiers.
-    TierError when such a tier is held by another daemon.
+    If a daemon serves, its copies are checked, and it drops the bad ones. Otherwise the copies on
+    persistent tiers are checked. TierError if another daemon holds such a tier.
     """
     session = SessionDir.of(config.file)
     connection = DaemonConnection(session)
@@ -67,7 +71,7 @@ def _is_gone(tier: TierConfig) -> bool:
 
 
 def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[tuple[int, str]]:
-    """(number, a sentence) of each tier that the daemon does not use, or is about to give up."""
+    """(number, sentence) for each tier that the daemon does not use, or is about to give up."""
     told = connection.ask("status")["tiers"]
     for number, (tier, said) in enumerate(zip(config.tiers, told, strict=False)):
         if said["why"]:
@@ -77,14 +81,14 @@ def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[t
 
 
 class _Checker:
-    """Checks one copy after the other and keeps the verdict."""
+    """Checks copies one at a time and keeps the verdict."""
 
     def __init__(self, block_size_bytes: int, against_source: bool) -> None:
         self.verdict = Verdict(outdated=[] if against_source else None)
         self._block_size_bytes = block_size_bytes
 
     def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
-        """copy, path : of the copy and of its source file;  expected : sum and size [bytes]."""
+        """copy, path : paths of the copy and of its source file;  expected : sum, size [bytes]."""
         self.verdict.checked += 1
         if _sum(copy, self._block_size_bytes) != expected:
             self.verdict.damaged.append(path)
@@ -118,7 +122,7 @@ def _verify_catalog(
     if bad:
         connection.ask("drop", entries=bad)
         connection.wait_until_dropped()
-    # One that takes no more copies since an error may still serve those that it has.
+    # A tier that takes no more copies after an error may still serve the copies that it has.
     serving = set(tier_of(catalog.words[state_of(catalog.words) == State.PRESENT]).tolist()) - gone
     checker.verdict.out_of_use = [
         why for number, why in tiers_out_of_use(config, connection) if number not in serving
@@ -148,9 +152,9 @@ def _verify_manifests(config: Config, checker: _Checker) -> None:
 
 
 def clear_tiers(config: Config) -> int:
-    """Removes everything of ours from the tiers, without a daemon; returns how many copies went.
+    """Removes everything of ours from the tiers, without a daemon. Returns the number of copies.
 
-    TierError when a daemon holds one of them.
+    TierError if a daemon holds one of the tiers.
     """
     removed = 0
     for tier_config in config.tiers:

@@ -1,4 +1,4 @@
-"""`monarch warm`: what is named is filled ahead, and followed until it is there."""
+"""`monarch warm`: fills copies of the named files ahead, and follows them until they are there."""
 
 import os
 import time
@@ -22,23 +22,27 @@ from monarch_py.util.hanging import LIMIT_S, hanging
 
 __all__ = ["Progress", "Warm"]
 
-# Entries in one order: the daemon takes requests of 1 MiB, a number has 8 digits and 2 beside it.
+# Entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10 bytes for an
+# entry: 8 digits, a comma and a space.
 ORDER = 65536
-# Directories in one request: 4 KiB of names that are no text have 24 KiB in JSON.
+# Directories in one request. A path of 4 KiB that is not valid text takes 24 KiB in JSON.
 DIRECTORIES = 32
 # Files that the daemon looks at in one request: its other commands wait meanwhile.
 LOOKS = 64
-# Looks at the catalog: this often, and never for more than a tenth of the time [s].
+# Pause between two looks at the catalog; longer ones if looking would take over a tenth of the
+# time [s].
 LOOK_S = 0.1
 
 
 @dataclass(slots=True)
 class Progress:
-    """Of the chosen files, as far as they are known. Sizes are in bytes.
+    """Counts of the chosen files that are known so far. Sizes are in bytes.
 
-    there : had their copies before;  filled : got them since, those under way with what is done of
-    them;  replaced : of these, whose copies were of an earlier version;  at_source : by reason, as
-    `bypass` in docs/status.md;  complete : no more will be met
+    there : files that had a copy before
+    filled : files that got a copy since; `filled_bytes` includes the done parts of running fills
+    replaced : those of `filled` whose old copy was of an earlier version
+    at_source : files left to the source, by reason, as `bypass` in docs/status.md
+    complete : no more files will be found
     """
 
     files: int = 0
@@ -65,7 +69,7 @@ class Progress:
 
 
 def _is_left(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which files no copy will be made of now; of some when they are read."""
+    """Which files get no copy now. Some of them get one when they are read."""
     states = state_of(words)
     when_read = (states == State.ABSENT) & (reason_of(words) != Reason.NONE)
     return np.asarray((states == State.BYPASS) | when_read)
@@ -78,7 +82,7 @@ def _has_changed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
 
 
 class _View:
-    """The segments of one daemon, as it replaces them."""
+    """The segments of one daemon; `refresh` opens the newest catalog."""
 
     def __init__(self, connection: DaemonConnection) -> None:
         self._connection = connection
@@ -101,9 +105,9 @@ class _View:
                 raise SessionError("the daemon was replaced by another one; run the command again")
             self.pid, known = told["pid"], told["generation"]
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
-            self.is_lazy = told.get("scan") == "lazy"  # not of a daemon that was started before
+            self.is_lazy = told.get("scan") == "lazy"  # an older daemon does not tell `scan`
             if known != self._generation:
-                with suppress(FileNotFoundError):  # a larger one has come since we asked
+                with suppress(FileNotFoundError):  # replaced since we asked: ask again
                     self.catalog = CatalogReader.open(self._connection.session, known)
                     self._generation = known
 
@@ -118,7 +122,7 @@ class _View:
         return found
 
     def partial_bytes(self, words: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> int:
-        """What is done of (n,) files that are being filled."""
+        """Bytes that are already copied of (n,) files that are being filled."""
         if not len(words):
             return 0
         done = 0
@@ -133,10 +137,9 @@ class _View:
 
 
 class Warm:
-    """One run of the command.
+    """One run of the command. SessionError if no daemon serves, or everything is switched off.
 
-    texts : paths as the user wrote them, None for everything. SessionError when no daemon serves,
-    or everything is switched off.
+    texts : paths as the user wrote them; None for everything
     """
 
     def __init__(self, session: SessionDir, texts: Sequence[str] | None) -> None:
@@ -148,18 +151,18 @@ class Warm:
         self._ticket = f"{os.getpid()}.{time.time_ns()}"
         self._was_there = np.zeros(0, dtype=bool)
         self._was_outdated = np.zeros(0, dtype=bool)
-        # Entries that are still to be compared with the source: files with copies, directories.
+        # Entries still to be compared with the source: files with copies, and directories.
         self._to_compare = np.zeros(0, dtype=np.uint64)
         self._finished = False
         self.progress = Progress()
 
     @property
     def problems(self) -> list[tuple[str, str]]:
-        """(path, what is wrong and the hint); complete when `progress` is."""
+        """(path, what is wrong and the hint); complete once `progress` is complete."""
         return self.chosen.problems
 
     def no_room(self) -> tuple[int, int]:
-        """The chosen files that fit into no tier: how many, and their bytes."""
+        """Number and bytes of the chosen files that fit into no tier."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words = catalog.words[ids]
         left = ids[_is_left(words) & (reason_of(words) == Reason.NO_ROOM)]
@@ -173,7 +176,7 @@ class Warm:
             )
 
     def _ask_for_directories(self) -> None:
-        """The daemon may not know yet what is in them."""
+        """Asks the daemon to scan the chosen directories, which it may not know yet."""
         directories = self.chosen.needs_scanned
         for at in range(0, len(directories), DIRECTORIES):
             self._connection.ask("scan", directories=directories[at : at + DIRECTORIES])
@@ -182,10 +185,11 @@ class Warm:
     # --- ordering -------------------------------------------------------------------------------
 
     def run(self, show: Callable[[Progress], None], *, wait: bool) -> None:
-        """Until all is filled that can be, or, without `wait`, until all is known and ordered.
+        """Returns when all files are filled that can be; without `wait`, when all are known and
+        ordered.
 
-        `show` sees how far it is, several times a second. Whatever else ends this (SessionError, a
-        signal) cancels the fills that no thread of the daemon has begun.
+        show : called with the progress several times a second. An exception (SessionError, or one
+        from a signal) cancels the fills that no thread of the daemon has begun.
         """
         try:
             while not (self.progress.is_done if wait else self.progress.complete):
@@ -199,7 +203,7 @@ class Warm:
         except BaseException:
             with suppress(SessionError):
                 self._connection.ask("take_back", ticket=self._ticket)
-                if len(self._was_there) == len(self.chosen.ids):  # else interrupted in between
+                if len(self._was_there) == len(self.chosen.ids):  # else `_step` was interrupted
                     self._count(complete=self.progress.complete)
             raise
 
@@ -223,7 +227,7 @@ class Warm:
         self._look_at_unknown()
         is_asking = self.chosen.unknown or len(self._to_compare)
         absent = self._count(complete=is_scanned and not is_asking)
-        # Another command has cancelled them, or their copies were dropped: they are still meant.
+        # Files whose fill another command cancelled, or whose copy was dropped, are still wanted.
         self._order(absent)
 
     def _order(self, ids: Ids) -> None:
@@ -232,8 +236,8 @@ class Warm:
             self._connection.ask("warm", ticket=self._ticket, entries=entries)
 
     def _compare(self) -> None:
-        """What is there already may be of an earlier version; and a directory that has changed may
-        hold more than the scan has met."""
+        """Compares with the source. A copy may be of an earlier version of its file, and a changed
+        directory may hold files that the scan has not seen."""
         if not len(self._to_compare):
             return
         told = self._ask_source("compare", entries=self._to_compare[:ORDER].tolist())
@@ -243,7 +247,8 @@ class Warm:
         self.chosen.walk_anew(told["directories"], self._view.catalog)
 
     def _look_at_unknown(self) -> None:
-        """The scan may meet them first: a few at a time."""
+        """Makes the daemon look at files that the catalog does not know. A few at a time, because
+        the scan may find them first."""
         places: list[Place] = list(self.chosen.unknown.values())[:LOOKS]
         if not places:
             return
@@ -252,7 +257,8 @@ class Warm:
         self.chosen.give_up([p for p, e in zip(places, entries, strict=True) if e < 0])
 
     def _ask_source(self, command: str, **arguments: Any) -> Any:
-        """What the daemon answers once the source has answered it."""
+        """Asks the daemon a command for which it must ask the source. SessionError if the source's
+        file system hangs."""
         try:
             return self._connection.ask(command, **arguments)
         except SilentError:
@@ -263,7 +269,7 @@ class Warm:
             raise
 
     def _leave_out_gone(self) -> None:
-        """Files that were named and are gone are a problem, and counted nowhere."""
+        """Reports named files that are gone as problems, and drops them from all counts."""
         ids, catalog = self.chosen.ids, self._view.catalog
         gone = self.chosen.gone(ids[_has_changed(catalog.words[ids])], catalog)
         kept = ~np.isin(ids, gone)
@@ -274,7 +280,7 @@ class Warm:
     # --- counting -------------------------------------------------------------------------------
 
     def _count(self, *, complete: bool) -> Ids:
-        """Brings `progress` up to date. Returns the (n,) files that nobody has ordered."""
+        """Updates `progress`. Returns the (n,) files that nobody has ordered."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = state_of(words)

@@ -1,4 +1,4 @@
-"""Configuration: reading it, checking it, and which files of a source it means."""
+"""The configuration: reads and checks it, and says which files of a source it selects."""
 
 from monarch_py.config._disk import mount_options
 from monarch_py.config.load import load_config

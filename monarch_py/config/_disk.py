@@ -1,4 +1,4 @@
-"""What the file system says about a directory named in a configuration. Nothing is written."""
+"""What the file system tells about a directory of the configuration. It writes nothing."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = [
     "mount_options",
 ]
 
-# (device, inode): the same for one directory under two names, a bind mount's included.
+# (device, inode): the same for one directory under two names, even through a bind mount.
 Identity = tuple[int, int]
 
 _RAM_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-# File systems in which the kernel shows itself. No file can be made there, whatever access(2) says
-# to root.
+# File systems in which the kernel presents its own state. No file can be made there, even where
+# access(2) tells root otherwise.
 _KERNEL_FILE_SYSTEMS = frozenset(
     {"bpf", "cgroup", "cgroup2", "debugfs", "devpts", "mqueue", "proc", "securityfs", "sysfs"}
 )
 
 
 def identity(directory: Path) -> Identity:
-    """What tells `directory` from every other; OSError if it cannot be looked at."""
+    """The identity of `directory`; OSError if it cannot be examined."""
     status = os.stat(directory)
     return status.st_dev, status.st_ino
 
 
 def lineage(directory: Path) -> frozenset[Identity]:
-    """The identities of all directories above `directory` that can be looked at."""
+    """The identities of all directories above `directory` that can be examined."""
     found = set()
     for above in Path(os.path.realpath(directory)).parents:
         with suppress(OSError):
@@ -51,7 +51,7 @@ def capacity_bytes(directory: Path) -> int | None:
 
 
 def block_bytes(directory: Path) -> int:
-    """The least that a file with content takes of the file system that holds `directory`."""
+    """The least that a non-empty file takes on the file system that holds `directory` [bytes]."""
     return max(os.statvfs(directory).f_frsize, 512)
 
 
@@ -72,19 +72,17 @@ def kernel_file_system(directory: Path) -> str | None:
 
 
 def mount_options(directory: Path) -> frozenset[str]:
-    """With which options the file system that holds `directory` is mounted; none if it is not
-    known."""
+    """The mount options of the file system that holds `directory`; empty if they are not known."""
     return _mount(directory)[1]
 
 
 def _mount(directory: Path) -> tuple[str, frozenset[str]]:
-    """The type and the options of the file system that holds `directory`; of neither anything if
-    it is not known.
+    """The type and the mount options of the file system that holds `directory`; both empty if it
+    is not known.
 
-    Python has no statfs(2). The device number of a directory also stands in the kernel's table
-    of mounts, next to the name of the file system; that is exact for the file systems asked for
-    here, also below bind mounts. (btrfs gives its subvolumes numbers of their own, which the
-    table lacks: not found means not in memory.)
+    Python has no statfs(2), so the device number is looked up in the kernel's table of mounts.
+    That is exact for the file systems asked for here, also below bind mounts. (btrfs subvolumes
+    have device numbers that the table lacks; "not known" then means "not in memory".)
     """
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

@@ -1,7 +1,7 @@
-"""From a YAML file to a checked Config.
+"""Reads a YAML file into a checked Config.
 
-schema.py declares what may be written; here is what the parts must be to one another and to the
-disk. Whatever cannot work is refused now, before a job starts.
+schema.py declares what may be written. This module checks that the parts fit together and fit the
+disk, so that what cannot work is refused now, before a job starts.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from monarch_py.util.units import GIB, MIB, TIB, format_size
 
 __all__ = ["load_config"]
 
-# Of a dataset that is not there: making an empty directory would hide that it is not mounted.
+# The hint for a missing dataset. It does not suggest creating the directory, because an empty one
+# would hide that the file system is not mounted.
 SOURCE_HINT = "correct the path; is the file system mounted here?"
 
-# A directory of the configuration, and where it is written.
+# A directory of the configuration, and the spot where it is written.
 _Place = tuple[Path, Spot]
 
 
 def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> Config:
-    """Read and check the configuration file at `path`.
+    """Reads and checks the configuration file at `path`.
 
-    with_sources : False for what needs the tiers alone: a source may be gone, or not answer, and
-    its real_path is its path as written
+    with_sources : False for a caller that needs only the tiers. A source may then be gone or hang,
+    and its real_path is its path as written
 
     Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``, if
     the file cannot be read or what it asks for cannot work on this machine.
@@ -76,10 +77,10 @@ def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> C
 
 
 def _with_sources(config: Config, top: Spot) -> tuple[Config, list[_Place]]:
-    """The configuration with sources and tiers told apart, and where the sources are written.
+    """Separates sources from tiers. Returns the configuration, and where its sources are written.
 
-    In configurations of the original the last level of the hierarchy is the dataset itself, which
-    shows in that it has no quota.
+    In configurations of the original Monarch the last level of the hierarchy is the dataset itself;
+    that level has no quota.
     """
     if "hierarchy" not in top:
         raise missing(top, Config, "hierarchy")
@@ -118,7 +119,7 @@ def _check_count(spot: Spot, found: Sequence[Any], most: int) -> None:
 
 
 def _refuse_hanging(places: Sequence[_Place]) -> None:
-    """Before anything in this process touches the directories."""
+    """ConfigError if a file system hangs. Call it before this process touches the directories."""
     spots = dict(places)
     for path in hanging(list(spots)):
         raise spots[path].error(
@@ -128,7 +129,7 @@ def _refuse_hanging(places: Sequence[_Place]) -> None:
 
 
 def _check_settings(config: Config, top: Spot) -> None:
-    """Refuse keys that contradict each other, and files that are not what they must be."""
+    """Refuses keys that contradict each other, and files that are missing or of a wrong kind."""
     for number, source in enumerate(config.sources):
         least, most = source.min_size_bytes, source.max_size_bytes
         if most is not None and least > most:
@@ -189,7 +190,8 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 
 def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
-    """The original reads with each level's own; our checksums need one for all copies."""
+    """Warns of a level's own block size, which the original Monarch used for its reads. Our
+    checksums need one block size for all copies."""
     if tier.level_block_bytes:
         level.of("block_size").warn(
             "ignored: all copies are made in blocks of one size; write block_size at the top"
@@ -202,7 +204,7 @@ def _staging_places(config: Config, top: Spot) -> list[_Place]:
 
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
-    """The staging area: the last one of the tiers, by its number."""
+    """The staging area, which is numbered as the last tier."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None
@@ -217,7 +219,7 @@ def _staging(config: Config, top: Spot) -> TierConfig | None:
 
 
 def _check_area(tier: TierConfig, level: Spot) -> None:
-    """Refuse a directory that cannot hold copies, or not as many."""
+    """Refuses a directory that cannot hold copies, or cannot hold as many as its quota allows."""
     mount_point, spot = tier.mount_point, level.of("mount_point")
     _check_directory(mount_point, spot, "create the directory or correct the path")
     if (kind := disk.kernel_file_system(mount_point)) is not None:
@@ -261,7 +263,7 @@ def _check_quota(tier: TierConfig, level: Spot) -> None:
 
 
 def _at_most(n_bytes: int) -> str:
-    """The largest size that people write without a fraction, and not more than `n_bytes`."""
+    """The largest size of at most `n_bytes` that can be written without a fraction."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
         if n_bytes >= 10 * unit:
             return f"{n_bytes // unit}{name}"
@@ -269,7 +271,7 @@ def _at_most(n_bytes: int) -> str:
 
 
 def _kind(tier: TierConfig, level: Spot) -> str:
-    """'ram' or 'ssd', with warnings where what is written is not what the disk says."""
+    """'ram' or 'ssd', with warnings where the configuration contradicts the disk."""
     in_ram = disk.is_in_ram(tier.mount_point)
     if tier.kind == "ram" and not in_ram:
         level.of("type").warn("is 'ram', but the mount point is not a file system in memory")
@@ -277,7 +279,7 @@ def _kind(tier: TierConfig, level: Spot) -> str:
         level.of("type").warn(
             "is 'ssd', but the mount point is in memory, whose limit is not watched for this tier"
         )
-    # Not an error: such copies do outlive the daemon, which is what many jobs in a row need.
+    # Only a warning: such copies outlive the daemon, which is useful for several jobs in a row.
     if tier.persistent and in_ram:
         level.of("persistent").warn(
             "copies in memory outlive the daemon, but not a restart of the node"
@@ -296,7 +298,7 @@ def _check_directory(path: Path, spot: Spot, hint: str) -> None:
 
 
 def _check_length(path: Path, spot: Spot, most: int) -> None:
-    """What goes into shared memory has a fixed room there."""
+    """Refuses a path that is longer than its fixed room in shared memory."""
     n_bytes = len(os.fsencode(path))
     if n_bytes > most:
         raise spot.error(f"the path has {n_bytes} bytes", f"choose one of at most {most}")
@@ -305,8 +307,8 @@ def _check_length(path: Path, spot: Spot, most: int) -> None:
 def _check_places(
     sources: Sequence[_Place], tiers: Sequence[_Place], staging: Sequence[_Place]
 ) -> None:
-    """Refuse directories that would hold one another's files. The staging area has a directory of
-    its own, also where a tier is."""
+    """Refuses directories that would hold one another's files. The staging area may share a mount
+    point with a tier, because it has its own directory there."""
     for index, tier in enumerate(tiers):
         for other in tiers[:index]:
             _refuse_same(tier, other, "a tier", "merge the two levels into one")

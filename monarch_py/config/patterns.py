@@ -1,9 +1,9 @@
-"""Which files of a source are meant: globs on paths, compiled once, asked a million times.
+"""Selects files of a source by globs on their paths: compiled once, matched a million times.
 
-The globs of one list become one regular expression. A plain translation would backtrack, and
-`*a*a*a*b` would keep the scan busy for hours over one long name. Here each star but the last takes
-the earliest match of what follows it and never tries another: a later match leaves the next star
-no more to choose from. `fnmatch.translate` does the same for names without directories.
+The globs of one list become one regular expression. A plain translation would backtrack: `*a*a*a*b`
+would keep the scan busy for hours on one long name. Here each star except the last takes the
+earliest match of what follows it and never tries another, because a later match would leave the
+next star no more to choose from. `fnmatch.translate` does the same for names without directories.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from itertools import count
 
 __all__ = ["PathFilter", "check_glob"]
 
-# One step of a glob. `**/` is taken together with its slash, because it also stands for nothing.
+# One step of a glob. `**/` includes its slash, because it also stands for no directory at all.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
     re.VERBOSE | re.DOTALL,
 )
-# What may stand for any number of characters: within a name, anywhere, whole directories.
+# Expressions for any number of characters: within a name, across slashes, whole directories.
 _STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 
 
 class PathFilter:
-    """Says of paths relative to a source whether they are meant.
+    """Selects paths relative to a source.
 
-    A path is meant if a glob of `include` matches it (no glob: every path) and none of `exclude`.
-    A glob with a slash is compared with the whole relative path, one without with the base name.
-    ``*`` and ``?`` do not cross a slash, ``**`` does, and ``**/`` also stands for no directory;
-    ``[a-z]`` and ``[!a-z]`` stand for one character; a backslash takes the next one literally.
-    Names that begin with a dot are nothing special. Raises ValueError, with one sentence, for a
-    glob that cannot be read or can never match.
+    A path is selected if a glob of `include` matches it (or `include` is empty) and no glob of
+    `exclude` does. A glob with a slash is compared with the whole relative path, a glob without one
+    with the base name. ``*`` and ``?`` do not cross a slash, ``**`` does, and ``**/`` also stands
+    for no directory; ``[a-z]`` and ``[!a-z]`` stand for one character; a backslash makes the next
+    character literal. Names that begin with a dot are not special. Raises ValueError, with one
+    sentence, for a glob that cannot be parsed or can never match.
     """
 
     __slots__ = ("_exclude", "_include")
@@ -45,31 +45,31 @@ class PathFilter:
 
     @property
     def trivial(self) -> bool:
-        """True when every path is meant, so that the caller need not ask."""
+        """True if every path is selected, so that the caller need not ask."""
         return self._include is None and self._exclude is None
 
     def matches(self, relpath: str) -> bool:
-        """Whether `relpath`, relative to the source and without a leading slash, is meant."""
+        """Whether `relpath`, relative to the source and without a leading slash, is selected."""
         if self._include is not None and self._include.fullmatch(relpath) is None:
             return False
         return self._exclude is None or self._exclude.fullmatch(relpath) is None
 
 
 def check_glob(glob: str) -> None:
-    """Raises ValueError, with one sentence, for a glob that cannot be read or can never match."""
+    """Raises ValueError, with one sentence, for a glob that cannot be parsed or never matches."""
     list(_parts(glob))
 
 
 def _compile(globs: Sequence[str]) -> re.Pattern[str] | None:
-    """None for no glob."""
+    """One regular expression for all globs; None if there is no glob."""
     numbers = count()
     whole = "|".join(_expression(_parts(glob), numbers) for glob in globs)
     return re.compile(whole, re.DOTALL) if globs else None
 
 
 def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
-    """The regular expression, for fullmatch, of the parts of one glob."""
-    # Each star that crosses directories begins a block: [(star, what follows it), ...]
+    """The regular expression for fullmatch from the parts of one glob."""
+    # Each star that crosses slashes begins a block: [(star, text after it), ...]
     blocks = [[("", "")]]
     for part in parts:
         if part in (_DEEP, _DIRECTORIES):
@@ -85,7 +85,7 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
 def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: bool) -> str:
     (star, fixed), *inner = block
-    # The last star of all must reach the end of the path, and so may try several matches.
+    # The last star must reach the end of the path, so it may try several matches.
     tail = "".join(inner.pop()) if is_last and inner else ""
     text = "".join(_earliest(f"{each}?{after}", numbers) for each, after in inner) + tail
     if is_last or not star:
@@ -94,14 +94,14 @@ def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: boo
 
 
 def _earliest(text: str, numbers: Iterator[int]) -> str:
-    """An atomic group, which Python has from 3.11 on: a look-ahead is not entered again."""
+    """An atomic group for Python before 3.11: a look-ahead, which is never entered again."""
     name = f"g{next(numbers)}"
     return f"(?=(?P<{name}>{text}))(?P={name})"
 
 
 def _parts(glob: str) -> Iterator[str]:
-    """Each step of a glob as a regular expression; ValueError for a glob that cannot be read or can
-    never match."""
+    """Each step of a glob as a regular expression; ValueError for a glob that cannot be parsed or
+    can never match."""
     _refuse_hopeless(glob)
     if "/" not in glob:
         yield _DIRECTORIES
@@ -111,7 +111,7 @@ def _parts(glob: str) -> Iterator[str]:
         if step is None:
             what = "an unclosed '['" if glob[at] == "[" else "a backslash with nothing behind it"
             raise ValueError(f"the pattern {glob!r} has {what}")
-        # `a**/b` means that ** is glued to a name; its slash is then a slash.
+        # In `a**/b` the `**` is part of a name, so the slash after it stands for itself.
         if step["dirs"] and at > 0 and glob[at - 1] != "/":
             yield from (_DEEP, "/")
         else:
@@ -134,7 +134,7 @@ def _part(step: re.Match[str], glob: str) -> str:
 
 
 def _set(step: re.Match[str], glob: str) -> str:
-    """A set of characters, built from its members: in a regex, `--` and `[` would mean more."""
+    """A set of characters, built member by member, since `--` and `[` are special in a regex."""
     rest, members = step["set"], ""
     while rest:
         is_range = len(rest) >= 3 and rest[1] == "-"
@@ -148,7 +148,7 @@ def _set(step: re.Match[str], glob: str) -> str:
 
 
 def _refuse_hopeless(glob: str) -> None:
-    """Refuse globs that are well formed but can match no relative path of a file."""
+    """Refuses globs that are well formed but cannot match the relative path of any file."""
     if not glob:
         raise ValueError("a pattern is empty")
     if glob.startswith("/"):

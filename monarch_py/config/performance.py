@@ -1,5 +1,4 @@
-"""The rates of a file that `monarch calibrate` has written: a scenario, of which this reads the
-source's rate and the network's."""
+"""Reads the rates of source and network from a scenario that `monarch calibrate` has written."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ __all__ = ["Performance", "load_performance"]
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """Rates of one node, all its threads together [bytes/s]; None = not known.
+    """Rates of one node with all its threads together [bytes/s]; None = not known.
 
-    source : what the sources give it;  link : its link to other nodes
+    source : at which the node reads the sources;  link : of its link to other nodes
     """
 
     source: float | None = None
@@ -48,8 +47,8 @@ class _Measured(Keys):
 
 
 def load_performance(file: Path) -> Performance:
-    """ConfigError, one sentence that names file, line and key, if it is none."""
+    """The rates in a scenario. ConfigError, naming file, line and key, for anything else."""
     measured = read_as(*load_document(file, "calibration", "'pfs' and 'rates'"), _Measured)
-    # The share of one client of the fewest that are told (NoPFS 4: t(g) / g).
+    # One client's share of the total rate, for the smallest number of clients (NoPFS 4: t(g) / g).
     fewest = min(measured.pfs)
     return Performance(measured.pfs[fewest] / fewest, measured.rates.network)

@@ -1,7 +1,7 @@
-"""The keys of a configuration, and what it says once it has been read.
+"""The keys of a configuration, and the objects of a checked configuration.
 
-Each class is both: its fields are the keys of a mapping (see document/keys.py), and a checked
-configuration is made of its objects. Frozen, with units in the names of the fields.
+Each class is both: its fields declare the keys of a mapping (see document/keys.py), and its objects
+make up a checked configuration. Objects are frozen, and the names of their fields carry units.
 """
 
 from __future__ import annotations
@@ -54,18 +54,19 @@ __all__ = [
 DEFAULT_BLOCK_SIZE_BYTES = 4 * MIB
 MIN_BLOCK_SIZE_BYTES = 64 * KIB
 MAX_BLOCK_SIZE_BYTES = 1 * GIB
-# Blocks start on pages, so that a copied block can be mapped and written back on its own.
+# Blocks are whole pages, so that each copied block can be mapped and written back by itself.
 PAGE_BYTES = 4096
 
 MAX_SOURCES = 16
 MAX_TIERS = 16
-# Room in the preloaded library's fixed path buffers beside the name of a copy [bytes].
+# Longest path of a tier: what the preload library's fixed buffers leave beside a copy's name
+# [bytes].
 MAX_TIER_PATH_BYTES = 180
-# Of csrc/shared/catalog.h, without the NUL [bytes].
+# Limits of csrc/shared/catalog.h, without the NUL [bytes].
 MAX_SOURCE_PATH_BYTES = 1023
 MAX_SWITCH_FILE_BYTES = 239
 
-# While this file exists everything is off on the node, whatever a user's configuration says.
+# While this file exists, everything is off on the node, whatever a user's configuration says.
 SYSTEM_SWITCH_FILE = Path("/etc/monarch/disabled")
 
 
@@ -90,7 +91,8 @@ def _glob(text: str) -> str:
 
 
 def _address(text: str) -> str:
-    """In numbers: looking a name up could take any time, and give any answer."""
+    """A numeric address. Names are refused, since a look-up may take any time and give any
+    answer."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError, UnicodeError):
             socket.inet_pton(family, text)
@@ -98,7 +100,7 @@ def _address(text: str) -> str:
     raise ValueError(f"{text!r} is not an address")
 
 
-# 0 is `max`, the original's word for whole files.
+# 0 stands for `max`, the word of the original Monarch for whole files.
 BlockSize = Annotated[
     int, words("size or `max`", "a size", SIZE_HINT, _block_size, schema=NUMBER, show=shown_size)
 ]
@@ -109,7 +111,7 @@ Interface = Annotated[str, words("name", "a name", "write a name such as eth0", 
 Threads = Annotated[int, Meta(ge=1, le=256, title="threads")]
 Reads = Annotated[int, Meta(ge=1, le=256, title="reads")]
 Operations = Annotated[int, Meta(ge=1, title="operations per second")]
-# `disk` is what older configurations of the original say for file_system.
+# `disk` is the word for file_system in older configurations of the original Monarch.
 TierKind = Annotated[str, choice("ram", "ssd", "file_system", disk="file_system")]
 PlanFile = Annotated[Path, file("name what `monarch plan make` has written")]
 SwitchFile = Annotated[Path, Kind(path, f"path of at most {MAX_SWITCH_FILE_BYTES} bytes", TEXT)]
@@ -187,7 +189,7 @@ class TierConfig(Keys):
     }
 
     mount_point: Annotated[Directory, Key(aliases=("prefix",))]
-    # 0 in the last level of a configuration of the original, which has none.
+    # 0 if there is none, as in the last level of a configuration of the original Monarch.
     quota_bytes: Annotated[
         Size, Key("max_storage_quota", "required", aliases=("max_storage_size",))
     ] = 0
@@ -264,7 +266,7 @@ class Config(Tuning):
     """
 
     GROUPS: ClassVar[Mapping[str, type[Keys]]] = {"tuning": Tuning}
-    # The original has its settings there.
+    # The original Monarch has its settings in this mapping.
     WRAPPERS: ClassVar[tuple[str, ...]] = ("data_plane",)
     IGNORED: ClassVar[Mapping[str, str]] = {
         "type": "there is one kind of data plane",
@@ -283,10 +285,10 @@ class Config(Tuning):
     sources: Annotated[tuple[SourceConfig, ...], Key(default="required", alone=True)] = ()
     tiers: Annotated[tuple[TierConfig, ...], Key("hierarchy", "required")] = ()
     staging_area: Annotated[StagingArea | None, Key("staging")] = None
-    # A tier whose copies come and go; None: the daemon makes one where it needs one.
+    # The checked staging area; None: the daemon makes one if it needs one.
     staging: Annotated[TierConfig | None, DERIVED] = None
     block_size_bytes: Annotated[BlockSize, Key("block_size")] = DEFAULT_BLOCK_SIZE_BYTES
-    # Threads that wait for a source sleep: so many hide the latency of most.
+    # A thread that waits for a source sleeps, so this many are cheap; they hide most latencies.
     copy_threads: Annotated[Threads, Key("shared_tpool_size")] = 64
     scan: Literal["full", "lazy"] = "full"
     scan_ops_per_s: Annotated[Operations | None, Key("scan_rate", "no limit")] = None
@@ -298,12 +300,12 @@ class Config(Tuning):
     peers: Annotated[PeersConfig, Key(default="the address of the host's name")] = PeersConfig()
     performance_file: Annotated[AnyFile | None, Key("performance")] = None
     performance: Annotated[Performance, DERIVED] = Performance()  # noqa: RUF009
-    # Besides SYSTEM_SWITCH_FILE.
+    # In addition to SYSTEM_SWITCH_FILE.
     switch_file: SwitchFile | None = None
     version: Literal["1"] = "1"
     warnings: Annotated[tuple[str, ...], DERIVED] = ()
 
     @property
     def evicting(self) -> tuple[int, ...]:
-        """Numbers of the tiers whose copies may go for others."""
+        """Numbers of the tiers whose copies may be evicted for others."""
         return tuple(n for n, tier in enumerate(self.tiers) if tier.eviction == "planned")

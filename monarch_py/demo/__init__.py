@@ -1,5 +1,5 @@
-"""The slow source, for tests and benchmarks too, and ``monarch demo``, which shows what is gained.
+"""``monarch demo``, which shows the gain, and the slow source, which tests and benchmarks use too.
 
-Nothing is imported here: `train` runs as a script of its own, and `slowsource` is used without
-the rest.
+Nothing is imported here, since `train` runs as a separate script, and `slowsource` is also used
+alone.
 """

@@ -1,4 +1,4 @@
-"""A small dataset to train on, the same bytes for the same seed and size.
+"""Makes a small dataset to train on, with the same bytes for the same seed and size.
 
 Images of ten classes in the formats that training jobs read, in these directories::
 
@@ -7,8 +7,8 @@ Images of ten classes in the formats that training jobs read, in these directori
     npy/       images-*.npy (n, 176, 192, 3) uint8, and labels-*.npy (n,) uint8
     hdf5/      samples.h5 with the datasets images and labels; only where h5py is installed
 
-A class is a pattern of coloured cells, hidden in noise of each image's own: a linear model learns
-it in a few epochs, and not in none.
+A class is a pattern of coloured cells, hidden in noise that differs for each image. A linear model
+learns the patterns within a few epochs, but not without training.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 Bytes = NDArray[np.uint8]
 
 DEFAULT_SIZE_BYTES = 64 * MIB
-# Below this some format would be left with no image.
+# Below this size, a format could be left without any image.
 MIN_SIZE_BYTES = 2 * MIB
 
 N_CLASSES = 10
@@ -49,21 +49,21 @@ CELLS_SHAPE = (11, 12, 3)
 IMAGE_SHAPE = (CELL * CELLS_SHAPE[0], CELL * CELLS_SHAPE[1], CELLS_SHAPE[2])
 IMAGE_BYTES = IMAGE_SHAPE[0] * IMAGE_SHAPE[1] * IMAGE_SHAPE[2]
 
-# Share of each format in the size asked for.
+# Share of each format in the requested size.
 SHARES = {"tfrecord": 0.40, "tree": 0.35, "npy": 0.15, "hdf5": 0.10}
 IMAGES_PER_TFRECORD = 80
 IMAGES_PER_NPY = 40
-# Made at one time: bounds the memory that making a large dataset takes, to some 50 MiB.
+# Images made at a time, which bounds the memory for making a large dataset to some 50 MiB.
 IMAGES_PER_STEP = 160
 
-# 2020-09-13. Old, so that nothing takes a file for one that is just being written; fixed, so that
-# the dataset is the same to the last attribute.
+# 2020-09-13. An old time, so that no file seems to be still being written; a fixed time, so that
+# the dataset is the same in every attribute.
 MTIME_NS = 1_600_000_000 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetSummary:
-    """What was made.  left_out : one sentence for each format that was not"""
+    """What was made.  left_out : one sentence for each format that was not made"""
 
     n_files: int
     n_bytes: int
@@ -109,7 +109,8 @@ def masked_crc32c(rows: Bytes) -> NDArray[np.uint32]:
 
     rows : (n, length) uint8  ->  (n,) uint32
 
-    Byte by byte, but over all rows at once: in plain Python the 25 MiB would take half a minute.
+    It goes byte by byte, but over all rows at once. In plain Python, the 25 MiB would take half a
+    minute.
     """
     crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
     for column in np.ascontiguousarray(rows.T):
@@ -135,8 +136,8 @@ def _images(
     for start in range(0, n, IMAGES_PER_STEP):
         step = min(IMAGES_PER_STEP, n - start)
         labels = random.integers(0, N_CLASSES, step, dtype=np.uint8)
-        # The noise of a cell is seven times the pattern, which spans 396 cells: classes overlap
-        # in every single cell, and are told apart by all of them together.
+        # The noise of a cell is seven times the pattern, which spans 396 cells. So classes overlap
+        # in every single cell, and only all cells together tell them apart.
         cells = 96 + 4 * patterns[labels] + 28 * random.normal(size=(step, *CELLS_SHAPE))
         coarse = np.clip(cells, 0, 191).astype(np.uint8)
         pixels = coarse.repeat(CELL, axis=1).repeat(CELL, axis=2)

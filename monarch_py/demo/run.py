@@ -1,7 +1,7 @@
 """``monarch demo``: one small training behind a slow source, without and with Monarch.
 
-The same script trains twice for three epochs on the same dataset and seed. What reached the
-source is counted by the source itself (demo/slowsource.py), not by Monarch.
+The same script trains twice for three epochs on the same dataset and seed. The source itself
+(demo/slowsource.py), not Monarch, counts what reaches it.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ __all__ = ["run_demo"]
 EPOCHS = 3
 SEED = 0
 
-# A parallel file system as one of many jobs sees it on a busy day.
+# A parallel file system as one of many jobs sees it when it is busy.
 SOURCE_RATE = 60e6  # [bytes/s]
 SOURCE_LATENCY_S = {"open": 0.002, "getattr": 0.001, "read": 0.0003}
 
-# Smaller than the dataset, so that the second tier has its part.
+# Smaller than the dataset, so that the second tier is used too.
 RAM_QUOTA_BYTES = 32 * MIB
 DISK_QUOTA_BYTES = 1 * GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-# `monarch` of this package, whatever package of its name lies in the working directory: a checkout
-# that is installed elsewhere.
+# Runs `monarch` of this package, even if the working directory has another package of its name,
+# such as a checkout that is not the installed one.
 RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
@@ -63,10 +63,10 @@ class DemoError(MonarchError):
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What one epoch cost and gave.
+    """The costs and the result of one epoch.
 
-    n_operations, n_bytes : what reached the source; None where it could not be counted
-    result : what must be the same without and with Monarch
+    n_operations, n_bytes : what reached the source; None if it could not be counted
+    result : the numbers that must be the same without and with Monarch
     """
 
     seconds: float
@@ -78,10 +78,11 @@ class Epoch:
 def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: bool) -> int:
     """Makes a dataset of `size_bytes`, trains twice and prints the comparison on `console`.
 
-    `workdir` takes everything that is written, with room for two and a half times `size_bytes`; by
-    default a new directory among the temporary ones. What was made is removed, unless `keep`.
-    Returns 0; 1 if the two trainings did not give the same numbers, which would be an error in
-    Monarch. Raises MonarchError if a training fails, or for a size that is too small or too large.
+    Everything but a tier in memory is written below `workdir`, by default the directory for
+    temporary files, which needs room for two and a half times `size_bytes`. It is removed
+    afterwards, unless `keep`. Returns 0, or 1 if the two trainings gave different numbers, which
+    would be an error in Monarch. Raises MonarchError if a training fails, or for a size that is too
+    small or too large.
     """
     with _workdir(workdir, size_bytes, keep) as directory:
         dataset = directory / "dataset"
@@ -114,7 +115,7 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
 
 @contextmanager
 def _workdir(workdir: Path | None, size_bytes: int, keep: bool) -> Iterator[Path]:
-    """A new directory, in `workdir` if given, which is made if need be."""
+    """A new directory, in `workdir` if given; `workdir` is created if necessary."""
     try:
         if workdir is not None:
             workdir.mkdir(parents=True, exist_ok=True)
@@ -145,7 +146,7 @@ def _make_dataset(directory: Path, size_bytes: int) -> DatasetSummary:
 
 
 def _slow_source(directory: Path, console: Console) -> Path | None:
-    """The slow source's program; None, and the console told why, if it cannot be used here."""
+    """The slow source's program; None, after printing why, if it cannot be used here."""
     binary = find_slowsource()
     reason = None
     if binary is None:
@@ -153,7 +154,7 @@ def _slow_source(directory: Path, console: Console) -> Path | None:
             binary = build_slowsource(directory)
         except SlowSourceError as error:
             reason = str(error)
-    # Asked for this program: the package's own may be missing.
+    # Ask about this program, since the package's own one may be missing.
     reason = reason or why_unavailable(binary)
     if reason is None:
         return binary
@@ -169,9 +170,9 @@ def _source_path(directory: Path, binary: Path | None) -> Path:
 
 
 def _train(directory: Path, binary: Path | None, name: str, prefix: list[str]) -> list[Epoch]:
-    """One training, on a mount of its own, so that it starts with nothing in the kernel's caches.
+    """Runs one training on its own mount, so that it starts with cold kernel caches.
 
-    `prefix` is put before the training's command; `name` names what it leaves in `directory`.
+    prefix : put before the training's command;  name : in the names of its files in `directory`
     """
     path = _source_path(directory, binary)
     output = directory / f"training-{name}.json"
@@ -192,10 +193,10 @@ def _train(directory: Path, binary: Path | None, name: str, prefix: list[str]) -
 def _run_in_lockstep(
     command: list[str], source: SlowSource | None, log: Path
 ) -> list[dict[str, int]]:
-    """Runs a training; returns what `source` had counted at the start and after each epoch.
+    """Runs a training. Returns the counts of `source` at the start and after each epoch.
 
     The training waits at the end of an epoch until it is told to go on, so that no operation of
-    the next one is counted. Raises DemoError if it fails.
+    the next epoch is counted. Raises DemoError if it fails.
     """
     counts = [source.counts() if source else {}]
     with (
@@ -237,7 +238,7 @@ def _run_in_lockstep(
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this package in the path: it may be a checkout that nobody has installed."""
+    """Our environment, with this package in PYTHONPATH, since it may be an uninstalled checkout."""
     paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -253,7 +254,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list[Epoch]:
     epochs = []
     for record, before, after in zip(records, counts[:-1], counts[1:], strict=True):
-        # Not the releases: the kernel sends them when it likes, in this epoch or the next.
+        # Releases are left out, since the kernel sends them at any time, in this epoch or the next.
         operations = [kind for kind in after if kind != "release" and "bytes" not in kind]
         gained = {kind: after[kind] - before[kind] for kind in after}
         epochs.append(
@@ -269,7 +270,8 @@ def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list
 
 @contextmanager
 def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list[str]]:
-    """Tiers and a configuration; gives the command that runs another one under Monarch."""
+    """Makes tiers and a configuration. Yields the command prefix that runs a command under
+    Monarch."""
     with ExitStack() as stack:
         tiers: list[tuple[Path, int, str]] = []
         if _has_room(SHARED_MEMORY, 2 * RAM_QUOTA_BYTES):
@@ -280,7 +282,7 @@ def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list
         disk = directory / "tier"
         disk.mkdir()
         quota_bytes = max(DISK_QUOTA_BYTES, 2 * dataset_bytes)
-        # A quota that the disk cannot hold is refused.
+        # Keep the quota within the free space, since one that the disk cannot hold is refused.
         tiers.append((disk, min(quota_bytes, shutil.disk_usage(disk).free), "ssd"))
         config = directory / "monarch.yaml"
         config.write_text(_config_text(source, tiers), encoding="utf-8")
@@ -297,7 +299,7 @@ def _has_room(directory: Path, n_bytes: int) -> bool:
 
 
 def _config_text(source: Path, tiers: list[tuple[Path, int, str]]) -> str:
-    """The configuration, in YAML; strings as JSON has them are YAML whatever is in a path."""
+    """The configuration in YAML. Paths are JSON strings, which are valid YAML for any path."""
     lines = ["sources:", f"  - path: {json.dumps(str(source))}", "hierarchy:"]
     for path, quota_bytes, kind in tiers:
         quota = format_size(quota_bytes).replace(" ", "")
@@ -310,7 +312,7 @@ def _config_text(source: Path, tiers: list[tuple[Path, int, str]]) -> str:
 
 
 def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Table:
-    """is_plain : without the lines of a box, for a file or a pipe"""
+    """The table of both trainings. is_plain : without the lines of a box, for a file or a pipe"""
     counted = all(epoch.n_bytes is not None for epoch in [*without, *gained])
     table = Table(title="What an epoch costs, and what of it reaches the source")
     if is_plain:
@@ -332,7 +334,7 @@ def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Tabl
 
 
 def _compare(without: list[Epoch], gained: list[Epoch], console: Console) -> int:
-    """Says whether the trainings agree; the exit status."""
+    """Prints whether the trainings agree, and returns the exit status."""
     for number, (old, new) in enumerate(zip(without, gained, strict=True), start=1):
         if old.result != new.result:
             console.print(

@@ -35,12 +35,12 @@ __all__ = [
     "why_unavailable",
 ]
 
-# The number that reads "SLOWSRC1" in a little-endian file, and the layout this module knows.
+# The number that reads "SLOWSRC1" in a little-endian file, and the layout that this module knows.
 CONTROL_MAGIC = 0x31435253574F4C53
 CONTROL_VERSION = 1
 
-# A mount takes 10 ms here. Beyond these [s] something is broken; the limits leave room for a
-# machine that is busy with something else.
+# Limits beyond which something is broken [s]. A mount takes 10 ms, and the limits leave room for a
+# busy machine.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
 POLL_S = 0.002
@@ -59,8 +59,8 @@ def find_slowsource() -> Path | None:
 def build_slowsource(directory: Path) -> Path:
     """Compiles benchmarks/slowsource.c of this checkout into `directory`; returns the program.
 
-    Raises SlowSourceError if this is no checkout, or the compiler, pkg-config or libfuse3 is
-    missing, or the compiler refuses.
+    Raises SlowSourceError if this is not a checkout, if the compiler, pkg-config or libfuse3 is
+    missing, or if compiling fails.
     """
     source = Path(__file__).resolve().parents[2] / "benchmarks" / "slowsource.c"
     if not source.is_file():
@@ -87,8 +87,8 @@ def build_slowsource(directory: Path) -> Path:
 def why_unavailable(binary: Path | None = None) -> str | None:
     """One sentence why FUSE cannot be used here, with a hint; None if it can.
 
-    Tries a mount, as containers often have /dev/fuse and may still not use it. `binary` is the
-    program; by default the one of the package.
+    It tries a mount, because containers often have /dev/fuse but may not use it. binary : the
+    program; by default that of the package
     """
     binary = binary or find_slowsource()
     if binary is None:
@@ -114,17 +114,19 @@ def why_unavailable(binary: Path | None = None) -> str | None:
 
 
 class SlowSource:
-    """`backing` seen at `mountpoint` while the context lasts, slowed down, failing and counted.
+    """Mounts `backing` at `mountpoint` while the context lasts. Operations are counted, and can be
+    made slow or made to fail; at first nothing is slow and nothing fails.
 
-    At the start nothing is slow and nothing fails. `keep_pages`: the kernel keeps a file's pages
-    from one open to the next; `direct`: it keeps none at all. `attr_timeout_s` [s]: how long it
-    trusts names and attributes. `link`: a file, made where it is missing, by which several share
-    one link, as clients of one server do; each has to be given the rate. `flush`: closing a file
-    asks the source too, as an fsync.
+    keep_pages : the kernel keeps a file's pages from one open to the next
+    direct : the kernel keeps no pages at all
+    attr_timeout_s : how long the kernel trusts names and attributes [s]
+    link : a file, created if it is missing, through which several sources share one link, like
+        clients of one server; each source must be given the rate
+    flush : closing a file also asks the source, as an fsync does
 
-    Entering and leaving raise SlowSourceError. After an error, or with files still open, leaving
-    detaches the mount all the same and ends the program. If this process is killed, the program
-    sees it and unmounts by itself.
+    Entering and leaving raise SlowSourceError. Leaving detaches the mount and ends the program even
+    after an error, or with files still open. If this process is killed, the program notices it and
+    unmounts by itself.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class SlowSource:
         flush: bool = False,
         direct: bool = False,
     ) -> None:
-        # As the kernel's table of mounts has them: absolute and without links.
+        # Absolute and without links, as in the kernel's table of mounts.
         self._backing = Path(os.path.realpath(backing))
         self._mountpoint = Path(os.path.realpath(mountpoint))
         self._binary = Path(os.path.realpath(binary))
@@ -150,17 +152,17 @@ class SlowSource:
 
     @property
     def backing(self) -> Path:
-        """The directory that is passed on, absolute."""
+        """The backing directory, as an absolute path."""
         return self._backing
 
     @property
     def mountpoint(self) -> Path:
-        """Where it is seen, absolute."""
+        """The mount point, as an absolute path."""
         return self._mountpoint
 
     @property
     def pid(self) -> int | None:
-        """The number of the process that serves it; None outside the context."""
+        """The pid of the process that serves the mount; None outside the context."""
         return self._process.pid if self._process else None
 
     @property
@@ -169,14 +171,15 @@ class SlowSource:
         return self._mapped().kinds
 
     def rate(self, bytes_per_s: float) -> None:
-        """Lets all readers and writers together move this many bytes a second; 0: no limit."""
+        """Limits all readers and writers together to this many bytes per second; 0: no limit."""
         if bytes_per_s < 0:
             raise ValueError(f"rate {bytes_per_s} is negative")
-        # A rate below 1 byte/s must not become 0, which means the contrary.
+        # A rate below 1 byte/s must not become 0, which means no limit.
         self._mapped()["rate"] = max(1, round(bytes_per_s)) if bytes_per_s else 0
 
     def latency(self, **seconds_per_kind: float) -> None:
-        """Makes each operation of these kinds take so many seconds longer; the others stay."""
+        """Makes each operation of these kinds take this many seconds longer; others are
+        unchanged."""
         control = self._mapped()
         for kind, seconds in seconds_per_kind.items():
             if kind not in control.kinds:
@@ -193,10 +196,10 @@ class SlowSource:
         self._mapped()["fail"] = errno_value
 
     def counts(self) -> dict[str, int]:
-        """What reached the source since the start or `reset`.
+        """What has reached the source since the start or `reset`.
 
-        Operations by kind, and ``bytes_read`` and ``bytes_written`` [bytes]. Forgotten names and
-        what the kernel answers from its own caches are not operations.
+        Operations by kind, and ``bytes_read`` and ``bytes_written`` [bytes]. Forgotten names, and
+        what the kernel answers from its own caches, do not count as operations.
         """
         control = self._mapped()
         counts = {kind: control[f"count.{kind}"] for kind in control.kinds}
@@ -221,7 +224,7 @@ class SlowSource:
             if not directory.is_dir():
                 raise SlowSourceError(f"{directory} is no directory: make it first")
         with tempfile.TemporaryDirectory(prefix="monarch-slowsource-") as scratch:
-            # Both are open, or mapped, once it runs; their names are not needed any longer.
+            # Once the program runs, both files are open or mapped, and their names are not needed.
             control, log = Path(scratch, "control"), Path(scratch, "log")
             with log.open("w+b") as output:
                 try:
@@ -249,12 +252,13 @@ class SlowSource:
         try:
             self._process = subprocess.Popen(
                 [*paths, "-o", self._options],
-                # Its end of file, when this process ends in whatever way, ends the program.
+                # When this process ends in any way, the program reads end of file and ends too.
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
-                # Ctrl-C is for us: the mount must outlive the cleaning up.
+                # A new session, so that Ctrl-C reaches only us: the mount must last until we have
+                # cleaned up.
                 start_new_session=True,
             )
         except OSError as error:
@@ -277,7 +281,7 @@ class SlowSource:
                 raise SlowSourceError(f"{self._mountpoint} was not up after {MOUNT_LIMIT_S:.0f} s")
             time.sleep(POLL_S)
         try:
-            # libfuse can still refuse the kernel's terms after the program called itself ready.
+            # libfuse may still refuse the kernel's terms after the program has reported ready.
             os.statvfs(self._mountpoint)
         except OSError as error:
             raise SlowSourceError(f"{self._mountpoint} fails: {error.strerror}") from error
@@ -285,10 +289,10 @@ class SlowSource:
 
     def _end(self) -> None:
         process, self._process = self._process, None
-        # A mount that never came up is not ours to unmount: it may be one that was there before.
+        # Do not unmount if our mount never came up: what is mounted there may be older.
         up = self._control is not None and self._control["ready"] != 0
         if self._control is not None:
-            # Operations that wait, or fail, would make the unmounting wait, or fail.
+            # Slow or failing operations would make unmounting slow, or make it fail.
             for name in self._control.offsets:
                 if name in ("rate", "fail") or name.startswith("latency."):
                     self._control[name] = 0
@@ -306,13 +310,13 @@ class SlowSource:
 
 
 class _Control:
-    """The control file, mapped; words are found by the names that the program gives them."""
+    """The control file, mapped. Words are accessed by the names that the program gives them."""
 
     def __init__(self, path: Path, offsets: dict[str, int]) -> None:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
-        # Not struct.pack_into(..., "<Q"), which writes byte by byte: the program, which counts
-        # and reads meanwhile, would see half a number.
+        # struct.pack_into(..., "<Q") would write byte by byte, and the program, which counts and
+        # reads meanwhile, could see half a number.
         self._words = memoryview(self._map).cast("Q")
         self.offsets = offsets
         self.kinds = tuple(n.partition(".")[2] for n in offsets if n.startswith("count."))
@@ -372,7 +376,8 @@ def _others_allowed(fuse_conf: Path) -> bool:
 
 
 def _is_mounted(mountpoint: Path) -> bool:
-    """Asks the kernel's table: a stat of the mount point itself hangs if the program hangs."""
+    """Whether the kernel's table has the mount. A stat of the mount point itself would hang if the
+    program hangs."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
         mounts = [line.partition(" - ") for line in table]
     return any(
@@ -384,7 +389,7 @@ def _is_mounted(mountpoint: Path) -> bool:
 
 
 def _unmount(mountpoint: Path) -> None:
-    """Unmounts, else detaches: with files open the first answers EBUSY."""
+    """Unmounts, or detaches if that fails: with files open, unmounting answers EBUSY."""
     if tool := shutil.which("fusermount3"):
         commands = [[tool, "-u", str(mountpoint)], [tool, "-u", "-z", str(mountpoint)]]
     elif tool := shutil.which("umount"):
@@ -397,7 +402,7 @@ def _unmount(mountpoint: Path) -> None:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Ends the program, whoever still has a file open, and waits for it."""
+    """Ends the program, even if a file is still open, and waits for its end."""
     process.terminate()
     try:
         process.wait(UNMOUNT_LIMIT_S)

@@ -2,16 +2,16 @@
 
     python train.py DATASET [--epochs 3] [--seed 0] [--json FILE] [--lockstep]
 
-Reads every image of every format in each epoch, in an order that the seed and the epoch shuffle:
-files as a whole, what a file holds from front to back, as TFRecord readers do. The numbers are the
-same for the same dataset and seed, however the bytes arrive.
+In each epoch it reads every image of every format. The seed and the epoch determine the order of
+the files; each file is read from front to back, as TFRecord readers do. The numbers are the same
+for the same dataset and seed, however the bytes arrive.
 
 FILE gets ``{"epochs": [...]}``, each epoch with its number, `seconds`, the mean `loss` [nat],
 the `accuracy` (before each step, so on images not seen in this epoch), `samples`, and `crc32` of
 all pixels and labels in the order in which they were read.
 
-With --lockstep it prints "end of epoch N" after each, and goes on when a line, or the end, comes
-on standard input: whoever counts what an epoch costs elsewhere has the time to look.
+With --lockstep it prints "end of epoch N" after each epoch, and waits for a line, or the end, on
+standard input. Meanwhile its caller can count what the epoch has cost elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Before numpy is loaded. Several threads may add up in another order and give another last digit.
+# Set before numpy is loaded: several threads may add in another order and change the last digit.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -43,14 +43,14 @@ CELL = 16
 N_CLASSES = 10
 BATCH = 32
 LEARNING_RATE = 0.1
-# Rows taken from an HDF5 dataset at one time.
+# Rows read from an HDF5 dataset at a time.
 ROWS = 16
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 # A label and the SHAPE pixels of an image.
 Sample = tuple[int, Bytes]
-# The figures of an epoch, see above.
+# The numbers of an epoch, see above.
 Record = dict[str, float]
 # Reads one file from front to back.
 Reader = Callable[[], Iterator[Sample]]

@@ -1,9 +1,9 @@
-"""Reading a YAML mapping as a dataclass that declares its keys.
+"""Reads a YAML mapping into a dataclass that declares its keys.
 
-Each field of a subclass of Keys is a key. Its type says how the value is read and within which
-bounds (`msgspec.Meta`), its default what the program uses, and the docstring of the class, by a
-line ``name : meaning``, what the key does. Errors, the JSON schema (schema.py) and the reference
-are made from that.
+Each field of a subclass of Keys is a key. The field's type says how the value is read and within
+which bounds (`msgspec.Meta`); its default is what the program uses if the key is missing. A line
+``name : meaning`` in the docstring of the class says what the key does. Errors, the JSON schema
+(schema.py) and the reference are made from these declarations.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ K = TypeVar("K", bound="Keys")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What the field's name, type and default do not say of a key.
+    """What a field's name, type and default do not tell about its key.
 
-    name : if it is not the field's;  aliases : other spellings of it
+    name : the key, if it differs from the field's name;  aliases : other spellings of the key
     default : what the reference calls the default
     like : the key whose value is the default
-    alone : an item by itself stands for a list of one
+    alone : a single item stands for a list of one
     """
 
     name: str = ""
@@ -55,7 +55,7 @@ class Key:
     alone: bool = False
 
 
-# The annotation of a field that is no key.
+# The annotation of a field that is not a key.
 DERIVED = Key("-")
 _MEANING = re.compile(r"^(\w+) : (.+(?:\n .+)*)", re.MULTILINE)
 
@@ -64,10 +64,10 @@ class Keys:
     """The base of dataclasses that declare keys.
 
     GROUPS : mapping -> the base class whose keys stand in it, and not beside it
-    WRAPPERS : mappings that may hold any of the keys, as if they stood beside them
+    WRAPPERS : mappings that may hold any of the keys, as if the keys stood beside them
     IGNORED : key without effect -> what to tell its user
-    SCALAR : the key that a value by itself stands for, if not ''
-    OPEN : other keys are left alone
+    SCALAR : the key that a scalar in place of the mapping sets, if not ''
+    OPEN : whether unknown keys are ignored instead of refused
     """
 
     __slots__ = ()
@@ -80,7 +80,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A key with what follows from its declaration."""
+    """A key with everything that follows from its declaration."""
 
     name: str
     field: Field[Any]
@@ -96,7 +96,7 @@ class Declared:
 
     @property
     def default(self) -> str:
-        """As the reference has it."""
+        """The default as the reference writes it."""
         if self.key.like:
             return f"`{self.key.like}`"
         if self.key.default or self.required:
@@ -106,7 +106,7 @@ class Declared:
 
 
 def declared(keys: type[Keys]) -> dict[str, Declared]:
-    """The keys that stand in a mapping by their names, without those of its groups."""
+    """name -> key, for the keys that stand in the mapping itself, not in its groups."""
     if keys not in _DECLARED:
         inner = {name for group in keys.GROUPS.values() for name in declared(group)}
         found = {each.name: each for each in _declared(keys) if each.name not in inner}
@@ -130,9 +130,9 @@ def _declared(keys: Any) -> Iterator[Declared]:
 
 
 def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
-    """What is written at `node`; ConfigError for whatever does not fit.
+    """Reads the mapping at `node`; ConfigError for anything that does not fit.
 
-    more : values of fields that are no keys
+    more : values of fields that are not keys
     """
     known = declared(keys)
     if keys.SCALAR and isinstance(node, yaml.ScalarNode) and not is_empty(node):
@@ -153,7 +153,7 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
     """The error to raise for a key that the mapping at `spot` lacks."""
-    # The rest of a meaning leads to other places of the page that it stands on.
+    # The rest of a meaning links to other parts of the reference.
     meaning = declared(keys)[name].meaning.partition(", see ")[0]
     return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
 
@@ -161,7 +161,8 @@ def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
 def _read_entries(
     node: yaml.Node, spot: Spot, whole: type[Keys], place: type[Keys], given: dict[str, Any]
 ) -> None:
-    """Into `given`, the keys at `node`, which is all of `whole` or one of its groups."""
+    """Reads the keys at `node` into `given`. place : `whole` itself, or the group that stands
+    here."""
     known = declared(place)
     use = "one of the keys " + ", ".join((*known, *place.GROUPS))
     if not isinstance(node, yaml.MappingNode):
@@ -190,7 +191,7 @@ def _read_entries(
 def _entries(
     node: yaml.MappingNode, spot: Spot, names: Mapping[str, str]
 ) -> Iterator[tuple[str, Spot, yaml.Node]]:
-    """Each key as it is written, its spot, which is kept, and its value."""
+    """Yields each key as it is written, its spot, and its value. The document keeps the spots."""
     spots = spot.document.spots
     for name_node, value in node.value:
         if not isinstance(name_node, yaml.ScalarNode):
@@ -225,7 +226,7 @@ def _unknown(
 
 
 def _spellings(keys: type[Keys]) -> list[str]:
-    """Every key that is accepted."""
+    """All accepted spellings of all keys."""
     known = declared(keys)
     aliases = [alias for each in known.values() for alias in each.key.aliases]
     return [*known, *aliases, *keys.IGNORED, *keys.GROUPS]
@@ -239,7 +240,7 @@ def _marks(annotation: Any) -> tuple[Any, ...]:
 
 
 def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
-    """How values of a type are read: as a Kind in its annotation says, or as the type itself."""
+    """How values of a type are read: by the Kind in its annotation, or else by the type itself."""
     marks, plain = _marks(annotation), annotation.__origin__ if _marks(annotation) else annotation
     given = next((mark for mark in marks if isinstance(mark, Kind)), None)
     origin = get_origin(plain)
@@ -262,7 +263,7 @@ def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
 
 
 def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
-    """is_alone : an item by itself is a list of one"""
+    """The kind of a list of such items. is_alone : a single item stands for a list of one"""
     item = kind_of(annotation)
     one, many, hint = item.value, f"list of {item.value}s", f"write [{item.example or '...'}]"
     if isinstance(annotation, type) and issubclass(annotation, Keys):

@@ -1,4 +1,4 @@
-"""A YAML file as nodes that know their line, and sentences that point into it."""
+"""A YAML file as nodes that know their line, and error messages that point into it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Document", "Spot", "Way", "describe", "is_empty", "load_document"]
 MAX_FILE_BYTES = 1 << 20
 
 
-# The way to a value in a document: names of keys as they are declared, and numbers of items.
+# The way to a value in a document: declared names of keys, and numbers of items.
 Way = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file under its name as the user wrote it, the warnings met while reading it, and where each
-    key and item that was read stands."""
+    """A file by its name as the user wrote it, the warnings from reading it, and the spot of each
+    key and item that was read."""
 
     name: str
     warnings: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Spot:
     """A place in a document.
 
     key : the way to it as the user wrote it, as in ``hierarchy[0].prefix``; '' at the top
-    way : the same as it is declared, as in ``("hierarchy", 0, "mount_point")``
+    way : the same way by declared names, as in ``("hierarchy", 0, "mount_point")``
     """
 
     document: Document
@@ -43,25 +43,25 @@ class Spot:
     way: Way = ()
 
     def at_key(self, node: yaml.Node, written: str, name: str = "") -> Spot:
-        """The spot of a key of the mapping that is here, `written` at `node`.
+        """The spot of a key of the mapping at this spot; the key is `written` at `node`.
 
-        name : of the key, where an alias is written
+        name : the declared name, if an alias is written
         """
         key, way = self._joined(written), (*self.way, name or written)
         return replace(self, line=_line_of(node), key=key, way=way)
 
     def at_item(self, node: yaml.Node, index: int) -> Spot:
-        """The spot of item `index`, written at `node`, of the list that is here. It is kept."""
+        """The spot of item `index`, written at `node`, of the list at this spot. It is kept."""
         way = (*self.way, index)
         spot = replace(self, line=_line_of(node), key=f"{self.key}[{index}]", way=way)
         return self.document.spots.setdefault(way, spot)
 
     def __contains__(self, name: str) -> bool:
-        """Whether the mapping that is here has the key."""
+        """Whether the mapping at this spot has the key."""
         return (*self.way, name) in self.document.spots
 
     def of(self, step: str | int) -> Spot:
-        """Where a key or an item of what is here stands, or where the key is missing."""
+        """The spot of a key or an item of the value at this spot, or where the key is missing."""
         way = (*self.way, step)
         return self.document.spots.get(way) or replace(self, key=self._joined(str(step)), way=way)
 
@@ -77,7 +77,7 @@ class Spot:
         return self.error(f"must be {wanted}, but is {describe(node)}", hint)
 
     def warn(self, sentence: str) -> None:
-        """Keep a warning about what is written here."""
+        """Keeps a warning about what is written here."""
         self.document.warnings.append(f"{self}: {sentence}")
 
     def __str__(self) -> str:
@@ -88,8 +88,8 @@ class Spot:
 def load_document(path: Path, kind: str, first_keys: str) -> tuple[yaml.Node, Spot]:
     """The root node of the YAML file at `path` and its spot; ConfigError if there is none.
 
-    kind : what the file is to its user, as in "configuration";  first_keys : for the file that is
-    empty, the keys that it needs at least
+    kind : what the file is to its user, as in "configuration";  first_keys : the keys that a file
+    needs at least, for the error about an empty file
     """
     document = Document(str(path))
     text = _read_text(document, kind)
@@ -104,7 +104,7 @@ def load_document(path: Path, kind: str, first_keys: str) -> tuple[yaml.Node, Sp
             "remove it",
         ) from None
     except (ValueError, OverflowError):
-        # PyYAML passes the number of an escape such as "\UFFFFFFFF" to chr() as it is.
+        # PyYAML passes the number of an escape such as "\UFFFFFFFF" to chr() unchecked.
         raise Spot(document, 1).error(
             "not YAML (an escape beyond the last character)", "correct the escape with '\\U'"
         ) from None
@@ -118,12 +118,12 @@ def load_document(path: Path, kind: str, first_keys: str) -> tuple[yaml.Node, Sp
 
 
 def is_empty(node: yaml.Node) -> bool:
-    """Whether nothing (or null) stands where a value should."""
+    """Whether the value is missing or null."""
     return bool(node.tag == "tag:yaml.org,2002:null")
 
 
 def describe(node: yaml.Node) -> str:
-    """What a user sees there, for 'must be X, but is ...'."""
+    """What a user sees at the node, for 'must be X, but is ...'."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping" if node.value else "an empty mapping"
     if isinstance(node, yaml.SequenceNode):

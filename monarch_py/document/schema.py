@@ -1,4 +1,4 @@
-"""The JSON schema of a file, from the declaration of its keys: for editors that know YAML."""
+"""Makes the JSON schema of a file, for editors, from the declaration of its keys."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["schema"]
 
 
 def schema(keys: type[Keys]) -> dict[str, Any]:
-    """Of a mapping with those keys. It leaves out what only reading can tell: bounds of sizes, and
-    which keys exclude each other."""
+    """The JSON schema of a mapping with these keys. It leaves out what only reading can check:
+    bounds of sizes, and which keys exclude each other."""
     known = declared(keys).values()
     properties: dict[str, Any] = {name: schema(group) for name, group in keys.GROUPS.items()}
     properties |= {name: {"$ref": "#"} for name in keys.WRAPPERS}
@@ -56,7 +56,7 @@ def _of_type(annotation: Any) -> dict[str, Any]:
     elif isinstance(plain, type) and issubclass(plain, Keys):
         found = {"anyOf": [TEXT, schema(plain)]} if plain.SCALAR else schema(plain)
     elif plain is bool:
-        # Both may be written in quotes, and YAML has more words for the one.
+        # YAML has more words for true and false, and both may stand in quotes.
         found = {"enum": [True, False, *FLAGS, "true", "false"]}
     else:
         number = msgspec.json.schema(annotation)

@@ -1,7 +1,7 @@
 """Kinds of single values: how each is read, and what the reference and the JSON schema say of it.
 
-They read the text of a scalar and not YAML's idea of its type, so that a number may stand in
-quotes, as in configurations of the original Monarch, and `1:30` or `1_000` is no number.
+A kind reads the text of a scalar and ignores the type that YAML gives it. So a number may stand in
+quotes, as in configurations of the original Monarch, and `1:30` or `1_000` is not a number.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 SIZE_HINT = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
-# A larger bound is there to protect the program, and the reference does not tell it.
+# Larger upper bounds only protect the program, so the reference does not mention them.
 MOST_TOLD = (1 << 16) - 1
-# Numbers of 18 digits fit into 64 bits, and into every type that keeps them.
+# Numbers of 18 digits fit into 64 bits, and so into every type that stores them.
 _NUMBER = re.compile("-?[0-9]{1,18}", re.ASCII)
 MOST_NUMBER = 10**18 - 1
 TEXT = {"type": "string"}
@@ -60,7 +60,7 @@ class Kind:
     """A kind of value.
 
     value : what the reference calls it;  show : writes a default for the reference
-    schema : its JSON schema; None = what msgspec makes of its type
+    schema : its JSON schema; None = the one that msgspec makes from its type
     example : a value that hints show, if not ''
     """
 
@@ -81,8 +81,11 @@ def words(
     show: Callable[[Any], str] = str,
     example: str = "",
 ) -> Kind:
-    """A kind that `parse` reads from text. Its ValueError says what is wrong, and may add another
-    hint; without arguments it says that the text is not what is `wanted`."""
+    """A kind that `parse` reads from text.
+
+    If `parse` raises ValueError, its first argument is the problem, and a second one replaces
+    `hint`. Without arguments, the message says that the text is not what is `wanted`.
+    """
 
     def read(node: yaml.Node, spot: Spot) -> Any:
         text = scalar(node, spot, wanted, hint)
@@ -98,7 +101,7 @@ def words(
 
 
 def choice(*shown: str, **others: str) -> Kind:
-    """A few words. others : accepted as well, each for one of them, and not told of"""
+    """One of a few words. others : spelling -> word, accepted as well but not documented"""
     accepted = {**{word: word for word in shown}, **others}
     otherwise = f"write {_either(shown)}"
 
@@ -108,7 +111,7 @@ def choice(*shown: str, **others: str) -> Kind:
             raise spot.error(f"{text!r} is not known", did_you_mean(text, shown, otherwise))
         return accepted[text]
 
-    # YAML knows a number without quotes as one.
+    # A word of digits without quotes is a number in YAML.
     numbers = [int(word) for word in accepted if word.isdecimal()]
     names = _either([f"`{word}`" for word in shown])
     return Kind(read, names, {"enum": [*accepted, *numbers]}, "`{}`".format)
@@ -186,14 +189,14 @@ def path(node: yaml.Node, spot: Spot) -> Path:
     """An absolute path, after ~ and the variables of the environment are expanded."""
     hint = "write an absolute path, beginning with '/', '~' or a variable such as $HOME"
     text = scalar(node, spot, "a path", hint)
-    # The tilde first, as in a shell: one that comes out of a variable is a character.
+    # Expand the tilde first, as a shell does: one that comes from a variable is literal.
     expanded = _VARIABLE.sub(lambda found: _value_of(found, spot), os.path.expanduser(text))
     if not os.path.isabs(expanded):
         if text[:1] not in "~$":
             here = os.path.abspath(os.path.join(os.path.dirname(spot.document.name), expanded))
             hint = f"write {here!r}, if you mean that"
         raise spot.error(f"{text!r} is not an absolute path", hint)
-    # Path keeps `..`, which a comparison by prefix would never see through.
+    # Path keeps `..`, and a later comparison by prefix would not resolve it.
     return Path(os.path.realpath(expanded) if ".." in Path(expanded).parts else expanded)
 
 
@@ -209,8 +212,8 @@ def file(hint: str) -> Kind:
     return Kind(read, "file", TEXT)
 
 
-# Bytes, see units.parse_size; an average with a fraction; bytes/s above 0; a part of the whole, as
-# `0.25` or `25%`; seconds, as `90`, `90s`, `1.5min`, `2h`.
+# Size: bytes (units.parse_size). Amount: mean bytes, with a fraction. Rate: bytes/s above 0.
+# Share: a part of the whole, as `0.25` or `25%`. Duration: seconds, as `90`, `90s`, `1.5min`, `2h`.
 Size = Annotated[
     int, words("size", "a size", SIZE_HINT, parse_size, schema=NUMBER, show=shown_size)
 ]
@@ -256,7 +259,7 @@ Directory = Annotated[
 
 
 def _is_usable(text: str) -> bool:
-    """Whether it can be a part of a path; functions of the system refuse all else in odd ways."""
+    """Whether the text can be part of a path. Given other text, system calls fail in odd ways."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -271,7 +274,7 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
         raise spot.error(
             "has a '$' with no name behind it", "write $NAME or ${NAME}, or $$ for a dollar sign"
         )
-    # Empty counts as undefined: "/scratch/$JOB" must never become "/scratch/".
+    # An empty variable counts as undefined: "/scratch/$JOB" must never become "/scratch/".
     if not os.environ.get(name):
         raise spot.error(
             f"the variable {name} is not set in the environment",
@@ -281,7 +284,7 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
 
 
 def scalar(node: yaml.Node, spot: Spot, wanted: str, hint: str) -> str:
-    """The text of a scalar; ConfigError that it must be `wanted` for all else."""
+    """The text of a scalar; for other nodes, a ConfigError that says what is `wanted`."""
     if not isinstance(node, yaml.ScalarNode) or is_empty(node):
         raise spot.wrong_type(node, wanted, hint)
     if not _is_usable(node.value):

@@ -1,4 +1,4 @@
-"""The catalog as the daemon writes it and as everyone reads it."""
+"""The catalog of files: `CatalogReader` for every process, `Catalog` for the daemon that writes."""
 
 import errno
 import os
@@ -25,18 +25,18 @@ __all__ = ["Catalog", "CatalogReader", "distinct"]
 
 Ids = npt.NDArray[np.uint64]
 
-# Entries of a fresh catalog. A typical dataset of files of many samples never needs to grow.
+# Entries of a new catalog. A dataset of files that hold many samples each never outgrows it.
 FIRST_CAPACITY = 4096
-# Growth trades copying (each doubling copies once) against memory that lies unused until the scan
-# ends and `fit` gives it back.
+# Factor of growth. A larger one copies the entries less often, but leaves more memory unused until
+# the scan ends and `fit` gives it back.
 GROWTH = 1.5
 POOL_BYTES_PER_FILE = 64
-# Paths begin at multiples of this in the pool [bytes].
+# Alignment of paths in the pool [bytes].
 TEXT_UNIT: int = lib.MONARCH_TEXT_UNIT
 
 
 def distinct(ids: Ids) -> Ids:
-    """(n,) entries, each once, where it is named first."""
+    """Removes duplicates of (n,) entries; the first one of each keeps its place in the order."""
     return ids[np.sort(np.unique(ids, return_index=True)[1])]
 
 
@@ -70,21 +70,21 @@ class CatalogReader:
         return self.entries["word"]
 
     def path(self, entry: int) -> str:
-        """Relative to its source; undecodable bytes as os.fsdecode gives them."""
+        """The entry's path, relative to its source, decoded by os.fsdecode."""
         row = self._table[entry]
         at = int(self.c.pool_at + row["path"])
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
     def beginnings(self, ids: Ids, length: int) -> npt.NDArray[Any]:
-        """The first `length` bytes, more than 0, of the paths of (n,) entries that have as many:
-        (n,) bytes."""
+        """The first `length` > 0 bytes of the paths of (n,) entries, as (n,) bytes. Every path must
+        have that many."""
         pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
         at = self._table["path"][ids].astype(np.intp)
         text: npt.NDArray[Any] = pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0]
         return text
 
     def find(self, source: int, path: str) -> int:
-        """Number of the entry, -1 when the catalog does not know the path."""
+        """Number of the entry with this path; -1 if the catalog does not know the path."""
         raw = os.fsencode(path)
         return int(lib.monarch_find(self.c, source, raw, len(raw)))
 
@@ -106,15 +106,15 @@ class CatalogReader:
 
 
 class Catalog(CatalogReader):
-    """The daemon's own: adds entries, grows by publishing a larger generation, sets words.
+    """The daemon's writable catalog: adds entries, sets words, grows by publishing a larger
+    generation.
 
-    generation : a `uint64_t *` that gets the number of each new one, once its segment can be opened
-
-    writer : all threads of this process write through it, see csrc/native.h
+    generation : a `uint64_t *` that is set to each new generation once its segment can be opened
+    writer : all threads of this process write through it (csrc/native.h)
     """
 
     def __init__(self, session: SessionDir, generation: Any) -> None:
-        """MemoryError without memory for the writer."""
+        """MemoryError if there is no memory for the writer."""
         self.session, self._generation = session, generation
         self.writer: Any = ffi.gc(lib.monarch_writer_new(), lib.monarch_writer_free)
         if self.writer == ffi.NULL:
@@ -134,7 +134,7 @@ class Catalog(CatalogReader):
             self.session.catalog(generation - 1).unlink(missing_ok=True)
 
     def reader(self) -> CatalogReader:
-        """This generation, for a thread that goes on with it when the next one is published."""
+        """A reader of this generation, for a thread that keeps it after the next is published."""
         return CatalogReader(self.segment)
 
     def _resize(self, capacity: int, pool_bytes: int) -> None:
@@ -147,8 +147,8 @@ class Catalog(CatalogReader):
     def add(self, entries: npt.NDArray[Any], pool: Any) -> tuple[Ids, int]:
         """Adds entries (n,) of dtype ENTRY whose paths lie in `pool` (a C pointer).
 
-        Returns their numbers (n,) and how many were new. OSError when shared memory is full: what
-        did not fit is unknown to the catalog then and is served by the source.
+        Returns their numbers (n,) and how many were new. OSError if shared memory is full: the
+        catalog does not know the files that did not fit, and the source serves them.
         """
         ids = np.zeros(len(entries), dtype=np.uint64)
         added = ffi.new("uint64_t *")
@@ -175,7 +175,7 @@ class Catalog(CatalogReader):
             )
 
     def fit(self) -> None:
-        """Gives back what growth allocated ahead, but for a little; then huge pages, if any."""
+        """Shrinks the catalog to its content and a small reserve, then asks for huge pages."""
         capacity = len(self) + len(self) // 64 + 256
         pool_bytes = int(self.c.pool_used) * 65 // 64 + 16384
         if self.c.bytes > lib.monarch_catalog_bytes(capacity, pool_bytes) * 1.03:
@@ -195,8 +195,8 @@ class Catalog(CatalogReader):
             self.set_words(ids, make_word(state, reason))
 
     def want(self, ids: Ids) -> None:
-        """Makes entries (n,) WANTED. The number of a copy that is being removed stays: by it the
-        copy's descriptors are known until it is gone."""
+        """Makes entries (n,) WANTED. The number of a copy that is being removed stays in the word,
+        since the copy's open descriptors are recognised by it until the copy is gone."""
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | make_word(State.WANTED))
 
@@ -213,7 +213,7 @@ class Catalog(CatalogReader):
     ) -> None:
         """Makes copies visible: from here on, opens of these files get their copies.
 
-        made : (n,) whether this daemon has made them; None = none of them
+        made : (n,) whether this daemon made the copy; None if it made none of them
         """
         columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, words, inodes, sums)]
         mine = np.zeros(len(ids), dtype=np.uint8) if made is None else made.astype(np.uint8)
@@ -225,9 +225,10 @@ class Catalog(CatalogReader):
                 lib.monarch_publish(self.writer, len(ids), *pointers)
 
     def update(self, entry: int, fresh: Any) -> None:
-        """New attributes (a `struct monarch_entry *`) for a file that has no copy."""
+        """Sets new attributes (a `struct monarch_entry *`) of a file that has no copy."""
         if lib.monarch_catalog_update(self.writer, entry, fresh) != 0:
-            # Too many files have become others: a new index has their present inodes alone.
+            # The index of inodes is full, since replaced files left their old inodes in it. A new
+            # index holds the present inodes alone.
             self._resize(int(self.c.capacity), int(self.c.pool_bytes))
             lib.monarch_catalog_update(self.writer, entry, fresh)
 

@@ -1,4 +1,4 @@
-"""The commands' side of a session: asking the daemon, and looking at its segments."""
+"""The commands' side of a session: asks the daemon, and looks at its segments."""
 
 import json
 import os
@@ -12,17 +12,18 @@ from monarch_py.native import SessionState, ffi
 
 __all__ = ["HAS_CHANGED", "DaemonConnection", "catalog_trouble", "troubles"]
 
-# Said where the daemon that serves has read another text in the configuration.
+# The message for a configuration that has changed since its daemon read it.
 HAS_CHANGED = "{} has changed since its daemon was started; monarch stop, then start, takes it in"
 
-# A daemon answers from memory; a stopped one must not keep a command waiting for ever [s].
+# Limit for an answer [s]. A daemon answers from memory; a stopped one must not block a command.
 ANSWER_LIMIT_S = 15.0
+# Pause before the next attempt while the daemon's queue of connections is full [s].
 FULL_PAUSE_S = 0.01
 
 
 def troubles(report: dict[str, Any]) -> list[str]:
-    """Of a status: a sentence on each tier that goes unused or whose copies were of no use, and on
-    a catalog that cannot grow."""
+    """The troubles in a status report: one sentence on each tier that is not used or has lost its
+    copies, and one on a catalog that cannot grow."""
     said = [text for tier in report["tiers"] for text in (tier["why"], tier["lost"])]
     return [text for text in (*said, catalog_trouble(report)) if text]
 
@@ -44,8 +45,8 @@ class DaemonConnection:
         self.session = session
 
     def ask(self, command: str, **arguments: Any) -> Any:
-        """Sends one command and returns the answer; NoDaemonError when no daemon serves,
-        SilentError when it does not answer, SessionError when it refuses."""
+        """Sends one command and returns the answer. NoDaemonError if no daemon serves, SilentError
+        if it does not answer, SessionError if it refuses."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(ANSWER_LIMIT_S)
         try:
@@ -82,7 +83,7 @@ class DaemonConnection:
                 try:
                     connection.connect(f"/proc/self/fd/{directory}/socket")
                     return
-                except BlockingIOError:  # more come at once than the daemon takes in
+                except BlockingIOError:  # the daemon's queue of connections is full
                     if time.monotonic() > limit:
                         raise TimeoutError from None
                     time.sleep(FULL_PAUSE_S)
@@ -90,12 +91,13 @@ class DaemonConnection:
             os.close(directory)
 
     def wait_until_dropped(self) -> None:
-        """Returns when the files of all copies that were dropped are gone."""
+        """Returns when the files of all dropped copies are gone."""
         while self.ask("status")["dropping"]:
             time.sleep(0.02)
 
     def serves(self, pid: int | None = None) -> bool:
-        """Whether a daemon (this process, if a number is given) lets clients in."""
+        """Whether the control segment says that a daemon (process `pid`, if given) serves. A daemon
+        that was killed leaves it so; `runs` asks the daemon itself."""
         try:
             control = Segment.open(self.session.control, writable=False)
         except (OSError, ValueError):
@@ -106,7 +108,7 @@ class DaemonConnection:
         return int(found.state) == SessionState.SERVING and pid in (None, int(found.pid))
 
     def runs(self) -> bool:
-        """Whether a daemon answers; one that died without a word does not."""
+        """Whether a daemon answers."""
         try:
             self.ask("where")
         except SessionError:

@@ -1,4 +1,4 @@
-"""Where a session's shared segments lie, and making and opening them safely.
+"""Where a session's shared segments lie, and how they are made and opened safely.
 
 A session belongs to one user and one configuration file: its directory is
 <shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, readable by its owner alone. The preload
@@ -38,19 +38,21 @@ __all__ = [
     "shm_root",
 ]
 
-# The most that a lock file says: a process, and the path of a configuration [bytes].
+# The most that is read of a lock file, which names a process and a configuration [bytes].
 SAID_BYTES = 8192
 
-# Room for a tier's path is in the shared segments, and the staging area lies here [bytes].
+# Longest path of the shared memory directory [bytes]. The staging area lies below it, and the
+# shared segments have a limited room for its path.
 MAX_SHM_PATH_BYTES = 180
-# Of the first catalog, whatever is in it.
+# Room that the first catalog takes, even while it is empty.
 FIRST_CATALOG_BYTES = MIB
-# Of a file: device and inode. No other file has it while one is open or mapped.
+# A file's device and inode number. No other file gets them while this one is open or mapped.
 FileId = tuple[int, int]
 
 
 def id_of(path: Path | int) -> FileId | None:
-    """Of what a name (links are not followed) or a descriptor leads to; None for nothing."""
+    """Identity of the file that a path (links are not followed) or a descriptor leads to; None if
+    there is none."""
     try:
         found = os.fstat(path) if isinstance(path, int) else path.lstat()
     except OSError:
@@ -61,7 +63,7 @@ def id_of(path: Path | int) -> FileId | None:
 def shm_root() -> Path:
     """The directory for shared memory; $MONARCH_SHM replaces /dev/shm (containers, tests).
 
-    SessionError when its name is longer than the preload library would take it.
+    SessionError if its path is longer than the preload library accepts.
     """
     path = Path(os.environ.get("MONARCH_SHM") or "/dev/shm")  # noqa: S108
     n_bytes = len(os.fsencode(path))
@@ -73,14 +75,14 @@ def shm_root() -> Path:
 
 
 def least_shm_bytes() -> int:
-    """What a daemon without any file needs of shared memory, in whole MiB, as it is said."""
+    """Shared memory that a daemon needs before it knows any file, rounded up to MiB [bytes]."""
     shared = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
     needed = sum(int(ffi.sizeof(struct)) for struct in shared) + FIRST_CATALOG_BYTES
     return -(-needed // MIB) * MIB
 
 
 def full_shm() -> str:
-    """A sentence where shared memory has no room for a daemon, "" where it has."""
+    """A sentence if shared memory has no room for a daemon; "" if it has."""
     root, needed = shm_root(), least_shm_bytes()
     try:
         system = os.statvfs(root)
@@ -95,15 +97,15 @@ def full_shm() -> str:
 
 
 def user_directory() -> Path:
-    """Where the sessions of this user lie; SessionError as `shm_root`."""
+    """The directory of this user's sessions. SessionError as `shm_root`."""
     return shm_root() / f"monarch-{os.geteuid()}"
 
 
 def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory of yours") -> None:
-    """Makes a directory of ours alone, or makes sure that the one there is.
+    """Makes a directory that is private to this user, or checks that the existing one is.
 
-    SessionError when it belongs to somebody else, is a link or is open to others; `instead` is what
-    helps where nobody removes it.
+    SessionError if it belongs to somebody else, is a link or is open to others; `instead` names
+    what the user can do if nobody removes it.
     """
     try:
         path.mkdir(mode=0o700)
@@ -119,7 +121,7 @@ def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory
 class HeldError(SessionError):
     """Another process holds a lock file.
 
-    config : the configuration of the daemon that it is, "" if it does not say so
+    config : the configuration of the daemon that holds it; "" if the file does not name one
     """
 
     def __init__(self, said: str) -> None:
@@ -129,8 +131,8 @@ class HeldError(SessionError):
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Opens a file of ours alone (mode 0600, whatever the umask is), and makes it if it is not
-    there; the descriptor. OSError."""
+    """Opens a file with mode 0600, whatever the umask is, and creates it if it does not exist.
+    Returns the descriptor. OSError if that fails."""
     fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     found = os.fstat(fd)
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o600:
@@ -139,10 +141,10 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def hold(path: Path, config: Path | None = None) -> int:
-    """Takes a lock file for as long as the descriptor that is returned is open.
+    """Locks a lock file for as long as the returned descriptor is open.
 
-    config : is told to those who want it meanwhile. HeldError, with the holder's name as its text,
-    when another process has it; OSError when it cannot be made.
+    config : written into the file, for processes that find it locked. HeldError, whose text names
+    the holder, if another process holds it; OSError if the file cannot be made.
     """
     while True:
         fd = open_private(path, os.O_RDWR)
@@ -152,19 +154,21 @@ def hold(path: Path, config: Path | None = None) -> int:
             said = os.fsdecode(os.pread(fd, SAID_BYTES, 0))
             os.close(fd)
             raise HeldError(said) from error
-        # Holders remove the file at their end: one that has no name any more locks nobody out.
+        # A holder removes the file when it ends. A lock on a file without a name excludes nobody,
+        # so lock the file that has the name now.
         if os.fstat(fd).st_nlink:
             break
         os.close(fd)
-    with suppress(OSError):  # a full disk: the lock itself holds
+    with suppress(OSError):  # on a full disk the lock holds all the same
         os.ftruncate(fd, 0)
         os.pwrite(fd, os.fsencode(f"process {os.getpid()}\n{config or ''}".strip() + "\n"), 0)
     return fd
 
 
 def holder_of(path: Path) -> HeldError | None:
-    """Who holds a lock file, without taking it: a daemon that starts just now would find it taken.
-    None if nobody does, or none whom this process can see."""
+    """Who holds a lock file, as /proc/locks says; None if nobody does, or if this process cannot
+    see the holder. It does not try the lock, because a daemon that starts at that moment would find
+    it taken."""
     try:
         inode, said = path.stat().st_ino, os.fsdecode(path.read_bytes()[:SAID_BYTES])
         locks = Path("/proc/locks").read_text()
@@ -176,12 +180,12 @@ def holder_of(path: Path) -> HeldError | None:
 
 
 def served_configurations() -> list[Path]:
-    """The configurations that daemons of this user serve on this node, as far as this process sees
+    """The configurations that daemons of this user serve on this node, if this process can see
     them."""
     sessions = user_directory()
     try:
         if why_not_private(sessions):
-            return []  # another user's word
+            return []  # another user could have written what it says
     except OSError:
         return []
     holders = [holder_of(lock) for lock in sessions.glob("*/lock")]
@@ -199,10 +203,10 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, size: int) -> "Segment":
-        """A zeroed segment under a name that nobody sees yet (`publish` gives it its own).
+        """Makes a zeroed segment under a hidden name; `publish` gives it its own name.
 
-        Every page is allocated: a hole of a tmpfs mapping becomes SIGBUS in whoever touches it once
-        the file system is full. OSError (ENOSPC) when there is no room.
+        Every page is allocated. Otherwise, once the tmpfs is full, a process that touches a hole of
+        the mapping would get SIGBUS. OSError (ENOSPC) if there is no room.
         """
         hidden = path.with_name(f".{path.name}.{os.getpid()}")
         hidden.unlink(missing_ok=True)
@@ -222,7 +226,8 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> "Segment":
-        """An existing segment; OSError when it is not there or not a regular file of ours."""
+        """Maps an existing segment. OSError if it does not exist, is empty, or is not a regular
+        file of this user."""
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW)
         try:
             found = os.fstat(fd)
@@ -236,11 +241,11 @@ class Segment:
             os.close(fd)
 
     def is_linked(self) -> bool:
-        """Whether its name leads to it, and not to another file or nowhere."""
+        """Whether its name still leads to it, rather than to another file or nowhere."""
         return self._file == id_of(self.path)
 
     def unlink(self) -> None:
-        """Takes its name away; another file's of that name stays."""
+        """Removes its name, unless another file has that name now."""
         if self.is_linked():
             self.path.unlink(missing_ok=True)
 
@@ -279,8 +284,8 @@ class SessionDir:
 
     @property
     def changes(self) -> Path:
-        """What processes have changed that cannot map the segments: struct monarch_change, the
-        first one empty."""
+        """Changes reported by processes that cannot map the segments: records of struct
+        monarch_change, of which the first is empty."""
         return self.path / "changes"
 
     @property
@@ -289,8 +294,8 @@ class SessionDir:
 
     @property
     def stopped(self) -> Path:
-        """Is there after a daemon that ended in order, until the next one starts: processes with
-        the library then say nothing of it."""
+        """Exists from the orderly end of a daemon until the next one starts. While it exists,
+        processes with the library do not complain that no daemon serves."""
         return self.path / "stopped"
 
     @property
@@ -299,14 +304,15 @@ class SessionDir:
 
     @property
     def handovers(self) -> list[Path]:
-        """The sockets by which programs hand descriptors of files that they have read to the
-        daemon: struct monarch_handover."""
+        """The sockets through which programs hand the daemon descriptors of files that they have
+        read (struct monarch_handover)."""
         return [self.path / f"handovers.{n}" for n in range(lib.MONARCH_HANDOVER_SOCKETS)]
 
     def bind(self, listener: SocketType, path: Path) -> None:
-        """Gives a socket one of the names above, in the place of what a dead daemon has left there.
-        OSError."""
-        # A socket's name has 107 bytes; by the directory's descriptor it is always short enough.
+        """Binds a socket to one of the names above, and replaces what a dead daemon has left there.
+        OSError if that fails."""
+        # A socket's path has at most 107 bytes. The path through the directory's descriptor is
+        # always shorter.
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             path.unlink(missing_ok=True)

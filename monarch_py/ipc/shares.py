@@ -1,4 +1,4 @@
-"""Whose a session's daemon is: that of the runs that share it, or nobody's."""
+"""Which runs share a session's daemon, and whether the last of them ends it."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from monarch_py.util.processes import Identity
 
 __all__ = ["Shares"]
 
-# The most that is read of the file, a line for each run that a daemon has seen [bytes].
+# The most that is read of `users`, which has one line for each run that a daemon has seen [bytes].
 MOST_BYTES = 1 << 20
 # A process that starts or ends a daemon holds the turn for seconds, or for as long as it takes to
 # remove many copies. Waiters give up after this time, and poll the lock this often [s].
@@ -19,13 +19,13 @@ TURN_LIMIT_S, POLL_S = 60.0, 0.02
 
 
 class Shares:
-    """Two files of a session.
+    """Two files of a session, and the locks on them.
 
-    `users` : each run holds a shared lock on it. Its first line names the daemon that is theirs to
-    end, and is empty without one; the others name the commands that they have started.
+    `users` : each run holds a shared lock on it. Its first line names the daemon that the runs must
+    end, or is empty if there is none; the other lines name the commands that runs have started.
     `turn` : locked by the process that starts or ends a daemon.
 
-    The kernel releases both locks of a run that is killed. OSError where the files cannot be made.
+    If a run is killed, the kernel releases both locks. OSError if the files cannot be made.
     """
 
     def __init__(self, session: SessionDir) -> None:
@@ -46,8 +46,8 @@ class Shares:
     # --- locks ------------------------------------------------------------------------------------
 
     def take_turn(self, limit_s: float = TURN_LIMIT_S) -> None:
-        """SessionError when whoever has it keeps it for so long [s]: a daemon whose end waits for a
-        file system, or a command that was stopped."""
+        """Locks `turn`. SessionError if another process holds it for longer than `limit_s`: a
+        daemon whose end waits for a file system, or a command that was stopped."""
         until = time.monotonic() + limit_s
         while not _try(self._turn):
             if time.monotonic() >= until:
@@ -59,33 +59,35 @@ class Shares:
             time.sleep(POLL_S)
 
     def try_turn(self) -> bool:
-        """As `take_turn`, if nobody has it."""
+        """Locks `turn` if nobody holds it; returns whether it did."""
         return _try(self._turn)
 
     def leave_turn(self) -> None:
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def join(self) -> None:
-        """From here on this process is one of the runs."""
+        """Makes this process one of the runs."""
         fcntl.flock(self._users, fcntl.LOCK_SH)
 
     def leave(self) -> None:
         fcntl.flock(self._users, fcntl.LOCK_UN)
 
     def is_unused(self) -> bool:
-        """Whether no run has joined; none can until `leave` then. Only in one's turn."""
+        """Whether no run has joined. If so, none can join until `leave`. Hold `turn` meanwhile."""
         return _try(self._users)
 
     # --- notes ------------------------------------------------------------------------------------
 
     def note_daemon(self, daemon: Identity | None) -> None:
-        """None: the daemon that serves is nobody's to end."""
+        """Notes the daemon that the runs must end, and forgets all commands. None means that no run
+        ends the daemon that serves."""
         os.ftruncate(self._users, 0)
         if daemon is not None:
             os.pwrite(self._users, str(daemon).encode(), 0)
 
     def note_command(self, command: Identity) -> None:
-        """A full disk leaves it out: attached processes are seen all the same."""
+        """Notes a command of a run. On a full disk the note is lost, but the daemon still sees the
+        processes that are attached."""
         with suppress(OSError):
             os.pwrite(self._users, f"\n{command}".encode(), os.fstat(self._users).st_size)
 
@@ -93,7 +95,7 @@ class Shares:
         return next(iter(self._noted()), None)
 
     def has_command(self) -> bool:
-        """Whether a command that a run has started still runs, whatever became of the run."""
+        """Whether a command that a run has started still runs, even if the run itself is gone."""
         return not all(each is None or each.has_ended for each in self._noted()[1:])
 
     def _noted(self) -> list[Identity | None]:

@@ -1,7 +1,7 @@
-"""Ranges of files from another node's copies: who may ask, who answers, who is asked again when.
+"""Reads ranges of files from other nodes' copies: authentication, serving, and retry of peers.
 
-A transport (transport.py) is all that the rest of Monarch sees of the wire; TCP (tcp.py, server.py)
-is the one there is. Bytes are moved by C (csrc/peers), outside Python's lock.
+The rest of Monarch sees only a transport (transport.py); TCP (tcp.py, server.py) is the only one.
+C (csrc/peers) moves the bytes, without Python's lock.
 """
 
 from monarch_py.peers.handshake import Party, Purpose, new_secret

@@ -1,5 +1,7 @@
-"""How two daemons of one session know each other: each proves the secret, that it is the node which
-the other means, and that it means the other. Nobody sends the secret.
+"""The handshake by which two daemons of one session authenticate each other.
+
+Each side proves that it knows the secret, which node it is, and which node it means. The secret
+itself is never sent.
 
     server -> client   GREETING, 32 random bytes s
     client -> server   GREETING, 32 random bytes c, one byte p: what the connection is for,
@@ -9,14 +11,15 @@ the other means, and that it means the other. Nobody sends the secret.
                        HMAC-SHA256(secret, "server" t) if that is j;
                        HMAC-SHA256(secret, "another" own-rank t), and the end, if it is not
 
-t is GREETING s c p i j and the addresses of i and j, as whoever makes or checks the proof knows
-them. The labels keep one side's proof from being the other's; both random numbers make an old proof
-worthless; ranks and addresses make a proof worthless that is passed on to another node by somebody
-who sits at the address of one. Whoever connects proves first, so that a stranger learns nothing.
+The transcript t is GREETING s c p i j, followed by the addresses of i and j as the side that makes
+or checks the proof knows them. The labels prevent reflection: one side's proof is never valid as
+the other's. The random numbers prevent replay of an old proof. Ranks and addresses prevent relay:
+an attacker at the address of one node cannot pass a proof on to another node. The client proves
+first, so that a stranger learns nothing.
 
-From the secret and t each side then makes a key for what it says and one for what it hears, and
-everything that follows is authenticated with them: requests and frames in C (csrc/peers/wire.h),
-what daemons tell each other in queries.py. Nothing is encrypted.
+Each side then derives two keys from the secret and t: one for what it sends, one for what it
+receives. These keys authenticate everything that follows: requests and frames in C
+(csrc/peers/wire.h), and the answers of daemons in queries.py. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -50,22 +53,22 @@ __all__ = [
 NO_LIBCRYPTO = "libcrypto of OpenSSL 1.1 or later, by which nodes know each other, is not found"
 LIBCRYPTO_HINT = "install OpenSSL's library (libssl3, openssl-libs), or set LD_LIBRARY_PATH"
 
-# Name and version of what is spoken; another version is refused before anything else.
+# Name and version of the protocol. A peer with another version is refused before anything else.
 GREETING = b"MONARCH\x03"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 HELLO_BYTES = len(GREETING) + NONCE_BYTES
-# Purpose, own rank, the rank that is meant.
+# Purpose, the client's own rank, and the rank that it means.
 _ABOUT = struct.Struct("<cII")
 _RANK = struct.Struct("<I")
 ANSWER_BYTES = HELLO_BYTES + _ABOUT.size + PROOF_BYTES
 REPLY_BYTES = _RANK.size + PROOF_BYTES
-# As many bits as AES-128 has: no shorter secret is one [bytes].
+# A shorter secret is refused: this is the key length of AES-128 [bytes].
 LEAST_SECRET_BYTES = 16
 
 
 class Purpose(Enum):
-    """What a connection is for, which decides who answers it: C (csrc/peers), or the daemon."""
+    """What a connection is for. C (csrc/peers) answers FILES; the daemon answers STATUS."""
 
     FILES = b"f"
     STATUS = b"s"
@@ -77,14 +80,15 @@ def new_secret() -> bytes:
 
 
 def has_libcrypto() -> bool:
-    """Whether this process finds the libcrypto that computes what authenticates
+    """Whether this process finds libcrypto, which computes the authentication codes
     (csrc/peers/mac.c)."""
     return bool(lib.monarch_mac_is_there())
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Of one connection: for what this end says, and for what it hears (16 bytes each)."""
+    """The keys of one connection: for what this end sends, and for what it receives (16 bytes
+    each)."""
 
     mine: bytes
     theirs: bytes
@@ -92,10 +96,10 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """One node of a session, as it sees all of them.
+    """One node of a session, and what it knows of all nodes.
 
-    secret : what they share;  rank : its own;  addresses : where each serves, by rank: a numeric
-    address and a port. ValueError for a secret that could be guessed; SessionError without
+    secret : shared by all nodes;  rank : of this node;  addresses : by rank, the numeric address
+    and port where each node serves. ValueError if the secret is too short; SessionError without
     libcrypto.
     """
 
@@ -116,7 +120,7 @@ class Party:
 
     @property
     def content_key(self) -> bytes:
-        """For digests of content, which all nodes make alike (csrc/peers/mac.h)."""
+        """The key for digests of content, the same on all nodes (csrc/peers/mac.h)."""
         return hmac.digest(self.secret, b"content", "sha256")[: lib.MONARCH_KEY_BYTES]
 
     def prove(self, label: bytes, transcript: bytes) -> bytes:
@@ -129,8 +133,8 @@ class Party:
         return Keys(says, hears)
 
     def transcript(self, servers: bytes, clients: bytes, client: int, server: int) -> bytes:
-        """servers, clients : all that each side has said, but for its GREETING and proofs.
-        IndexError for ranks of which there are none."""
+        """The transcript t. servers, clients : all that each side has sent, without its GREETING
+        and proofs. IndexError for a rank that does not exist."""
         said = [GREETING, servers, clients]
         for host, port in (self.addresses[client], self.addresses[server]):
             said.append(struct.pack("<HH", port, len(host)) + host.encode())
@@ -138,14 +142,14 @@ class Party:
 
 
 class Greeter:
-    """The server's side of one connection, which never waits: bytes in, bytes out."""
+    """The server's side of one handshake. It does no I/O and never waits: bytes in, bytes out."""
 
     def __init__(self, party: Party) -> None:
         self._party = party
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._got = b""
         self.hello = GREETING + self._nonce
-        # Once the client has proved itself, and that it means this node.
+        # Set once the client has proved that it knows the secret and means this node.
         self.keys: Keys | None = None
 
     @property
@@ -154,14 +158,14 @@ class Greeter:
         return ANSWER_BYTES - len(self._got)
 
     def feed(self, data: bytes) -> bool:
-        """Takes at most `missing` bytes; False as soon as they cannot be an answer."""
+        """Takes at most `missing` bytes. False as soon as the bytes cannot be a client's answer."""
         self._got += data
         known = min(len(self._got), len(GREETING))
         return self._got[:known] == GREETING[:known]
 
     def reply(self) -> bytes | None:
-        """What a client whose whole answer is right is told, None for any other. One that means
-        another node is told which this is, has no keys, and is to be sent away."""
+        """The reply to a client whose complete answer is valid; None for any other client. A client
+        that means another node is told this node's rank, gets no keys, and must be disconnected."""
         party, said = self._party, self._got[len(GREETING) : -PROOF_BYTES]
         _, client, meant = _ABOUT.unpack(said[NONCE_BYTES:])
         try:
@@ -178,8 +182,8 @@ class Greeter:
 
     @property
     def purpose(self) -> bytes:
-        """What the client that has proved itself came for; a later version may know others than
-        Purpose has."""
+        """What an authenticated client came for: a byte that Purpose may not know, if the client is
+        of a later version."""
         return self._got[HELLO_BYTES : HELLO_BYTES + 1]
 
 
@@ -190,11 +194,12 @@ def introduce(
     deadline: float,
     purpose: Purpose = Purpose.FILES,
 ) -> Keys:
-    """The client's side, on a connected socket.  rank : whose server it ought to be;  deadline : on
-    time.monotonic() [s]
+    """The client's side of the handshake, on a connected socket.
 
-    Unreachable: TIMEOUT; OTHER_NODE, if another node of the session has answered; or REFUSED, by a
-    server of another session, or by what is no server of ours.
+    rank : of the node whose server this should be;  deadline : on time.monotonic() [s]
+
+    Unreachable: TIMEOUT; OTHER_NODE if another node of the session has answered; REFUSED if the
+    server is of another session, or is not a server of Monarch.
     """
     hello = _receive(connection, HELLO_BYTES, deadline)
     servers = hello[len(GREETING) :]

@@ -1,8 +1,8 @@
-"""The daemons of one session that know of each other, one a node: what each is told when it starts.
+"""The cluster: the daemons of one session that know of each other, one per node.
 
-Whoever brings them up (MPI, a test) makes it, alike on every node but for `rank`; it goes to the
-daemon in memory, because the secret in it must be on no command line and in no file. A daemon tells
-it again to its own user alone, for one that has ended and comes back.
+Whatever brings the daemons up (MPI, a test) makes a `Cluster` for each, the same but for `rank`. It
+is passed to the daemon in memory, because its secret must not appear on a command line or in a
+file. A daemon tells its cluster only to its own user, so that a daemon that ended can rejoin.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["Cluster", "Member"]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node's daemon.  name : the node's own, for people;  host, port : where it serves peers, a
-    numeric address;  quotas : of its tiers, fastest first [bytes]."""
+    """One node's daemon.  name : of the node, for people;  host, port : where it serves peers (a
+    numeric address);  quotas : of its tiers, fastest first [bytes]."""
 
     name: str
     host: str
@@ -28,8 +28,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """rank : which of the members this node is;  secret : 32 bytes that all of them share;
-    agreed : key -> value of what all of them had alike when they started"""
+    """The cluster as one node knows it.
+
+    rank : of this node among the members;  secret : 32 bytes that all members share
+    agreed : key -> value of the settings that all members had in common when they started
+    """
 
     rank: int
     members: tuple[Member, ...]
@@ -38,16 +41,16 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """The same on all its nodes, and another for every other cluster; it tells no secret."""
+        """An identifier: the same on all nodes, different for every cluster, and not secret."""
         return hashlib.sha256(b"name" + self.secret).hexdigest()[:16]
 
     def told(self) -> dict[str, Any]:
-        """What `of` takes, in JSON's types; with the secret."""
+        """The cluster, with its secret, in JSON's types; `of` reads it."""
         return {**asdict(self), "secret": self.secret.hex()}
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Cluster:
-        """ValueError, KeyError or TypeError for what `told` has not made."""
+        """ValueError, KeyError or TypeError for anything that `told` did not make."""
         members = tuple(Member(**{**m, "quotas": tuple(m["quotas"])}) for m in told["members"])
         return cls(
             int(told["rank"]), members, bytes.fromhex(told["secret"]), dict(told.get("agreed", {}))
@@ -58,5 +61,5 @@ class Cluster:
 
     @classmethod
     def loads(cls, data: bytes) -> Cluster:
-        """ValueError, KeyError or TypeError for what `dumps` did not write."""
+        """ValueError, KeyError or TypeError for anything that `dumps` did not write."""
         return cls.of(json.loads(data))

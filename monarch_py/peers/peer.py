@@ -1,6 +1,6 @@
-"""One peer as its askers see it: where it is, and when it is asked again after a failure.
+"""One peer as its clients see it: connects links, and decides when to retry after a failure.
 
-Its idle links are kept in C (csrc/peers/peer.c), which comes here for a new link and to tell of a
+C (csrc/peers/peer.c) keeps the idle links, and calls this module for a new link and to report a
 failure.
 """
 
@@ -22,23 +22,24 @@ __all__ = ["Peer"]
 
 log = logging.getLogger("monarch.peers")
 
-# A peer that failed is left alone for this long, doubled with every further failure: the first is
-# about what a restarted daemon needs, the last bounds how long a mended link is not used [s].
+# Back-off: a peer that failed is not asked for this long, and twice as long after each further
+# failure. The first pause is about what a daemon needs to restart; the longest one bounds how long
+# a repaired link stays unused [s].
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-# After a pause one thread tries it, and the others wait for so long to hear of it: many times what
-# a peer that lives takes to greet, and a part of what one that hangs costs who tries it [s].
+# After a pause one thread tries the peer, and the others wait this long for its result: many times
+# what a live peer takes for the handshake, and a part of what a hanging peer costs that thread [s].
 HEARSAY_S = 0.1
-# Failures that somebody else than the peer has caused, as a rule.
+# Failures that are usually caused by somebody other than the peer.
 SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
 
 
 class Peer:
-    """Fetches from the node of that rank over links of its own; any number of threads may ask at a
+    """Fetches from the node with this rank over its own links; any number of threads may fetch at a
     time.
 
-    No failure raises: each range has its status, and what is not OK is read from the source.
-    MemoryError when there is no memory for it.
+    Failures do not raise: each range has its status, and a range that is not OK is read from the
+    source. MemoryError if there is no memory for the peer.
     """
 
     def __init__(
@@ -51,15 +52,17 @@ class Peer:
         self._transport, self._clock = transport, clock
         self._lock = threading.Lock()
         self._was_tried = threading.Condition(self._lock)
-        self._is_tried = self._has_greeted = False  # by a thread, for all; since it failed last
+        # Whether one thread tries the peer, so that the others wait for its result; and whether a
+        # handshake has succeeded since the last failure.
+        self._is_tried = self._has_greeted = False
         self._failures, self._again_at = 0, 0.0
-        self._broken = 0  # so many failures ever
-        self._failed_ns = 0  # when the last one was told of, on CLOCK_MONOTONIC as C has it
+        self._broken = 0  # number of failures ever
+        self._failed_ns = 0  # when the last failure was reported, on CLOCK_MONOTONIC as in C
         self._last_failure = PeerStatus.OK
-        # Why it is left alone: another thread's success does not end the pause.
+        # The reason for the pause. Another thread's success does not end the pause.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
-        # The handle for C; the engine has it too.
+        # The peer as C knows it; the engine uses it too.
         self.c: Any = lib.monarch_peer_new(
             lib.monarch_connect_peer, lib.monarch_report_peer, self._handle
         )
@@ -68,31 +71,32 @@ class Peer:
 
     @property
     def is_usable(self) -> bool:
-        """False while it is left alone after a failure; a fetch then ends at once."""
+        """False during a pause after a failure; a fetch then fails at once."""
         with self._lock:
             return self._clock() >= self._again_at
 
     @property
     def last_failure(self) -> PeerStatus:
-        """Why it was left alone last; OK if it works."""
+        """The last failure; OK if the peer has worked since."""
         with self._lock:
             return self._last_failure
 
     def fetch(self, gets: npt.NDArray[Any]) -> None:
-        """Sets the status of every range (n,) of dtype GET, within the transport's bounds."""
+        """Fetches ranges (n,) of dtype GET, within the transport's time limits, and sets the status
+        of each."""
         if gets.dtype != GET:
             raise TypeError("ranges have dtype GET (new_gets)")
         where = pointer(gets, "struct monarch_peer_get *")
         lib.monarch_peer_ask(self.c, where, len(gets), ffi.NULL, ffi.NULL, ffi.NULL)
 
     def close(self) -> None:
-        """Closes its links, once nobody asks it any more; a second call does nothing."""
+        """Closes the links. Call it when no thread fetches any more; a second call does nothing."""
         if self.c != ffi.NULL:
             lib.monarch_peer_free(self.c)
             self.c = self._handle = ffi.NULL
 
     def _connect(self) -> Any:
-        """A new link; Unreachable when there is none, or the peer is left alone."""
+        """A new link. Unreachable if there is none, or during a pause."""
         with self._lock:
             self._was_tried.wait_for(lambda: not self._is_tried, HEARSAY_S)
             if self._is_tried or self._clock() < self._again_at:
@@ -115,8 +119,12 @@ class Peer:
         return link
 
     def _mark(self, status: PeerStatus, began_ns: int) -> None:
-        """began_ns : when that which failed was begun, on CLOCK_MONOTONIC. What was under way when
-        another thread failed is one incident with that, however much later it ends."""
+        """Notes the outcome of an exchange with the peer.
+
+        began_ns : when the exchange began, on CLOCK_MONOTONIC. A failed exchange that was under way
+        when another one failed belongs to the same incident, however much later it ends, and is not
+        counted again.
+        """
         with self._lock:
             if status == PeerStatus.OK:
                 self._failures, self._last_failure = 0, status
@@ -135,7 +143,7 @@ class Peer:
             self._last_failure = self._pause_status = status
 
 
-# Functions that C calls must not raise; an error that is not foreseen counts as a peer that cannot
+# C calls these functions, so they must not raise. An unexpected error counts as a peer that cannot
 # be reached.
 
 

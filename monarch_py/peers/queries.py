@@ -1,4 +1,4 @@
-"""What one daemon asks another besides files: a few words that Python answers."""
+"""What daemons ask each other besides files: short answers, made in Python."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ __all__ = ["StatusResponder", "ask"]
 
 log = logging.getLogger("monarch.peers")
 
-# For an answer to be taken [s], and how many are given at a time; who comes then is sent away.
+# Limit for sending an answer [s], and answers in progress at a time; further clients are
+# disconnected.
 TELL_LIMIT_S = 5.0
 MOST_AT_A_TIME = 16
-# The longest answer that is listened to [bytes].
+# The longest answer that is accepted [bytes].
 MOST_BYTES = 4 << 20
 PIECE_BYTES = 1 << 16
 
-# An answer is its length, the words, and their HMAC-SHA256 with the connection's key for what the
-# server says: it comes whole and as it was given, or not at all.
+# An answer is its length, the words, and the HMAC-SHA256 of both with the key for what the server
+# sends. So an answer is accepted only complete and unchanged.
 _LENGTH = struct.Struct("<Q")
 SEAL_BYTES = 32
 
@@ -37,8 +38,9 @@ def _seal(key: bytes, said: bytes) -> bytes:
 
 
 def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
-    """The answer of the daemon of that rank. Unreachable: TIMEOUT if it does not come whole in
-    time, FORGED if it is not as that daemon gave it, REFUSED if it is too long."""
+    """Asks the daemon of this rank and returns its answer. Unreachable: as from `tcp.connected`;
+    TIMEOUT if the answer is not complete in time, FORGED if it was changed, REFUSED if it is too
+    long."""
     deadline = time.monotonic() + limit_s
     try:
         connection, keys = connected(party, rank, limit_s, purpose)
@@ -59,7 +61,7 @@ def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
 
 
 def _receive(connection: socket.socket, n_bytes: int, deadline: float) -> bytes:
-    """TimeoutError if they do not come in time, or never."""
+    """TimeoutError if the bytes do not come in time, or the connection ends before."""
     parts: list[bytes] = []
     while n_bytes:
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -72,14 +74,15 @@ def _receive(connection: socket.socket, n_bytes: int, deadline: float) -> bytes:
 
 
 class StatusResponder:
-    """Gives answers, each in a thread of its own, since finding one may take a while."""
+    """Sends answers, each from its own thread, because making one may take a while."""
 
     def __init__(self, answers: dict[Purpose, Callable[[], bytes]]) -> None:
         self._answers = {purpose.value: answer for purpose, answer in answers.items()}
         self._free = threading.BoundedSemaphore(MOST_AT_A_TIME)
 
     def tell(self, connection: socket.socket, purpose: bytes, keys: Keys) -> None:
-        """Takes the connection over; one that nothing can be told is closed."""
+        """Takes the connection over and answers on it; closes it if there is no answer for the
+        purpose, or too many are in progress."""
         answer = self._answers.get(purpose)
         if answer is None or not self._free.acquire(blocking=False):
             connection.close()
@@ -88,7 +91,7 @@ class StatusResponder:
         thread = threading.Thread(target=self._tell, args=args, name="peers-tell", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no more threads are allowed: who asks may ask again
+        except RuntimeError:  # no more threads are allowed; the client may ask again
             connection.close()
             self._free.release()
 
@@ -100,7 +103,7 @@ class StatusResponder:
                 connection.settimeout(TELL_LIMIT_S)
                 connection.sendall(said + _seal(keys.mine, said))
             except OSError:
-                pass  # whoever asked has gone
+                pass  # the client has gone
             except Exception:
                 log.exception("a peer was not answered")
             finally:

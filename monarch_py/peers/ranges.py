@@ -1,4 +1,4 @@
-"""What is asked of a peer, in bulk, and what came of it."""
+"""Requests for ranges of files from a peer, in bulk, and their outcomes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ GET = struct_dtype("struct monarch_peer_get")
 
 
 class PeerStatus(IntEnum):
-    """What came of a request; csrc/peers/wire.h says what each means. MOVED comes with a node's
-    number added to it."""
+    """The outcome of a request (csrc/peers/wire.h says what each means). A node's number is added
+    to MOVED."""
 
     OK = lib.MONARCH_PEER_OK
     REFUSED = lib.MONARCH_PEER_REFUSED
@@ -37,10 +37,10 @@ class PeerStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileId:
-    """A file as the catalog of every node knows it: never a path.
+    """A file's identity, the same in every node's catalog; nodes never exchange paths.
 
-    source : its number in the configuration;  path_hash : the catalog's, of the relative path and
-    the source;  size [bytes];  mtime_ns : of the source's file
+    source : its number in the configuration;  path_hash : the catalog's hash of the relative path
+    and the source;  size [bytes];  mtime_ns : of the source's file
     """
 
     source: int
@@ -50,11 +50,11 @@ class FileId:
 
 
 def new_gets(files: Sequence[FileId]) -> npt.NDArray[Any]:
-    """Requests (len(files),) of dtype GET for whole files, which go nowhere yet.
+    """Requests (len(files),) of dtype GET for whole files, without a destination yet.
 
-    The caller sets where the bytes shall go, `memory` (an address) or `to` and `at` (a descriptor
-    and the first byte there), and may narrow `first` and `length` [bytes]. A fetch sets `status`,
-    `received` (bytes whose checksum was right) and `error`.
+    The caller sets the destination: `memory` (an address), or `to` and `at` (a descriptor and the
+    offset of the first byte there). The caller may narrow `first` and `length` [bytes]. A fetch
+    sets `status`, `received` (bytes whose checksum was right) and `error`.
     """
     gets = np.zeros(len(files), dtype=GET)
     gets["source"] = [file.source for file in files]

@@ -1,5 +1,7 @@
-"""Listens for peers, lets in who knows the secret, and gives the connection to C
-(csrc/peers/server.c), which answers it from the files that are shared."""
+"""Listens for peers, authenticates them, and gives their connections to C.
+
+C (csrc/peers/server.c) answers requests from the shared files.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +24,25 @@ from monarch_py.peers.queries import StatusResponder
 
 __all__ = ["PeerServer", "listen"]
 
-# Threads wait for this node's own disks alone.
+# A few threads suffice, since they wait only for this node's own disks.
 THREADS = 4
-# A node of the largest clusters has this many askers at a time; each is 3 KB and a socket.
+# Clients of one node at a time in the largest clusters. Each takes 3 KB and a socket.
 CONNECTIONS = 1024
-# Links are kept between two bursts of an epoch [s].
+# Idle links are kept this long, so that they last from one burst of an epoch to the next [s].
 IDLE_LIMIT_S = 300.0
-# For a peer that stops in the middle of a request, or takes nothing any more [s].
+# Limit for a peer that stops in the middle of a request, or does not receive any more [s].
 STALL_LIMIT_S = 5.0
-# For bytes that are not there yet: less than clients wait for the first ones and for more (tcp), by
-# some ticks in which deadlines are noticed (server.c) [s].
+# Limit for bytes that this node does not have yet [s]. It is shorter than the clients' limits
+# (tcp.py) by a few of the ticks at which the server checks deadlines (server.c).
 WAIT_LIMIT_S = 0.6
-# Strangers at the door: from a connection to its proof [s], and how many at a time. The oldest goes
-# when there are more, so that a crowd of silent ones keeps nobody out who answers.
+# Connections that are not authenticated yet: time until the proof must have come [s], and how many
+# at a time. The oldest is dropped for a new one, so silent clients cannot keep others out.
 GREETING_LIMIT_S = 1.0
 MOST_STRANGERS = 256
-# Connections that the kernel holds for us. One more loses its first packet, and with it a second:
-# a large job's daemons all come at once.
+# Length of the kernel's accept queue. A connection beyond it loses its first packet, and waits a
+# second for the next attempt; the daemons of a large job all connect at once.
 BACKLOG = 1024
-# Before the next accept when there is no descriptor for it [s].
+# Pause before the next accept(2) when it failed for lack of a descriptor or memory [s].
 PAUSE_S = 0.05
 
 
@@ -52,11 +54,14 @@ class _Stranger:
 
 
 class PeerServer(ABC):
-    """Shares files with the other nodes of the session, until it is closed.
+    """Shares files with the other nodes of the session until it is closed.
 
-    party : this node;  listener : where the others come (`listen`); the server's own from here on,
-    but if it cannot be made;  answers : to what is asked besides files, called in threads of their
-    own. MemoryError without threads.
+    party : this node
+    listener : socket to which the others connect (`listen`); the server owns it from here on,
+        unless the constructor fails
+    answers : functions that answer what is asked besides files, called in their own threads
+
+    MemoryError if no thread can be started.
     """
 
     def __init__(
@@ -91,28 +96,30 @@ class PeerServer(ABC):
         self._thread = threading.Thread(target=self._greet, name="peers-greet", daemon=True)
         self._thread.start()
 
-    # --- what is shared: of a subclass ----------------------------------------------------------
+    # --- implemented by subclasses --------------------------------------------------------------
 
     @abstractmethod
     def _begin(self, bounds: Any) -> Any:
-        """struct monarch_peer_server *, which answers from what is shared; NULL without threads."""
+        """Starts a struct monarch_peer_server that answers from what is shared; NULL without
+        threads."""
 
     @abstractmethod
     def _end(self, server: Any) -> None:
-        """Stops it, and lets go of what was shared; server : NULL if it did not begin."""
+        """Stops the server and releases what was shared. server : NULL if it did not start."""
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """What is shared is not let go of meanwhile: C runs without the interpreter's lock."""
+        """Keeps the server open during a call into C, which runs without the interpreter's lock.
+        ValueError if the server is closed."""
         with self._calls:
             if self._is_closing:
                 raise ValueError("the server is closed")
             yield
 
-    # --- from outside ----------------------------------------------------------------------------
+    # --- public ----------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
-        """connections, accepted, dropped, requests, bytes, waiting: csrc/peers/peers.h."""
+        """The counters of struct monarch_peer_counts, by name (csrc/peers/peers.h)."""
         counts = ffi.new("struct monarch_peer_counts *")
         with self._open():
             lib.monarch_peer_server_counts(self._server, counts)
@@ -135,7 +142,7 @@ class PeerServer(ABC):
             self._end(self._server)
             self._server = ffi.NULL
 
-    # --- who comes ------------------------------------------------------------------------------
+    # --- handshakes -----------------------------------------------------------------------------
 
     def _greet(self) -> None:
         while True:
@@ -144,7 +151,7 @@ class PeerServer(ABC):
                     return
                 if key.fd == self._listener.fileno():
                     self._accept()
-                elif key.fd in self._strangers:  # unless it was the oldest of too many
+                elif key.fd in self._strangers:  # `_accept` may have dropped it just now
                     self._hear(self._strangers[key.fd])
             now = time.monotonic()
             for stranger in [s for s in self._strangers.values() if s.deadline <= now]:
@@ -153,7 +160,7 @@ class PeerServer(ABC):
     def _patience(self) -> float | None:
         if not self._strangers:
             return None
-        # In the order in which they came.
+        # The dict keeps the order in which they came.
         first = next(iter(self._strangers.values()))
         return max(0.0, first.deadline - time.monotonic())
 
@@ -171,7 +178,7 @@ class PeerServer(ABC):
         try:
             connection.send(stranger.greeter.hello)
             self._selector.register(connection, selectors.EVENT_READ)
-        except OSError:  # gone, or the kernel has no room to watch one more
+        except OSError:  # the client has gone, or the kernel cannot watch one more
             connection.close()
             return
         self._strangers[connection.fileno()] = stranger
@@ -203,7 +210,7 @@ class PeerServer(ABC):
             if reply is None:
                 return
             wants_files = stranger.greeter.purpose == Purpose.FILES.value
-            # Nobody else lets anyone in: where there is room now there is room below.
+            # Only this thread adds connections, so the room seen here is still there below.
             if wants_files and not lib.monarch_peer_server_has_room(self._server):
                 return
             try:
@@ -225,8 +232,8 @@ class PeerServer(ABC):
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Where a PeerServer will be reached; port 0 is any that is free. SessionError when it cannot
-    be there."""
+    """A listening socket for a PeerServer; port 0 means any free port. SessionError if it cannot
+    listen at this address."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)

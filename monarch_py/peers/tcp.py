@@ -1,4 +1,4 @@
-"""Links over TCP: connected and introduced here, used by C (csrc/peers/client.c)."""
+"""Links over TCP: connected and authenticated here, used by C (csrc/peers/client.c)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from monarch_py.peers.transport import Unreachable
 
 __all__ = ["TcpTransport", "connected"]
 
-# Two nodes of one cluster answer within a millisecond; a lost first packet is sent again after a
-# second, which is later than the source would have answered [s].
+# Limit for connection and handshake [s]. Nodes of one cluster answer within a millisecond. A lost
+# first packet is sent again only after a second, when the source would have answered already.
 CONNECT_LIMIT_S = 0.8
-# Longer than a server lets a request wait for bytes (server.WAIT_LIMIT_S), so that it says so
-# itself and the link can go on; with it, a read that turns to the source has waited below 2 s [s].
+# Limit for the first bytes of an answer [s]. It is longer than server.WAIT_LIMIT_S, so that the
+# server itself reports bytes that do not come, and the link stays usable. With this limit, a read
+# has waited less than 2 s when it turns to the source.
 FIRST_BYTE_LIMIT_S = 1.0
-# For the next 256 KiB, or the frame that ends a block; also longer than the server lets it wait
-# [s].
+# Limit for each further 256 KiB, and for the frame that ends a block; also longer than
+# server.WAIT_LIMIT_S [s].
 BETWEEN_LIMIT_S = 0.9
 
 
 class TcpTransport:
-    """Links to the other nodes' servers, at addresses in numbers: a name would be looked up without
-    a bound.
+    """Links to the other nodes' servers. Their addresses are numeric, because looking up a name has
+    no time limit.
 
-    party : this node;  connect_s : for the connection and the proof;  first_byte_s : for the
-    beginning of an answer;  between_s : for its next 256 KiB [all s]. ValueError for a bound of 0.
+    party : this node;  connect_s : limit for connection and handshake;  first_byte_s : for the
+    first bytes of an answer;  between_s : for each further 256 KiB [all s]. ValueError for a limit
+    below a millisecond.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class TcpTransport:
         first_byte_s: float = FIRST_BYTE_LIMIT_S,
         between_s: float = BETWEEN_LIMIT_S,
     ) -> None:
-        # The kernel takes no time at all for no bound at all.
+        # To the kernel, a timeout of 0 means no timeout.
         if min(connect_s, first_byte_s, between_s) < 0.001:
             raise ValueError("every bound of a link is at least a millisecond")
         self._party, self._content_key = party, party.content_key
@@ -48,7 +50,7 @@ class TcpTransport:
 
     def connect(self, rank: int) -> Any:
         connection, keys = connected(self._party, rank, self._connect_s, Purpose.FILES)
-        with connection:  # which closes nothing once a link has taken the connection over
+        with connection:  # closes nothing once the link owns the descriptor
             bounds = [round(s * 1000) for s in (self._first_byte_s, self._between_s)]
             made = ffi.new("struct monarch_peer_keys *", [keys.mine, keys.theirs])
             link = lib.monarch_peer_link_new(connection.fileno(), made, self._content_key, *bounds)
@@ -61,8 +63,8 @@ class TcpTransport:
 def connected(
     party: Party, rank: int, limit_s: float, purpose: Purpose
 ) -> tuple[socket.socket, Keys]:
-    """A connection to the server of that rank, and its keys. Unreachable if there is none in
-    time."""
+    """An authenticated connection to the server of this rank, and its keys. Unreachable if there is
+    none within `limit_s`."""
     deadline = time.monotonic() + limit_s
     try:
         connection = socket.create_connection(party.addresses[rank], timeout=limit_s)

@@ -1,4 +1,4 @@
-"""What a way between nodes has to offer. TCP is the one there is; a fabric can have its own."""
+"""The interface of a transport between nodes. TCP is the only one; a fabric could have its own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["Transport", "Unreachable"]
 
 
 class Unreachable(Exception):  # noqa: N818 - a state of a peer, which no user is told of
-    """No link: `status` is TIMEOUT, CUT (nobody listens, no route), REFUSED (another session), or
-    OTHER_NODE: of the session's, and not the one that was meant, but the one of rank `who`."""
+    """There is no link. `status` is TIMEOUT, CUT (nobody listens, no route), REFUSED (another
+    session), or OTHER_NODE (the node of rank `who` answered instead of the one that was meant)."""
 
     def __init__(self, status: PeerStatus, who: int | None = None) -> None:
         super().__init__(status.name)
@@ -20,6 +20,6 @@ class Unreachable(Exception):  # noqa: N818 - a state of a peer, which no user i
 
 class Transport(Protocol):
     def connect(self, rank: int) -> Any:
-        """A link (struct monarch_peer_link *) to the node of that rank, which is the caller's to
-        close; Unreachable when there is none within bounds."""
+        """A link (struct monarch_peer_link *) to the node of this rank, which the caller closes.
+        Unreachable if there is none within the time limits."""
         ...

@@ -1,4 +1,4 @@
-"""The access plan: every access of every rank in every epoch, known before the training runs."""
+"""The access plan: every access of every rank in every epoch, known before the training starts."""
 
 from monarch_py.plan.access import NEVER, NodeAccess, all_frequencies, analyse, next_uses
 from monarch_py.plan.holders import NOBODY, Holders, find_holders

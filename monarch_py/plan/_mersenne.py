@@ -1,4 +1,4 @@
-"""MT19937 as torch and NumPy's RandomState seed it, in C."""
+"""MT19937 in C, seeded as torch and NumPy's RandomState seed it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Mersenne"]
 class Mersenne:
     """A generator of 32-bit numbers.
 
-    seed : any integer; as in torch.Generator.manual_seed its low 32 bits count
+    seed : any integer, of which the low 32 bits count, as in torch.Generator.manual_seed
     """
 
     def __init__(self, seed: int) -> None:
@@ -21,17 +21,18 @@ class Mersenne:
         lib.monarch_mersenne_seed(self.handle, seed & 0xFFFFFFFF)
 
     def skip(self, draws: int) -> None:
-        """Leaves out so many numbers."""
+        """Skips `draws` numbers."""
         lib.monarch_mersenne_skip(self.handle, draws)
 
     def draw(self, n: int) -> npt.NDArray[np.uint32]:
-        """The next numbers, (n,)."""
+        """The next n numbers."""
         drawn = np.empty(n, dtype=np.uint32)
         lib.monarch_mersenne_fill(self.handle, pointer(drawn, "uint32_t *"), n)
         return drawn
 
     def draw64(self, n: int) -> npt.NDArray[np.uint64]:
-        """The next numbers of 64 bits, (n,): of two draws the first is the upper half."""
+        """The next n numbers of 64 bits, each from two draws, of which the first is the upper
+        half."""
         halves = self.draw(2 * n).astype(np.uint64)
         numbers: npt.NDArray[np.uint64] = halves[::2] << np.uint64(32) | halves[1::2]
         return numbers

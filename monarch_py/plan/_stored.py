@@ -1,4 +1,4 @@
-"""Samplers and loaders as text and arrays, for a file without pickles."""
+"""Converts samplers and loaders to text and arrays, for a file without pickles, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SAMPLERS", "loader_from", "loader_to"]
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-# name -> class, of every sampler there is
+# name -> class, for every sampler
 SAMPLERS: dict[str, Any] = {
     name: getattr(samplers, name)
     for name in samplers.__all__
@@ -27,7 +27,7 @@ SAMPLERS: dict[str, Any] = {
 
 
 def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
-    """What JSON can say of a loader; its sampler's arrays go to `arrays`, names after `prefix`."""
+    """A loader in JSON's types. Its sampler's arrays go to `arrays`, under names with `prefix`."""
     sampler: Any = loader.sampler
     text: dict[str, Any] = {"kind": type(sampler).__name__}
     for each in fields(sampler):
@@ -45,7 +45,7 @@ def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
 
 
 def loader_from(text: dict[str, Any], prefix: str, arrays: Arrays) -> Loader:
-    """The reverse of `loader_to`; KeyError or TypeError for what is none."""
+    """The reverse of `loader_to`; KeyError or TypeError for anything else."""
     given = dict(text["sampler"])
     kind = SAMPLERS[given.pop("kind")]
     for each in fields(kind):

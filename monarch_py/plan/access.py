@@ -1,7 +1,7 @@
-"""What follows from a timeline: how often a node accesses a unit, when first, and when next.
+"""Statistics of a timeline: how often a node accesses each unit, when first, and when next.
 
-Epochs stream: what is held grows with the number of units, never with that of the epochs. The loops
-over accesses are in C (csrc/plan/access.c).
+Epochs are streamed, so memory grows with the number of units, not with the number of epochs. The
+loops over accesses are in C (csrc/plan/access.c).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = [
     "spread",
 ]
 
-# The position of a use that does not come, later than all others: MONARCH_PLAN_NEVER.
+# The position of a use that never comes, later than all others: MONARCH_PLAN_NEVER.
 NEVER = int(np.iinfo(np.int64).max)
 
-# Rows that are made contiguous at a time where they are not.
+# Rows that are copied into contiguous memory at a time.
 ROWS = 1 << 14
 
 Positions = npt.NDArray[np.int64]
@@ -41,10 +41,10 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class NodeAccess:
-    """What one node does with every unit.
+    """How one node accesses every unit.
 
     frequency : (units,) uint32, accesses in all epochs (NoPFS, 3.1)
-    first_use : (units,) int64, position of the first one, NEVER without one
+    first_use : (units,) int64, position of the first access; NEVER without one
     """
 
     node: int
@@ -53,8 +53,8 @@ class NodeAccess:
 
 
 def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
-    """Counts accesses, a contiguous array of units with NONE for none, in (units,) frequency;
-    MonarchError for a number that is no unit."""
+    """Adds accesses to frequency (units,). accesses : a contiguous array of units, NONE where there
+    is no access. MonarchError for a number that is not a unit."""
     taken = pointer(accesses.reshape(-1), "int32_t *")
     check(
         lib.monarch_plan_count(
@@ -64,8 +64,8 @@ def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
 
 
 def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
-    """Enters in (units,) first, where it is NEVER, the position of the first of these accesses, as
-    for `add_uses`; they begin at the position `start`. MonarchError as there."""
+    """Sets first (units,), where it is NEVER, to the position of each unit's first access.
+    accesses : as in `add_uses`, beginning at the position `start`. MonarchError as there."""
     taken = pointer(accesses.reshape(-1), "int32_t *")
     check(
         lib.monarch_plan_first(taken, accesses.size, start, pointer(first, "int64_t *"), len(first))
@@ -73,9 +73,9 @@ def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
 
 
 def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
-    """Frequencies and first uses of a node, the union of its ranks, from a batch of an epoch on.
+    """Frequencies and first uses of a node (all its ranks together), from a batch of an epoch on.
 
-    ConfigError for a node or batch that is none.
+    ConfigError for a node or batch that does not exist.
     """
     _check_node(timeline, node)
     frequency = counters(timeline.units)
@@ -88,9 +88,9 @@ def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> No
 
 
 def all_frequencies(timeline: Timeline, epoch: int = 0) -> npt.NDArray[np.uint16]:
-    """Frequencies of all nodes, (nodes, units) uint16: for few nodes or few units.
+    """Frequencies of all nodes, (nodes, units) uint16. Only for few nodes or few units.
 
-    ConfigError where a unit is accessed more than 65,535 times by a node.
+    ConfigError if a node accesses a unit more than 65,535 times.
     """
     counts = np.full((timeline.nodes, timeline.units), 0, dtype=np.uint16)
     out = pointer(counts.reshape(-1), "uint16_t *")
@@ -105,10 +105,10 @@ def all_frequencies(timeline: Timeline, epoch: int = 0) -> npt.NDArray[np.uint16
 
 
 def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Positions]]:
-    """For every access of a node the position of its next access of the same unit.
+    """For every access of a node, the position of its next access of the same unit.
 
-    Yields a section, the last one first, and (its accesses of this node,) int64; NEVER where none
-    comes, and where there is no access. ConfigError for a node that is none.
+    Yields sections, the last one first, each with (accesses of this node,) int64; NEVER if no
+    access follows, and where there is no access. ConfigError for a node that does not exist.
     """
     _check_node(timeline, node)
     later = np.full(timeline.units, NEVER, dtype=np.int64)
@@ -128,8 +128,8 @@ def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Position
 
 
 def reuse_distances(section: Section, following: Positions) -> Positions:
-    """How many accesses of the node lie between each access of a section and its next use, that one
-    included (in steps: divide by Section.per_step; Lobster, 4, counts those); NEVER without one.
+    """The number of the node's accesses from each access of a section up to and including its next
+    use; NEVER without one. Divide by Section.per_step for steps, which Lobster (section 4) counts.
 
     following : (accesses,) int64 of next_uses
     """
@@ -138,7 +138,7 @@ def reuse_distances(section: Section, following: Positions) -> Positions:
 
 
 def files_per_step(section: Section, node: int) -> npt.NDArray[np.int64]:
-    """Different units that a node accesses in each step, (steps,) int64."""
+    """The number of different units that a node accesses in each step, (steps,) int64."""
     own, size = section.node(node), section.per_step
     steps = -(-len(own) // size)
     full = np.full(steps * size, NONE, dtype=np.int32)
@@ -150,23 +150,24 @@ def files_per_step(section: Section, node: int) -> npt.NDArray[np.int64]:
 
 
 def spread(frequency: npt.NDArray[np.uint32]) -> float:
-    """The standard deviation of frequencies over their mean; 0 without accesses.
+    """The standard deviation of the frequencies divided by their mean; 0 without accesses.
 
-    A policy that lives on differences between files has nothing to work with near 0: whole files of
-    many samples are all accessed equally often.
+    Near 0, a policy that exploits differences between files gains nothing. That is so for whole
+    files of many samples, which are all accessed equally often.
     """
     mean = float(frequency.mean()) if len(frequency) else 0.0
     return float(frequency.std()) / mean if mean else 0.0
 
 
 def counters(n: int) -> npt.NDArray[np.uint32]:
-    """(n,) uint32 of 0. Not np.zeros: NumPy asks the kernel for huge pages only where it does not
-    also ask for zeros, and small ones make random access half as fast."""
+    """An array (n,) uint32 of zeros. It does not use np.zeros, for which NumPy does not ask for
+    huge pages; small pages make random access half as fast."""
     return np.full(n, 0, dtype=np.uint32)
 
 
 def in_pieces(rows: Order) -> Iterator[Order]:
-    """Rows in contiguous pieces: all at once, or some at a time where they must be copied."""
+    """Yields contiguous pieces of rows: all rows at once, or ROWS at a time if they must be
+    copied."""
     if rows.flags.c_contiguous:
         yield rows
         return
@@ -175,7 +176,7 @@ def in_pieces(rows: Order) -> Iterator[Order]:
 
 
 def check(status: int) -> None:
-    """Raises what a kernel's status means."""
+    """Raises the error that the status of a C function means."""
     if status == -1:
         raise MonarchError("a sample lies in no unit of the plan; build its index anew")
     if status == -2:

@@ -1,7 +1,7 @@
-"""How often a node accesses a sample, without drawing anything (NoPFS, 3.1).
+"""The distribution of how often a node accesses a sample, without drawing orders (NoPFS, 3.1).
 
-In each epoch every sample goes to one of N nodes at random: over E epochs a node accesses it X
-times, X binomial with E trials of probability 1 / N.
+In each epoch every sample goes to one of N nodes at random. So over E epochs a node accesses it X
+times, where X is binomial with E trials of probability 1 / N.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ def distribution(epochs: int, nodes: int) -> npt.NDArray[np.float64]:
 
 
 def expected_above(samples: int, epochs: int, nodes: int, delta: float) -> float:
-    """Samples that a node is expected to access more than (1 + delta) E / N times (NoPFS, 3.1 and
-    Fig. 3). ConfigError for a number of epochs or nodes below 1."""
+    """The expected number of samples that a node accesses more than (1 + delta) E / N times (NoPFS,
+    3.1 and Fig. 3). ConfigError for a number of epochs or nodes below 1."""
     threshold = floor((1 + delta) * epochs / nodes)
     return samples * float(distribution(epochs, nodes)[max(0, threshold + 1) :].sum())
 
 
 def lemma_1(epochs: int, nodes: int, delta: float | Fraction) -> int:
-    """The most accesses of the node that accesses a sample least, if another one accesses it
-    ceil((1 + delta) E / N) times: ceil((N - 1 - delta) / (N - 1) E / N) (NoPFS, 3.1, Lemma 1).
+    """An upper bound (NoPFS, 3.1, Lemma 1): if one node accesses a sample ceil((1 + delta) E / N)
+    times, the node that accesses it least does so at most ceil((N - 1 - delta) / (N - 1) E / N)
+    times.
 
-    It holds for every order in which each sample is accessed once an epoch: the other N - 1 nodes
-    share the accesses that are left. ConfigError for fewer than two nodes.
+    It holds for every order in which each sample is accessed once an epoch, because the other N - 1
+    nodes share the remaining accesses. ConfigError for fewer than two nodes.
     """
     _check(epochs, nodes)
     if nodes < 2:

@@ -1,4 +1,4 @@
-"""What a plan says in numbers: who owns what, and from where the bytes of each epoch come."""
+"""The figures of a plan: how much each node owns, and where the bytes of each epoch come from."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Sizes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class EpochBytes:
-    """What all nodes read in an epoch [bytes]: from copies of their own, from those of other nodes,
-    from the source."""
+    """What all nodes together read in an epoch [bytes]: from their own copies, from copies of other
+    nodes, and from the source."""
 
     local: int = 0
     remote: int = 0
@@ -36,11 +36,14 @@ class EpochBytes:
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """frequency : (most + 1,) int64, units that the node accesses 0, 1, ... times
-    expected : the same by the binomial distribution, (epochs + 1,) float64 (NoPFS, 3.1), where each
+    """The figures of a plan, as seen by one node.
+
+    frequency : (most + 1,) int64, how many units the node accesses 0, 1, ... times
+    expected : the same by the binomial distribution, (epochs + 1,) float64 (NoPFS, 3.1), if each
         unit is a file of one sample; else None
+    spread : of the frequencies, see access.spread
     owned_units, owned_bytes : (nodes,) int64, what each node holds
-    epochs : bytes by where they come from;  spread : of the frequencies, see access.spread
+    epochs : the bytes that each epoch reads, by where they come from
     """
 
     node: int
@@ -52,7 +55,7 @@ class Figures:
     epochs: list[EpochBytes]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The figures in JSON's types."""
         return {
             "node": self.node,
             "frequency": self.frequency.tolist(),
@@ -68,10 +71,11 @@ class Figures:
 
 
 def held_by(holders: Holders, sizes: Sizes, nodes: int, quota: int | None) -> npt.NDArray[np.int32]:
-    """Who holds each unit, (units,) int32, if each node takes those of which it is the holder, the
-    most used ones first, until one does not fit into `quota` [bytes]; NOBODY for the rest.
+    """The node that holds each unit, (units,) int32, if each node takes the units of which it is
+    the holder, the most used ones first, until one does not fit into `quota` [bytes]; NOBODY for
+    the rest.
 
-    This is what to expect, no placement: another node may have room for what does not fit.
+    This is an estimate, not a placement: another node may have room for what does not fit.
     """
     holder: npt.NDArray[np.int32] = holders.holder.copy()
     if quota is None:
@@ -86,8 +90,8 @@ def held_by(holders: Holders, sizes: Sizes, nodes: int, quota: int | None) -> np
 
 
 def read_bytes(timeline: Timeline, held: npt.NDArray[np.int32], sizes: Sizes) -> list[EpochBytes]:
-    """What each epoch reads, if a unit is read once from the source for those who hold it, and each
-    time where nobody does; the first reads are those of the first epoch that has them."""
+    """What each epoch reads. The source is read once for a unit that a node holds, in the first
+    epoch that uses it, and each time for a unit that nobody holds."""
     found = [EpochBytes() for _ in range(timeline.epochs)]
     seen = np.zeros(timeline.units, dtype=bool)
     for section in timeline.sections():
@@ -105,7 +109,7 @@ def _read_in(
     first = np.zeros(rows.size, dtype=bool)
     flat = rows.reshape(-1)
     fresh = np.flatnonzero((flat >= 0) & ~seen[flat])
-    # The first access of each unit that was never read before goes to the source.
+    # The first access of a unit that was never read before goes to the source.
     _, at = np.unique(flat[fresh], return_index=True)
     first[fresh[at]] = True
     seen[flat[fresh]] = True
@@ -116,9 +120,9 @@ def _read_in(
 
 
 def figures_of(plan: Plan, node: int = 0, quota: int | None = None) -> Figures:
-    """The figures of a plan; `quota` : what each node can hold [bytes], None = everything.
+    """The figures of a plan, with the holders computed if the plan has none.
 
-    Finds the holders, if the plan does not know them.
+    quota : what each node can hold [bytes]; None = everything
     """
     plan = plan.with_holders()
     assert plan.holders is not None

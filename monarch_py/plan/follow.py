@@ -1,11 +1,10 @@
-"""Where a node is in its plan, by what it is seen to open.
+"""Estimates a node's position in its plan from the files that it is seen to open.
 
-What is seen is little: now and then the set of what was opened since, neither how often nor in
-which order. Workers of a DataLoader work ahead, each at its own pace; with `in_order=False` one of
-them may lag behind all others for as long as it likes; somebody else reads a file of the dataset
-now and then. So an access fits if it is one that the plan has before the front, and nobody has seen
-yet, or one of the window behind it; and the front is moved by what most of the last accesses say,
-never by the furthest one.
+Little is seen: now and then the set of files opened since, but neither how often nor in which
+order. A DataLoader's workers read ahead, each at its own pace; with `in_order=False` one of them
+may lag behind the others for any time; and somebody else may read a file of the dataset. So an
+access fits the plan if its place was not seen yet and lies before the front or at most a window
+past it. The majority of the last accesses moves the front, never the furthest one.
 """
 
 from __future__ import annotations
@@ -25,18 +24,19 @@ from monarch_py.plan.samplers import NONE
 
 __all__ = ["NOT_SOON", "Distances", "PositionEstimator"]
 
-# Accesses by which it is judged whether a node is lost; and of each of its ranks, whether the plan
-# is wrong. For that 100 of a rank must be enough, whatever the turns in which they are seen.
+# JUDGED: last accesses that decide whether a node is lost. WEIGHED: last accesses per rank that
+# decide whether the plan is wrong; 100 of a rank must be enough, however the looks divide them.
 JUDGED, WEIGHED = 40, 70
-# Of what chance does not explain, so much fits at most where a node is lost, and where a plan is
-# wrong; and at least where a node that was lost is so no more. Of a wrong plan no more fits than
-# chance makes fit, either, on average and by so many standard deviations.
+# Limits on `_Evidence.explained`, the share of fitting accesses beyond chance: a node is lost at
+# LOST or below, and found again at FOUND_AGAIN or above. A plan is wrong if the share is at most
+# WRONG and within DEVIATIONS standard deviations of what chance makes fit.
 LOST, WRONG, FOUND_AGAIN, DEVIATIONS = 0.3, 0.4, 0.5, 4
-# The front is never farther than so many times what was seen: it follows others' accesses too.
+# The front is at most this many times the number of accesses seen, since it follows accesses of
+# others too.
 SEEN = 4
-# Where chance alone makes more of any order fit, no order can be told from another.
+# If chance alone makes more than this share of any order fit, orders cannot be told apart.
 MOST_BY_CHANCE = 0.7
-# Later than every access that is known.
+# Later than every known access.
 NOT_SOON = np.iinfo(np.int64).max
 
 Bools = npt.NDArray[np.bool_]
@@ -46,10 +46,12 @@ Distances = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 @dataclass(eq=False)
 class _Progress:
-    """How far a run has come.
+    """The progress of a node in one run.
 
-    entered : where it was come upon;  seen : (places,), at first all before that
-    front : the places before it are done, but for those that lag behind
+    entered : the place where following began
+    seen : (places,), which places were seen; at first all before `entered`
+    count : the number of places seen
+    front : the places before it are done, except for those that lag behind
     """
 
     run: Run
@@ -64,22 +66,23 @@ class _Progress:
         self._recent: deque[int] = deque(maxlen=RECENT)
 
     def _came(self, places: Units) -> Bools:
-        """Whether what is at these places (n,), where NONE may be anything, was seen."""
+        """Whether these places (n,) were seen; for NONE the answer means nothing."""
         return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
 
     def unseen(self, units: Units, *, lags: bool) -> Bools:
-        """Which of these units (n,) have not come yet; `lags` : and should have, long ago."""
+        """Which of these units (n,) are in the run and were not seen yet. lags : only those that
+        should have come long ago"""
         places = self.run.place[units]
         late = places < (self.front - 2 * self.run.window if lags else len(self.run))
         return np.asarray((places != NONE) & late & ~self._came(places))
 
     def fitting(self, units: Units) -> Bools:
-        """Which of these units (n,), each once, fit now, but for those that lag."""
+        """Which of these units (n,), each given once, fit now; units that lag behind do not."""
         places = self.run.place[units]
         new = (places >= max(0, self.front - 2 * self.run.window)) & ~self._came(places)
         order = np.argsort(places[new], kind="stable")
         ordered = places[new][order]
-        # Workers are a window at most beyond what was opened. The front moves while they come.
+        # Workers are at most a window ahead. The limit grows with each unit, as the front does.
         reach = max(self.front, self.count) + self.run.window
         limit = reach + UNSEEN * np.arange(len(ordered))
         fits = np.zeros(len(units), dtype=bool)
@@ -87,8 +90,8 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """How much of so many accesses to the run's units in any order would fit now: a share of
-        those that `again` does not know."""
+        """The share of this many accesses to the run's units, in random order, that would fit now.
+        Accesses that `again` recognises do not count."""
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
         window = 2 * self.run.window
         low = max(0, self.front - window)
@@ -98,7 +101,7 @@ class _Progress:
         return min(1.0, (min(reach, len(self.run)) - self.count) / max(1, others))
 
     def take(self, units: Units) -> None:
-        """Units that fit have come."""
+        """Takes note of units that fit, and moves the front."""
         places = np.sort(self.run.place[units])
         self.seen[places] = True
         self.count += len(places)
@@ -112,8 +115,8 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Which of these units (n,) were seen a short time ago, by who opens a file twice; or may
-        have come when nobody saw it yet, or not: shortly before the run was come upon."""
+        """Which of these units (n,) were seen a short time ago, because a program opened a file
+        twice, or lie shortly before `entered`, where they may have come unseen."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)
@@ -125,18 +128,19 @@ class _Progress:
 
     @property
     def is_ending(self) -> bool:
-        # The front lags behind; but of a short run not all is its end.
+        # The end is two windows, since the front lags behind, but at most half of a short run.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
 
 @dataclass(eq=False)
 class _Verdict:
-    """On what was opened between two looks, and nobody else has explained.
+    """How the units fit that were opened between two looks and that no other plan explains.
 
-    units : (n,);  misfits : (m,) of them, as far as is known by now
-    chance : how much of so many would fit if they were any units
-    own : how many are in a run of the node;  own_chance : how much of any such would fit
+    units : (n,);  misfits : (m,), those of them that do not fit, as far as is known by now
+    chance : the share that would fit if they were arbitrary units
+    own : how many are in a run of the node;  own_chance : the share of arbitrary such units that
+        would fit
     """
 
     units: Units
@@ -150,8 +154,8 @@ class _Verdict:
 class _Evidence:
     """How the last accesses fit.
 
-    fits : of so many `accesses`;  by_chance : of which in any order as many would, on average
-    variance : of the latter
+    fits : how many of the `accesses` fit
+    by_chance : how many would fit in random order, on average;  variance : of that number
     """
 
     fits: int
@@ -161,7 +165,7 @@ class _Evidence:
 
     @classmethod
     def of(cls, fits: int, chances: list[tuple[int, float]]) -> _Evidence:
-        """chances : (accesses, how much of them would fit) of each look"""
+        """chances : for each look, (accesses, the share that would fit by chance)"""
         by_chance = sum(n * chance for n, chance in chances)
         variance = sum(n * chance * (1 - chance) for n, chance in chances)
         return cls(fits, sum(n for n, _ in chances), by_chance, variance)
@@ -172,7 +176,7 @@ class _Evidence:
 
     @property
     def explained(self) -> float:
-        """Of what would not fit in any order, how much does."""
+        """The share that fits of the accesses that would not fit by chance."""
         return (self.fits - self.by_chance) / (self.accesses - self.by_chance)
 
     @property
@@ -182,14 +186,14 @@ class _Evidence:
 
 
 class _Chance:
-    """How much of accesses in any order would fit, of all units: `fits`; and how much of them is in
-    a run of the node."""
+    """The share of accesses in random order that would fit: `fits` of all units, `of_own` of the
+    units in a run of the node."""
 
     def __init__(self) -> None:
         self._not_fitting = self._not_own = 1.0
 
     def add(self, run: Run, chance: float) -> None:
-        """A run, and how much of its own units would fit."""
+        """Adds a run. chance : the share of its own units that would fit"""
         share = len(run) / max(1, len(run.place))
         self._not_fitting *= 1 - chance * share
         self._not_own *= 1 - share
@@ -206,8 +210,9 @@ class _Chance:
 class PositionEstimator:
     """Follows a node from one run to the next.
 
-    run : where it begins;  following : the run after it, which is set when it is known (`None`: it
-    is not, or there is none);  ranks : of the node
+    run, place : where the node begins
+    following : the run after it, set once it is known; None if it is not known, or there is none
+    ranks : number of ranks on the node
     """
 
     def __init__(self, run: Run, place: int = 0, *, ranks: int = 1) -> None:
@@ -223,12 +228,12 @@ class PositionEstimator:
         self.enter(run, place)
 
     def enter(self, run: Run, place: int) -> None:
-        """Goes on from this place, as a training that was restarted does; ConfigError if it is not
-        in the run."""
+        """Goes on from this place, as a restarted training does. ConfigError if the place is not in
+        the run."""
         if not 0 <= place <= len(run):
             raise ConfigError(f"place: {place} is not in the run; enter another one")
         self._before, self._next, self.following = None, None, None
-        # Of the last accesses that fitted near a run's end, which were the next one's.
+        # Of the last accesses that fitted near the run's end: whether each was the next run's.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
         self._verdicts.clear()
@@ -245,7 +250,8 @@ class PositionEstimator:
 
     @property
     def position(self) -> int:
-        """The same in the timeline of the plan; behind its last access when all is done."""
+        """The front as a position in the plan's timeline; after the run's last access if all is
+        done."""
         starts = self.run.starts
         if not len(starts):
             return 0
@@ -253,14 +259,14 @@ class PositionEstimator:
 
     @property
     def missing(self) -> int:
-        """Accesses that the window has passed without their being seen: reads that something else
-        has answered, or another order."""
+        """The number of accesses that the window has passed but that were not seen, because
+        something else answered the reads, or the order is another one."""
         passed = max(0, self.front - self.run.window)
         return int(passed - np.count_nonzero(self._now.seen[:passed]))
 
     def expect(self, following: Run) -> None:
-        """The run after this one is known by now. It may have begun meanwhile: then what did not
-        fit this one is looked at again."""
+        """Sets the run after this one. It may have begun already, so accesses that did not fit this
+        run are tried again."""
         self.following = following
         if self._now.is_ending:
             early = np.unique(np.concatenate([NO_UNITS, *(v.misfits for v in self._verdicts)]))
@@ -271,10 +277,11 @@ class PositionEstimator:
             more = before - self.unexplained
             self.fits, self.misfits = self.fits + more, self.misfits - more
 
-    # --- what is seen ---------------------------------------------------------------------------
+    # --- observed accesses ----------------------------------------------------------------------
 
     def observe(self, units: Units) -> Bools:
-        """Which of these units (n,) int32, each once, opened since the last call, fit the plan."""
+        """Which of the units opened since the last call, (n,) int32, each given once, fit the
+        plan."""
         chance = _Chance()
         chance.add(self._now.run, self._now.chance(len(units)))
         fits = self._now.fitting(units)
@@ -302,13 +309,17 @@ class PositionEstimator:
         return fits
 
     def _has_begun(self, following: _Progress) -> bool:
-        """Whether most of the last accesses are the next run's: single ones are somebody else's."""
+        """Whether most of the last accesses are the next run's; single ones may be somebody
+        else's."""
         enough = min(RECENT, max(1, len(following.run) // 2))
         return following.count >= enough and sum(self._last) >= 0.75 * enough
 
     def judge(self, units: Units, fits: Bools, *, alone: bool = True) -> None:
-        """Takes note of how what was observed fits: (n,) units that nobody else has explained, and
-        whether they fitted; `alone` as `knows_again` has it."""
+        """Takes note of how observed units fit.
+
+        units : (n,), which no other plan explains;  fits : (n,), whether they fitted;  alone : as
+        in `knows_again`
+        """
         known = fits | ~self.knows_again(units, alone=alone)
         misfits, units = units[known & ~fits], units[known]
         self.fits += len(units) - len(misfits)
@@ -330,8 +341,8 @@ class PositionEstimator:
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
         """Which of these units (n,) were seen a short time ago.
 
-        alone : no other plan's job reads the same files. Then what the last run has ended with is
-        not known any more once this one is under way: of a short run that is most of all units.
+        alone : no other plan's job reads the same files. Then the end of the last run is forgotten
+        once this run is under way, because that end is most of all units if the run is short.
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -350,8 +361,7 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The last accesses, (n,): as many as are looked for in the plan, and what else was opened
-        with them."""
+        """The last accesses, (n,): at least SEARCHED if there are as many, by whole looks."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)
@@ -361,39 +371,38 @@ class PositionEstimator:
 
     @property
     def judged(self) -> int:
-        """Accesses of which note was taken, ever."""
+        """The number of accesses that `judge` has ever counted."""
         return self.fits + self.misfits
 
     @property
     def weighed(self) -> int:
-        """The last accesses, by which it is judged whether the plan is wrong: how many they are."""
+        """The number of last accesses that decide whether the plan is wrong."""
         return self._judged
 
     @property
     def unexplained(self) -> int:
-        """How many of those did not fit."""
+        """How many of the `weighed` accesses did not fit."""
         return sum(len(v.misfits) for v in self._verdicts)
 
     @property
     def is_lost(self) -> bool:
-        """Whether what is seen fits hardly better than any order would: then the node is elsewhere
-        in its plan, or does something else. Never where any order fits as well."""
+        """Whether the accesses fit hardly better than a random order: the node is elsewhere in its
+        plan, or does something else. Never true if random orders fit as well."""
         return any(last.explained <= LOST for last in self._evidence(JUDGED))
 
     @property
     def is_found(self) -> bool:
-        """Whether a node that was lost does what the plan says again, or nothing tells that it does
-        not."""
+        """Whether a node that was lost follows the plan again, or no evidence contradicts it."""
         return all(last.explained >= FOUND_AGAIN for last in self._evidence(JUDGED))
 
     @property
     def is_wrong(self) -> bool:
-        """Whether no more fits, for long, than may be chance alone."""
+        """Whether, for a long time, no more has fitted than chance alone may explain."""
         return any(last.is_chance for last in self._evidence(self._weighed))
 
     def _evidence(self, accesses: int) -> list[_Evidence]:
-        """How the last accesses fit, so many and what was opened with them: all of them, and those
-        that are the node's, if either says something."""
+        """How the last accesses fit, at least `accesses` of them by whole looks: one item for all
+        of them and one for the node's own units, each only if it says something."""
         if self._judged < accesses:
             return []
         last, known = [], 0
@@ -407,17 +416,17 @@ class PositionEstimator:
         own = _Evidence.of(fits, [(v.own, v.own_chance) for v in last])
         return [e for e in (every, own) if e.says_something and e.accesses >= accesses // 2]
 
-    # --- what comes -----------------------------------------------------------------------------
+    # --- upcoming accesses ----------------------------------------------------------------------
 
     def due(self, most: int) -> npt.NDArray[np.intp]:
-        """The places of this run that are not done: (n,), `most` at most, those first that should
-        be."""
+        """The places of this run that are not done, (n,), at most `most`, the most overdue
+        first."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         return low + np.flatnonzero(~now.seen[low:])[:most]
 
     def upcoming(self, most: int) -> Units:
-        """What is needed next: (n,) units, `most` at most, those first that should have come."""
+        """The units needed next, (n,), at most `most`, the most overdue first."""
         ahead = self._now.run.units[self.due(most)]
         if len(ahead) < most and self.following is not None:
             rest = self.following.units
@@ -427,12 +436,12 @@ class PositionEstimator:
         return ahead
 
     def distances(self) -> Distances:
-        """(units,) how many accesses from now each unit is used next, and then once more; NOT_SOON
-        for what is neither in what is left of this run nor in the next one."""
+        """For each unit, in how many accesses it is used next, and then once more, two arrays
+        (units,). NOT_SOON for uses neither in the rest of this run nor in the next one."""
         return self.foresee()()
 
     def foresee(self) -> Callable[[], Distances]:
-        """As `distances`, of this moment, for a thread to work out."""
+        """A function that computes `distances` as of this moment, for another thread to call."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         following = self._next.seen.copy() if self._next is not None else None
@@ -440,8 +449,8 @@ class PositionEstimator:
 
 
 def _mixed(now: int, begun: int) -> list[bool]:
-    """Of what was opened at once, which the next run's were: the last of them, as if they had come
-    evenly."""
+    """Whether each of the last accesses of one look was the next run's. Their order is unknown, so
+    the next run's share of the look is taken for its share of the last ones."""
     last = min(now + begun, RECENT)
     share = round(last * begun / max(1, now + begun))
     return [False] * (last - share) + [True] * share

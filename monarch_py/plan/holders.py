@@ -1,7 +1,8 @@
-"""Which node uses each unit most: the one that should hold it.
+"""The holder of each unit: the node that uses it most.
 
-All accesses of all nodes do not fit into memory. Units are taken some at a time, so many that their
-accesses fit, and the epochs are drawn anew for each of these passes. So the result is exact.
+The accesses of all nodes together do not fit into memory. So units are handled in passes, each over
+as many units as have room for their accesses, and every pass draws all epochs again. The result is
+exact.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ __all__ = ["NOBODY", "Holders", "find_holders"]
 # A unit that no node accesses.
 NOBODY = -1
 
-# Memory for the accesses of one pass, for each unit of the dataset [bytes]. All together, with two
-# orders of an epoch and the results, stays below 64.
+# Memory for the accesses of one pass, per unit of the dataset [bytes]. With two orders of an epoch
+# and the results, the total stays below 64 bytes per unit.
 SLOT_BYTES = 32
 
 
 @dataclass(frozen=True, eq=False)
 class Holders:
-    """nodes : (units, top) int32, those that access a unit most, the first of them first; where
-        they do so equally often, the one whose first use is earlier. NOBODY behind the last
-    counts : (units, top) uint32, how often they do
+    """The nodes that should hold each unit.
+
+    nodes : (units, top) int32, the nodes that access a unit most, in descending order; of nodes
+        with equal counts, the one with the earlier first use comes first. NOBODY after the last one
+    counts : (units, top) uint32, how often they access it
     """
 
     nodes: npt.NDArray[np.int32]
@@ -49,11 +52,11 @@ def find_holders(
 ) -> Holders:
     """The `top` nodes that access each unit most, from `epoch` on.
 
-    Takes about (accesses of a unit x 2 / slot_bytes) times the drawing of all epochs.
+    Takes about as long as drawing all epochs (accesses of a unit x 2 / slot_bytes) times.
     """
     nodes = np.empty((timeline.units, top), dtype=np.int32)
     counts = np.empty((timeline.units, top), dtype=np.uint32)
-    # Named, because a pointer keeps no array alive.
+    # A variable keeps the array alive; the pointer below would not.
     scratch = np.zeros(timeline.nodes, dtype=np.uint32)
     totals = _totals(timeline, epoch)
     for low, high in _passes(totals, slot_bytes * timeline.units // 2):
@@ -82,14 +85,14 @@ def _totals(timeline: Timeline, epoch: int) -> npt.NDArray[np.uint32]:
 
 
 def _passes(totals: npt.NDArray[np.uint32], room: int) -> Iterator[tuple[int, int]]:
-    """Ranges of units whose accesses are at most `room`; at least one unit each."""
+    """Ranges of units with at most `room` accesses; each has at least one unit."""
     sums = np.cumsum(totals, dtype=np.uint64)
     edges, low = [0], 0
     while low < len(totals):
         done = int(sums[low - 1]) if low else 0
         low = max(low + 1, int(np.searchsorted(sums, np.uint64(done + room), side="right")))
         edges.append(low)
-    del sums  # as large as the slots are
+    del sums  # frees as much memory as the slots take
     yield from pairwise(edges)
 
 

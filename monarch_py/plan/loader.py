@@ -1,4 +1,4 @@
-"""How the order of a sampler is dealt out: to ranks, batches and workers."""
+"""The loader, which deals a sampler's order to ranks, batches and workers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from monarch_py.plan.samplers import NONE, Order, Sampler
 
 __all__ = ["SPLITS", "Loader"]
 
-# strided : rank r takes the numbers r, r + ranks, ... (DistributedSampler)
+# strided : rank r takes the samples r, r + ranks, ... of the order (DistributedSampler)
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
-# chunks : rank r takes the r-th part of the epoch, in one piece (DALI's shards)
+# chunks : rank r takes the r-th contiguous part of the epoch (DALI's shards)
 # replicated : every rank takes everything
 SPLITS = ("strided", "slices", "chunks", "replicated")
 
@@ -27,10 +27,10 @@ def _check_at_least(key: str, value: int, least: int) -> None:
 @dataclass(frozen=True)
 class Loader:
     """What the ranks read in an epoch, and in which order: torch's BatchSampler and DataLoader over
-    a sampler, or what does the same.
+    a sampler, or an equivalent.
 
-    world_size : ranks;  batch_size : samples that a rank takes in one step
-    drop_last : a rank's last batch is left out if it is not full
+    world_size : number of ranks;  batch_size : samples that a rank takes in one step
+    drop_last : a rank's last batch is dropped if it is not full
     split : one of SPLITS
     workers, prefetch_factor : of a DataLoader; worker w makes the batches w, w + workers, ...
     """
@@ -71,7 +71,7 @@ class Loader:
 
     @property
     def longest(self) -> int:
-        """Samples of the rank that has most, before drop_last."""
+        """The number of samples of the rank with most, before drop_last."""
         count, ranks = self.sampler.count, self.world_size
         if self.split == "replicated":
             return count
@@ -82,24 +82,24 @@ class Loader:
 
     @property
     def steps(self) -> int:
-        """Batches of the rank that has most."""
+        """The number of batches of the rank with most."""
         if self.drop_last:
             return self.longest // self.batch_size
         return -(-self.longest // self.batch_size)
 
     @property
     def per_rank(self) -> int:
-        """Accesses of the rank that has most; others have NONE at their end."""
+        """The number of accesses of the rank with most; other ranks have NONE at their end."""
         return self.steps * self.batch_size if self.drop_last else self.longest
 
     @property
     def ahead(self) -> int:
-        """Batches that workers may have begun beyond the one that the training waits for."""
+        """How many batches workers may have begun beyond the one that the training waits for."""
         return self.workers * self.prefetch_factor
 
     def rows(self, order: Order) -> Order:
-        """An epoch's order dealt out, (per_rank, world_size) int32: row i has what the ranks access
-        as their i-th sample, NONE where a rank has no more. May be a view of `order`."""
+        """Deals an epoch's order to the ranks, (per_rank, world_size) int32: row i holds the i-th
+        sample of each rank; NONE if a rank has no more. It may be a view of `order`."""
         rows = getattr(self, f"_{self.split}")(order)
         if self.drop_last:
             rows = self._without_rests(rows[: self.per_rank])
@@ -107,18 +107,19 @@ class Loader:
 
     def ranks(self, epoch: int) -> Order:
         """The samples of every rank in the order of access, (world_size, per_rank) int32; NONE at
-        the end of a rank that has fewer."""
+        the end of a rank with fewer."""
         return np.asarray(self.rows(self.sampler.epoch(epoch)).T)
 
     def batches(self, epoch: int) -> Order:
-        """The same by batches, (world_size, steps, batch_size) int32; NONE where it is not full."""
+        """The samples by batches, (world_size, steps, batch_size) int32; NONE where a batch is not
+        full."""
         ranks = self.ranks(epoch)
         full = np.full((self.world_size, self.steps * self.batch_size), NONE, dtype=np.int32)
         full[:, : ranks.shape[1]] = ranks
         return full.reshape(self.world_size, self.steps, self.batch_size)
 
     def worker_batches(self, epoch: int, rank: int, worker: int) -> Order:
-        """What one DataLoader worker of a rank reads, (its batches, batch_size) int32."""
+        """The batches that one DataLoader worker of a rank reads, (batches, batch_size) int32."""
         if not 0 <= worker < max(1, self.workers):
             raise ConfigError(f"worker: {worker} is none of the {self.workers}; count from 0")
         return self.batches(epoch)[rank, worker :: max(1, self.workers)]
@@ -155,7 +156,7 @@ class Loader:
         return np.asarray(np.broadcast_to(order[:, np.newaxis], (len(order), self.world_size)))
 
     def _without_rests(self, rows: Order) -> Order:
-        """Takes the last, incomplete batch from ranks that have fewer samples than others."""
+        """Removes the incomplete last batch of ranks that have fewer samples than others."""
         short = np.flatnonzero(rows[-1] == NONE)
         if len(short):
             rows = rows.copy()

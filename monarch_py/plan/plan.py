@@ -1,6 +1,6 @@
-"""The plan of a training: its datasets, how its parts read them, and who should hold what.
+"""The plan of a training: its datasets, how its parts read them, and which node should hold what.
 
-The file holds the description from which all accesses are drawn again, not the accesses.
+The file does not hold the accesses, but the description from which they are drawn again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from monarch_py.plan.timeline import Part, Timeline, lookup_of
 
 __all__ = ["DEFAULT_RANGE_BYTES", "Plan", "PlanPart"]
 
-# The mark of files of this version.
+# Marks a file of this version of the format.
 FORMAT = "monarch plan 1"
 
 DEFAULT_RANGE_BYTES = 4 << 20
@@ -32,7 +32,7 @@ DEFAULT_RANGE_BYTES = 4 << 20
 class PlanPart:
     """One loop of the training.
 
-    dataset : its number in Plan.datasets;  every : runs in each epoch that this divides
+    dataset : its number in Plan.datasets;  every : it runs in every n-th epoch
     """
 
     name: str
@@ -43,12 +43,11 @@ class PlanPart:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What is accessed by whom and when.
+    """Which nodes access which units, and when. ConfigError if the numbers do not fit together.
 
     parts : in the order in which they run in an epoch
-    grain : one of index.GRAINS, what units are;  range_bytes : block size of 'ranges'
-    holders : of every unit, or None where nobody has asked for them yet
-    ConfigError if the numbers do not fit together.
+    grain : what units are, one of index.GRAINS;  range_bytes : block size of 'ranges'
+    holders : of every unit; None if they have not been computed yet (`with_holders`)
     """
 
     datasets: tuple[Index, ...]
@@ -72,11 +71,11 @@ class Plan:
                     f" {part.loader.sampler.length}; remove 'length' or correct it"
                 )
 
-    # --- what follows ---------------------------------------------------------------------------
+    # --- derived from the plan ------------------------------------------------------------------
 
     def units(self) -> list[Units]:
-        """The units of each dataset. Their numbers go on from one to the next: dataset d begins
-        where the ones before it end."""
+        """The units of each dataset. Units are numbered through all datasets: the numbers of a
+        dataset begin where those of the dataset before it end."""
         return [index.units(self.grain, self.range_bytes) for index in self.datasets]
 
     def timeline(self) -> Timeline:
@@ -102,7 +101,7 @@ class Plan:
         return [index.digest() for index in self.datasets]
 
     def check_dataset(self, found: Index, dataset: int = 0) -> None:
-        """ConfigError if `found`, the dataset as it is now, is not the one that was planned for."""
+        """ConfigError unless `found`, the dataset as it is now, is the one that was planned for."""
         planned = self.datasets[dataset]
         if planned.digest() != found.digest():
             raise ConfigError(
@@ -111,12 +110,12 @@ class Plan:
             )
 
     def with_holders(self) -> Plan:
-        """The same, with the holder of every unit."""
+        """The same plan with the holder of every unit."""
         return self if self.holders else replace(self, holders=find_holders(self.timeline()))
 
     def resized(self, epochs: int | None = None, nodes: int | None = None) -> Plan:
-        """The plan after a restart with another number of epochs or nodes, as many ranks on each:
-        the samplers deal out to the new number of ranks, and holders are to be found anew."""
+        """The plan after a restart with another number of epochs or nodes. Each node keeps its
+        number of ranks; samplers deal to the new total, and holders must be computed again."""
         nodes = self.nodes if nodes is None else nodes
         parts = tuple(self._resized(part, nodes) for part in self.parts)
         epochs = self.epochs if epochs is None else epochs
@@ -132,10 +131,10 @@ class Plan:
             sampler = replace(sampler, **{sampler.ranks_field: ranks})
         return replace(part, loader=replace(loader, sampler=sampler, world_size=ranks))
 
-    # --- stored -----------------------------------------------------------------------------------
+    # --- stored as a file -------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Writes it as .npz, complete or not at all; ConfigError where that is not possible."""
+        """Writes the plan as .npz, completely or not at all. ConfigError if that fails."""
         arrays: dict[str, npt.NDArray[Any]] = {}
         parts = [
             {

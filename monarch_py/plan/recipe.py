@@ -1,4 +1,4 @@
-"""plan.yaml: what a plan is made from. docs/plan.md shows its keys."""
+"""Reads plan.yaml, the description from which a plan is made. docs/plan.md shows its keys."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ class PlanKeys(Keys):
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan that a plan.yaml describes; ConfigError, naming file, line and key, for anything
-    that cannot be."""
+    """The plan that a plan.yaml describes. ConfigError, which names file, line and key, if there
+    cannot be such a plan."""
     node, top = load_document(path, "plan's description", "'epochs' and 'parts'")
     keys, at = read_as(node, top, PlanKeys), top.of("parts")
     if not keys.parts:
@@ -172,7 +172,7 @@ def read_plan(path: Path) -> Plan:
     parts = []
     for position, part in enumerate(keys.parts):
         spot = at.of(position)
-        # Two numbers are two datasets.
+        # Each dataset given as a number is its own; parts that name the same index share it.
         is_index = isinstance(part.dataset, Path)
         number = known.get(part.dataset, len(datasets)) if is_index else len(datasets)
         if number == len(datasets):
@@ -213,7 +213,7 @@ def _plan_part(part: PartKeys, spot: Spot, number: int, index: Index, ranks: int
 
 
 def _sampler(keys: SamplerKeys, spot: Spot, samples: int, ranks: int) -> Sampler:
-    """The sampler that a mapping describes."""
+    """The sampler that the keys describe."""
     kind, names = SAMPLERS[keys.kind], [name for name in declared(SamplerKeys) if name != "kind"]
     known = {each.name: each for each in fields(kind) if each.init and each.name in names}
     given = {name: getattr(keys, name) for name in names if name in spot}
@@ -260,7 +260,8 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _placed(spot: Spot, keys: type[Keys], make: Callable[[], T], key: str = "") -> T:
-    """What `make` makes. Its ConfigError, which begins with a key, is told with file and line."""
+    """The result of `make`. If it raises ConfigError, which begins with a key, the error is raised
+    again with file and line."""
     try:
         return make()
     except ConfigError as error:

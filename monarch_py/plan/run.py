@@ -1,4 +1,4 @@
-"""What a node does in one section of its plan, and where in it accesses lie."""
+"""A run: the units that a node uses in one section of its plan, and where accesses lie in it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from monarch_py.plan.timeline import Part, Section
 
 __all__ = ["RECENT", "SEARCHED", "UNSEEN", "Run", "Units", "locate", "window_steps"]
 
-# Batches that a DataLoader's workers may well have under way where the plan does not say: eight
-# workers of four. And so many times what they have, since some accesses are never seen, but not
-# more than this share of a run by that, or any order would fit.
+# USUAL_AHEAD: batches that a DataLoader's workers usually have in flight, if the plan does not say
+# (eight workers with four each). SLACK: the window is this many times larger, since some accesses
+# are never seen, but that makes it at most 1 / AMPLE_SHARE of a run, or any order would fit.
 USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
-# The last accesses that fitted; a quarter of them lies before the front.
+# Number of last fitting accesses that are kept; a quarter of them lies before the front.
 RECENT = 32
-# More of the plan's accesses may have been made than were seen, so many for each.
+# Planned accesses that may have been made for each one that was seen.
 UNSEEN = 1.5
-# A place in the plan is found where so much of the last accesses, so many of them, lies together,
-# and that is as unlikely to be chance, e ** -UNLIKELY: many places in many runs are looked at.
+# A place in the plan is found if the share FOUND of the last SEARCHED accesses lies together there,
+# and the probability of that by chance is at most e ** -UNLIKELY. The bound is that low because
+# many places in many runs are tried.
 FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 
 Units = npt.NDArray[np.int32]
 
 
 def window_steps(part: Part, prefetched: int = 0) -> int:
-    """How many steps accesses may be out of order: with W workers that each prepare P batches, W P
-    are under way, and so are those of which the training waits for one.
+    """By how many steps accesses may be out of order. With W workers that each prepare P batches,
+    W P batches are in flight, and the batch that the training waits for.
 
     prefetched : steps that something else reads ahead of the training
     """
@@ -40,12 +41,13 @@ def window_steps(part: Part, prefetched: int = 0) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one node does in one section of its plan, each unit once, where it is used first: who
-    has a file open reads it again without anybody seeing it.
+    """The units that one node uses in one section of its plan, in the order of their first use.
+    Later uses are left out, because a program that has a file open reads it again unseen.
 
-    units : (n,) int32, in this order;  place : (units of the plan,) int32, where each comes, NONE
-    for those that do not;  starts : (n,) int64, the position of each in the plan's timeline
-    window : how many places one may come early
+    units : (n,) int32, in this order
+    place : (units of the plan,) int32, the place of each unit in `units`; NONE if it is not there
+    starts : (n,) int64, the position of each in the plan's timeline
+    window : by how many places a unit may come early
     """
 
     epoch: int
@@ -56,12 +58,13 @@ class Run:
 
     @classmethod
     def of(cls, section: Section, node: int, units: int, window: int | None = None) -> Run:
-        """units : of the plan;  window : None = as window_steps has it, or as is usual."""
+        """The run of a node in a section. units : of the plan;  window : None = from window_steps,
+        or from USUAL_AHEAD if the plan names no workers."""
         if window is not None and window < 1:
             raise ConfigError(f"window: {window} is out of range; write 1 or more")
         own = section.node(node)
         at = np.flatnonzero(own != NONE)
-        # Backwards, so that of several uses the first one stays.
+        # Assign backwards, so that the first of several uses remains.
         first = np.full(units, -1, dtype=np.int32)
         first[own[at[::-1]]] = at[::-1]
         at = at[first[own[at]] == at]
@@ -71,10 +74,10 @@ class Run:
         if window is None:
             told = section.part.loader.workers > 0
             steps = window_steps(section.part) if told else USUAL_AHEAD + 1
-            # In places: of files of many samples each comes once.
+            # Convert steps to places, which are fewer, since each unit has only one place.
             ends = np.searchsorted(at, at + steps * section.per_step)
             least = int((ends - np.arange(len(at))).max(initial=1))
-            # The front lags behind by almost as many as it is made from.
+            # The front lags behind by almost as many accesses as it is computed from.
             ample = max(SLACK * least, 2 * RECENT)
             window = max(least, min(ample, len(order) // AMPLE_SHARE))
         return cls(section.epoch, order, place, section.start + at, window)
@@ -84,9 +87,12 @@ class Run:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """How much of the evidence, (n,) units that were opened one after the other, lies together in
-    this run, and where: (share of it, the place where it begins). The share is 0 where that may be
-    chance."""
+    """Looks for the part of this run to which the evidence points. evidence : (n,) units that were
+    opened one after the other.
+
+    Returns the share of the evidence that lies together in the run, and the place where that
+    begins. The share is 0 if it may be due to chance.
+    """
     places = np.sort(run.place[evidence])
     places = places[places != NONE]
     if not len(places):
@@ -95,15 +101,15 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
-    # Of any units: another seed gives a node others, and so does another epoch.
+    # The chance is that of arbitrary units, since with another seed or epoch a node uses others.
     by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
     return (share if is_it else 0.0), int(places[best])
 
 
 def _divergence(share: float, chance: float) -> float:
-    """Kullback and Leibler's, of two probabilities: n draws with this `chance` make this share of
-    them, or more, with e ** (-n times it) at most (Chernoff's bound)."""
+    """The Kullback-Leibler divergence D of two probabilities. By Chernoff's bound, n draws that
+    each succeed with this `chance` reach this `share` with a probability of at most e ** (-n D)."""
     if chance >= share:
         return 0.0
     rest = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0

@@ -1,4 +1,4 @@
-"""The accesses of a whole training, epoch by epoch, in the order in which they happen."""
+"""The timeline of a training: all accesses, epoch by epoch, in the order in which they happen."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from monarch_py.plan.samplers import NONE, Order
 
 __all__ = ["MAX_NODES", "Part", "Section", "Timeline"]
 
-# A node's number takes two bytes where the accesses of all nodes are held.
+# Arrays with the accesses of all nodes store a node's number in two bytes.
 MAX_NODES = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One loop over a dataset: the training's, or the validation's.
+    """One loop over a dataset: that of the training, or of the validation.
 
-    every : runs in each epoch whose number, counted from 1, this divides
-    lookup : (samples + 1,) int32, the unit in which each sample lies, the last one NONE;
+    every : it runs in every n-th epoch
+    lookup : (samples + 1,) int32, the unit in which each sample lies; the last element is NONE.
         None = samples are the units
     """
 
@@ -42,24 +42,24 @@ class Part:
             )
 
     def runs(self, epoch: int) -> bool:
-        """Whether it runs in this epoch, counted from 0."""
+        """Whether the part runs in this epoch, counted from 0."""
         return (epoch + 1) % self.every == 0
 
     def number(self, epoch: int) -> int:
-        """The sampler's own number of this epoch."""
+        """The number that the part's sampler gives to this epoch."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:
-        """Samples as units; NONE stays NONE."""
+        """Converts samples to units; NONE stays NONE."""
         return rows if self.lookup is None else self.lookup[rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """One run of one part.
+    """One run of one part in one epoch.
 
     start : position of its first access, the same on every node
-    rows : (per_rank, world_size) int32, units, row by row in the order of time; NONE = no access
+    rows : (per_rank, world_size) int32, units; rows follow each other in time; NONE = no access
     """
 
     epoch: int
@@ -69,13 +69,13 @@ class Section:
     rows: Order
 
     def node(self, node: int) -> Order:
-        """What one node accesses, (per_rank x ranks_per_node,) int32: its ranks take turns. Place i
-        has the position `start` + i."""
+        """The units that one node accesses, (per_rank x ranks_per_node,) int32; its ranks take
+        turns. Element i has the position `start` + i."""
         low = node * self.ranks_per_node
         return np.ascontiguousarray(self.rows[:, low : low + self.ranks_per_node]).reshape(-1)
 
     def entered(self, position: int) -> Section:
-        """What is left of it from this position on."""
+        """The rest of the section from this position on."""
         row = (position - self.start) // self.ranks_per_node
         return replace(self, start=position, rows=self.rows[row:])
 
@@ -87,14 +87,13 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """What every rank accesses, in all epochs.
+    """The accesses of every rank in all epochs. ConfigError if the parts do not fit the numbers.
 
-    Units are what is accessed: samples, files or blocks. Positions count the accesses of one node,
-    its ranks taking turns, through all sections; they are the same number on every node.
+    Units are what is accessed: samples, files or blocks. Positions number the accesses of one node,
+    whose ranks take turns, through all sections; they are the same on every node.
 
     parts : in the order in which they run in an epoch
-    nodes : rank r is on node r // ranks_per_node;  units : how many there are
-    ConfigError if the parts do not fit these numbers.
+    nodes : number of nodes; rank r is on node r // ranks_per_node;  units : number of units
     """
 
     parts: tuple[Part, ...]
@@ -131,11 +130,11 @@ class Timeline:
 
     @classmethod
     def of(cls, loader: Loader, epochs: int, nodes: int) -> Timeline:
-        """That of one training whose samples are its files."""
+        """The timeline of one training loop whose samples are files."""
         return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
 
     def layout(self) -> list[tuple[int, Part, int]]:
-        """Epoch, part and start of every section, in order; nothing is drawn."""
+        """Epoch, part and start of every section, in order. It draws no orders."""
         found, start = [], 0
         for epoch in range(self.epochs):
             for part in self.parts:
@@ -146,13 +145,13 @@ class Timeline:
 
     @property
     def length(self) -> int:
-        """Positions in all."""
+        """The number of positions."""
         _, part, start = self.layout()[-1]
         return start + part.loader.per_rank * self.ranks_per_node
 
     def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
-        """The sections from `epoch` on, the first of them from its `batch` on. One is held at a
-        time. ConfigError if there is no such epoch or batch."""
+        """The sections from `epoch` on, the first one from its `batch` on. Only one is in memory at
+        a time. ConfigError if there is no such epoch or batch."""
         if not 0 <= epoch < self.epochs:
             raise ConfigError(f"epoch: {epoch} is none of {self.epochs}; write 0 or more")
         entered = self.position(epoch, batch) if batch else 0
@@ -169,7 +168,8 @@ class Timeline:
             yield self._section(number, part, start, next(orders[id(part)]))
 
     def section(self, epoch: int, part: str | None = None) -> Section:
-        """One section; part : None = the first. ConfigError if there is none."""
+        """One section of an epoch. part : its name; None = the first. ConfigError if there is no
+        such section."""
         for number, each, start in self.layout():
             if number == epoch and part in (None, each.name):
                 order = each.loader.sampler.epoch(each.number(epoch))
@@ -177,8 +177,8 @@ class Timeline:
         raise ConfigError(self._nothing_runs(epoch, part))
 
     def position(self, epoch: int, batch: int, part: str | None = None) -> int:
-        """The position of the first access of a step: where a training that starts with this batch
-        enters. ConfigError if there is no such batch."""
+        """The position at which a training that starts with this batch enters: that of the batch's
+        first access. ConfigError if there is no such batch."""
         for number, each, start in self.layout():
             if number == epoch and part in (None, each.name):
                 if not 0 <= batch < each.loader.steps:
@@ -213,5 +213,5 @@ class Timeline:
 
 
 def lookup_of(units: npt.NDArray[np.int32], base: int = 0) -> npt.NDArray[np.int32]:
-    """A Part's lookup from the units (samples,) of its samples, counted from `base` on."""
+    """A Part's lookup. units : (samples,), the unit of each sample, counted from `base` on"""
     return np.append(units + np.int32(base), np.int32(NONE)).astype(np.int32)

@@ -1,5 +1,5 @@
-"""What is kept where, what is fetched from where, in which order: policies of the papers and ours.
+"""Policies of the papers and ours: what is kept where, what is fetched from where, in which order.
 
-Every policy is a small class with one method, `decide` (`view.Policy`), for the simulator. The
-daemon, which never has a whole job before it, calls the functions that these classes are made of.
+For the simulator, every policy is a small class with one method, `decide` (`view.Policy`). The
+daemon, which never knows a whole job in advance, calls the functions behind these classes.
 """

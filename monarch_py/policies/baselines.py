@@ -1,7 +1,7 @@
-"""What the others are compared with: nothing kept, and the stores that hold the dataset in shares.
+"""Baselines: policies that keep nothing, and stores that hold the dataset in shares.
 
-Perfect, Naive, StagingBuffer, DeepIO and LBANN as NoPFS section 6 describes them, and their own
-papers. Those that change the order are in `reordering`.
+Perfect, Naive, StagingBuffer, DeepIO and LBANN follow section 6 of the NoPFS paper and their own
+papers. Baselines that change the order are in `reordering`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = [
     "need_memory",
 ]
 
-# The class of a node's memory: the fastest behind the staging buffer.
+# The class of a node's memory: the fastest one after the staging buffer.
 MEMORY = STAGING + 1
 
 
 class Perfect:
-    """No access ever waits: what compute alone takes, a lower bound (NoPFS 6)."""
+    """No access ever waits, so only compute takes time: a lower bound (NoPFS 6)."""
 
     name = "perfect"
 
@@ -39,7 +39,7 @@ class Perfect:
 
 
 class Naive:
-    """Every access reads from the file system when it is made, nothing is kept (NoPFS 6)."""
+    """Every access reads from the file system when it is made; nothing is kept (NoPFS 6)."""
 
     name = "naive"
 
@@ -59,9 +59,10 @@ class StagingBuffer:
 
 class DeepIO:
     """Ordered mode of DeepIO (Zhu et al. 2018): every node loads a contiguous share of the dataset
-    into its memory before training, and batches in the sampler's order come from there.
+    into its memory before training. Batches come from there, in the sampler's order.
 
-    What does not fit is read from the file system when it is used (the paper's hybrid mode).
+    Files that do not fit are read from the file system when they are used (the paper's hybrid
+    mode).
     """
 
     name = "deepio-ordered"
@@ -77,7 +78,8 @@ class LBANNPreloading:
     """Preloading mode of LBANN's data store (Jacobs et al. 2019): every node loads a contiguous
     share into its memory before training; from then on samples come from memories alone.
 
-    Raises PolicyError where the dataset is larger than all memories: the store has no other place.
+    Raises PolicyError if the dataset is larger than all memories, since the store has no other
+    place.
     """
 
     name = "lbann-preloading"
@@ -90,18 +92,19 @@ class LBANNPreloading:
 
 
 class LBANNDynamic:
-    """Dynamic mode of LBANN's data store (Jacobs et al. 2019): whoever reads a sample first, in the
-    first epoch, keeps it in memory for all.
+    """Dynamic mode of LBANN's data store (Jacobs et al. 2019): the node that reads a sample first,
+    in the first epoch, keeps it in memory for all.
 
-    Assumption: a node whose memory is full keeps no more; such samples are read again. That happens
-    where shares differ in size. Raises PolicyError as the preloading mode does.
+    Assumption: a node whose memory is full keeps no more samples, and the others are read again.
+    That happens if shares differ in size. Raises PolicyError as the preloading mode does.
     """
 
     name = "lbann-dynamic"
 
     def decide(self, job: Job) -> Decision:
         _need_all_memory(job, self.name)
-        # Nodes that use it at the same time: the first of them keeps it.
+        # If several nodes use a sample first at the same time, the one with the least number keeps
+        # it.
         owner, first = job.first_use.argmin(axis=0), job.first_use.min(axis=0)
         order = used_in_order(first)
         copies = copies_of(
@@ -111,7 +114,7 @@ class LBANNDynamic:
 
 
 def need_memory(job: Job, name: str) -> None:
-    """PolicyError where the cluster has no class for copies."""
+    """PolicyError if the cluster has no class for copies."""
     if job.cluster.classes <= MEMORY:
         raise PolicyError(
             f"{name}: classes has the staging buffer alone; add one that holds copies"

@@ -1,8 +1,7 @@
-"""Policies that keep what was read: first fit, its kin for several nodes, LRU, and Belady's with
-bypass.
+"""Policies that keep what was read: first fit, hashed owners, LRU, and Belady's with bypass.
 
-LRU and Belady work for every node by itself, or, with `shared`, for all nodes together: then every
-file has one home, the only node that may hold it, and the others read it from there.
+LRU and Belady work for every node by itself. With `shared` they work for all nodes together: every
+file has one home, the only node that may hold it, and the other nodes read it from there.
 """
 
 from __future__ import annotations
@@ -20,17 +19,18 @@ from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job,
 
 __all__ = ["LRU", "Belady", "FirstFit", "Hash"]
 
-# Uses one cache: node, epoch, files, numbers of their accesses.
+# Runs accesses through one cache. Arguments: node, epoch, files, and numbers of the accesses.
 Use = Callable[[int, int, npt.NDArray[np.int32], npt.NDArray[np.int64]], Uses]
 
 
 class FirstFit:
-    """The fastest class with room, in order of first use, no eviction (Dantas 2022, 4.1.2).
+    """The fastest class with room, in order of first use, without eviction (Dantas 2022, 4.1.2).
 
-    With every file used once an epoch no policy loads less than D - C of a dataset D with a cache C
-    in an epoch: at its start C lies there at most, and D is read. What is pinned is hit in every
-    epoch, so that pinning any C of it reaches that bound; which files they are makes no difference
-    (the argument of MinIO's cache, Mohan et al. 2021, 4.1). Hence it is the default.
+    If every file is used once an epoch, no policy loads less than D - C per epoch, for a dataset D
+    and a cache C: the epoch reads D, and at its start at most C is cached. Pinning any C of the
+    dataset reaches that bound, because pinned files are hit in every epoch; which files they are
+    makes no difference (the argument of MinIO's cache, Mohan et al. 2021, 4.1). Hence this is the
+    default.
     """
 
     name = "first-fit"
@@ -42,15 +42,15 @@ class FirstFit:
 
 
 class Hash:
-    """For several nodes without a plan: rendezvous hashing, weighted by room, says which node owns
-    a file (`rendezvous.owners`), and it alone reads it from the source.
+    """For several nodes without a plan: rendezvous hashing, weighted by room, chooses each file's
+    owner (`rendezvous.owners`), which alone reads the file from the source.
 
-    A node that misses a file gets it from the owner, which reads it when it is first asked for and
-    keeps it in the fastest class with room, as `FirstFit` does. What no node has room for is read
-    by whoever needs it. Sizes and rooms say all of that; the order of first use only stands for
-    that in which requests come.
+    A node that misses a file gets it from the owner. The owner reads the file at the first request
+    and keeps it in the fastest class with room, as `FirstFit` does. A file for which no node has
+    room is read by every node that needs it. Owners follow from sizes and room alone; the order of
+    first use stands for the order of requests.
 
-    keys : (files,) hashes of the files' paths; None where there are none
+    keys : (files,) hashes of the files' paths; None if there are none
     """
 
     name = "hash"
@@ -74,10 +74,10 @@ class Hash:
 
 
 class LRU:
-    """The least recently used file goes; every miss comes in.
+    """Evicts the least recently used file, and admits every miss.
 
-    On random orders of a dataset that does not fit it has few hits: what was used last will be used
-    last again, on average.
+    It has few hits on random orders of a dataset that does not fit, because the file used last will
+    on average be used last again.
     """
 
     name = "lru"
@@ -99,11 +99,11 @@ class LRU:
 
 
 class Belady:
-    """The file whose next use is farthest goes; a miss that is used later than everything held
-    does not come in (Belady 1966, with bypass).
+    """Evicts the file whose next use is farthest; does not admit a miss that is used later than
+    everything held (Belady 1966, with bypass).
 
-    Loads the least of all policies where files have one size and nodes do not share: then the
-    bound of `FirstFit` again, D - C in every epoch but the first.
+    If files have one size and nodes do not share, it loads the least of all policies: the bound of
+    `FirstFit`, D - C in every epoch but the first.
     """
 
     name = "belady"
@@ -133,7 +133,7 @@ class Belady:
 
 
 def used_in_order(first: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """The files that are used at all, in order of first use.  first : (files,), as in `Job`"""
+    """The files that are used, in order of first use.  first : (files,), as in `Job`"""
     order = np.argsort(first, kind="stable").astype(np.int32)
     return order[: np.count_nonzero(first != np.iinfo(np.int64).max)]
 
@@ -150,8 +150,9 @@ def _decision(job: Job, begin: Callable[[], Iterator[Served]], shared: bool) -> 
 
 
 def _served(job: Job, shared: bool, use: Use) -> Iterator[Served]:
-    """Epoch by epoch where the accesses find their files. Each goes to the cache of the file's
-    home, or of the node itself, and a cache sees its accesses in order of time."""
+    """Yields, for each epoch, where the accesses find their files. An access goes to the cache of
+    the file's home if caches are shared, else to that of the node itself. A cache sees its accesses
+    in order of time."""
     nodes = job.cluster.nodes
     home = homes(job.files, job.cluster)
     for epoch in range(job.epochs):

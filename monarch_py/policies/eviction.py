@@ -1,10 +1,10 @@
-"""Caches of one node: the least recently used goes, or the farthest next use goes.
+"""Caches of one node, which evict the least recently used file, or the one used next farthest.
 
-Plain loops over dictionaries and heaps: arrays do not help where every access changes what the
-next one finds. In a cache of 200,000 files LRU takes 0.4 to 0.7 us an access, 0.4 us more a further
-class, and farthest-next-use 1.1 us. Ten million accesses to two million files, in a cache of half
-of them, took 1.1 and 1.8 us each on a busy machine, with drawing the orders and finding the next
-uses (benchmarks/policies).
+They are plain loops over dictionaries and heaps, since arrays do not help if every access changes
+what the next one finds. With 200,000 files in the cache, LRU takes 0.4 to 0.7 us per access, plus
+0.4 us for each further class; farthest next use takes 1.1 us. Ten million accesses to two million
+files, with half of the files cached, took 1.1 and 1.8 us each on a busy machine, including the time
+for drawing the orders and finding the next uses (benchmarks/policies).
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from monarch_py.policies.view import STAGING, Ints
 
 __all__ = ["MISS", "FarthestUse", "LeastRecent", "Uses", "exchange"]
 
-# Instead of a storage class: the file is not there. The staging buffer holds no copies.
+# Stands for "the file is not there" in place of a storage class. (The staging buffer holds no
+# copies.)
 MISS = STAGING
 
 
 @dataclass(frozen=True)
 class Uses:
-    """What accesses found in a cache, and what they changed; for each a class, or MISS.
+    """What accesses found in a cache, and what they changed: for each access a class, or MISS.
 
-    found : that had the file;  into : that took it then;  down : the slowest one that took anything
-    (what is pushed out of a class goes to the next slower one)
+    found : the class that had the file;  into : the class that took the file;  down : the slowest
+    class that took anything (a file pushed out of a class goes to the next slower one)
     """
 
     found: bytearray
@@ -44,12 +45,12 @@ class Uses:
 
 
 class LeastRecent:
-    """LRU over the classes of a node, the most recently used in the fastest one.
+    """LRU over the classes of a node, with the most recently used files in the fastest class.
 
-    What a class drops goes to the next slower one, and a file that is used comes back to the
-    fastest (an exclusive hierarchy; the LRU stack of Mattson et al. 1970 cut at the capacities).
+    A file that a class drops goes to the next slower class, and a file that is used returns to the
+    fastest (an exclusive hierarchy: the LRU stack of Mattson et al. 1970, cut at the capacities).
 
-    capacity : (classes,) [bytes], with the staging buffer, which takes nothing
+    capacity : (classes,) [bytes], including the staging buffer, which takes no files
     """
 
     def __init__(self, capacity: Ints) -> None:
@@ -59,7 +60,7 @@ class LeastRecent:
         self._classes = range(STAGING + 1, len(self._free))
 
     def run(self, files: Sequence[int], sizes: Sequence[int]) -> Uses:
-        """Uses files one after the other.  sizes : of the same accesses [bytes]"""
+        """Runs accesses to these files, in order.  sizes : of the same files [bytes]"""
         uses = Uses.of(len(files))
         if len(self._classes) == 1:
             self._run_one(files, sizes, uses)
@@ -68,7 +69,7 @@ class LeastRecent:
         return uses
 
     def _run_one(self, files: Sequence[int], sizes: Sequence[int], uses: Uses) -> None:
-        """As below, with one class: then there is nothing to push down."""
+        """The case of one class, where nothing is pushed down."""
         level = STAGING + 1
         held, room, free = self._held[level], self._capacity[level], self._free[level]
         front, pop = held.move_to_end, held.popitem
@@ -101,8 +102,8 @@ class LeastRecent:
             uses.into[at], uses.down[at] = self._push(file, sizes[at])
 
     def _push(self, file: int, size: int) -> tuple[int, int]:
-        """Puts a file in front; what has to go from a class goes to the next slower one. Returns
-        the class that took the file and the slowest one that took anything, MISS for none."""
+        """Puts a file in front. Files pushed out of a class go to the next slower one. Returns the
+        class that took the file, and the slowest class that took anything; MISS for none."""
         coming = [(file, size)]
         into = down = MISS
         for level in self._classes:
@@ -125,14 +126,14 @@ class LeastRecent:
 
 
 class FarthestUse:
-    """The file whose next use is farthest goes; one that is used later than all others does not
-    come in at all (Belady 1966, with bypass).
+    """Evicts the file whose next use is farthest; does not admit a file that is used later than all
+    others (Belady 1966, with bypass).
 
-    With files of one size no policy hits more often. With several it is a heuristic: as many of the
-    farthest go as a nearer one needs. A copy stays in the class into which it came.
+    If all files have one size, no policy hits more often. Otherwise it is a heuristic: it evicts as
+    many of the farthest files as a nearer one needs. A copy stays in the class that admitted it.
 
-    capacity : (classes,) [bytes], with the staging buffer, which takes nothing;  sizes : (files,)
-    [bytes], a list, which the caches of all nodes may share
+    capacity : (classes,) [bytes], including the staging buffer, which takes no files;  sizes :
+    (files,) [bytes], a list, which the caches of all nodes may share
     """
 
     def __init__(self, capacity: Ints, sizes: list[int]) -> None:
@@ -141,16 +142,17 @@ class FarthestUse:
         self._size = sizes
         self._files = len(sizes)
         self._level = bytearray(self._files)
-        # Entries -(next use x files + file): the smallest is the farthest. Those of files that
-        # were used since lie in the past, behind all others, and never come up before them.
+        # Entries are -(next use x files + file), so the smallest is the farthest. The entries of
+        # files that were used since lie in the past and come up only after all others.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
-        """The class that has the file, or MISS."""
+        """The class that holds the file, or MISS."""
         return self._level[file]
 
     def used(self, file: int, upcoming: int) -> None:
-        """A file that is held was used; `upcoming` : its next use. One without goes."""
+        """Notes a use of a file that is held. upcoming : its next use; if NEVER, the file is
+        dropped"""
         if upcoming == NEVER:
             self.drop(file)
         else:
@@ -161,10 +163,10 @@ class FarthestUse:
         self._level[file] = MISS
 
     def offer(self, file: int, upcoming: int, now: int) -> list[int] | None:
-        """A file that is not held was loaded: shall it stay?
+        """Decides whether to admit a file that was loaded and is not held.
 
         upcoming : its next use;  now : this access.
-        Returns the files that went for it (and are gone), or None where it does not come in.
+        Returns the files that were evicted for it, or None if it is not admitted.
         """
         if upcoming == NEVER:
             return None
@@ -185,13 +187,14 @@ class FarthestUse:
         return victims
 
     def _make_room(self, size: int, key: int, now: int) -> tuple[int, list[int]]:
-        """Drops the farthest until a class has `size` bytes, and enters `key`; where all that are
-        farther than it are not enough, does nothing. Returns the class, or MISS, and what went."""
+        """Evicts the farthest files until a class has `size` bytes, and enters `key`. If evicting
+        all files farther than `key` is not enough, it changes nothing. Returns the class, or MISS,
+        and the evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]
         if at > now and level and self._free[level] + self._size[victim] >= size:
-            # One for one, as always with equal sizes: half the work.
+            # One file replaces one, as always with equal sizes. This takes half the work.
             heapq.heapreplace(heap, key)
             self._free[level] += self._size[victim]
             self._level[victim] = MISS
@@ -202,7 +205,7 @@ class FarthestUse:
         while level == MISS and heap and heap[0] < key:
             entries.append(heapq.heappop(heap))
             at, victim = divmod(-entries[-1], self._files)
-            # Dropped from outside, or used since: an entry without a file.
+            # Otherwise the entry is stale: the file was used since, or dropped from outside.
             if at > now and self._level[victim]:
                 victims.append(victim)
                 self._free[self._level[victim]] += self._size[victim]
@@ -224,7 +227,7 @@ class FarthestUse:
         upcoming: Sequence[int],
         now: Sequence[int],
     ) -> Uses:
-        """Uses files one after the other.  upcoming, now : as in `offer`, for each access."""
+        """Runs accesses to these files, in order.  upcoming, now : as in `offer`, per access."""
         uses = Uses.of(len(files))
         found, into = uses.found, uses.into
         level, count, heap, push = self._level, self._files, self._heap, heapq.heappush
@@ -245,7 +248,7 @@ class FarthestUse:
         return uses
 
     def forget(self, now: int) -> None:
-        """Drops the entries of the past, which would otherwise pile up by one a use."""
+        """Drops stale entries, of which every use would otherwise leave one."""
         last = -(now + 1) * self._files
         self._heap = [entry for entry in self._heap if entry <= last]
         heapq.heapify(self._heap)
@@ -260,13 +263,15 @@ class FarthestUse:
 def exchange(
     held_use: Ints, held_bytes: Ints, coming_use: Ints, coming_bytes: Ints, free_bytes: int
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """What of a cache goes for files that are loaded, as `FarthestUse` has it: nothing goes but for
-    what is used sooner.
+    """Which files of a cache are evicted for loaded files, by the rule of `FarthestUse`: a file is
+    only evicted for files that are used sooner.
 
-    held_use, held_bytes : (held,) the next use of each, 0 or more, and its size;  coming_use,
-    coming_bytes : (coming,) the same of those that are loaded, in this order: the next use after
-    that for which they are;  free_bytes : room besides.
-    Returns (held,) what goes, and (coming,) what stays.
+    held_use, held_bytes : (held,) the next use of each held file, 0 or more, and its size
+    coming_use, coming_bytes : (coming,) the same for the loaded files, in the order of loading. The
+        next use is the one after the use for which the file is loaded
+    free_bytes : room in addition to that of the held files
+
+    Returns (held,) which are evicted, and (coming,) which stay.
     """
     sizes = [*held_bytes.tolist(), *coming_bytes.tolist()]
     room = max(0, free_bytes) + sum(sizes[: len(held_use)])

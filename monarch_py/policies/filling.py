@@ -1,4 +1,4 @@
-"""Filling storage classes with files in a given order, by arrays."""
+"""Fills storage classes with files in a given order, by array operations."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["NOWHERE", "copies_of", "fill", "owners_of", "shards"]
 
 
 def fill(sizes: Ints, capacity: Ints) -> npt.NDArray[np.int8]:
-    """The class of each file: the fastest with room (Dantas 2022, 4.1.2), no eviction.
+    """The class of each file: the fastest with room, without eviction (Dantas 2022, 4.1.2).
 
     sizes : (files,) [bytes], in the order of filling;  capacity : (classes,) [bytes], as in
-    `Cluster`: the staging buffer, which comes first, takes none.
-    Returns (files,) int8, NOWHERE for no room.
+    `Cluster`; the first one, the staging buffer, takes no files.
+    Returns (files,) int8; NOWHERE if no class has room.
     """
     rooms = [TierRoom(int(room), len(sizes), 1) for room in capacity[STAGING + 1 :]]
     placed = FirstFit().place(np.asarray(sizes, np.uint64), rooms)
@@ -29,10 +29,10 @@ def fill(sizes: Ints, capacity: Ints) -> npt.NDArray[np.int8]:
 def copies_of(
     cluster: Cluster, sizes: Ints, wanted: Callable[[int], Ints], *, classes: int | None = None
 ) -> Copies:
-    """Every node's wanted files, in their order, in the fastest class with room.
+    """Places every node's wanted files, in their order, in the fastest class with room.
 
-    sizes : (files,) [bytes];  wanted : of a node, the files in the order of filling;  classes : as
-    many, with the staging buffer, as are used (all of them).
+    sizes : (files,) [bytes];  wanted : returns a node's files in the order of filling;  classes :
+    how many classes to use, including the staging buffer (None = all)
     """
     parts = []
     for node in range(cluster.nodes):
@@ -44,9 +44,9 @@ def copies_of(
 
 
 def owners_of(copies: Copies, wanted: Ints) -> npt.NDArray[np.int32]:
-    """(files,) int32, as `Decision.owner`: a node that has a place for the file, PFS for none.
+    """(files,) int32, as `Decision.owner`: a node that has a place for the file, or PFS.
 
-    wanted : (files,), the node that is to be it where it has a place
+    wanted : (files,), the preferred node, which becomes the owner if it has a place for the file
     """
     owner = np.full(len(wanted), PFS, np.int32)
     owner[copies.file] = copies.node
@@ -56,5 +56,5 @@ def owners_of(copies: Copies, wanted: Ints) -> npt.NDArray[np.int32]:
 
 
 def shards(files: int, nodes: int) -> list[npt.NDArray[np.int32]]:
-    """The dataset in as many contiguous, equal parts as there are nodes."""
+    """Divides the dataset into one contiguous, equal part for each node."""
     return np.array_split(np.arange(files, dtype=np.int32), nodes)

@@ -1,4 +1,4 @@
-"""Group shuffle with double buffering (Lee et al. 2021, section III)."""
+"""Group shuffle with double buffering (section III of Lee and others, 2021)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ BUFFERS = 2
 
 
 class GroupShuffle:
-    """Contiguous groups of samples in random order, and the samples of a group shuffled in memory.
+    """Reads contiguous groups of samples in random order, and shuffles each group in memory.
 
-    A group is read by one large contiguous read into one buffer while training works on the one
-    before in the other buffer; so samples are mixed within a group and groups over the dataset,
-    which is less than a full shuffle and reads a file system as if it were sequential.
+    One large contiguous read brings a group into one buffer, while training uses the group before
+    it in the other buffer. So samples are mixed within a group, and groups over the dataset. That
+    is less than a full shuffle, but the file system sees nearly sequential reads.
 
-    group : samples of a group; by default as many as let two of the largest groups fit into the
+    group : samples in a group; by default so many that two of the largest groups fit into the
     staging buffer of every node.
-    Assumptions: groups are dealt in equal runs of the epoch's order of groups, so that all samples
-    are used once; one at the border of two nodes is read by each as far as it needs it.
+    Assumptions: the epoch's order of groups is dealt to nodes in equal runs, so that all samples
+    are used once. Of a group at the border of two nodes, each node reads the part that it needs.
     """
 
     name = "group-shuffle"
@@ -48,7 +48,7 @@ class GroupShuffle:
         def orders(epoch: int) -> Ints:
             order = job.orders(epoch)
             rng = np.random.default_rng([job.seed, epoch])
-            # An epoch that is padded to whole batches starts again.
+            # An epoch that is padded to whole batches repeats its beginning.
             files = np.resize(grouped(job.files, group, rng), np.count_nonzero(order != NO_FILE))
             return same_shape(order, files)
 
@@ -56,7 +56,7 @@ class GroupShuffle:
 
     @staticmethod
     def _fitting(job: Job) -> int:
-        """The largest group of which two fit, by bisection: larger groups take more room."""
+        """The largest group of which two fit, by bisection, since larger groups take more room."""
         room = int(job.cluster.capacity[:, STAGING].min())
         fits, too_many = 1, job.files + 1
         while too_many - fits > 1:
@@ -74,9 +74,9 @@ def largest_group(sizes: Ints, group: int) -> int:
 
 
 def grouped(files: int, group: int, rng: np.random.Generator) -> Ints:
-    """(files,) int32: groups in random order, and each shuffled by itself; the last group of the
+    """(files,) int32: groups in random order, each shuffled by itself. The last group of the
     dataset may be shorter."""
     of = np.arange(files) // group
     rank = rng.permutation(int(of[-1]) + 1)
-    # By the place of the group, then by a random number: a shuffle of every group at once.
+    # Sorting by the group's place, then by a random number, shuffles all groups at once.
     return np.lexsort((rng.random(files), rank[of])).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The policies by the names that they have on the command line."""
+"""The policies by their names on the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from monarch_py.policies.view import Policy
 
 __all__ = ["DAEMON", "NAMES", "SUMMARIES", "make_policy"]
 
-# In a line each, for somebody who chooses among them; docs/simulator.md has their sources.
+# Each policy with a one-line summary, for users who choose one; docs/simulator.md has the sources.
 _MAKERS: tuple[tuple[Callable[[], Policy], str], ...] = (
     (Perfect, "Nothing ever waits: the lower bound."),
     (Naive, "Reads each sample when it is needed, keeps nothing."),
@@ -51,7 +51,7 @@ _MAKERS: tuple[tuple[Callable[[], Policy], str], ...] = (
 _BY_NAME = {make().name: make for make, _ in _MAKERS}
 NAMES = tuple(_BY_NAME)
 SUMMARIES = dict(zip(NAMES, (summary for _, summary in _MAKERS), strict=True))
-# What Monarch's daemon does today, and where.
+# The policies that Monarch's daemon uses today, and where.
 DAEMON = {
     FirstFit().name: "one node",
     Hash().name: "several nodes",
@@ -60,7 +60,7 @@ DAEMON = {
 
 
 def make_policy(name: str) -> Policy:
-    """The policy of that name, with its defaults; PolicyError for a name that is none."""
+    """The policy with this name, with its defaults; PolicyError for an unknown name."""
     if name not in _BY_NAME:
         raise PolicyError(f"policy: {name!r} is none of {', '.join(NAMES)}")
     return _BY_NAME[name]()

@@ -1,7 +1,7 @@
-"""Which tier a file goes to.
+"""Placement: chooses the tier of each file.
 
-A policy sees files and the room in the tiers and answers with tiers; it touches nothing. The same
-classes serve the daemon and a simulation of it.
+A policy sees sizes of files and the room in the tiers, and answers with tiers; it changes nothing.
+The same classes serve the daemon and a simulation of it.
 """
 
 from dataclasses import dataclass, replace
@@ -24,14 +24,14 @@ __all__ = [
 
 # No tier has room for the file now.
 NOWHERE = -1
-# More than any tier holds; 2048 of them still add up within 64 bits [bytes].
+# More than any tier holds, but small enough that 2048 of them add up within 64 bits [bytes].
 LARGEST = np.uint64(1 << 51)
 
 
 @dataclass(frozen=True, slots=True)
 class TierRoom:
-    """What a tier can still take. block_bytes : what a file's size is rounded up to;  entry_bytes :
-    what a file takes besides, for its name and its row in the manifest."""
+    """What a tier can still take. block_bytes : a file's size is rounded up to a multiple of it;
+    entry_bytes : what a file takes in addition, for its name and its row in the manifest."""
 
     free_bytes: int
     free_inodes: int
@@ -41,7 +41,7 @@ class TierRoom:
     def rounded(self, sizes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Bytes that files of these sizes (files,) take on the tier."""
         block = self.block_bytes
-        # A sparse file can claim to be larger than all storage there is, and sums must not wrap.
+        # A sparse file may claim to be larger than all storage, and sums must not overflow.
         sane = np.minimum(sizes, LARGEST).astype(np.int64)
         blocks: npt.NDArray[np.int64] = (sane + (block - 1)) // block
         return blocks * block + self.entry_bytes
@@ -49,15 +49,15 @@ class TierRoom:
 
 class Policy(Protocol):
     def place(self, sizes: npt.NDArray[np.uint64], rooms: list[TierRoom]) -> npt.NDArray[Any]:
-        """sizes : (files,) [bytes], in the order in which they shall be filled; rooms: fastest tier
-        first. Returns (files,) int32: the number of the tier, NOWHERE for no room."""
+        """Chooses the tiers of files. sizes : (files,) [bytes], in the order of filling;  rooms :
+        of the tiers, fastest first. Returns (files,) int32, the number of the tier or NOWHERE."""
         ...
 
 
 class FirstFit:
-    """The fastest tier with room, to each tier's quota, no eviction (Dantas 2022, 4.1.2).
+    """The fastest tier with room, up to each tier's quota, without eviction (Dantas 2022, 4.1.2).
 
-    With every file read once an epoch no policy without eviction reads less from the source, and
+    If every file is read once an epoch, no policy without eviction reads less from the source, and
     eviction only exchanges one miss for another.
     """
 
@@ -73,20 +73,20 @@ class FirstFit:
 
 
 class KeepPolicy(Protocol):
-    """Which files have a place in the tiers of this node; the others are staged when they are
-    needed, and dropped afterwards."""
+    """Decides which files have a place in the tiers of this node. The others are staged when they
+    are needed, and dropped afterwards."""
 
     def keeps_here(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """ids : (n,) entries of the catalog. Returns (n,) bool."""
         ...
 
     def adopt(self, ids: npt.NDArray[np.uint64]) -> None:
-        """(n,) files have a place here from now on: there is no room for them where they had it."""
+        """Gives (n,) files a place here from now on, since the node that had it has no room."""
         ...
 
 
 class KeepAll:
-    """One node alone, without a plan."""
+    """Keeps every file: for one node alone, without a plan."""
 
     def keeps_here(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         return np.ones(len(ids), dtype=bool)
@@ -101,11 +101,11 @@ def place_preferred(
     rooms: list[TierRoom],
     policy: Policy,
 ) -> npt.NDArray[Any]:
-    """Each file goes to the tier that is meant for it, where that has room, else to the one that
-    the policy says.
+    """Places each file in its preferred tier if that has room, else in the tier that the policy
+    chooses.
 
-    preferred : (files,) int, the number of a tier, NOWHERE for none;  the others and what is
-    returned : as in Policy.place
+    preferred : (files,) int, the number of a tier, or NOWHERE. The other arguments and the result
+    are those of Policy.place
     """
     chosen = np.full(len(sizes), NOWHERE, dtype=np.int32)
     left = list(rooms)
@@ -127,17 +127,18 @@ def place_preferred(
 def take(
     needs: npt.NDArray[np.integer[Any]], room: int, most: int | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Which files go in, taken in order: one too large for what is left does not stop later ones.
+    """Which files fit into a room, taken in order. A file that is too large for the rest does not
+    stop later ones.
 
-    needs : (files,) [bytes], in the order of filling;  room [bytes], less than 2**53;  most : files
-    that go in at most.  Returns (files,) bool.
+    needs : (files,) [bytes], in the order of filling;  room : [bytes], less than 2**53;  most : the
+    largest number of files.  Returns (files,) bool.
     """
     taken = np.zeros(len(needs), dtype=bool)
     waiting = np.flatnonzero(needs <= room)
     left = len(needs) if most is None else most
     while len(waiting) and left > 0:
-        # All up to the first that does not fit at once; then of the rest those that still can. As
-        # float64: sums beyond every room must not wrap, and below 2**53 they are exact.
+        # Take all files before the first that does not fit, then go on with those of the rest that
+        # still can. Sums are float64: they must not overflow, and are exact below 2**53.
         total = np.cumsum(needs[waiting], dtype=np.float64)
         fitting = min(left, int(np.searchsorted(total, room, side="right")))
         taken[waiting[:fitting]] = True
@@ -149,5 +150,5 @@ def take(
 
 
 def make_policy(name: str) -> Policy:
-    """The policy of a configuration's `placement`; KeyError for a name that is none."""
+    """The policy for the key `placement` of a configuration; KeyError for an unknown name."""
     return {"first_fit": FirstFit}[name]()

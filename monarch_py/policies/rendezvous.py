@@ -1,8 +1,8 @@
-"""Who holds a file where nobody knows the plan: rendezvous hashing, weighted by room.
+"""The owner of each file when there is no plan: rendezvous hashing, weighted by room.
 
-Every node can say it by itself, from the catalog and the nodes' quotas alone: nothing is asked, and
-nothing is agreed upon. When a node comes or goes, only files of its own change hands (Thaler and
-Ravishankar 1998; the weights as in Schindelhauer and Schomaker 2005).
+Every node computes the owners by itself, from the catalog and the nodes' quotas, without any
+communication. When a node joins or leaves, only its own files change owners (Thaler and Ravishankar
+1998; weights as in Schindelhauer and Schomaker 2005).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["Keys", "file_keys", "first_nodes", "homes", "next_nodes", "owners", 
 
 Keys = npt.NDArray[np.uint64]
 
-# Scores that are looked at at a time: 32 MiB.
+# Scores computed at a time, which take 32 MiB.
 PORTION = 1 << 22
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mixed(values: Keys) -> Keys:
-    """The finalizer of SplitMix64: every bit of the result depends on every bit of the value."""
+    """SplitMix64's finalizer: every bit of the result depends on every bit of the value."""
     mixed = values
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
@@ -32,20 +32,20 @@ def _mixed(values: Keys) -> Keys:
 
 
 def file_keys(files: int) -> Keys:
-    """(files,) keys from the files' numbers, where there are no hashes of their paths."""
+    """(files,) keys made from the files' numbers, if there are no hashes of their paths."""
     return _mixed(np.arange(1, files + 1, dtype=np.uint64) * _GOLDEN)
 
 
 def scores(keys: Keys, weights: Floats) -> Floats:
-    """(files, nodes): how far down the list of its nodes each file has each node.
+    """(files, nodes): the score by which each file ranks the nodes, the least one first.
 
-    keys : (files,) hashes;  weights : (nodes,) >= 0. A file's first node is that of the least
-    score, which is node n with a chance of weights[n] / sum: the least of exponential draws whose
-    rates are the weights. A node without weight has infinity.
+    keys : (files,) hashes;  weights : (nodes,) >= 0. Scores are exponential draws whose rates are
+    the weights, so a file's first node is node n with probability weights[n] / sum. A node without
+    weight has an infinite score.
     """
     nodes = _mixed(np.arange(1, len(weights) + 1, dtype=np.uint64) * _GOLDEN)
     drawn = _mixed(keys[:, None] ^ nodes[None, :])
-    # Of 52 bits: with the half, neither 0 nor 1.
+    # 52 random bits plus a half, so that the number is neither 0 nor 1.
     uniform = ((drawn >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
     with np.errstate(divide="ignore"):
         found: Floats = -np.log(uniform) / weights[None, :]
@@ -53,21 +53,21 @@ def scores(keys: Keys, weights: Floats) -> Floats:
 
 
 def homes(files: int, cluster: Cluster) -> npt.NDArray[np.int32]:
-    """(files,) int32: the first node of each file, whether it has room or not; nodes without any
-    classes of copies count alike."""
+    """(files,) int32: the first node of each file, whether it has room or not. If no node has
+    classes for copies, all have equal weights."""
     room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
     weights = room if room.any() else np.ones(cluster.nodes)
     return first_nodes(file_keys(files), weights)
 
 
 def first_nodes(keys: Keys, weights: Floats) -> npt.NDArray[np.int32]:
-    """(files,) int32: the node that is first in the order of each file's scores, whether it has
-    room or not; PFS where no node has a weight.  keys : (files,);  weights : (nodes,) >= 0."""
+    """(files,) int32: the node with the least score of each file, whether it has room or not; PFS
+    if no node has a weight.  keys : (files,);  weights : (nodes,) >= 0."""
     return _next_choice(keys, weights, np.zeros(len(keys)))[0]
 
 
 def next_nodes(keys: Keys, weights: Floats, node: int) -> npt.NDArray[np.int32]:
-    """(files,) int32: the node behind `node` in the order of each file's scores, PFS where that is
+    """(files,) int32: the node after `node` in the order of each file's scores; PFS if `node` is
     the last one.  keys : (files,);  weights : (nodes,) >= 0, that of `node` > 0."""
     return _next_choice(keys, weights, scores(keys, weights)[:, node])[0]
 
@@ -75,21 +75,21 @@ def next_nodes(keys: Keys, weights: Floats, node: int) -> npt.NDArray[np.int32]:
 def owners(keys: Keys, sizes: Ints, quotas: Ints) -> npt.NDArray[np.int32]:
     """The node that holds each file: the first in the order of its scores that has room.
 
-    keys : (files,), different ones;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes].
-    Returns (files,) int32, PFS where no node has room. Where a node has room for a part of the
-    files that come to it, those of the least keys get it; the order in which files are given does
-    not matter.
+    keys : (files,), all different;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes].
+    Returns (files,) int32; PFS if no node has room. If a node has room for only a part of the files
+    that come to it, those with the least keys get it. The order of the files does not matter.
     """
     owner = np.full(len(keys), PFS, np.int32)
     left = np.array(quotas, np.int64)
     weights = np.asarray(quotas, np.float64)
     last = np.zeros(len(keys))
-    # In the order of keys: the same on every node, whatever its catalog's.
+    # The order of keys is the same on every node; the catalogs' orders may differ.
     waiting = np.argsort(keys, kind="stable")
     if not len(waiting):
         return owner
     for _ in range(len(left)):
-        # A node without room for any of them has no score: a score depends on its own weight only.
+        # Nodes without room for any file are dropped. That does not change the other nodes' scores,
+        # each of which depends on that node's weight only.
         weights = np.where(left >= sizes[waiting].min(), weights, 0.0)
         if not weights.any():
             break
@@ -107,7 +107,7 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> npt.NDArray[np.int32]:
 
 
 def _next_choice(keys: Keys, weights: Floats, last: Floats) -> tuple[npt.NDArray[np.int32], Floats]:
-    """(files,) the node with the least score above `last`, PFS for none, and that score."""
+    """(files,) the node with the least score above `last`, or PFS; and that score."""
     choice = np.full(len(keys), PFS, np.int32)
     best = np.full(len(keys), np.inf)
     step = max(1, PORTION // max(1, len(weights)))

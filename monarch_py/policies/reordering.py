@@ -1,8 +1,8 @@
-"""Baselines that change who uses what, so that more of it lies on the node that uses it.
+"""Baselines that change which node uses which sample, so that more samples are local.
 
-LocalityAware exchanges samples within a step and keeps the batch of the step as a set. DeepIO's
-opportunistic mode and ParallelStaging draw orders of their own, and where the dataset does not fit
-they never see a part of it (NoPFS section 6 marks them so).
+LocalityAware exchanges samples within a step and keeps the step's batch as a set. DeepIO's
+opportunistic mode and ParallelStaging draw their own orders; if the dataset does not fit, they
+never use a part of it (section 6 of the NoPFS paper marks them so).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NOT_ALL = "does not access the whole dataset: it uses what is held in {what} alo
 
 
 class DeepIOOpportunistic:
-    """Opportunistic mode of DeepIO (Zhu et al. 2018): the order is relaxed, and nodes are served
-    with what lies in some memory already.
+    """Opportunistic mode of DeepIO (Zhu et al. 2018): the order is relaxed, and nodes get samples
+    that lie in some node's memory already.
 
-    Assumptions: after the loading of DeepIO's ordered mode, every epoch deals all samples in
-    memory at random, each once (and again from the start where the epoch is longer), so that one in
-    `nodes` is a node's own. What fitted into no memory is not used.
+    Assumptions: samples are loaded as in DeepIO's ordered mode. Then every epoch deals all samples
+    in memory at random, each once (and again from the start if the epoch is longer), so that one in
+    `nodes` is local. Samples that fitted into no memory are not used.
     """
 
     name = "deepio-opportunistic"
@@ -51,7 +51,7 @@ class DeepIOOpportunistic:
         def orders(epoch: int) -> Ints:
             order = job.orders(epoch)
             rng = np.random.default_rng([job.seed, epoch])
-            # Nodes take turns, so that one pass over the samples is shared by all.
+            # Nodes take turns, so that all of them share one pass over the samples.
             turns = in_time(order)
             dealt = same_shape(turns, _passes(held, int(np.sum(turns != NO_FILE)), rng))
             return np.asarray(dealt.reshape(-1, len(order)).T.reshape(order.shape))
@@ -64,10 +64,10 @@ class DeepIOOpportunistic:
 
 class ParallelStaging:
     """Data sharding: every node copies a contiguous share to its classes before training, and uses
-    its share alone, in a random order of its own (NoPFS 6).
+    only its share, in its own random order (NoPFS 6).
 
-    Each epoch passes over the share once (and again from the start where the share is shorter than
-    the epoch, a part of it where it is longer).
+    Each epoch passes over the share once. If the share is shorter than the epoch, it is used again
+    from the start; if it is longer, only a part of it is used.
     """
 
     name = "parallel-staging"
@@ -99,13 +99,14 @@ class ParallelStaging:
 
 
 class LocalityAware:
-    """Locality-aware loading (Yang and Cong 2019): every node holds a share; of the batch of a step
-    each node takes what it holds, and the rest makes up for what is missing.
+    """Locality-aware loading (Yang and Cong 2019): every node holds a share of the dataset. Of a
+    step's batch each node takes the samples that it holds; the others fill the nodes that have too
+    few.
 
-    The batch of the step stays the same set. Samples beyond a node's batch go to nodes that have
-    too few of their own, and are read from their holder.
+    The step's batch stays the same set. Samples beyond a node's part of the batch go to nodes with
+    too few of their own, which read them from their holder.
     Assumption: shares are contiguous and loaded before training, as in NoPFS's simulation.
-    Raises PolicyError where nodes have different numbers of ranks.
+    Raises PolicyError if nodes have different numbers of ranks.
     """
 
     name = "locality-aware"
@@ -126,17 +127,17 @@ class LocalityAware:
 
 
 def exchange(order: Ints, holder: Ints) -> Ints:
-    """Deals the samples of every step anew, as many as possible to the node that holds them.
+    """Deals the samples of every step anew, as many as possible to the nodes that hold them.
 
     order : (nodes, steps, batch), files;  holder : the same shape, the node that holds each, or
-    PFS.  Returns the same shape: the files of every step are the same, and each node gets `batch`
-    of them; the largest possible number lies with its holder, because a node gets all that it
-    holds up to `batch`.
+    PFS.  Returns the same shape. The files of every step stay the same, and each node gets `batch`
+    of them. The largest possible number goes to its holder, because a node gets all files that it
+    holds, up to `batch`.
     """
     nodes, steps, batch = order.shape
     files = order.transpose(1, 0, 2).reshape(steps, -1)
     held = holder.transpose(1, 0, 2).reshape(steps, -1).astype(np.int64)
-    # One sort for all steps: by step, then by holder. The rank within a group is the place.
+    # One sort for all steps, by step, then by holder. A file's rank in its group is its place.
     key = np.arange(steps)[:, None] * (nodes + 1) + np.where(held == PFS, nodes, held)
     by_key = np.argsort(key.ravel(), kind="stable")
     sorted_key = key.ravel()[by_key]
@@ -147,7 +148,7 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     step = sorted_key // (nodes + 1)
     flat = files.ravel()[by_key]
     dealt[step[settled], node[settled], rank[settled]] = flat[settled]
-    # Free places, step by step, take the rest, step by step: there are as many of each.
+    # The free places take the other files, step by step; each step has as many of both.
     dealt[dealt == -1] = flat[~settled]
     return np.asarray(dealt.transpose(1, 0, 2))
 
@@ -159,6 +160,6 @@ def _held(job: Job, copies: Copies) -> npt.NDArray[np.int32]:
 
 
 def _passes(files: Ints, count: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
-    """`count` of the files in random order, each once before one comes again."""
+    """`count` files in random order; each comes once before any comes again."""
     passes = [rng.permutation(files) for _ in range(-(-count // len(files)))]
     return np.concatenate(passes)[:count].astype(np.int32)

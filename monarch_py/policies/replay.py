@@ -1,7 +1,7 @@
-"""What policies share whose copies come and go: when files are used next, and epochs replayed.
+"""Tools of policies whose copies come and go: the next use of each file, and a replay of epochs.
 
-What lies in a cache at the start of an epoch depends on all epochs before, so such a policy is
-written as a generator of epochs, and `Replay` answers for the epoch that is asked for.
+The content of a cache at the start of an epoch depends on all epochs before. So such a policy is
+written as a generator of epochs, and `Replay` answers for any epoch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from monarch_py.policies.view import NO_FILE, Ints, Job
 
 __all__ = ["Replay", "in_time", "next_uses"]
 
-# Epochs whose answers stay at hand: one that is running, and those that a prefetcher looks into.
+# Epochs whose answers are kept: the running one, and those that a prefetcher looks into.
 KEPT_EPOCHS = 3
 
 T = TypeVar("T")
 
 
 class Replay(Generic[T]):
-    """Random access to what a generator yields epoch by epoch; an epoch that has gone by is made
-    again from the first one on.
+    """Random access to what a generator yields epoch by epoch. For an epoch that is no longer kept,
+    the generator runs again from the first epoch on.
 
-    begin : starts a generator of all epochs, with the state in which the job starts
+    begin : starts a generator of all epochs, in the state in which the job starts
     """
 
     def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
@@ -51,10 +51,10 @@ class Replay(Generic[T]):
 
 
 def in_time(order: Ints) -> npt.NDArray[Any]:
-    """The accesses of all nodes in the order in which they happen, nodes taking turns.
+    """The accesses of all nodes in the order in which they happen; nodes take turns.
 
-    order : (nodes, ...), as in `Job.orders`.  Returns (nodes x accesses,), node by node for the
-    first access of each, then for the second: of access a of node n it is entry a x nodes + n.
+    order : (nodes, ...), as in `Job.orders`.  Returns (nodes x accesses,): the first access of each
+    node, then the second, and so on. Access a of node n is entry a x nodes + n.
     """
     return np.asarray(order.reshape(len(order), -1).T.ravel())
 
@@ -62,10 +62,11 @@ def in_time(order: Ints) -> npt.NDArray[Any]:
 def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
     """When the file of each access is used next, for all epochs.
 
-    together : by any node, where all share one cache; otherwise by the same node.
+    together : True for the next use by any node (all share one cache), False for the next use by
+    the same node.
     Returns for each epoch (nodes, accesses) int64: the number of the next access of that file, or
-    NEVER. Accesses are numbered over all epochs, as in `in_time`: those of a step lie together.
-    Takes 8 bytes for every access of the job: policies that look ahead pay that once.
+    NEVER. Accesses are numbered over all epochs, as in `in_time`, so those of a step lie together.
+    The result takes 8 bytes for every access of the job.
     """
     nodes, upcoming = job.cluster.nodes, np.full(job.files, NEVER, dtype=np.int64)
     own = [upcoming] * nodes if together else [upcoming.copy() for _ in range(nodes)]
@@ -89,18 +90,19 @@ def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
 def _upcoming(
     files: Ints, times: npt.NDArray[np.int64], upcoming: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The next use after each of these accesses, in order of time, NEVER where there is no file;
-    `upcoming` (files,), the first use after them, becomes that from the first of them on."""
+    """The next use after each of these accesses, which are in order of time; NEVER where there is
+    no file. upcoming : (files,), the first use after all of them; changed to the first use from the
+    first of them on."""
     is_used = files != NO_FILE
     if not is_used.all():
         padded = np.full(len(files), NEVER, dtype=np.int64)
         padded[is_used] = _upcoming(files[is_used], times[is_used], upcoming)
         return padded
     after = upcoming[files]
-    # A file that comes twice within the epoch (sampling with replacement) is used again in it.
+    # A file may be used again within the epoch (sampling with replacement).
     by_file = np.argsort(files, kind="stable")
     again = files[by_file][1:] == files[by_file][:-1]
     after[by_file[:-1][again]] = times[by_file[1:][again]]
-    # Backwards, because of several values for one place the last one stays.
+    # Assign backwards, because the last of several values for one place remains.
     upcoming[files[::-1]] = times[::-1]
     return after

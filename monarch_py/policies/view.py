@@ -1,7 +1,7 @@
 """A policy's input, a `Job`, and its output, a `Decision`, as the simulator knows them.
 
-A policy looks at a `Job` and answers with a `Decision`; it touches nothing. Everything goes by
-arrays over all files or all accesses of an epoch, never file by file.
+A policy looks at a `Job` and answers with a `Decision`; it changes nothing. All data are arrays
+over all files or all accesses of an epoch, never single files.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Floats = npt.NDArray[np.float64]
 
 # The holder of a file that only the parallel file system has.
 PFS = -1
-# In a policy's order: the node takes fewer samples in this step than others do.
+# Fills up an order where a node takes fewer samples in a step than other nodes.
 NO_FILE = -1
-# The storage class that is the staging buffer: files lie there between prefetch and use.
+# The storage class of the staging buffer, where files lie between prefetch and use.
 STAGING = 0
 
 
@@ -50,11 +50,11 @@ class Cluster:
 
     capacity : (nodes, classes) int64 [bytes]; the first class is the staging buffer
     threads : (classes,) int, prefetching threads of each class
-    read_rate : (nodes, classes) float64 [bytes/s], all threads of the class together
-    network : (nodes,) float64 [bytes/s], each node's link
+    read_rate : (nodes, classes) float64 [bytes/s], of all threads of the class together
+    network : (nodes,) float64 [bytes/s], of each node's link
     ranks : (nodes,) int, processes that train
-    preprocess : (nodes,) float64 [bytes/s], what a staging thread prepares
-    pfs_rate : what the file system gives to a number of clients together [bytes/s]
+    preprocess : (nodes,) float64 [bytes/s], of one staging thread
+    pfs_rate : number of clients -> rate of the file system for all of them together [bytes/s]
     """
 
     capacity: npt.NDArray[np.int64]
@@ -76,13 +76,15 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Job:
-    """A training job: the files, who uses them when, and on what machine.
+    """A training job: the files, which node uses them when, and on which machine.
 
-    sizes : (files,) int64 [bytes];  epochs : how many;  batch : samples of a node in a step, of the
-    one with most ranks;  orders : for an epoch, (nodes, steps, batch) int32, the files in the order
-    of the sampler: a node takes those of a step one after the other, and all nodes meet at the end
-    of each step; behind those of a node with fewer ranks there is NO_FILE;
-    seed : for policies that draw numbers of their own.
+    sizes : (files,) int64 [bytes]
+    epochs : number of epochs
+    batch : samples per step of the node with most ranks
+    orders : epoch -> (nodes, steps, batch) int32, the files in the sampler's order. A node takes
+        the files of a step one after the other, and all nodes meet at the end of each step. A node
+        with fewer ranks has NO_FILE after its files
+    seed : for policies that draw numbers of their own
     """
 
     sizes: npt.NDArray[np.int64]
@@ -107,8 +109,8 @@ class Job:
 
     @cached_property
     def first_use(self) -> npt.NDArray[np.int64]:
-        """(nodes, files): the number of the access by which a node first uses a file, counted over
-        all epochs; NEVER for one that it does not use."""
+        """(nodes, files): the number of a node's first access to each file, counted over all
+        epochs; NEVER if the node does not use the file."""
         first = np.full((self.cluster.nodes, self.files), NEVER, dtype=np.int64)
         before = 0
         for epoch in range(self.epochs):
@@ -120,16 +122,16 @@ class Job:
 
 
 def same_shape(order: Ints, files: Ints) -> npt.NDArray[np.int32]:
-    """Another order for the accesses of one.  order : as in `Job.orders`;  files : as many as there
-    are in it, in its order (nodes, then steps)"""
+    """An order of the same shape with other files.  order : as in `Job.orders`;  files : as many
+    as `order` has, by nodes, then steps"""
     dealt: npt.NDArray[np.int32] = np.array(order, np.int32)
     dealt[order != NO_FILE] = files
     return dealt
 
 
 def need_equal_ranks(job: Job, name: str) -> None:
-    """PolicyError where nodes have different numbers of ranks: for policies that deal samples out
-    anew, to batches of one size."""
+    """PolicyError if nodes have different numbers of ranks. For policies that deal samples anew, in
+    batches of one size."""
     if len(set(job.cluster.ranks.tolist())) > 1:
         raise PolicyError(
             f"{name}: deals equal batches to all nodes, and overrides.ranks makes them different"
@@ -139,15 +141,14 @@ def need_equal_ranks(job: Job, name: str) -> None:
 class When(Enum):
     """When a policy's copies are made."""
 
-    BEFORE = "before"  # in a phase of their own, before the first step; nobody trains meanwhile
-    BESIDE = "beside"  # by the class's threads, in the given order, beside training
-    ON_USE = "on_use"  # when the node reads the file for the first time, by that very read alone
+    BEFORE = "before"  # in their own phase before the first step; nobody trains meanwhile
+    BESIDE = "beside"  # during training, by the class's threads, in the given order
+    ON_USE = "on_use"  # only when the node first reads the file, by that very read
 
 
 @dataclass(frozen=True)
 class Copies:
-    """What is to be copied where. One row a copy; those of one (node, class) in the order in which
-    they are filled.
+    """The copies to make. Each has one row; rows of one (node, class) are in the order of filling.
 
     node : (copies,) int32;  cls : (copies,) int8, never the staging buffer;  file : (copies,) int32
     """
@@ -177,14 +178,15 @@ class Copies:
 class Served:
     """Where the accesses of one epoch find their files, for policies whose copies come and go.
 
-    holder : (nodes, accesses) int32, the node that has it, or PFS
-    cls : (nodes, accesses) int8, the storage class there (anything where the holder is PFS)
-    into, down : (nodes, accesses) int8, the classes from `into` to `down` of the file's owner, or
-        of the node that uses it where it has none, take as many bytes as it has: the file itself,
-        and what it pushes from one class into the next; STAGING where nothing is written. What is
-        missed is read through the owner if it goes into a class there
-    redundant : (nodes, accesses) int64 [bytes], read from the file system besides the file, by
-        policies that read in larger pieces; None for nothing
+    holder : (nodes, accesses) int32, the node that has the file, or PFS
+    cls : (nodes, accesses) int8, the storage class there; meaningless if the holder is PFS
+    into, down : (nodes, accesses) int8, the classes that are written, from `into` to `down`, each
+        with as many bytes as the file has: the file itself, and what it pushes from one class into
+        the next; STAGING if nothing is written. The classes are those of the file's owner, or of
+        the node that uses the file if it has no owner. A missed file is read through its owner if
+        it goes into a class there
+    redundant : (nodes, accesses) int64 [bytes], read from the file system in addition to the file,
+        by policies that read in larger pieces; None for nothing
     """
 
     holder: npt.NDArray[np.int32]
@@ -199,26 +201,27 @@ class Decision:
     """What a policy wants done.
 
     staging : files are prefetched into the staging buffer in the exact order of access (NoPFS 5.1,
-        Rule 1); without it each is fetched when it is asked for
+        Rule 1); if False, each file is fetched when it is asked for
     copies, when : what the other classes hold, and when it gets there
     remote : a node may read copies of other nodes
-    due : (copies,) int64, the access of its node by which each copy should be there, as numbered in
-        `Job.first_use`; a node that has not come so far itself does not ask for it (NoPFS 5.2.2).
-        None: nodes know what is where
-    owner : (files,) int32, the node that alone reads a file from the file system and sends it on to
-        those who asked for it, PFS for a file that everybody reads himself; None: so for all. What
-        several want while it is read is read once, so that an owner that keeps it reads it once
+    due : (copies,) int64, the access of its node by which each copy should be there, numbered as in
+        `Job.first_use`. A node that has not come that far itself does not ask for the copy (NoPFS
+        5.2.2). None: nodes know which copies exist
+    owner : (files,) int32, the node that alone reads a file from the file system and sends it to
+        the nodes that ask for it; PFS for a file that every node reads itself. None: no file has an
+        owner. Requests that come while the owner reads a file share that read, so an owner that
+        keeps the file reads it once
     pfs : a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
-    orders : the order of an epoch, as in Job, where the policy changes it; it may be wider than
-        the batch, with NO_FILE behind the samples of nodes that take fewer (nothing is read then)
-    served : for an epoch and its order, where its accesses find their files; where it is given,
-        `copies` only tell what lies there before the first step
-    keep : a read from elsewhere of a file that has a place on the node puts it there, so that it
-        is not fetched twice
-    threads : for an epoch and its order, (nodes, steps, ranks) int32, how many of its node's
-        staging threads fetch the samples of a rank in a step, 1 or more: a thread that is free goes
-        where most of them are missing, in proportion (Lobster 4.3); None: every rank has its own
+    orders : the order of an epoch, as in Job, if the policy changes it. It may be wider than the
+        batch, with NO_FILE (nothing is read) after the samples of nodes that take fewer
+    served : for an epoch and its order, where the accesses find their files. If it is given,
+        `copies` only tells what lies there before the first step
+    keep : a node that reads a file from elsewhere, and has a place for it, keeps it, so that the
+        file is not fetched twice
+    threads : for an epoch and its order, (nodes, steps, ranks) int32, how many of the node's
+        staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes to the
+        rank that lacks most threads, in proportion (Lobster 4.3). None: every rank has its own
     free : reading costs nothing (the perfect policy)
     notes : what the reader of a report should know
     """
@@ -244,5 +247,5 @@ class Policy(Protocol):
     name: str
 
     def decide(self, job: Job) -> Decision:
-        """Raises PolicyError where the policy cannot work on this job (its paper excludes it)."""
+        """Decides for a job. PolicyError if the policy's paper excludes jobs like this one."""
         ...

@@ -1,5 +1,7 @@
-"""What a source holds: listed by this node (`walk`), or told by the node that has listed it for all
-others (`record`). To whoever takes its batches both are the same."""
+"""The scan of a source: made by this node (`walk`), or received from another node (`record`).
+
+Both have the same interface (`batch.Scan`).
+"""
 
 from monarch_py.scan.batch import ALL_NAMES, END_LIMIT_S, Batch, Root, Scan
 from monarch_py.scan.record import Record, give, record_sources, take

@@ -1,4 +1,4 @@
-"""What a scan finds, a batch at a time."""
+"""The interface of a scan, which yields what it finds in batches."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import numpy.typing as npt
 
 __all__ = ["ALL_NAMES", "END_LIMIT_S", "Batch", "Root", "Scan"]
 
-# No limit to the names that a scan looks at (`Scan.allow`).
+# Arguments of `Scan.allow` for no limit.
 ALL_NAMES = (-1, -1)
-# A thread that has not ended within this time is in a call of a source that does not answer [s].
+# A thread that has not ended within this time hangs in a system call on a source [s].
 END_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """entries : (n,) of dtype ENTRY, without their hashes;  pool : where their paths and links'
-    targets lie, a C pointer, used_bytes of it. Both only until the next batch is taken."""
+    """Entries that a scan has found. They are valid only until the next batch is taken.
+
+    entries : (n,) of dtype ENTRY, without their hashes
+    pool : C pointer to the text of their paths and links' targets, of which used_bytes are in use
+    """
 
     entries: npt.NDArray[Any]
     pool: Any
@@ -37,32 +40,35 @@ class Root:
 
 class Scan(Protocol):
     def take(self) -> Batch | None:
-        """The next batch; None when there is none yet, or none any more (`is_finished`)."""
+        """The next batch; None if there is none yet, or no more (`is_finished`)."""
         ...
 
     @property
     def is_finished(self) -> bool: ...
 
     def want(self, directory: str, *, is_deep: bool) -> None:
-        """Has a directory, relative to the root, listed before all others that are not yet;
-        is_deep: with those below it."""
+        """Lists a directory, relative to the root, before all others that are not listed yet.
+        is_deep : with the directories below it"""
         ...
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """How many names may be looked at until the next call: in directories that come before
-        others, and, more than may be now, in the others; below 0: all."""
+        """Sets how many names may be looked at until the next call; below 0: all of them.
+
+        wanted : in directories that `want` named; 0 keeps what is still allowed there
+        more_others : in the other directories, in addition to what is still allowed there
+        """
         ...
 
     @property
     def seconds(self) -> float:
-        """How long it took, once it is finished [s]."""
+        """How long the scan took, once it is finished [s]."""
         ...
 
     def errors(self) -> tuple[int, int]:
-        """How many names could not be read, and the first errno."""
+        """The number of names that could not be read, and the first errno."""
         ...
 
     def close(self, limit_s: float = END_LIMIT_S) -> int:
-        """Ends it; a second call does nothing. Returns how many threads have not ended within
-        limit_s, as the source does not answer."""
+        """Ends the scan; a second call does nothing. Returns how many threads have not ended within
+        limit_s, because the source does not answer."""
         ...

@@ -1,5 +1,8 @@
-"""A batch of entries as few bytes: what differs little from file to file is written as differences,
-byte by byte of all files together, and compressed. 20 to 40 bytes a file."""
+"""Packs a batch of entries into few bytes: 20 to 40 for each file.
+
+Columns that change little from file to file are delta-encoded. All columns are transposed (first
+bytes of all entries, then second bytes) and compressed.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,22 @@ from monarch_py.native import ENTRY, Kind
 __all__ = ["pack", "unpack"]
 
 HEAD = struct.Struct("<II")  # entries, bytes of text
-# Higher ones take twice as long for a thirtieth less.
+# Compression level. Higher levels take twice as long and save only a thirtieth.
 LEVEL = 3
 BLOCK = np.uint64(512)
 
-# `hash` is computed anew, by whoever adds the entry; `source` is said once for all; a version
-# counts changes since; where a text lies follows from the order.
+# Columns that are not packed. The reader that adds an entry computes `hash` anew, `source` is the
+# same for the whole batch, and `version` counts changes made later.
 LEFT_OUT = ("hash", "source", "version")
 COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
-# In this order, so that what a time is compared with is there already when it is read.
+# Columns stored as the difference to another column of the same entry. In this order, the other
+# column is decoded already.
 FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime_ns"}
 FROM_BEFORE = ("ino", "mtime_ns", "place")
 
 
 def pack(entries: npt.NDArray[Any], text: bytes) -> bytes:
-    """entries : (n,) of dtype ENTRY whose texts lie in `text` one behind the other."""
+    """Packs entries (n,) of dtype ENTRY whose texts lie in `text`, one after the other."""
     told = {name: entries[name].copy() for name in COLUMNS}
     for name, other in FROM_OTHER.items():
         told[name] -= entries[other]
@@ -42,7 +46,7 @@ def pack(entries: npt.NDArray[Any], text: bytes) -> bytes:
 
 
 def unpack(data: bytes | memoryview, source: int) -> tuple[npt.NDArray[Any], bytes]:
-    """The entries (n,), and their texts; ValueError for what `pack` has not written."""
+    """The entries (n,) and their texts; ValueError for data that `pack` did not write."""
     n, n_text = HEAD.unpack_from(data)
     try:
         plain = zlib.decompress(data[HEAD.size :])
@@ -68,20 +72,21 @@ def unpack(data: bytes | memoryview, source: int) -> tuple[npt.NDArray[Any], byt
 
 
 def _bytewise(column: npt.NDArray[Any]) -> bytes:
-    """First bytes first, so that those which are all alike lie together."""
+    """The column transposed: first the first bytes of all values, so that equal bytes lie
+    together."""
     raw = column.view(np.uint8).reshape(len(column), column.itemsize)
     return bytes(raw.T.tobytes())
 
 
 def _blocks_of(sizes: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """What most files of these sizes take."""
+    """The number of 512-byte blocks that most files of these sizes take."""
     blocks: npt.NDArray[np.uint64] = (sizes + (BLOCK - np.uint64(1))) // BLOCK
     return blocks
 
 
 def _off_the_order(entries: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """How far paths and targets lie from where `_put_in_order` takes them to be: for a link's
-    target nowhere but behind its path, for the next path behind both."""
+    """How far paths and targets lie from where `_put_in_order` expects them: a path directly behind
+    the path before it, and a link's target directly behind its own path."""
     paths = entries["path"].copy()
     paths[1:] -= _ends(entries)[:-1]
     targets = entries["copy_ino"] - np.where(
@@ -98,6 +103,6 @@ def _put_in_order(entries: npt.NDArray[Any]) -> None:
 
 
 def _ends(entries: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Where the path's text ends."""
+    """Where each path's text ends, including its NUL."""
     ends: npt.NDArray[np.uint64] = entries["path"] + entries["path_len"] + np.uint64(1)
     return ends

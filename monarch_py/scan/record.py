@@ -1,9 +1,9 @@
-"""A scan of all sources as bytes, to be told to the other nodes of a session.
+"""The record of a scan of all sources, as bytes for the other nodes of a session.
 
-    u64 length of the head | head (JSON) | batches, one behind the other (columns.py)
+    u64 length of the head | head (JSON) | batches, one after the other (columns.py)
 
-The bytes come from a daemon of the same version and the same user, over MPI; they are checked for
-what a mistake would damage, not against malice.
+The bytes come over MPI from a process of the same version and the same user. They are checked
+against mistakes, not against malice.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["Record", "give", "record_sources", "take"]
 
 LENGTH = struct.Struct("<Q")
 BEGAN = struct.Struct("<d")
-# Between two looks at a scan that has nothing yet [s].
+# Pause between two looks at a scan that has no batch yet [s].
 PAUSE_S = 0.002
-# Files of a source that another node looks at, to see whether it sees the same ones.
+# Files of a source that other nodes look at, to check that they see the same file system.
 SAMPLES = 3
 
 
 @dataclass(slots=True)
 class _Listed:
-    """One source.  batches : their lengths;  root_ino : inode of its root;  samples : (path, inode)
-    of a few files"""
+    """One source in the head.  batches : lengths of its batches;  root_ino : inode of its root;
+    samples : (path, inode) of a few files"""
 
     errors: int
     error: int
@@ -49,7 +49,7 @@ class _Listed:
 
 
 def record_sources(config: Config) -> bytes:
-    """Lists all sources, one after the other, as a daemon would; OSError when one has no root."""
+    """Lists all sources one by one, as a daemon would. OSError if a source cannot be opened."""
     listed, data = [], []
     for number, source in enumerate(config.sources):
         fd = os.open(source.real_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -72,7 +72,7 @@ def record_sources(config: Config) -> bytes:
 
 
 def _packed(walk: Walk) -> tuple[list[bytes], list[tuple[str, int]]]:
-    """All batches, and the first file of each."""
+    """All batches packed, and (path, inode) of the first file of each."""
     batches, samples = [], []
     while not walk.is_finished:
         batch = walk.take()
@@ -91,7 +91,7 @@ def _packed(walk: Walk) -> tuple[list[bytes], list[tuple[str, int]]]:
 
 
 class _Told:
-    """A Scan of one source, from a record."""
+    """The Scan of one source, read from a record."""
 
     def __init__(self, number: int, listed: _Listed, batches: Iterator[memoryview]) -> None:
         self._number, self._listed, self._batches = number, listed, batches
@@ -107,15 +107,15 @@ class _Told:
             self.is_finished = True
             return None
         entries, text = unpack(data, self._number)
-        # The array keeps the text; a batch is used before the next one is taken.
+        # `_text` keeps the memory alive until the next batch is taken.
         self._text = ffi.from_buffer(text)
         return Batch(entries, ffi.cast("char *", self._text), len(text))
 
     def want(self, directory: str, *, is_deep: bool) -> None:
-        """All is there at once."""
+        """Does nothing: the whole record is available at once."""
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Nothing is asked of the source."""
+        """Does nothing: a record does not read the source."""
 
     def errors(self) -> tuple[int, int]:
         return self._listed.errors, self._listed.error
@@ -126,7 +126,7 @@ class _Told:
 
 
 class Record:
-    """What `record_sources` has written. ValueError for anything else."""
+    """Reads what `record_sources` has written. ValueError for anything else."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._data = memoryview(data)
@@ -163,9 +163,10 @@ class Record:
 
 
 def give(data: bytes, began: float) -> int:
-    """A descriptor from which this node's daemon can `take` it: memory without a name.
+    """Writes a record into anonymous memory. Returns the descriptor, from which this node's daemon
+    can `take` it. OSError without memory.
 
-    began : when the scan did, on this node's time.monotonic() [s]. OSError without memory.
+    began : when the scan began, on this node's time.monotonic() [s]
     """
     fd = os.memfd_create("monarch-scan", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
@@ -175,7 +176,7 @@ def give(data: bytes, began: float) -> int:
 
 
 def take(fd: int) -> tuple[Record, float]:
-    """What `give` was given; closes the descriptor. ValueError for anything else."""
+    """Returns what `give` was given, and closes the descriptor. ValueError for anything else."""
     with open(fd, "rb") as file:
         file.seek(0)
         data = file.read()

@@ -1,4 +1,4 @@
-"""Listing a source, by the threads of csrc/scan."""
+"""Lists a source with the threads of csrc/scan."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ __all__ = ["Walk", "read_root"]
 
 
 class Walk:
-    """Lists the tree below a directory, or parts of it.
+    """Lists the tree below a directory, or parts of it. OSError if the root cannot be examined.
 
-    fd : of the root, the caller's;  source : its number;  ops_per_s : 0 for no limit;  doorbell : a
-    C pointer, rung when there is something to take;  directories : relative to the root, only these
-    are listed, is_deep: with what lies below them;  known : of a catalog its
-    struct monarch_writer *, the struct monarch_clients * that read beside the scan, and when it had
-    no files [ns]: those that it has by now under the same name and inode's number are not looked
-    at, where their directories have not changed since;  allowed : see `allow`. OSError when the
-    root cannot be looked at.
+    fd : of the root; the caller closes it
+    source : the source's number
+    ops_per_s : limit of operations on the source; 0 for no limit
+    doorbell : a C pointer, rung when there is something to take
+    directories : relative to the root; only these are listed, with what lies below them if is_deep
+    known : a catalog's struct monarch_writer *, the struct monarch_clients * of programs that read
+        beside the scan, and when the catalog had no files [ns]. Files that the catalog has by now,
+        with the same name and inode, are not looked at if their directory has not changed since
+    allowed : see `allow`
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Walk:
         allowed: tuple[int, int] = ALL_NAMES,
     ) -> None:
         self._started, self.seconds = time.monotonic(), 0.0
-        self._doorbell = doorbell  # rung until the threads have ended
+        self._doorbell = doorbell  # keeps it alive: the threads ring it until they end
         self._scan: Any
         if directories is None:
             self._scan = lib.monarch_scan_start(fd, source, threads, ops_per_s, doorbell)
@@ -95,5 +97,5 @@ class Walk:
 
 
 def read_root(directory: int) -> Root:
-    """Lists a source's root once more; `directory` is a descriptor."""
+    """Lists a source's root once more. directory : its descriptor"""
     return Root(int(lib.monarch_read_up(directory)))

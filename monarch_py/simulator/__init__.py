@@ -1,4 +1,4 @@
-"""What any policy would make of a job: scenarios, the performance model, and simulators of it."""
+"""Simulates training jobs under policies: scenarios, the performance model, and the engine."""
 
 from monarch_py.simulator.keys import load_scenario, shipped_scenarios
 from monarch_py.simulator.rates import Curve

@@ -1,4 +1,4 @@
-"""Several policies on one scenario, by the names of the command line."""
+"""Simulates one scenario under several policies, named as on the command line."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def compare(
     *,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Result | Unsupported]:
-    """What policies (all, if none is named) make of a scenario, in the order of the names given.
+    """The results of policies (all, if none is named) on a scenario, in the order of the names.
 
-    tell : is called with each policy before it is simulated, and with "" at the end. Raises
-    ConfigError for a name that is none, MonarchError where there is too little memory.
+    tell : called with each policy before it is simulated, and with "" at the end. Raises
+    ConfigError for an unknown name, MonarchError if there is too little memory.
     """
     for name in policies:
         if name not in NAMES:

@@ -1,4 +1,4 @@
-"""A policy's decision on a scenario, run through the machine (csrc/simulator)."""
+"""Runs a policy's decision on a scenario through the C simulator (csrc/simulator)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ __all__ = ["Measured", "measure", "simulate"]
 
 Floats = npt.NDArray[np.float64]
 
-# C numbers them by int32.
+# C numbers copies with int32.
 MOST_COPIES = (1 << 31) - 1
 EPOCHS_KNOWN = int(lib.MONARCH_SIM_EPOCHS)
 
 
 class Measured:
-    """What a run gave.
+    """The measurements of a run.
 
-    epoch_end : (epochs,) [s];  bytes : (epochs, 4) [bytes], node_bytes : (nodes, 4) [bytes], by
-    PLACES;  reused : (epochs,) bytes from copies of earlier epochs;  stall, compute : (ranks,) [s];
-    filled : (nodes,) bytes from the file system besides the node's own samples;  pfs_bytes :
-    (epochs,) [bytes], all that the file system gave;  ready, imbalanced : (epochs,) samples, steps;
+    epoch_end : (epochs,) [s]
+    bytes, node_bytes : (epochs, 4), (nodes, 4) [bytes], by PLACES
+    reused : (epochs,) [bytes], from copies of earlier epochs
+    stall, compute : (ranks,) [s]
+    filled : (nodes,) [bytes], from the file system for copies and for other nodes
+    pfs_bytes : (epochs,) [bytes], everything that the file system gave
+    ready, imbalanced : (epochs,), number of samples and of steps, see `result`
     first_step, pfs_busy : [s]
     """
 
@@ -71,12 +74,12 @@ class Measured:
 
     @property
     def bytes_from_pfs(self) -> float:
-        """All that the file system gave, copies and redundant bytes included."""
+        """Everything that the file system gave, including copies and redundant bytes."""
         return float(self.pfs_bytes.sum())
 
 
 class _Arrays:
-    """Contiguous arrays under the names of the C struct, kept alive with it."""
+    """Contiguous arrays for the fields of a C struct, kept alive with the struct."""
 
     def __init__(self, struct: object) -> None:
         self._struct, self._kept = struct, list[npt.NDArray[np.generic]]()
@@ -88,7 +91,7 @@ class _Arrays:
 
 
 def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
-    """Runs a decision on a scenario whose job this is. MemoryError when there is too little."""
+    """Runs a decision on the scenario of this job. MemoryError if there is too little memory."""
     struct = ffi.new("struct monarch_sim_job *")
     arrays = _Arrays(struct)
     _describe_machine(struct, arrays, scenario, job)
@@ -148,7 +151,7 @@ def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Deci
     copies = decision.copies
     if len(copies.node) > MOST_COPIES:
         raise MemoryError("there are more copies than the simulation can number")
-    # Rows of one list lie together; within a list their order is the policy's.
+    # Sort by (node, class). The sort is stable, so each list keeps the policy's order.
     rows = np.lexsort((copies.cls, copies.node))
     copies = Copies(copies.node[rows], copies.cls[rows], copies.file[rows])
     if decision.due is not None:
@@ -157,7 +160,7 @@ def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Deci
     arrays.set("copy_file", copies.file, np.int32, "int32_t *")
     arrays.set("copy_class", copies.cls, np.int8, "int8_t *")
     if (owner := decision.owner) is not None:
-        # C takes them for places in its arrays.
+        # C uses owners as indices without checking them.
         if len(owner) != job.files or owner.max(initial=PFS) >= job.cluster.nodes:
             raise ValueError("the owners are none of this job's files and nodes")
         arrays.set("owner", owner, np.int32, "int32_t *")
@@ -181,7 +184,7 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
     epoch = 0
     while (state := lib.monarch_sim_run(sim)) == 1:
         order: npt.NDArray[Any] = orders(epoch)
-        # C reads by the shape of the first one, and sizes by the numbers in it.
+        # C assumes the shape of the first order, and uses the numbers as indices unchecked.
         if order.shape != shape or order.min() < NO_FILE or order.max() >= job.files:
             raise ValueError(f"the order of epoch {epoch} is none of this job's files and steps")
 
@@ -213,8 +216,9 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
 
 
 def _dealt(values: npt.NDArray[Any], ranks: int) -> npt.NDArray[Any]:
-    """(nodes, steps, ranks, samples) of (nodes, steps, width): a policy that makes steps of its own
-    says what a node takes; its ranks take that in turn, and NO_FILE where there is no more."""
+    """Deals the samples of nodes (nodes, steps, width) to ranks, (nodes, steps, ranks, samples).
+    For policies that make their own steps and say only what a node takes. Ranks take samples in
+    turn, and NO_FILE when there are no more."""
     nodes, steps, width = values.shape
     each = -(-width // ranks)
     padded = np.full((nodes, steps, each * ranks), NO_FILE, values.dtype)
@@ -224,9 +228,9 @@ def _dealt(values: npt.NDArray[Any], ranks: int) -> npt.NDArray[Any]:
 
 
 def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Result:
-    """What a policy makes of a scenario.
+    """The result of a policy on a scenario. PolicyError if the policy cannot work.
 
-    job : of the scenario, if it is at hand. Raises PolicyError where the policy cannot work.
+    job : of the scenario, if it exists already
     """
     job = job or job_of(scenario)
     decision = policy.decide(job)
@@ -234,7 +238,7 @@ def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Resu
 
 
 def result_of(scenario: Scenario, job: Job, measured: Measured, decision: Decision) -> Result:
-    """A run in the words of the report (`result`)."""
+    """The measurements of a run as a `Result`."""
     ends = measured.epoch_end
     by_place = measured.bytes.sum(axis=0)
     later = float(job.sizes.sum()) * (scenario.epochs - 1)

@@ -1,4 +1,4 @@
-"""The job that a scenario describes, as policies see it."""
+"""Makes the `Job` of a scenario, which policies see."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from monarch_py.simulator.scenario import Scenario
 
 __all__ = ["cluster_of", "job_of"]
 
-# Epochs whose order is kept: the machine asks for two, a policy that looks ahead for some more.
+# Epochs whose orders are kept: the engine asks for two, a policy that looks ahead for a few more.
 ORDERS_KEPT = 4
-# Of all nodes: each has an event of its own.
+# The most threads of all nodes together, since each has its own event in the engine.
 MOST_THREADS = 1 << 26
 
 
 def cluster_of(scenario: Scenario) -> Cluster:
-    """The scenario's machine."""
+    """The cluster of a scenario."""
     read, rates = [storage.read_rate for storage in scenario.classes], scenario.rates_of_nodes()
     return Cluster(
         capacity=scenario.capacities(),
@@ -35,10 +35,10 @@ def cluster_of(scenario: Scenario) -> Cluster:
 
 
 def job_of(scenario: Scenario) -> Job:
-    """The scenario's job: in every epoch a fresh permutation of the files, cut into steps, each
-    step into ranks (DistributedSampler's law, with numpy's generator).
+    """The job of a scenario. Every epoch is a new permutation of the files, divided into steps, and
+    each step into ranks (as DistributedSampler does, but with numpy's generator).
 
-    ConfigError where the machine cannot be simulated: see the message.
+    ConfigError, which says why, if the cluster cannot be simulated.
     """
     ranks = scenario.ranks()
     threads = sum(storage.threads for storage in scenario.classes) + int(ranks.max())
@@ -54,7 +54,7 @@ def job_of(scenario: Scenario) -> Job:
         )
 
     batch = scenario.batch_per_rank * int(ranks.max())
-    # Of each node's samples in a step.
+    # Where each node's samples begin in a step.
     starts = np.concatenate([[0], np.cumsum(ranks)]) * scenario.batch_per_rank
 
     @lru_cache(maxsize=ORDERS_KEPT)
@@ -62,7 +62,7 @@ def job_of(scenario: Scenario) -> Job:
         random = np.random.Generator(np.random.PCG64([scenario.seed, epoch]))
         order = random.permutation(scenario.dataset.files).astype(np.int32)
         steps, per_step = scenario.batches_per_epoch, scenario.global_batch
-        # The last step of an epoch that is kept is filled up from its beginning.
+        # If a short last step is kept, it is filled up from the beginning of the epoch.
         order = np.resize(order, steps * per_step)
         by_step = order.reshape(steps, per_step)
         dealt = np.full((scenario.nodes, steps, batch), NO_FILE, np.int32)

@@ -1,6 +1,6 @@
-"""Reading a scenario from its YAML file: what its parts must be to one another.
+"""Reads a scenario from its YAML file, and checks that its parts fit together.
 
-Whatever cannot be simulated is refused here, in one sentence that names file, line and key.
+A scenario that cannot be simulated is refused here, in one sentence that names file, line and key.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from monarch_py.util.spelling import hint
 
 __all__ = ["load_scenario", "shipped_scenarios"]
 
-# Below this share of draws that fit, drawing again would take for ever.
+# If a smaller share of draws lies between min and max, drawing again would take too long.
 LEAST_SHARE = 1e-3
-# What a configuration of the daemon has, and a scenario never.
+# Keys of the daemon's configuration that no scenario has.
 CONFIGURATION_KEYS = {"hierarchy", "sources", "data_plane"}
 
 
 def load_scenario(
     path: str | os.PathLike[str], policies: Collection[str] | None = None
 ) -> Scenario:
-    """Read and check the scenario at `path`.
+    """Reads and checks the scenario at `path`.
 
-    policies : the names that `policies` may hold, None for any
+    policies : the names that the key `policies` may hold; None for any
 
     Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``.
     """

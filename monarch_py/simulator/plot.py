@@ -1,5 +1,7 @@
-"""Drawing a comparison as NoPFS does (SC'21, figure 8): times as bars, stacked by where bytes come
-from."""
+"""Draws a comparison as bars, as in figure 8 of the NoPFS paper (SC'21).
+
+A bar is a policy's time, divided by where the bytes come from.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ __all__ = ["can_draw", "draw"]
 
 COLOURS = {"staging": "#e2e8f0", "local": "#2b6cb0", "remote": "#63b3ed", "pfs": "#c53030"}
 KINDS = (".png", ".svg", ".pdf", ".jpg", ".webp")
-# Inches of a bar, of what stands beside them, and of the least that a title needs.
+# Width of a bar, of what stands beside the bars, and least width for a title [inches].
 BAR, MARGIN, LEAST = 0.55, 1.6, 6.5
 
 
 def can_draw(path: Path) -> None:
-    """Whether there will be a picture, before the work for it: MonarchError if not."""
+    """MonarchError if no picture can be drawn. Call it before the simulation."""
     if path.suffix.lower() not in KINDS:
         raise MonarchError(f"{path} does not end like a picture; use one of {', '.join(KINDS)}")
     if not path.parent.is_dir():
@@ -28,11 +30,11 @@ def can_draw(path: Path) -> None:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Writes the picture of a document (`result`) to a file whose ending says which kind.
+    """Writes the picture of a document (`result`) to a file; its extension says the format.
 
-    Each bar is a policy's total time, parted by the share of the bytes from each place; the line is
-    the time of the policy `perfect`, if it is among them. MonarchError where no policy can run in
-    the scenario, without matplotlib, or where the file cannot be written.
+    Each bar is a policy's total time, divided by the share of the bytes from each place. The line
+    is the time of the policy `perfect`, if that was simulated. MonarchError if no policy can run in
+    the scenario, if matplotlib is missing, or if the file cannot be written.
     """
     can_draw(path)
     from matplotlib.figure import Figure

@@ -1,8 +1,8 @@
-"""Rates that grow with the number of threads or clients, as the performance model has them.
+"""Aggregate rates by the number of threads or clients, as in the performance model.
 
 NoPFS (Dryden et al., SC'21, section 4) gives a storage class the read rate r_j(p_j) of its p_j
-threads together, and the PFS the rate t(g) of its g clients together: both are aggregates, and one
-thread or client of n gets 1/n of them. They are measured at some numbers only.
+threads together, and the PFS the rate t(g) of its g clients together. Both are aggregates, of which
+each of n threads or clients gets 1/n. They are measured for a few numbers only.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """An aggregate rate by the number of those who share it.
+    """An aggregate rate by the number of threads or clients that share it.
 
-    points : (number, rate [bytes/s of all together]), numbers from 1 and rising, rates above 0
+    points : (number, rate of all together [bytes/s]), numbers from 1 and ascending, rates above 0
 
-    Between two points the aggregate is interpolated linearly. Below the first it is proportional
-    to the number (whoever is alone gets the share that he would have among that many); above the
-    last it is constant, so that each one's share falls. The paper is silent on what lies outside.
+    Between two points the aggregate is interpolated linearly. Below the first point it is
+    proportional to the number, so each one's share is constant. Above the last point the aggregate
+    is constant, so each one's share falls. The paper does not say what lies outside the points.
     """
 
     points: tuple[tuple[int, float], ...]
 
     def __post_init__(self) -> None:
-        """ValueError for points that are no curve."""
+        """ValueError for points that do not form a curve."""
         numbers = [number for number, _ in self.points]
         if not numbers:
             raise ValueError("a curve needs a point")
@@ -44,15 +44,15 @@ class Curve:
 
     @classmethod
     def of(cls, points: Mapping[int, float]) -> Curve:
-        """A curve of points in any order; ValueError for points that are none."""
+        """A curve from points in any order; ValueError if they do not form a curve."""
         return cls(tuple(sorted((int(n), float(rate)) for n, rate in points.items())))
 
     def total(self, numbers: npt.ArrayLike) -> Floats:
-        """The rate [bytes/s] of all together, by how many they are (any shape, 0 or more)."""
+        """The rate of all together [bytes/s]. numbers : how many share it, 0 or more, any shape"""
         known, rates = zip((0, 0.0), *self.points, strict=True)
         # np.interp keeps the last rate above the last number; (0, 0) makes it proportional below.
         return np.asarray(np.interp(np.asarray(numbers, np.float64), known, rates), np.float64)
 
     def each(self, numbers: npt.ArrayLike) -> Floats:
-        """The rate [bytes/s] of each of them, by how many they are (any shape, 1 or more)."""
+        """The rate of each [bytes/s]. numbers : how many share it, 1 or more, any shape"""
         return self.total(numbers) / np.asarray(numbers, np.float64)

@@ -1,27 +1,27 @@
-"""What a simulation gives: one Result for each policy, and the JSON of them all.
+"""The results of a simulation: one Result for each policy, and the JSON document of all.
 
 The JSON (``--json``) is an object::
 
     {"schema": 1, "scenario": NAME, "assumptions": [...], "policies": {POLICY: {...}, ...}}
 
-and of each policy it says, in seconds [s], bytes, and shares of all samples' bytes from 0 to 1:
+For each policy it gives seconds [s], bytes, and shares of all samples' bytes from 0 to 1:
 
 ====================== =================================================================
-``total_seconds``       from the start to the end of the last batch, waiting for the first fill
-                        included
-``epoch_seconds``       of each epoch; their sum is the total (what comes before the first batch
-                        counts to the first epoch)
-``stall_seconds``       how long a rank waited for samples, mean of the ranks; not the wait for
-                        other ranks at a barrier, nor a fill before the first batch
+``total_seconds``       from the start to the end of the last batch, including the wait for the
+                        first fill
+``epoch_seconds``       of each epoch; their sum is the total (the time before the first batch
+                        belongs to the first epoch)
+``stall_seconds``       how long a rank waited for samples, mean over the ranks; without the wait
+                        for other ranks at a barrier, and without a fill before the first batch
 ``initial_seconds``     the part of the total before the first batch
 ``share``, ``bytes``    by ``staging``, ``local``, ``remote``, ``pfs``: where a sample came from
                         when it reached the staging buffer or the rank. Each sample counts once;
                         ``staging`` is what was in the staging buffer by itself (lower bound).
-``reuse_hit_ratio``     bytes of the dataset that copies of earlier epochs gave, on this node or
-                        another, in an epoch after the first; of all bytes of the dataset. It
-                        cannot pass C/D, the caches' capacity by the dataset
-``ready_ratio``         samples in the node's memory when they were asked for, prefetched ones
-                        included, of all
+``reuse_hit_ratio``     the share of the dataset's bytes that copies of earlier epochs gave, on this
+                        node or another, in an epoch after the first. It cannot exceed C/D, the
+                        caches' capacity divided by the size of the dataset
+``ready_ratio``         the share of samples that were in the node's memory when they were asked
+                        for, including prefetched ones
 ``imbalanced_iterations`` the share of batches in which the slowest rank took more than 1.1 times
                         as long as the fastest
 ====================== =================================================================
@@ -41,9 +41,9 @@ __all__ = ["IMBALANCE", "PLACES", "SCHEMA", "Result", "Unsupported", "to_documen
 
 SCHEMA = 1
 PLACES = ("staging", "local", "remote", "pfs")
-# A batch is imbalanced when its slowest rank takes this many times as long as its fastest.
+# A batch is imbalanced if its slowest rank takes more than this many times its fastest one's time.
 IMBALANCE = 1.1
-# Relative error of sums of millions of floats.
+# Tolerated relative error of sums of millions of floats.
 _TOLERANCE = 1e-6
 
 
@@ -56,7 +56,7 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one policy makes of a scenario; the fields are those of the JSON, see above."""
+    """The result of one policy on a scenario; the fields are those of the JSON, see above."""
 
     epoch_seconds: tuple[float, ...]
     stall_seconds: float
@@ -69,7 +69,7 @@ class Result:
 
     @property
     def total_seconds(self) -> float:
-        """The whole run [s]."""
+        """The time of the whole run [s]."""
         return math.fsum(self.epoch_seconds)
 
     @property
@@ -79,7 +79,7 @@ class Result:
         return {place: self.bytes[place] / total if total else 0.0 for place in PLACES}
 
     def to_dict(self) -> dict[str, Any]:
-        """The object of the JSON; `details` only if there are any."""
+        """The policy's object in the JSON; with `details` only if there are any."""
         document: dict[str, Any] = {
             "total_seconds": self.total_seconds,
             "epoch_seconds": list(self.epoch_seconds),
@@ -97,7 +97,7 @@ class Result:
 def to_document(
     name: str, assumptions: tuple[str, ...], results: Mapping[str, Result | Unsupported]
 ) -> dict[str, Any]:
-    """The JSON's object for a scenario of that name, policies in the order given."""
+    """The JSON document of a scenario with this name, with policies in the order given."""
     policies = {
         policy: {"unsupported": result.reason}
         if isinstance(result, Unsupported)
@@ -115,7 +115,7 @@ def to_document(
 
 
 def validate(document: Mapping[str, Any]) -> None:
-    """Check a JSON's object against the rules above; ValueError that names policy and field."""
+    """Checks a JSON document against the rules above; ValueError names policy and field."""
     if document.get("schema") != SCHEMA:
         raise ValueError(f"schema: {document.get('schema')!r} is not {SCHEMA}")
     for policy, result in document["policies"].items():

@@ -1,8 +1,8 @@
-"""What is simulated: nodes, their storage, the PFS, the dataset and the training loop.
+"""The scenario of a simulation: nodes, their storage, the PFS, the dataset, the training loop.
 
-All sizes are bytes and all rates bytes per second. The classes are the keys of a scenario's YAML
-file as well (see document/keys.py), which keys.py reads; made by hand, a scenario is not checked
-again.
+All sizes are bytes and all rates bytes per second. The classes also declare the keys of a
+scenario's YAML file (see document/keys.py), which keys.py reads and checks. A scenario that is made
+in Python is not checked.
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MAX_NODES = 1 << 20
-# How the transfers of a link share it: one is served after the other, or all at the same time,
-# max-min fairly.
+# How transfers share a link: served one after the other, or all at once, max-min fairly.
 LINKS = ("in_order", "fair")
 
-# What the simulation counts in 32 bits: files, epochs, steps.
+# Numbers that the simulation counts in 32 bits: files, epochs, steps.
 Number = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 Threads = Annotated[int, Meta(ge=1, le=1 << 16)]
 
@@ -76,7 +75,7 @@ def _curve(points: Kind) -> Kind:
     return replace(points, parse=lambda *at: Curve.of(points.parse(*at)), schema={"type": "object"})
 
 
-# Of clients of a file system, and of threads.
+# The most clients of a file system, or threads, at a point of a curve.
 MOST_CLIENTS = 1 << 20
 _NAME_HINT = "write lower-case letters, digits, - and _, beginning with a letter"
 Capacity = Annotated[int, words("size", "a size", SIZE_HINT, _capacity, schema=NUMBER)]
@@ -109,7 +108,7 @@ class SizeLaw(Keys):
 
     @property
     def constant(self) -> float | None:
-        """The size [bytes] of every file, if they are all of one."""
+        """The size of every file [bytes], if all have the same size; else None."""
         if self.min == self.max:
             return self.min
         return self.mean if self.std == 0 else None
@@ -117,17 +116,17 @@ class SizeLaw(Keys):
     def draw(self, random: np.random.RandomState, files: int) -> Floats:
         """(files,) sizes [bytes], with fractions of a byte.
 
-        They are the numbers that the authors' simulator of NoPFS draws through scipy's
-        ``norm.rvs`` from the same state: all at once, then one by one for each that does not fit.
-        A constant law draws nothing.
+        They are the numbers that the NoPFS authors' simulator draws with scipy's ``norm.rvs`` from
+        the same state: all at once, then one by one for each that does not fit. A constant law
+        draws nothing.
         """
         if self.constant is not None:
             return np.full(files, self.constant, np.float64)
         sizes = random.standard_normal(files) * self.std + self.mean
         outside = np.flatnonzero((sizes < self.min) | (sizes > self.max))
         while len(outside):
-            # As many as are missing: what fits goes to the first in need, so that neither the
-            # result nor the number of draws differs from drawing one at a time.
+            # Draw as many as are missing. Those that fit replace the first ones outside, so the
+            # result and the number of draws are the same as when drawing one at a time.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh
@@ -161,7 +160,7 @@ class Dataset(Keys):
     scan: Annotated[Path, Kind(path, "path", TEXT)] | None = None
 
     def sizes(self, seed: int) -> Ints:
-        """(files,) sizes [bytes], whole and at least 1, the same for the same seed."""
+        """(files,) sizes [bytes], whole numbers of at least 1; the same for the same seed."""
         if self.law is None:
             assert self.scan is not None
             return scanned_sizes(self.scan)
@@ -170,7 +169,7 @@ class Dataset(Keys):
 
 
 def scanned_sizes(scan: Path) -> Ints:
-    """(files,) sizes [bytes] of what is at `scan`, see Dataset; ConfigError if there is nothing."""
+    """(files,) sizes [bytes] from `scan`, see Dataset; ConfigError if there are none."""
     try:
         if scan.is_dir():
             found = sorted(path for path in scan.rglob("*") if path.is_file())
@@ -294,7 +293,8 @@ class Scenario(Keys):
     name: Annotated[Sentence, Key(default="the file's name")]
     nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)]
     ranks_per_node: Threads = 1
-    # As written: ranks_per_node and batch_per_rank follow from them.
+    # ranks_written and batch_written are the keys as written; ranks_per_node and batch_per_rank
+    # follow from them.
     ranks_written: Annotated[Number | None, Key("world_size")] = None
     epochs: Annotated[int, Meta(ge=1, le=1_000_000)]
     batch_per_rank: Annotated[int, Meta(ge=1, le=1 << 24), Key(default="none")] = 0
@@ -323,26 +323,26 @@ class Scenario(Keys):
 
     @property
     def world_size(self) -> int:
-        """The ranks of all nodes."""
+        """The number of ranks on all nodes."""
         return int(self.ranks().sum())
 
     @property
     def global_batch(self) -> int:
-        """The samples of one batch of all ranks."""
+        """The number of samples in one batch of all ranks."""
         return self.world_size * self.batch_per_rank
 
     @property
     def batches_per_epoch(self) -> int:
-        """The batches of an epoch: full ones, and a last one of the rest without drop_last."""
+        """The number of batches in an epoch: the full ones, and without drop_last a short one."""
         whole, rest = divmod(self.dataset.files, self.global_batch)
         return whole + bool(rest and not self.drop_last)
 
     def sizes(self) -> Ints:
-        """(files,) sizes [bytes], of the scenario's own seed."""
+        """(files,) sizes [bytes], drawn with the scenario's seed."""
         return self.dataset.sizes(self.seed)
 
     def ranks(self) -> Ints:
-        """(nodes,) ranks of every node."""
+        """(nodes,) number of ranks on each node."""
         ranks = np.full(self.nodes, self.ranks_per_node, np.int64)
         for override in self.overrides:
             if override.ranks is not None:

@@ -1,1 +1,1 @@
-"""The tiers of a node: their directories, the manifest of durable copies, their memory."""
+"""The tiers of a node: their directories, their room, and the manifests of durable copies."""

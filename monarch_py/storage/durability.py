@@ -1,6 +1,6 @@
 """Makes copies of a persistent tier durable: sync the tier, then commit the manifest, in batches.
 
-One thread per tier owns the manifest; the daemon's loop only hands it rows.
+One thread per tier owns the manifest; the daemon's loop only gives rows to that thread.
 """
 
 import logging
@@ -24,15 +24,17 @@ log = logging.getLogger("monarch.keeper")
 
 # Rows wait at most this long for their commit, so that one sync serves many copies [s].
 BATCH_S = 1.0
-# The ending of a damaged manifest that was set aside.
+# Suffix of a damaged manifest that was set aside.
 SET_ASIDE = ".damaged"
 
 
 class Keeper:
-    """Manifest of one tier. Opens it (TierError) and loads what it claims.
+    """The manifest of one tier and the thread that writes it. The constructor opens the manifest
+    and loads its rows; TierError if it cannot.
 
-    rows : (copies,) of manifest.ROW, until `validate` has taken them; must_check : see Manifest.
-    `tier.lost` is set where copies of earlier sessions are of no use.
+    rows : (copies,) of manifest.ROW, until `validate` has taken them
+    must_check : see Manifest.begin_use
+    `tier.lost` is set if copies of earlier sessions cannot be used.
     """
 
     def __init__(self, tier: Tier, block_size_bytes: int) -> None:
@@ -57,7 +59,7 @@ class Keeper:
         with damage_told(path), ExitStack() as undo:
             manifest = undo.enter_context(closing(Manifest(path)))
             if manifest.block_size != block_size_bytes:
-                # Sums over other blocks say nothing about these.
+                # Checksums over blocks of another size cannot be compared.
                 if manifest.block_size:
                     self._why_no_rows = "block_size has changed"
                     manifest.change([], [int(n) for n in manifest.load()["copy"]])
@@ -71,8 +73,8 @@ class Keeper:
         return manifest
 
     def _set_aside(self, error: DamagedManifestError) -> None:
-        """Under a name that nobody opens, for whoever wants to know what happened to it. There is
-        one at a time, or a disk that damages files would fill up with them."""
+        """Renames the damaged manifest, so that somebody can examine it later. Only one is kept, or
+        a disk that damages files would fill up with them."""
         path = self.tier.root / "manifest.sqlite"
         for file in tuple(path.parent.glob(path.name + "*")):
             if file.name.endswith(SET_ASIDE):
@@ -85,8 +87,8 @@ class Keeper:
         )
 
     def reconcile(self) -> None:
-        """Drops what lies in the tier without a row in the manifest, and the rows whose copies are
-        gone, not what the manifest says, or beyond the quota."""
+        """Makes tier and manifest agree. Removes copies without a row, and drops rows whose copies
+        are gone, are not what the manifest says, or exceed the quota."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
         self._remove_files(listed["number"][~known])
@@ -105,7 +107,8 @@ class Keeper:
         self.tier.adopt(self.rows["size"])
 
     def _tell(self, debris: int, gone: int, wrong: int) -> None:
-        # A daemon that was killed may have left rows of copies that it had dropped.
+        # A daemon that was killed may have left rows of copies that it had dropped, so copies that
+        # are gone count as lost only after a clean end.
         lost = wrong + (0 if self.must_check else gone)
         if debris and not len(self.rows):
             lies = "that lies there is" if debris == 1 else "that lie there are"
@@ -121,7 +124,7 @@ class Keeper:
         log.warning("%s", self.tier.lost)
 
     def _drop(self, numbers: npt.NDArray[Any]) -> None:
-        """Copies, and their rows."""
+        """Drops copies and their rows."""
         self._remove_files(numbers)
         self.remove(numbers.tolist())
 
@@ -140,7 +143,7 @@ class Keeper:
             self._lock.notify()
 
     def distrust(self) -> None:
-        """Copies are left whose check has not ended: the next daemon checks all again."""
+        """Call it if copies are left whose check has not ended: the next daemon checks all."""
         self._trusted = False
 
     def waiting(self) -> int:
@@ -175,13 +178,13 @@ class Keeper:
             gone = set(remove)
             self._manifest.change([row for row in add if row.copy not in gone], remove)
         except (OSError, sqlite3.Error) as error:
-            # The copies serve this session all the same; they are debris to the next.
+            # The copies still serve this session; the next one removes them as debris.
             if not self.broken:
                 log.warning("tier %s: copies are not kept: %s", self.tier.root, error)
             self.broken = True
 
     def end(self) -> None:
-        """Commits what waits and notes a clean end."""
+        """Commits the waiting rows, notes a clean end and closes the manifest."""
         with self._lock:
             self._ending = True
             self._lock.notify()

@@ -1,8 +1,8 @@
-"""Which copies on a persistent tier are whole: a table in SQLite, on the tier itself.
+"""The manifest of a persistent tier: an SQLite table of its whole copies, on the tier itself.
 
-A row is written only after the tier was synced, so that a copy in the manifest has its bytes on the
-disk. After an unclean end, or another boot, rows are claims: the copies are checked before they
-count.
+A row is written only after the tier was synced, so the bytes of a copy in the manifest are on the
+disk. After an unclean end or a reboot the rows are only claims, and the copies are checked before
+they are served.
 """
 
 import os
@@ -23,9 +23,9 @@ __all__ = ["ROW", "DamagedManifestError", "Manifest", "Row", "boot_id", "damage_
 
 VERSION = 1
 
-# For the validation of copies, one numpy row each. `hash` is the path's XXH3-64 before the
-# source's number is mixed in; `source` numbers Manifest.sources; `copy_ino` is the copy's inode,
-# which the directory says, not the manifest.
+# One copy, as the validation of copies reads it. `hash` is the path's XXH3-64, not yet mixed with
+# the source's number; `source` is a number in Manifest.sources; `copy_ino` is the copy's inode,
+# which comes from the directory, not from the manifest.
 ROW = np.dtype(
     [
         ("hash", "u8"),
@@ -67,7 +67,7 @@ def boot_id() -> str:
 
 
 def signed(value: int) -> int:
-    """SQLite's integers are signed: the same 64 bits."""
+    """The same 64 bits as a signed number, since SQLite's integers are signed."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -99,8 +99,9 @@ class Row:
         )
 
 
-# SQLite's errors for a manifest that may be sound: somebody else uses it, or the disk is to blame.
-# Every other error is about what the file holds. (Python tells the codes since 3.11 only.)
+# SQLite's messages for errors that do not mean a damaged manifest: another process uses it, or the
+# disk is at fault. Every other error is about the file's content. (Python gives the error codes
+# only since 3.11.)
 NOT_THE_FILE = (
     "access permission denied",
     "attempt to write a readonly database",
@@ -115,9 +116,9 @@ HINT = "monarch start sets it aside and makes its copies anew, monarch clear rem
 
 
 class DamagedManifestError(TierError):
-    """What has the manifest's name is no manifest: of no use to anybody, also later.
+    """The file with the manifest's name is not a usable manifest, and will not become one.
 
-    why : what is wrong with it, without its name
+    why : what is wrong with it, without its path
     """
 
     def __init__(self, path: Path, why: object) -> None:
@@ -127,7 +128,7 @@ class DamagedManifestError(TierError):
 
 @contextmanager
 def damage_told(path: Path) -> Iterator[None]:
-    """Errors of SQLite, and of rows that are none, as TierError or DamagedManifestError."""
+    """Turns errors of SQLite, and of malformed rows, into TierError or DamagedManifestError."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -139,8 +140,8 @@ def damage_told(path: Path) -> Iterator[None]:
 
 
 def refuse_other_files(path: Path) -> None:
-    """SQLite would follow a link, and blames the disk for a directory or a FIFO. The journal is one
-    of the files that it opens by name."""
+    """DamagedManifestError if the manifest or its journal, which SQLite opens by name too, is not a
+    regular file. SQLite would follow a link, and report a directory or a FIFO as a disk error."""
     for file in (path, path.with_name(path.name + "-journal")):
         try:
             mode = file.lstat().st_mode
@@ -155,8 +156,8 @@ def refuse_other_files(path: Path) -> None:
 class Manifest:
     """The manifest of one tier; used by one thread at a time.
 
-    TierError when the file cannot be used; DamagedManifestError, from the constructor and from what
-    reads the rows, when it will never be.
+    The constructor and the methods that read rows raise TierError if the file cannot be used now,
+    and DamagedManifestError if it never can.
     """
 
     def __init__(self, path: Path) -> None:
@@ -165,7 +166,8 @@ class Manifest:
         refuse_other_files(path)
         with damage_told(path):
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            # The journal is one file beside it; FULL makes a commit wait for the disk.
+            # DELETE keeps the journal in one file beside the manifest. FULL makes a commit wait for
+            # the disk.
             self._db.execute("PRAGMA journal_mode = DELETE")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(SCHEMA)
@@ -191,15 +193,15 @@ class Manifest:
 
     @property
     def block_size(self) -> int:
-        """Bytes of a block in the sums of all rows; 0 while there is none."""
+        """Block size of the checksums of all rows [bytes]; 0 if none was set yet."""
         return int(self._meta("block_size") or 0)
 
     def set_block_size(self, value: int) -> None:
         self._set_meta("block_size", str(value))
 
     def check(self) -> None:
-        """Looks at every page: one that is damaged may not show until it is written to.
-        DamagedManifestError if one is."""
+        """Checks every page, since damage to a page may not show until the page is written to.
+        DamagedManifestError if one is damaged."""
         with damage_told(self.path):
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
@@ -207,18 +209,19 @@ class Manifest:
 
     def begin_use(self) -> bool:
         """Notes that a daemon writes here from now on. Returns whether the copies must be checked
-        before they are served: the last one did not end cleanly, or the machine booted since."""
+        before they are served, because the last daemon did not end cleanly or the machine has
+        rebooted since."""
         must_check = self._meta("clean") != "1" or self._meta("boot") != boot_id()
         self._set_meta("boot", boot_id())
         self._set_meta("clean", "0")
         return must_check
 
     def end_use(self) -> None:
-        """Notes a clean end; the tier has been synced."""
+        """Notes a clean end. The tier must have been synced."""
         self._set_meta("clean", "1")
 
     def keep_unchecked(self) -> None:
-        """Some copies still wait for their check: the next daemon must not trust them either."""
+        """Notes that some copies still wait for their check: the next daemon must check them."""
         self._set_meta("boot", "")
 
     def load(self) -> npt.NDArray[Any]:
@@ -249,7 +252,8 @@ class Manifest:
         return self.sources[path]
 
     def change(self, add: Iterable[Row], remove: Iterable[int]) -> None:
-        """One transaction: rows of copies that are on the disk, and numbers of copies that go."""
+        """Applies one transaction. add : rows of copies that are on the disk;  remove : numbers of
+        copies that go."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             rows = [row.values(self.source_number(row.source)) for row in add]
@@ -259,7 +263,7 @@ class Manifest:
             self._db.executemany("DELETE FROM copies WHERE copy = ?", [(c,) for c in remove])
             self._db.execute("COMMIT")
         except sqlite3.Error:
-            if self._db.in_transaction:  # SQLite itself gives up on a full disk
+            if self._db.in_transaction:  # on a full disk, SQLite has rolled back already
                 self._db.execute("ROLLBACK")
             self.sources = dict(self._db.execute("SELECT path, id FROM sources").fetchall())
             raise

@@ -1,8 +1,8 @@
 """How much memory a RAM tier may still take before the kernel kills the job for it.
 
-The pages of a tmpfs count against the memory cgroup of who wrote them, and the OOM killer cannot
-free them: it kills a process instead. So a RAM tier's room is never more than what the cgroup
-leaves.
+The pages of a tmpfs are charged to the memory cgroup of the process that wrote them. The OOM killer
+cannot free them and kills a process instead. So a RAM tier's room is never more than what the
+cgroup leaves.
 """
 
 import os
@@ -10,9 +10,9 @@ from pathlib import Path
 
 __all__ = ["available_bytes"]
 
-# Share of the limit that is left to the job's own growth.
+# Share of the limit that stays free for the job's own growth.
 HEADROOM = 1 / 16
-# cgroup v1 says "no limit" with a number near 2**63.
+# cgroup v1 expresses "no limit" by a number near 2**63.
 NO_LIMIT = 1 << 60
 
 
@@ -25,7 +25,7 @@ def _number(path: Path) -> int | None:
 
 
 def _stats(path: Path, *keys: str) -> list[int]:
-    """The numbers behind these words; 0 for one that is not there."""
+    """The numbers that follow these keys in the file; 0 for a key that is not there."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -36,7 +36,7 @@ def _stats(path: Path, *keys: str) -> list[int]:
 
 
 def _groups(cgroup_file: Path, mounts_file: Path) -> list[tuple[Path, bool]]:
-    """The directories of our memory cgroup and its ancestors; True for cgroup v2."""
+    """The directories of our memory cgroup and its ancestors, each with whether it is of v2."""
     mounts: dict[str, Path] = {}
     for line in os.fsdecode(mounts_file.read_bytes()).splitlines():
         _, where, kind, options, *_ = line.split()
@@ -51,7 +51,7 @@ def _groups(cgroup_file: Path, mounts_file: Path) -> list[tuple[Path, bool]]:
         if version not in mounts:
             continue
         root, here = mounts[version], Path(path.lstrip("/"))
-        # In a container the path may lie outside what is mounted: then the mount is our group.
+        # In a container the path may lie outside the mount; the mount itself is our group then.
         chain = [here, *here.parents] if (root / here).is_dir() else [Path(".")]
         found += [(root / part, version == "v2") for part in chain]
     return found
@@ -62,7 +62,7 @@ def _left_in(group: Path, v2: bool) -> int | None:
     used = _number(group / ("memory.current" if v2 else "memory.usage_in_bytes"))
     if limit is None or used is None or limit >= NO_LIMIT:
         return None
-    # Clean page cache makes room by itself.
+    # The kernel frees clean page cache on demand, so it counts as available.
     (cache,) = _stats(group / "memory.stat", "inactive_file" if v2 else "total_inactive_file")
     return limit - used + min(cache, used) - int(limit * HEADROOM)
 
@@ -72,8 +72,8 @@ def available_bytes(
     mounts_file: Path = Path("/proc/self/mounts"),
     meminfo_file: Path = Path("/proc/meminfo"),
 ) -> int:
-    """Bytes that may still be written to a tmpfs: the least over the memory cgroups that we are in
-    and the machine, each less a headroom; never negative."""
+    """Bytes that may still be written to a tmpfs: the minimum over our memory cgroups and the
+    machine, each less its headroom; never negative."""
     left = []
     try:
         groups = _groups(cgroup_file, mounts_file)

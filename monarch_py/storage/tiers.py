@@ -1,8 +1,9 @@
-"""A tier on this node: its directory, who holds it, and what fits.
+"""A tier on this node: its directory, its lock, and its room.
 
 Layout below the mount point: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite (persistent tiers)
 and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. The staging area of a session lies
-in monarch-<uid>/staging-<key of the session>, so that it can be where a tier is, or another one.
+in monarch-<uid>/staging-<key of the session>, so it can share a mount point with a tier or with
+another session's staging area.
 """
 
 import logging
@@ -41,19 +42,19 @@ __all__ = [
 
 log = logging.getLogger("monarch.tiers")
 
-# Of the quota, for the names and manifest rows of the files placed in one go [bytes].
+# Part of the quota kept for the names and manifest rows of files that are placed at once [bytes].
 SLACK_BYTES = 256 * 1024
-# A copy's room besides its blocks: its name in the directory, and its row in the manifest with a
-# path. Longer paths show in the manifest's own size [bytes].
+# What a copy takes besides its blocks: its name in the directory, and its row in the manifest with
+# a typical path. Longer paths show in the manifest's own size [bytes].
 NAME_BYTES, ROW_BYTES = 64, 448
-# Left free on the file system beside the quota, for the manifest and the directories [bytes].
+# Room kept free on the file system, whatever the quota, for manifest and directories [bytes].
 MARGIN_BYTES = 1 << 20
-# Left for a catalog that grows on the same file system, if that is no more than half of it: enough
-# for three million files [bytes].
+# Room kept free for a catalog that grows on the same file system, but at most half of the file
+# system: enough for three million files [bytes].
 CATALOG_BYTES = 1 << 30
-# The kernel takes a millisecond to say how much memory is left, and some calls to say what the
-# directory of copies takes. Neither is asked again within this time, but for memory when so much
-# was filled: small files are placed in a thousand portions a second.
+# Free memory takes the kernel a millisecond to tell, and the size of the directory takes several
+# calls, while small files are placed in a thousand portions a second. So neither is looked up again
+# within LOOK_S; free memory is, once LOOK_BYTES were filled.
 LOOK_S, LOOK_BYTES = 0.05, 64 << 20
 
 
@@ -66,7 +67,7 @@ def copy_name(number: int) -> str:
 
 
 def copy_number(name: str) -> int | None:
-    """The number that a file's name says; None when it is not the name of a copy."""
+    """The number in a copy's file name; None if the name is not that of a copy."""
     if len(name) != lib.MONARCH_COPY_NAME:
         return None
     try:
@@ -76,12 +77,12 @@ def copy_number(name: str) -> int | None:
 
 
 LISTED = np.dtype([("number", "u8"), ("inode", "u8"), ("size", "u8"), ("is_sound", "?")])
-# Mode of a copy: a regular file that its owner alone may read, and nobody may write.
+# Mode of a copy: a regular file that only its owner may read, and nobody may write.
 COPY_MODE = stat.S_IFREG | 0o400
 
 
 def remove_any(path: Path) -> None:
-    """Removes whatever has this name, a directory with what is in it; OSError when it stays."""
+    """Removes whatever has this path, a directory with its content. OSError if it stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -89,7 +90,7 @@ def remove_any(path: Path) -> None:
 
 
 def slack_of(quota_bytes: int) -> int:
-    """What of a tier's quota no copy is placed in."""
+    """The part of a tier's quota in which no copy is placed [bytes]."""
     return min(SLACK_BYTES, quota_bytes // 64)
 
 
@@ -105,8 +106,8 @@ def why_refused(mount_point: Path, doubt: Doubt) -> str:
 
 
 def refuse_replaceable(mount_point: Path) -> None:
-    """TierError when another user could put a directory of his in the place of the copies. What
-    cannot be seen from here is logged."""
+    """TierError if another user could replace the directory of copies by one of their own. Doubts
+    that cannot be decided from here are logged."""
     try:
         found = doubts(mount_point)
     except OSError as error:
@@ -118,9 +119,9 @@ def refuse_replaceable(mount_point: Path) -> None:
 
 
 def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
-    """What is said of a tier that another daemon holds.
+    """The message for a tier that another daemon holds.
 
-    config : of the daemon that goes without it; None for a command that needs no daemon
+    config : of the daemon that must do without it; None for a command that needs no daemon
     """
     whose = f"the daemon of {holder.config} ({holder})" if holder.config else str(holder)
     held = f"tier {mount_point} is held by {whose}"
@@ -140,19 +141,19 @@ def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
 
 
 def held_elsewhere(mount_point: Path, config: Path) -> str:
-    """The same, if a daemon holds the tier now; "" if none does."""
+    """The message of `why_held` if a daemon holds the tier now; "" if none does."""
     holder = holder_of(tier_root(mount_point) / "lock")
     return "" if holder is None else why_held(mount_point, holder, config)
 
 
 class Tier:
-    """An open tier. TierError when it cannot be used or another daemon holds it.
+    """An open tier. TierError if it cannot be used or another daemon holds it.
 
-    below : its directory in that of the user, "" for this itself
-    config_file : of the daemon that opens it, None for a command that looks after its copies
-    `used_bytes` and `used_inodes` are what its copies take, those being written included. `lost` is
-    a sentence on copies of earlier sessions that are of no use any more, "" without any. `gone` is
-    why the directory cannot be trusted any more, "" as long as it can.
+    below : subdirectory of the user's directory that holds the tier; "" for that directory itself
+    config_file : of the daemon that opens it; None for a command that looks after its copies
+    used_bytes, used_inodes : what its copies take, including those that are being written
+    lost : a sentence on copies of earlier sessions that cannot be used any more; "" if none
+    gone : why the directory cannot be trusted any more; "" while it can
     """
 
     def __init__(
@@ -161,13 +162,13 @@ class Tier:
         self.config = config
         self.usable, self.lost, self.gone = True, "", ""
         self.used_bytes = self.used_inodes = 0
-        self.reserved_bytes = 0  # of used_bytes: promised to fills that have not ended
+        self.reserved_bytes = 0  # part of used_bytes: promised to fills that have not ended
         self.files = 0
-        # Of copies that took more than their size rounded up, how much more, by their numbers.
+        # Copies that took more than their rounded size: number -> bytes beyond it.
         self._excess: dict[int, int] = {}
-        self.cap_bytes: int | None = None  # set when the disk was full before the quota was
-        # Memory left for copies at the last look, when to look again, bytes filled since then (less
-        # those that went); the directory's size, and when to look again.
+        self.cap_bytes: int | None = None  # set once the disk was full before the quota was
+        # Memory: bytes left at the last look, time of the next look, and bytes filled since, less
+        # bytes removed. Directory: its size at the last look, and the time of the next look.
         self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
         self.root = tier_root(config.mount_point) / below
@@ -181,7 +182,7 @@ class Tier:
             self._lock = self._hold(config_file)
             self.fd = os.open(self.copies, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             self.block_bytes = max(os.fstatvfs(self.fd).f_frsize, 512)
-        except OSError as error:  # read-only, or full to the last byte
+        except OSError as error:  # the file system is read-only, or completely full
             raise TierError(f"tier {config.mount_point}: {error.strerror}") from error
         if config.kind == "ram":
             self.block_bytes = max(self.block_bytes, self._least_taken())
@@ -193,8 +194,8 @@ class Tier:
             raise TierError(why_held(self.config.mount_point, error, config_file)) from error
 
     def _least_taken(self) -> int:
-        """What a file of one byte takes [bytes]: a large page on a tmpfs with `huge=always`, of
-        which statfs(2) says nothing. 0 if it cannot be told."""
+        """What a file of one byte takes [bytes]; 0 if that cannot be determined. On a tmpfs with
+        `huge=always` it takes a huge page, which statfs(2) does not tell."""
         try:
             fd = os.open(self.copies, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
@@ -202,25 +203,25 @@ class Tier:
                 return os.fstat(fd).st_blocks * 512
             finally:
                 os.close(fd)
-        except OSError:  # no such files here, or full
+        except OSError:  # the file system lacks O_TMPFILE, or is full
             return 0
 
     # --- content at start -------------------------------------------------------------------
 
     def listing(self) -> npt.NDArray[Any]:
-        """What lies here under the names of copies, as (copies,) of LISTED sorted by number.
-        Files with other names are not ours.
+        """Everything in the directory that has the name of a copy, as (copies,) of LISTED sorted by
+        number. Files with other names are not ours.
 
         is_sound : a regular file of this user with one name and the mode of a copy. Anything else
         was put there by others, and a FIFO or a link would lead its reader elsewhere.
         """
-        # A generator: a million Python numbers at a time would stay with the process.
+        # A generator, because the process would keep the memory of a list of a million tuples.
         listed = np.fromiter(self._looks(), dtype=LISTED)
         listed.sort(order="number")
         return listed
 
     def last_number(self) -> int:
-        """The largest number of a copy that lies here; 0 without any."""
+        """The largest number of a copy in the directory; 0 if it has none."""
         with os.scandir(self.fd) as found:
             return max((copy_number(entry.name) or 0 for entry in found), default=0)
 
@@ -233,7 +234,7 @@ class Tier:
                     continue
                 try:
                     st = entry.stat(follow_symlinks=False)
-                except OSError:  # gone, or a damaged inode
+                except OSError:  # the file is gone, or its inode is damaged
                     yield number, entry.inode(), 0, False
                     continue
                 is_sound = st.st_mode == COPY_MODE and st.st_uid == owner and st.st_nlink == 1
@@ -245,10 +246,10 @@ class Tier:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
             pass
-        except IsADirectoryError:  # not ours; an empty one can go all the same
+        except IsADirectoryError:  # a directory is not ours, but an empty one can go
             with suppress(OSError):
                 os.rmdir(name, dir_fd=self.fd)
-        except OSError as error:  # read-only, or broken: its room does not come back
+        except OSError as error:  # read-only or broken, so the copy's room does not come back
             log.warning("tier %s goes unused: %s", self.root, error.strerror)
             self.usable = False
 
@@ -258,14 +259,14 @@ class Tier:
 
     @staticmethod
     def first_number() -> int:
-        """A copy number above all that any daemon gave before: microseconds since 1970, and
-        nobody makes a million copies a second."""
+        """A copy number larger than any that a daemon gave before: microseconds since 1970, since
+        no daemon makes a million copies a second."""
         return time.time_ns() // 1000
 
     # --- room -------------------------------------------------------------------------------
 
     def overhead_bytes(self) -> int:
-        """What the directory of copies and the manifest take."""
+        """Bytes that the directory of copies and the manifest take."""
         total = 0
         for path in (self.root, *self.root.iterdir()):
             try:
@@ -276,24 +277,24 @@ class Tier:
 
     @property
     def entry_bytes(self) -> int:
-        """What each copy takes besides its blocks."""
+        """Bytes that each copy takes besides its blocks."""
         return NAME_BYTES + (ROW_BYTES if self.config.persistent else 0)
 
     def quota_for_copies(self) -> int:
-        """What the directory of copies and the manifest leave of the quota; OSError when they
-        cannot be looked at."""
+        """Bytes of the quota that the directory of copies and the manifest leave for copies.
+        OSError if they cannot be examined."""
         now_s = time.monotonic()
         if now_s >= self._next_overhead_s:
             self._overhead_bytes, self._next_overhead_s = self.overhead_bytes(), now_s + LOOK_S
-        # Rows that are not written yet are foreseen.
+        # The estimate includes rows that are not written yet.
         overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
         return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)
 
     def room(self, *, is_shared: bool = False) -> TierRoom:
-        """What can be placed here now: the least of the quota, the file system and, for a RAM
-        tier, what the memory cgroup leaves.
+        """The room for new copies now: the minimum of what the quota, the file system and, for a
+        RAM tier, the memory cgroup leave.
 
-        is_shared : with a catalog that grows, for which a part of the file system is left
+        is_shared : the catalog grows on the same file system, so a part of that is kept for it
         """
         nothing = self.room_unit()
         if not self.usable:
@@ -311,7 +312,7 @@ class Tier:
             limits.append(self.cap_bytes - self.used_bytes)
         if self.config.kind == "ram":
             limits.append(self._memory_left() - self.reserved_bytes)
-        # Also an empty file takes room, for its name: a full disk must not be tried for ever.
+        # Even an empty file takes room for its name, and fills must not retry a full disk forever.
         if min(limits) < self.block_bytes:
             return nothing
         inodes = system.f_favail if system.f_files else 1 << 40
@@ -328,7 +329,7 @@ class Tier:
         return -(-size // self.block_bytes) * self.block_bytes
 
     def reserve(self, sizes: npt.NDArray[np.uint64]) -> None:
-        """Promises room to fills of so many files; sizes : (fills,) [bytes]."""
+        """Reserves room for fills; sizes : (fills,) [bytes]."""
         needed = int(self.rounded_all(sizes).sum())
         self.used_bytes += needed
         self.reserved_bytes += needed
@@ -340,8 +341,8 @@ class Tier:
         sizes: npt.NDArray[np.uint64],
         taken: npt.NDArray[np.uint64],
     ) -> None:
-        """Fills of the copies with these numbers have ended well: what they took, (fills,) [bytes],
-        is counted instead of what they reserved."""
+        """Turns the reservations of fills that succeeded into used room. numbers : of the copies;
+        taken : what each copy took, (fills,) [bytes]."""
         reserved = self.rounded_all(sizes)
         excess = np.maximum(taken.astype(np.int64) - reserved, 0)
         for i in np.flatnonzero(excess).tolist():
@@ -355,13 +356,13 @@ class Tier:
             self._next_look_s = 0
 
     def give_back(self, size: int) -> None:
-        """A fill has failed, and took nothing."""
+        """Returns the reservation of a fill that failed and took nothing."""
         self.reserved_bytes -= self.rounded(size)
         self.used_bytes -= self.rounded(size)
         self.used_inodes -= 1
 
     def adopt(self, sizes: npt.NDArray[np.uint64]) -> None:
-        """Counts many copies that lie here; sizes : (copies,) [bytes]."""
+        """Counts copies that lie here already; sizes : (copies,) [bytes]."""
         self.used_bytes += int(self.rounded_all(sizes).sum())
         self.used_inodes += len(sizes)
         self.files += len(sizes)
@@ -370,11 +371,11 @@ class Tier:
         return self.room_unit().rounded(sizes)
 
     def room_unit(self) -> TierRoom:
-        """No room, but the block that sizes are rounded to."""
+        """A TierRoom without room, for rounding sizes up to blocks."""
         return TierRoom(0, 0, self.block_bytes)
 
     def release(self, number: int, size: int) -> None:
-        """The copy with this number is gone."""
+        """Returns the room of the copy with this number, which is gone."""
         took = self.rounded(size) + self._excess.pop(number, 0)
         self.used_bytes = max(0, self.used_bytes - took)
         self.used_inodes -= 1
@@ -382,15 +383,16 @@ class Tier:
         self._filled_bytes -= took
 
     def note_full(self) -> None:
-        """The disk was full before the quota was: no more than what lies here now."""
+        """Limits the tier to the copies that it has now, because the disk was full before the quota
+        was."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
     def is_on(self, device: int) -> bool:
         return os.fstat(self.fd).st_dev == device
 
     def is_in_place(self) -> bool:
-        """Whether its name still leads to the directory that is held here. In doubt (an error of
-        the file system, which every open of a copy would meet as well) it does."""
+        """Whether its path still leads to the directory that is held open here. True if the file
+        system returns an error, which every open of a copy would meet as well."""
         try:
             named = self.copies.lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -401,11 +403,11 @@ class Tier:
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
 
     def give_up(self, why: str) -> None:
-        """Nothing is placed here any more; by its name nothing is touched."""
+        """Places nothing here any more, and touches nothing by the tier's path."""
         self.usable, self.gone = False, why
 
     def broken(self, error: OSError) -> TierError:
-        """What is said where what lies here can be neither listed nor put in order."""
+        """The error for a tier whose content can be neither listed nor put in order."""
         where = error.filename if isinstance(error.filename, str) else self.copies
         return TierError(
             f"tier {self.config.mount_point} goes unused: {where}: {error.strerror};"
@@ -413,26 +415,29 @@ class Tier:
         )
 
     def close(self, *, is_used: bool = False) -> None:
-        """The next daemon may have it.  is_used : threads that cannot be ended may still use the
-        directory's descriptor, which is left to the end of the process"""
+        """Releases the lock, so that the next daemon can hold the tier.
+
+        is_used : threads that cannot be ended may still use the directory's descriptor, so it stays
+        open until the process ends
+        """
         for fd in (self._lock,) if is_used else (self.fd, self._lock):
-            with suppress(OSError):  # a broken file system: it is closed all the same
+            with suppress(OSError):  # the descriptor is closed even if the file system is broken
                 os.close(fd)
 
     def discard(self, *, is_used: bool = False) -> None:
-        """Removes everything of ours, the lock's file too; the tier is closed afterwards. Where its
-        name leads elsewhere nothing but the copies goes, by the directory that is held."""
+        """Removes everything of ours, including the lock file, and closes the tier. If the tier's
+        path leads elsewhere, it removes only the copies, through the descriptor."""
         if self.gone or not self.is_in_place():
             with suppress(OSError):
                 self.remove_all(self.listing())
             self.close(is_used=is_used)
             return
         shutil.rmtree(self.copies, ignore_errors=True)
-        with suppress(OSError):  # read-only by now, or gone
+        with suppress(OSError):  # the file system is read-only by now, or gone
             for path in self.root.glob("manifest.sqlite*"):
                 remove_any(path)
             (self.root / "lock").unlink(missing_ok=True)
         self.close(is_used=is_used)
-        with suppress(OSError):  # something in it is not ours
+        with suppress(OSError):  # the directory holds something that is not ours
             self.root.rmdir()
             tier_root(self.config.mount_point).rmdir()

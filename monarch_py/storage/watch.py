@@ -1,7 +1,7 @@
-"""Whether the tiers' names still lead to the directories that the daemon holds.
+"""Watches whether the tiers' paths still lead to the directories that the daemon holds.
 
-Clients open copies by name. Once the name leads elsewhere, or could be made to, the daemon gives
-the tier up; what it does itself in a tier goes by the directory's descriptor.
+Clients open copies by path. Once a path leads elsewhere, or another user could make it do so, the
+daemon gives the tier up. The daemon itself works in a tier through the directory's descriptor.
 """
 
 import threading
@@ -12,15 +12,15 @@ from monarch_py.util.ownership import doubts
 
 __all__ = ["TierWatch"]
 
-# Between two looks [s].
+# Time between two looks [s].
 LOOK_S = 1.0
 
 
 class TierWatch:
-    """Looks in a thread of its own: a file system that hangs keeps nobody else waiting.
+    """Looks at the tiers in its own thread, so that a file system that hangs blocks nobody else.
 
-    found : called in that thread, once for each tier that cannot be trusted any more, with its
-    number and a sentence
+    found : called in that thread, once for each tier that cannot be trusted any more, with the
+    tier's number and a sentence
     """
 
     def __init__(self, tiers: Sequence[Tier | None], found: Callable[[int, str], None]) -> None:
@@ -38,7 +38,7 @@ class TierWatch:
                     self._found(number, why)
 
     def close(self) -> None:
-        """No tier is found from here on; one that hangs is not waited for."""
+        """Ends the watch, without waiting for a look that hangs: `found` is not called any more."""
         self._ends.set()
 
 
@@ -47,7 +47,7 @@ def _why_not_trusted(tier: Tier) -> str:
         return why_gone(tier.config.mount_point)
     try:
         found = doubts(tier.config.mount_point)
-    except OSError:  # a file system's error of a moment: it is looked again
+    except OSError:  # perhaps a passing error of the file system: the next look decides
         return ""
     certain = (doubt for doubt in found if doubt.is_certain)
     return next((why_refused(tier.config.mount_point, doubt) for doubt in certain), "")

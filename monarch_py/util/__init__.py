@@ -1,1 +1,1 @@
-"""What any module may use: sizes, spelling, processes, signals, file systems that hang."""
+"""Utilities for all modules: sizes, spelling, processes, signals, file systems that hang."""

@@ -1,7 +1,7 @@
-"""File systems that hang: found within a time, by somebody else.
+"""Finds file systems that hang, within a time limit, by asking them from child processes.
 
-A call on such a file system may not come back, and no signal ends it. It is made in a child, which
-is left behind if need be: a thread in its place would keep this process from ending.
+A system call on such a file system may never return, and no signal ends it. So a child makes the
+call and is left behind if it hangs; a thread that hangs would keep this process from ending.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from pathlib import Path
 
 __all__ = ["LIMIT_S", "hanging"]
 
-# How long a file system may take to tell the attributes of a directory. A busy one takes a second.
+# How long a file system may take for the attributes of a directory; a busy one takes a second [s].
 LIMIT_S = 5.0
 
 
 def hanging(paths: Sequence[Path], limit_s: float | None = None) -> list[Path]:
-    """Those of `paths` whose file systems do not answer within limit_s (LIMIT_S) [s]. An error is
-    an answer. Where no process or descriptor can be had to ask with, the path is taken to answer.
+    """Those of `paths` whose file systems do not answer within limit_s (default LIMIT_S) [s].
+
+    An error is an answer. If no process or descriptor is available for asking, the path counts as
+    answering.
     """
     deadline = time.monotonic() + (LIMIT_S if limit_s is None else limit_s)
     asks = {path: _ask(path) for path in dict.fromkeys(paths)}
@@ -42,15 +44,15 @@ def hanging(paths: Sequence[Path], limit_s: float | None = None) -> list[Path]:
 
 
 def _ask(path: Path) -> tuple[int, int] | None:
-    """A child that looks at `path`, and what becomes readable when it has: its end of a pipe. None
-    where neither can be had."""
+    """Starts a child that looks at `path`. Returns the child's pid, and a pipe that becomes
+    readable when the child is done; None if there is no process or descriptor for it."""
     try:
         answer, end = os.pipe2(os.O_CLOEXEC)
     except OSError:
         return None
     try:
         with warnings.catch_warnings():
-            # Of threads beside us, whose locks the child would find held: it takes none.
+            # Python warns that other threads may hold locks in the child; the child takes none.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
     except OSError:
@@ -63,13 +65,14 @@ def _ask(path: Path) -> tuple[int, int] | None:
     try:
         _detach(end)
         os.stat(path)
-        os.statvfs(path)  # which is not told from a memory of attributes
+        os.statvfs(path)  # which no attribute cache answers
     finally:
         os._exit(0)
 
 
 def _detach(end: int) -> None:
-    """A reader of our output must not wait for a child that stays behind."""
+    """Closes all inherited descriptors, so that nobody who reads our output waits for a child that
+    is left behind. `end` becomes descriptor 3."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)

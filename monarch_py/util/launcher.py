@@ -1,4 +1,4 @@
-"""Whether a launcher started this process as one of several, as far as the environment tells."""
+"""Finds out from the environment whether a launcher started this process as one of several."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from monarch_py.errors import ConfigError
 
 __all__ = ["Launch", "launched", "with_rank"]
 
-# (how many, which one). mpiexec goes first: inside an allocation it runs in a step of Slurm itself.
+# (number of processes, this one's rank). mpiexec's come first, since inside an allocation mpiexec
+# itself runs in a Slurm step.
 VARIABLES = (
     ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI, Slurm's own
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -23,14 +24,14 @@ PLACEHOLDER = "{rank}"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """This process's number among `size` that a launcher has started together."""
+    """This process's rank among the `size` processes that a launcher has started together."""
 
     rank: int
     size: int
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """None for a process that no launcher has started."""
+    """This process's launch; None if no launcher has started it."""
     for size, rank in VARIABLES:
         numbers = environment.get(size, ""), environment.get(rank, "")
         if all(number.isdecimal() for number in numbers):
@@ -39,8 +40,8 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def with_rank(file: Path) -> Path:
-    """The file, with this process's number for `{rank}` in its name: one configuration for each of
-    several daemons on one node. ConfigError for a process that has none."""
+    """Replaces `{rank}` in the file's name by this process's rank, so that several daemons on one
+    node each have their own configuration. ConfigError for a process without a rank."""
     if PLACEHOLDER not in str(file):
         return file
     launch = launched()

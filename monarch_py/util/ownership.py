@@ -1,7 +1,7 @@
-"""Whether other users could put a directory of their own in the place of one of ours.
+"""Whether other users could replace one of our directories by one of their own.
 
-A directory can be renamed or removed by its own owner's leave alone if nobody else may change the
-directory above it, and so on up to the root. Links on the way count like directories.
+Only a directory's owner can rename or remove it if nobody else may change the directory above it,
+and so on up to the root. Links on the way count like directories.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 __all__ = ["Doubt", "doubts", "user_name", "why_not_private"]
 
-# Of links that lead to one another, as in the kernel.
+# Most links to follow on one path, as in the kernel.
 MAX_LINKS = 40
 
 
@@ -24,8 +24,8 @@ MAX_LINKS = 40
 class Doubt:
     """Somebody else may replace what lies in a directory.
 
-    is_certain : False where it depends on what cannot be seen from here: who is in a group, who
-    an owner without a name is
+    is_certain : False if it depends on what this process cannot see, such as who is in a group, or
+    who an owner without a name is
     """
 
     is_certain: bool
@@ -41,16 +41,16 @@ def user_name(uid: int) -> str:
 
 
 def doubts(directory: Path) -> list[Doubt]:
-    """Of `directory`, which need not be resolved, and everything on the way to it; the certain ones
-    first. OSError if one of them cannot be looked at."""
+    """The doubts about `directory`, which need not be resolved, and about everything on the way to
+    it; certain ones first. OSError if any of these cannot be examined."""
     found = [doubt for path, st in _way(directory) if (doubt := _doubt(path, st)) is not None]
     return sorted(dict.fromkeys(found), key=lambda doubt: not doubt.is_certain)
 
 
 def why_not_private(path: Path) -> str:
-    """Why `path` is no directory of this user alone (mode 0700), and who can correct it.
+    """Why `path` is not a directory of this user alone (mode 0700), and who can correct it.
 
-    "" if it is one. OSError if there is nothing.
+    "" if it is one. OSError if `path` does not exist.
     """
     found = path.lstat()
     owner = found.st_uid
@@ -66,7 +66,7 @@ def why_not_private(path: Path) -> str:
 
 
 def _way(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Each directory and link that is passed on the way to `directory`, from the root down."""
+    """Each directory and link on the way to `directory`, from the root down."""
     left = list(reversed(directory.absolute().parts))
     path, links = Path(left.pop()), 0
     yield path, path.lstat()
@@ -86,7 +86,7 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
     if st.st_uid not in (0, os.geteuid()):
         text = f"{path} belongs to {user_name(st.st_uid)}, who can replace what lies in it"
         return Doubt(not _may_be_root(st.st_uid), text, hint)
-    # A link's mode means nothing; with the sticky bit only owners rename and remove.
+    # A link's mode has no meaning. In a sticky directory only owners rename and remove files.
     if stat.S_ISLNK(st.st_mode) or st.st_mode & stat.S_ISVTX:
         return None
     if st.st_mode & stat.S_IWOTH:
@@ -102,7 +102,8 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
 
 
 def _may_be_root(uid: int) -> bool:
-    """In a user name space all whom it does not know look alike, root outside too."""
+    """Whether this owner may be root. In a user name space all unmapped users look alike, and root
+    of the host may be one of them."""
     try:
         known = Path("/proc/self/uid_map").read_text().split()
         unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
@@ -112,13 +113,13 @@ def _may_be_root(uid: int) -> bool:
 
 
 def _writers(path: Path, st: os.stat_result) -> str:
-    """Of whom the group's permission to write makes us doubt: the group, unless it is the user's
-    own, or an access list, whose limit the group's bits are then."""
+    """Who may write because of the group's write bit; "" if only this user. If there is an access
+    list, that bit is the list's mask; otherwise it is for the group."""
     try:
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
         return "those whom its access list names"
     except OSError:
-        pass  # none, or no such lists here
+        pass  # there is no list, or the file system has none
     try:
         group = grp.getgrgid(st.st_gid)
         mine = pwd.getpwuid(os.geteuid()).pw_name

@@ -1,4 +1,4 @@
-"""The processes of this user, as /proc shows them."""
+"""This user's processes, as /proc shows them, and their identities."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from pathlib import Path
 __all__ = ["Identity", "began", "own_processes"]
 
 PROC = Path("/proc")
-# It is looked this often whether a process has ended [s].
+# Pause between two looks whether a process has ended [s].
 LOOK_S = 0.01
-# A parent that waits for it does so at once; others never do [s].
+# How long to wait for an ended process to be reaped. A parent that waits for it reaps it at once;
+# other parents never do [s].
 REAP_LIMIT_S = 0.5
 
 
 def own_processes() -> Iterator[Path]:
-    """The directories of all but this one."""
+    """The /proc directories of this user's processes, without this process's own."""
     me, uid = os.getpid(), os.geteuid()
     for process in PROC.iterdir():
         if process.name.isdigit() and int(process.name) != me:
@@ -32,8 +33,9 @@ def own_processes() -> Iterator[Path]:
 
 
 def began(process: Path) -> int | None:
-    """When it was started, by which it is told from a later one of its number; None once it has
-    ended, whether it was waited for or not. The kernel cuts names within a character."""
+    """When the process was started, which tells it from a later one with its number; None once it
+    has ended, whether it was reaped or not."""
+    # The kernel may cut a process's name in the middle of a character, hence errors="replace".
     try:
         state, *fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -43,9 +45,9 @@ def began(process: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process, whoever's child it is; a later one of its number is another one.
+    """A process, whoever's child it is. A later process with the same number is another identity.
 
-    began : as the function of this name has it, 0 for one that has ended
+    began : as the function `began` gives it; 0 for a process that has ended
     """
 
     pid: int
@@ -57,7 +59,7 @@ class Identity:
 
     @classmethod
     def parsed(cls, text: str) -> Identity | None:
-        """As `str` writes it; None for anything else."""
+        """Parses what `str` writes; None for any other text."""
         words = text.split()
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             return None
@@ -68,17 +70,18 @@ class Identity:
 
     @property
     def has_ended(self) -> bool:
-        """Also where its parent does not wait for it, as the first process of many containers."""
+        """Whether it has ended, even if its parent never reaps it, like the first process of many
+        containers."""
         return began(PROC / str(self.pid)) != self.began
 
     def send(self, number: signal.Signals) -> None:
-        """A signal, if it still runs."""
+        """Sends a signal, if the process still runs."""
         if not self.has_ended:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, number)
 
     def wait(self, limit_s: float) -> bool:
-        """Until it has ended, and its number is free where its parent waits for it; False if it has
+        """Waits until it has ended, and until it is reaped if its parent does that. False if it has
         not ended within the limit [s]."""
         limit = time.monotonic() + limit_s
         while not self.has_ended:

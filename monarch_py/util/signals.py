@@ -1,5 +1,8 @@
-"""What this program does when signals come. What whoever started it has it ignore (nohup, a shell's
-background jobs) it goes on to ignore, and so does what it starts."""
+"""Installs signal handlers, but only for signals that are not ignored.
+
+A signal that was ignored when this program started (nohup, a shell's background jobs) stays ignored
+in it and in the processes that it starts.
+"""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +15,8 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def handle(numbers: Iterable[signal.Signals], handler: Handler | signal.Handlers) -> None:
-    """From here on. The handler may come a second time while it runs: it takes no lock."""
+    """Installs a handler. The handler may be called again while it runs, so it must not take a
+    lock."""
     for number in numbers:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
@@ -20,7 +24,7 @@ def handle(numbers: Iterable[signal.Signals], handler: Handler | signal.Handlers
 
 @contextmanager
 def handling(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
-    """In the block; then as before."""
+    """Installs a handler for the block, and the earlier handlers after it."""
     old = {number: signal.getsignal(number) for number in numbers}
     handle(old, handler)
     try:

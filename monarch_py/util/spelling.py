@@ -1,4 +1,4 @@
-"""Which of the known words somebody meant who wrote another."""
+"""Guesses which known word a user meant who wrote an unknown one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 __all__ = ["hint", "nearest"]
 
-# Shorter pieces are in too many words.
+# Shorter pieces occur in too many words.
 LEAST_PIECE = 4
 
 
 def nearest(written: str, known: Iterable[str]) -> str | None:
-    """The word that is spelled most like `written`, else the first that holds it, or None."""
-    # Only needed on the way out, and not worth its memory in a daemon that starts well.
+    """The word spelled most like `written`, else the first word that contains it, else None."""
+    # Imported here because only errors need it; a daemon that starts well saves the memory.
     from difflib import get_close_matches
 
     words = list(known)
@@ -25,6 +25,6 @@ def nearest(written: str, known: Iterable[str]) -> str | None:
 
 
 def hint(written: str, known: Iterable[str], otherwise: str) -> str:
-    """The end of a sentence on a word that is not known: what was meant, else `otherwise`."""
+    """The hint for an unknown word: what was probably meant, else `otherwise`."""
     meant = nearest(written, known)
     return f"did you mean {meant!r}?" if meant else otherwise

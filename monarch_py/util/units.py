@@ -1,5 +1,4 @@
-"""Sizes and rates as people write them: parse_size, parse_amount and parse_rate read them,
-format_size writes them."""
+"""Reads and writes sizes and rates as people write them."""
 
 from __future__ import annotations
 
@@ -48,13 +47,13 @@ def parse_size(size: str | float) -> int:
 
     `size` is a number of bytes or a text such as ``110GiB``, ``20 GB``, ``1.5TiB``, ``1234``.
     KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB powers of 1024; case does not matter.
-    A number of bytes must be whole; where a unit leaves a rest below one byte (``1.1GiB``), the
-    rest is dropped. Raises ValueError, with one sentence, for everything else: negative sizes,
+    A number without a unit must be whole; if a unit leaves a fraction of a byte (``1.1GiB``), the
+    fraction is dropped. Raises ValueError, with one sentence, for everything else: negative sizes,
     nan, fractions of a byte, unknown units, more than 2**63 - 1 bytes.
     """
     if isinstance(size, str):
         n_bytes = _parse_text(size)
-    # nan and the infinities fail here too: no remainder of theirs equals 0.
+    # nan and the infinities fail here too, because their remainder is never 0.
     elif isinstance(size, bool) or size < 0 or size % 1 != 0:
         raise ValueError(f"{size!r} is not a whole number of bytes, 0 or more")
     else:
@@ -66,7 +65,7 @@ def parse_size(size: str | float) -> int:
 
 def _parse_text(text: str) -> int:
     number, scale, unit_bytes = _parts(text, text, "size")
-    # Integers, not floats: 8.1 TiB as a float product is a byte off.
+    # Integers, because 8.1 TiB as a product of floats is a byte off.
     n_bytes, rest = divmod(number * unit_bytes, scale)
     if rest and (unit_bytes == 1 or n_bytes == 0):
         raise ValueError(f"{text!r} is a fraction of a byte")
@@ -74,10 +73,10 @@ def _parse_text(text: str) -> int:
 
 
 def parse_amount(amount: str) -> float:
-    """The bytes that `amount` means on average: as parse_size, with fractions of a byte
-    (``0.76KiB`` is 778.24). The nearest float of the exact value.
+    """The mean number of bytes that `amount` means: as parse_size, but with fractions of a byte
+    (``0.76KiB`` is 778.24), as the nearest float.
 
-    Raises ValueError, with one sentence, for what is no size or larger than any file system.
+    Raises ValueError, with one sentence, for what is not a size or larger than any file system.
     """
     n_bytes = _to_float(amount, amount, "size")
     if n_bytes > _LARGEST_BYTES:
@@ -88,7 +87,7 @@ def parse_amount(amount: str) -> float:
 def parse_rate(rate: str) -> float:
     """The bytes per second that `rate` means: ``64MiB/s``, ``1.5 GB/s``, or without ``/s``.
 
-    Raises ValueError, with one sentence, for what is no rate, and for rates of 0 or less.
+    Raises ValueError, with one sentence, for what is not a rate, and for rates of 0 or less.
     """
     amount = rate.strip()
     if amount.startswith("-"):
@@ -101,7 +100,7 @@ def parse_rate(rate: str) -> float:
 
 def _to_float(text: str, written: str, what: str) -> float:
     number, scale, unit_bytes = _parts(text, written, what)
-    # A quotient of whole numbers is rounded once, to the nearest float.
+    # Python rounds a quotient of whole numbers once, to the nearest float.
     return number * unit_bytes / scale
 
 
@@ -119,7 +118,7 @@ def _parts(text: str, written: str, what: str) -> tuple[int, int, int]:
 
 
 def format_size(n_bytes: int) -> str:
-    """`n_bytes` [bytes] in the largest binary unit that it reaches, to one decimal at most.
+    """`n_bytes` [bytes] in the largest binary unit that it reaches, with at most one decimal.
 
     Whole numbers of that unit lose nothing (``4 MiB``); others are rounded (``976.6 KiB``).
     Raises ValueError for a negative number.
@@ -128,7 +127,7 @@ def format_size(n_bytes: int) -> str:
         raise ValueError(f"{n_bytes} is not a size")
     if n_bytes < KIB:
         return f"{n_bytes} B"
-    # The rounded number decides: 1 MiB less a byte is 1 MiB, never "1024 KiB".
+    # The rounded number decides the unit: 1 MiB less a byte is "1 MiB", never "1024 KiB".
     fitting = (pair for pair in _BINARY_UNITS if _tenths(n_bytes, pair[1]) < 10 * 1024)
     name, unit = next(fitting, _BINARY_UNITS[-1])
     whole, tenth = divmod(_tenths(n_bytes, unit), 10)

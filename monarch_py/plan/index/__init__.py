@@ -1,4 +1,4 @@
-"""Datasets as a plan sees them: files, and where in them the samples lie."""
+"""Indices of datasets: their files, and where in the files the samples lie."""
 
 from monarch_py.plan.index._build import (
     PATTERNS,

@@ -1,4 +1,4 @@
-"""Indices of datasets on disk, by the format of their files."""
+"""Builds the index of a dataset on disk, by the format of its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monarch_py.plan.index._index import Index
 __all__ = ["PATTERNS", "index_files", "index_fixed", "index_hdf5", "index_image_folder"]
 __all__ += ["index_tfrecord", "index_webdataset"]
 
-# Patterns where none is given; image_folder looks at names by itself.
+# Default patterns by format; image_folder selects names itself.
 PATTERNS = {
     "files": ("**",),
     "fixed": ("**",),
@@ -29,7 +29,7 @@ PATTERNS = {
     "webdataset": ("*.tar",),
 }
 
-# The endings that torchvision's ImageFolder takes for an image's.
+# File name extensions of images for torchvision's ImageFolder.
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 # One file's samples: offsets and lengths [bytes].
@@ -41,7 +41,7 @@ def _cannot_read(path: str | Path, error: OSError) -> MonarchError:
 
 
 def _walk(root: Path, patterns: tuple[str, ...]) -> list[str]:
-    """Files below `root` that a pattern means, relative to it and sorted."""
+    """Files below `root` that a pattern matches, relative to it and sorted."""
     wanted, found = PathFilter(patterns), []
 
     def failed(error: OSError) -> None:
@@ -65,14 +65,14 @@ def _sizes(root: Path, names: list[str]) -> npt.NDArray[np.uint64]:
 
 
 def index_files(root: Path, patterns: tuple[str, ...] = PATTERNS["files"]) -> Index:
-    """Each file a sample, sorted by path."""
+    """The index of a dataset whose files are its samples, sorted by path."""
     names = _walk(root, patterns)
     return Index.of("files", root, names, _sizes(root, names))
 
 
 def index_image_folder(root: Path) -> Index:
-    """As torchvision's ImageFolder numbers its samples: classes, the directories directly below
-    `root`, sorted by name; in each the directories sorted by path, and the images sorted by name.
+    """The index of an ImageFolder, with samples numbered as torchvision does: classes (directories
+    directly below `root`) by name; in each, directories by path, and in those, images by name.
 
     MonarchError for a class without images, which ImageFolder refuses too.
     """
@@ -102,7 +102,7 @@ def index_image_folder(root: Path) -> Index:
 def _index_shards(
     kind: str, root: Path, patterns: tuple[str, ...], read: Callable[[Path], Extents]
 ) -> Index:
-    """Files of many samples, sorted by path, their samples in the order of the file."""
+    """The index of files with many samples each: files sorted by path, samples as in the file."""
     names = _walk(root, patterns)
     extents = []
     for name in names:
@@ -127,7 +127,8 @@ def _extents(pairs: Iterator[tuple[int, int]]) -> Extents:
 def index_fixed(
     root: Path, record_bytes: int, header_bytes: int = 0, patterns: tuple[str, ...] = ("**",)
 ) -> Index:
-    """Records of one size behind a header [bytes]; ConfigError where one is incomplete."""
+    """The index of files with records of one size after a header [bytes]. ConfigError if a record
+    is incomplete."""
     if record_bytes < 1 or header_bytes < 0:
         raise ConfigError("--record-bytes has to be 1 or more, and --header-bytes 0 or more")
 
@@ -145,9 +146,11 @@ def index_fixed(
 
 
 def index_tfrecord(root: Path, patterns: tuple[str, ...] = PATTERNS["tfrecord"]) -> Index:
-    """TFRecord files: each record with its frame (8 + 4 bytes before the data, 4 behind it).
+    """The index of TFRecord files. A sample is a record with its frame (8 + 4 bytes before the
+    data, 4 after it).
 
-    MonarchError for a file that is not made of records; compressed ones have no places of samples.
+    MonarchError for a file that does not consist of records. In a compressed file samples have no
+    fixed place, so it is refused too.
     """
     return _index_shards("tfrecord", root, patterns, lambda path: _extents(_records(path)))
 
@@ -170,13 +173,13 @@ def _records(path: Path) -> Iterator[tuple[int, int]]:
             at += length
 
 
-# A member of a sample: directories, and the name up to its first dot, are the key.
+# The name of a tar member: directories and the name up to its first dot are the sample's key.
 _MEMBER = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
 
 def index_webdataset(root: Path, patterns: tuple[str, ...] = PATTERNS["webdataset"]) -> Index:
-    """webdataset's tar files: members that follow each other with one key are a sample, from the
-    first one's header to the last one's padding. MonarchError for a file that is no tar."""
+    """The index of webdataset's tar files. Consecutive members with one key are a sample, from the
+    first one's header to the last one's padding. MonarchError for a file that is not a tar."""
     return _index_shards("webdataset", root, patterns, lambda path: _extents(_members(path)))
 
 
@@ -202,8 +205,9 @@ def _members(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def index_hdf5(root: Path, dataset: str, patterns: tuple[str, ...] = PATTERNS["hdf5"]) -> Index:
-    """Rows of a dataset in HDF5 files: where each lies if it is contiguous, else from the first to
-    the last byte of the chunks that hold it. MonarchError without h5py or such a dataset."""
+    """The index of HDF5 files. A sample is a row of `dataset`: the row's bytes if the dataset is
+    contiguous, else the range from the first to the last byte of the chunks that hold the row.
+    MonarchError without h5py, or if a file has no such dataset."""
     try:
         import h5py
     except ImportError:

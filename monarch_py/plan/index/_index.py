@@ -1,4 +1,4 @@
-"""What a dataset consists of: its files, and where in them each sample lies."""
+"""The index of a dataset: its files, and where in the files each sample lies."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from monarch_py.plan.samplers import MAX_SAMPLES, NONE
 
 __all__ = ["GRAINS", "Index", "Units"]
 
-# samples : each by itself
-# files : whole files
-# ranges : samples that begin in the same block of a file
+# What a unit is:
+# samples : one sample
+# files : a whole file
+# ranges : the samples that begin in one block of a file
 GRAINS = ("samples", "files", "ranges")
 
 Numbers = npt.NDArray[np.int64]
-# With which a .npz begins.
+# The first bytes of a .npz file.
 ZIP_MAGIC = b"PK\x03\x04"
 
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """What a plan counts accesses of: pieces of files.
+    """The units whose accesses a plan counts: pieces of files.
 
-    lookup : (samples + 1,) int32, the unit of each sample, and NONE; None = they are the same
-    file : (units,) int32;  offset, length : (units,) int64 [bytes], where in it
+    lookup : (samples + 1,) int32, the unit of each sample, and NONE; None = samples are the units
+    file : (units,) int32, the file of each;  offset, length : (units,) int64 [bytes], where in it
     """
 
     lookup: npt.NDArray[np.int32] | None
@@ -53,7 +54,7 @@ class Index:
     """The files of a dataset and its samples, in the order in which the program numbers them.
 
     root : the directory that names are relative to
-    pool : uint8, the names one after the other;  starts : (files + 1,) uint64, where each begins
+    pool : uint8, all names concatenated;  starts : (files + 1,) uint64, where each name begins
     sizes : (files,) uint64 [bytes]
     sample_file, sample_offset, sample_length : (samples,) int32, int64, int64 [bytes], where each
         sample lies; all None = each file is one sample
@@ -77,8 +78,10 @@ class Index:
         sizes: Sequence[int] | npt.NDArray[Any],
         samples: tuple[Any, Any, Any] | None = None,
     ) -> Index:
-        """From names relative to `root`, sizes [bytes] and, where files have many samples, the
-        samples' files, offsets and lengths [bytes]. ConfigError without samples, or for too many.
+        """The index of files with these names, relative to `root`, and sizes [bytes].
+
+        samples : the samples' files, offsets and lengths [bytes], if files have many samples.
+        ConfigError without samples, or for too many.
         """
         encoded = [os.fsencode(name) for name in names]
         starts = np.zeros(len(encoded) + 1, dtype=np.uint64)
@@ -101,7 +104,8 @@ class Index:
 
     @classmethod
     def unnamed(cls, samples: int, size: int = 0) -> Index:
-        """A dataset of which only the number of its files is known, and perhaps their mean size."""
+        """The index of a dataset of which only the number of files, and perhaps their mean size, is
+        known."""
         return cls(
             "unnamed",
             "",
@@ -128,7 +132,8 @@ class Index:
         return [os.fsdecode(pool[low:high]) for low, high in pairwise(ends)]
 
     def digest(self) -> str:
-        """32 hexadecimal digits that stand for names and sizes of all files, in any order."""
+        """32 hexadecimal digits that identify the names and sizes of all files, whatever their
+        order."""
         total = ffi.new("uint64_t[2]")
         lib.monarch_plan_digest(
             pointer(self.pool, "char *"),
@@ -140,10 +145,10 @@ class Index:
         return f"{total[0]:016x}{total[1]:016x}"
 
     def units(self, grain: str = "files", range_bytes: int = 4 << 20) -> Units:
-        """The dataset cut into units of one of GRAINS.
+        """The dataset as units. grain : one of GRAINS
 
         range_bytes : block size of 'ranges' [bytes]. A sample that crosses the border of a block
-        belongs to the range that it begins in, so that ranges may overlap by a part of a block.
+        belongs to the range in which it begins, so ranges may overlap by a part of a block.
         """
         whole = np.arange(self.files, dtype=np.int32)
         starts, sizes = np.zeros(self.files, np.int64), self.sizes.astype(np.int64)
@@ -161,7 +166,8 @@ class Index:
     def _ranges(
         self, file: npt.NDArray[np.int32], offset: Numbers, length: Numbers, range_bytes: int
     ) -> Units:
-        """Units numbered by file and block; those in which no sample begins do not exist."""
+        """The units of 'ranges', numbered by file and block. Blocks in which no sample begins have
+        no unit."""
         blocks = (-(-self.sizes.astype(np.int64) // range_bytes)).clip(min=1)
         first = np.cumsum(blocks) - blocks
         numbers = first[file] + offset // range_bytes
@@ -174,10 +180,10 @@ class Index:
         lookup = np.append(unit, NONE).astype(np.int32)
         return Units(lookup, of_file.astype(np.int32), low, high - low)
 
-    # --- stored -------------------------------------------------------------------------------
+    # --- stored as a file ---------------------------------------------------------------------
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Every field as an array, for a file of arrays; those that are None are left out."""
+        """Every field as an array, for a file of arrays; fields that are None are left out."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: _text_array(value) if isinstance(value, str) else value
@@ -200,7 +206,7 @@ class Index:
         return found
 
     def save(self, path: Path) -> None:
-        """Writes it as .npz; ConfigError where that is not possible."""
+        """Writes the index as .npz. ConfigError if that fails."""
         save_arrays(path, self.arrays())
 
     @classmethod
@@ -222,7 +228,7 @@ def _text_array(text: str) -> npt.NDArray[np.uint8]:
 
 
 def save_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """A file of arrays, complete or not there at all."""
+    """Writes a file of arrays, completely or not at all. ConfigError if that fails."""
     stored: dict[str, Any] = dict(arrays)
     unfinished = path.parent / f".{path.name}.{os.getpid()}"
     try:
@@ -236,7 +242,7 @@ def save_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Reads a file of arrays. Nothing in it is executed: pickles are refused (ValueError)."""
+    """Reads a file of arrays. Pickles are refused (ValueError), so nothing in it is executed."""
     try:
         with path.open("rb") as file:
             if file.read(len(ZIP_MAGIC)) != ZIP_MAGIC:
@@ -253,5 +259,5 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 def _arrays_of(stored: Any) -> dict[str, npt.NDArray[Any]]:
     try:
         return {name: stored[name] for name in stored.files}
-    except ValueError:  # numpy's own sentence advises to allow pickles
+    except ValueError:  # numpy's own message advises to allow pickles
         raise ValueError("it is damaged, or holds Python objects") from None

@@ -1,7 +1,7 @@
-"""Samplers: which sample is accessed when, known before the training runs.
+"""Samplers: in which order samples are accessed, known before the training starts.
 
-Every one is exact to the index. Where an order depends on what else a program does, the sampler
-says for how many epochs it is known (`reach`), or the order is recorded (Recorded, Listed).
+Every sampler is exact to the index. If an order depends on what else the program does, the sampler
+says for how many epochs it is known (`reach`), or the order must be recorded (Recorded, Listed).
 """
 
 from monarch_py.plan.samplers._base import MAX_SAMPLES, NONE, Order, Sampler

@@ -1,4 +1,4 @@
-"""What every sampler is: the order of one epoch after the other."""
+"""The base of all samplers, which yield the order of one epoch after the other."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = [
     "in_blocks_backwards",
 ]
 
-# Numbers of samples: 4 bytes each, of which a plan of 14 million needs many.
+# Numbers of samples. They take 4 bytes each, because a plan for 14 million samples needs many.
 Order = npt.NDArray[np.int32]
 
-# Where there is no access: a rank that has one sample fewer than the others.
+# Marks a place without an access, for example of a rank with one sample fewer than the others.
 NONE = -1
 
-# Numbers that an Order can hold, less the sentinel.
+# How many different numbers an Order can hold, less the sentinel.
 MAX_SAMPLES = (1 << 31) - 2
 
 
 def check_length(key: str, value: int, least: int = 1) -> None:
-    """ConfigError unless `value`, that of `key`, is a number of samples from `least` up."""
+    """ConfigError unless `value`, given for `key`, is a number of samples of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ConfigError(f"{key}: {value!r} is not a whole number; write how many samples it is")
     if not least <= value <= MAX_SAMPLES:
@@ -44,19 +44,19 @@ def check_length(key: str, value: int, least: int = 1) -> None:
 
 
 class Buffers:
-    """Arrays for one order after the other, each used again when nobody holds it any more.
+    """Arrays for one order after the other. An array is reused once nobody refers to it any more.
 
-    The kernel takes as long to hand out the pages of 14 million fresh numbers as a shuffle of them
-    takes. Two are kept: a loop holds the last order while the next one is made.
+    Getting fresh pages for 14 million numbers takes the kernel as long as shuffling them. Two
+    arrays are kept, because a loop holds the last order while the next one is made.
     """
 
     def __init__(self) -> None:
         self._kept: list[Order] = []
 
     def take(self, n: int) -> Order:
-        """An array (n,) of no particular content, that nobody else has."""
+        """An array (n,) with arbitrary content, to which nobody else refers."""
         for i in range(len(self._kept)):
-            # One reference is the list's, one the argument's; a view holds one of its own.
+            # One reference is the list's, one is the argument's. A view would add another.
             if len(self._kept[i]) == n and sys.getrefcount(self._kept[i]) == 2:
                 return self._kept[i]
         fresh = np.empty(n, dtype=np.int32)
@@ -67,15 +67,15 @@ class Buffers:
 class Sampler(ABC):
     """A sampler whose order is known before it runs.
 
-    Its subclasses are frozen dataclasses; their fields are what must be known. Those made with the
-    same fields give the same orders, whatever has been asked of them before.
+    Subclasses are frozen dataclasses, whose fields are everything that must be known. Two samplers
+    with the same fields give the same orders, whatever has been asked of them before.
 
-    length : samples in the dataset, which are numbered from 0
-    reach : how many epochs are known from epoch 0 on; None = all
-    ranks_field : the field, if there is one, that says for how many ranks the order is made
-    own_split : the only Loader.split that deals out this order as its ranks see it
-    by_epoch : epochs are those of the training (set_epoch), also for a part that does not run in
-        each of them; else the sampler counts its own runs
+    length : number of samples in the dataset, which are numbered from 0
+    reach : how many epochs are known, from epoch 0 on; None = all
+    ranks_field : name of the field that says for how many ranks the order is made, if any
+    own_split : the only Loader.split that deals this order as the ranks see it; None = any
+    by_epoch : True if the sampler counts epochs of the training (set_epoch), even for a part that
+        does not run in each of them; False if it counts its own runs
     """
 
     length: int
@@ -86,26 +86,26 @@ class Sampler(ABC):
 
     @property
     def count(self) -> int:
-        """How many numbers the order of an epoch has."""
+        """The number of samples in the order of an epoch."""
         return self.length
 
     @abstractmethod
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        """The orders of the epochs `start`, `start` + 1, ... without end, or up to `reach`.
+        """Yields the orders of the epochs `start`, `start` + 1, ... without end, or up to `reach`.
 
-        Each is (count,) int32, samples in the order of access, and the caller's to keep.
+        Each is (count,) int32, samples in the order of access. The caller may keep it.
         """
 
     def epoch(self, number: int) -> Order:
         """The order of one epoch, (count,) int32; ConfigError beyond `reach`.
 
-        Costs what the epochs before it cost where a generator runs on from one to the next.
+        If a generator runs on from epoch to epoch, this also costs the epochs before it.
         """
         self.check_epoch(number)
         return next(self.epochs(number))
 
     def backwards(self, start: int, stop: int) -> Iterator[Order]:
-        """The orders of the epochs `stop` - 1 down to `start`."""
+        """Yields the orders of the epochs `stop` - 1 down to `start`."""
         for number in range(stop - 1, start - 1, -1):
             yield self.epoch(number)
 
@@ -124,7 +124,7 @@ class Sampler(ABC):
 
 
 def in_blocks_backwards(sampler: Sampler, start: int, stop: int, block: int) -> Iterator[Order]:
-    """`backwards` for a sampler that cannot skip: `block` orders at a time are held in memory."""
+    """`backwards` for a sampler that cannot skip: it holds `block` orders at a time in memory."""
     for low in range((stop - 1) // block * block, start - block, -block):
         first, last = max(low, start), min(low + block, stop)
         yield from reversed(list(islice(sampler.epochs(first), last - first)))

@@ -1,8 +1,8 @@
-"""NVIDIA DALI's readers, without DALI: as DALI 2.4 reads and delivers.
+"""NVIDIA DALI's readers without DALI: the order in which DALI 2.4 reads and delivers.
 
-With random_shuffle a reader reads ahead into a buffer, from which it delivers at random. So what
-the storage sees is the order in which the buffer is filled: the file reader's list, which is
-shuffled once with a seed that is fixed, and for readers of records the order of the file.
+With random_shuffle, a reader reads ahead into a buffer and delivers from it at random. So the
+storage sees the order in which the buffer is filled: for the file reader, that of its list, which
+is shuffled once with a fixed seed; for readers of records, that of the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["READERS", "DALIReader"]
 # file : readers of a list of files; records : tfrecord and other readers with an index
 READERS = ("file", "records")
 
-# The seed that the list of files is shuffled with, on all shards alike.
+# The seed with which every shard shuffles the list of files.
 _LIST_SEED = 524287
 _MINSTD_MODULUS = (1 << 31) - 1
 _WORD = 0xFFFFFFFF
@@ -31,12 +31,12 @@ _WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DALIReader(Sampler):
-    """One reader a rank, over its shard, epoch after epoch. Orders hold NONE behind a shard that
-    has one sample fewer than another.
+    """One reader per rank, over the rank's shard, epoch after epoch. After a shard with one sample
+    fewer than others, orders hold NONE.
 
-    random_shuffle, stick_to_shard, initial_fill : as DALI has them
-    delivered : the order in which samples are delivered, and then `seed` must be known; else that
-        in which they are read
+    random_shuffle, stick_to_shard, initial_fill : the arguments of DALI
+    delivered : True for the order in which samples are delivered, which depends on `seed`; False
+        for the order in which they are read
     seed_step : what is added to `seed` from one rank to the next
     """
 
@@ -101,8 +101,8 @@ class DALIReader(Sampler):
 
 
 def _minstd_state(seed: int) -> int:
-    """What std::minstd_rand0 begins with if it is seeded by std::seed_seq{seed}: the last of four
-    words, by the standard's formula ([rand.util.seedseq])."""
+    """The initial state of a std::minstd_rand0 that std::seed_seq{seed} seeds: the last of four
+    words of the standard's formula ([rand.util.seedseq])."""
     words, n = [0x8B8B8B8B] * 4, 4
 
     def mixed(value: int) -> int:

@@ -26,8 +26,8 @@ _MODULUS = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class NoPFSSampler(Sampler):
-    """One array, shuffled anew each epoch from what the epoch before has left, by std::shuffle with
-    std::default_random_engine, which libstdc++ makes std::minstd_rand0.
+    """One array that std::shuffle shuffles again each epoch, beginning with the order of the epoch
+    before. The engine is std::default_random_engine, in libstdc++ std::minstd_rand0.
 
     Ranks take slices of each global batch: `split: slices` of a Loader.
     """
@@ -39,7 +39,7 @@ class NoPFSSampler(Sampler):
         check_length("length", self.length)
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        # The engine is seeded with an unsigned number; 0 would stay 0 for ever, and becomes 1.
+        # The engine is seeded with an unsigned number. 0 becomes 1, since 0 would stay 0 forever.
         state = ffi.new("uint32_t *", (self.seed & 0xFFFFFFFFFFFFFFFF) % _MODULUS or 1)
         items, buffers = np.arange(self.length, dtype=np.int32), Buffers()
         number = 0
@@ -49,7 +49,7 @@ class NoPFSSampler(Sampler):
                 order = buffers.take(self.length)
                 order[:] = items
                 yield order
-                del order  # else it is never free again
+                del order  # or the buffer would never be free again
             number += 1
 
     def backwards(self, start: int, stop: int) -> Iterator[Order]:

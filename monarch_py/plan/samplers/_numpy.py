@@ -1,4 +1,4 @@
-"""Orders that a program draws with NumPy itself, by NumPy itself."""
+"""The sampler of programs that draw their orders with NumPy; it uses NumPy itself."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from monarch_py.plan.samplers._base import (
 
 __all__ = ["NumpySampler"]
 
-# name -> what makes the generator from a seed
+# name -> function that makes the generator from a seed
 _GENERATORS = {"RandomState": np.random.RandomState, "default_rng": np.random.default_rng}
 _METHODS = ("permutation", "shuffle")
 
-# Epochs that are held in memory at a time when cumulative orders are asked for backwards.
+# Epochs to hold in memory at a time when orders that build on each other are yielded backwards.
 BLOCK_EPOCHS = 8
 
 
 @dataclass(frozen=True)
 class NumpySampler(Sampler):
-    """A permutation by numpy.random each epoch.
+    """A permutation by numpy.random in each epoch.
 
     generator : 'RandomState' (as np.random.seed) or 'default_rng'
-    method : 'permutation', rng.permutation(length) each epoch, or 'shuffle', rng.shuffle of one
-        array that stays as the epoch before has left it
-    reseed : the generator is made anew each epoch, from seed + epoch; else it runs on
+    method : 'permutation' for rng.permutation(length) in each epoch, or 'shuffle' for rng.shuffle
+        of one array, beginning with the order of the epoch before
+    reseed : True if the generator is made anew in each epoch, from seed + epoch; else it runs on
     """
 
     length: int
@@ -75,7 +75,7 @@ class NumpySampler(Sampler):
                 order = rng.permutation(self.length).astype(np.int32)
             if number >= start:
                 yield order
-            del order  # else it is never free again
+            del order  # or the buffer would never be free again
             number += 1
 
     def backwards(self, start: int, stop: int) -> Iterator[Order]:

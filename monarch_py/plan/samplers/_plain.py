@@ -1,4 +1,4 @@
-"""Orders that are written down: one after the other, a file of numbers, what was observed."""
+"""Samplers without a generator: sequential, listed in a file, or recorded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SequentialSampler(Sampler):
 class Listed(Sampler):
     """Orders from a file of indices.
 
-    indices : (epochs, count) integers, and then known for so many epochs; or (count,), and then the
+    indices : (epochs, count) integers, known for that many epochs only; or (count,) integers, the
         same in every epoch
     """
 
@@ -72,7 +72,7 @@ class Listed(Sampler):
 
 
 class Recorded(Listed):
-    """The order observed in the first epoch, for readers that repeat it in every other (PyTorch
+    """The order observed in the first epoch, for readers that repeat it in every epoch (as PyTorch
     with DALI and TFRecords does: Dantas 2022, 6.1).
 
     indices : (count,) integers, as observed
@@ -84,14 +84,15 @@ class Recorded(Listed):
         super().__post_init__()
 
     def repeated_by(self, observed: npt.NDArray[Any]) -> bool:
-        """Whether what was observed, (count,) integers, is this order again."""
+        """Whether the observed order, (count,) integers, is this one."""
         return bool(np.array_equal(self.indices, observed))
 
 
 def read_indices(path: Path) -> npt.NDArray[np.int64]:
-    """A file of indices: .npy, or text with one number a line, an empty line between two epochs.
+    """Reads a file of indices: .npy, or text with one number a line and an empty line between two
+    epochs.
 
-    Returns (count,) or (epochs, count). ConfigError if it cannot be read, or its epochs are of
+    Returns (count,) or (epochs, count). ConfigError if the file cannot be read, or its epochs have
     different lengths.
     """
     try:

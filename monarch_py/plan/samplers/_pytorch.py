@@ -1,7 +1,7 @@
-"""The samplers of torch.utils.data, without torch: to the index what torch 2.13 gives on the CPU.
+"""The samplers of torch.utils.data without torch: the very indices of torch 2.13 on the CPU.
 
-A torch.Generator on the CPU is MT19937, of whose seed the low 32 bits count. randperm is a
-Fisher-Yates shuffle with one draw an item, and from 2**32 / 20 items on another one with two.
+A torch.Generator on the CPU is MT19937; only the low 32 bits of its seed count. randperm is a
+Fisher-Yates shuffle with one draw per item, and from 2**32 / 20 items on, another one with two.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ __all__ = [
     "WeightedRandomSampler",
 ]
 
-# From so many items on, randperm takes two draws an item (TensorFactories.cpp).
+# From this many items on, randperm takes two draws per item (TensorFactories.cpp).
 LARGE_RANDPERM = ((1 << 32) - 1) // 20
-# From so many on, randint takes two draws a number (DistributionTemplates.h).
+# From this range on, randint takes two draws per number (DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# A DataLoader that is given the sampler's own generator draws the seed of its workers from it: two
-# draws before each epoch, with persistent_workers before the first alone.
+# A DataLoader that gets the sampler's own generator draws its workers' seed from it: two draws
+# before each epoch, or with persistent_workers only before the first one.
 LOADER_DRAWS = ("none", "every_epoch", "first_epoch")
 
 
 def randperm(generator: Mersenne, order: Order) -> Order:
-    """torch.randperm(n, generator=generator), written into `order` (n,), which is returned."""
+    """Writes torch.randperm(n, generator=generator) into `order` (n,), and returns `order`."""
     n = len(order)
     numbers = pointer(order, "int32_t *")
     lib.monarch_torch_randperm(generator.handle, n >= LARGE_RANDPERM, numbers, n)
@@ -46,13 +46,13 @@ def randperm(generator: Mersenne, order: Order) -> Order:
 
 
 def randperm_draws(n: int) -> int:
-    """How many numbers randperm takes from its generator."""
+    """How many numbers randperm(n) takes from its generator."""
     return 2 * n if n >= LARGE_RANDPERM else max(0, n - 1)
 
 
 def loader_skips(loader_draws: str, run: int) -> int:
-    """How many numbers a DataLoader has taken from the generator up to epoch `run`, itself
-    included."""
+    """How many numbers a DataLoader has taken from the generator up to and including epoch
+    `run`."""
     return {"none": 0, "every_epoch": 2 * (run + 1), "first_epoch": 2}[loader_draws]
 
 
@@ -72,11 +72,11 @@ def same_fields(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class DistributedSampler(Sampler):
-    """torch.utils.data.DistributedSampler; the order before it is dealt out, rank r taking the
-    numbers r, r + replicas, ...
+    """torch.utils.data.DistributedSampler. Its order is the one before dealing: rank r takes the
+    samples r, r + replicas, ... of it.
 
     seed : the same on all ranks;  set_epoch : whether the training calls set_epoch
-    drop_last : the tail that does not divide is dropped, else the head is repeated
+    drop_last : True drops the tail that does not divide evenly; False repeats the head
     """
 
     length: int
@@ -117,15 +117,15 @@ class DistributedSampler(Sampler):
             randperm(Mersenne(self.seed + (number if self.set_epoch else 0)), head)
         else:
             head[:] = np.arange(self.length)
-        # np.resize repeats the head as often as it takes.
+        # np.resize repeats the head as often as needed.
         order[self.length :] = np.resize(head, max(0, self.count - self.length))
         return order[: self.count]
 
 
 @dataclass(frozen=True)
 class RandomSampler(Sampler):
-    """torch.utils.data.RandomSampler(generator=g), g seeded once and used by nothing else, but by
-    the DataLoader as `loader_draws` says; epochs are read to their end.
+    """torch.utils.data.RandomSampler(generator=g). g is seeded once and used by nothing else except
+    the DataLoader (`loader_draws`), and epochs are read to their end.
 
     seed : of g.manual_seed;  num_samples : None = length
     """
@@ -155,8 +155,8 @@ class RandomSampler(Sampler):
                 generator.skip(2)
 
     def _draws(self) -> int:
-        """Numbers that one epoch takes. Without replacement one permutation more than is used: at
-        the end of an epoch torch draws it before it knows that nothing is left to give."""
+        """How many numbers one epoch draws. Without replacement, torch draws one more permutation
+        at the end of an epoch, before it finds that no samples are left to yield."""
         if self.replacement:
             return self.count * (2 if self.length >= WIDE_RANDINT else 1)
         return (self.count // self.length + 1) * randperm_draws(self.length)
@@ -182,11 +182,11 @@ class GlobalRandomSampler(Sampler):
     """torch.utils.data.RandomSampler without a generator (shuffle=True), for one epoch.
 
     It draws a new seed from torch's global generator whenever it is iterated over. What else draws
-    from that generator in between (dropout, augmentation, initialisation) is not known, so that
-    only the epoch is known that begins with the state that was seen.
+    from that generator in between (dropout, augmentation, initialisation) is not known. So only the
+    epoch that begins with the recorded state is known.
 
-    state : the global generator's, torch.get_rng_state() as bytes, right before iter(DataLoader);
-    loader : a DataLoader is between, which draws the seed of its workers first
+    state : of the global generator, torch.get_rng_state() as bytes, right before iter(DataLoader)
+    loader : whether a DataLoader iterates over it, which draws its workers' seed first
     """
 
     length: int
@@ -221,9 +221,11 @@ class GlobalRandomSampler(Sampler):
 
 
 def _words_of(state: bytes) -> tuple[list[int], int]:
-    """The words and the number of those used of a CPU generator's state as torch saves it: seed,
-    words left, seeded (8, 4, 4 bytes), next (8), 624 words of 8 bytes each, then what belongs to
-    normal numbers."""
+    """The words of a CPU generator's state, and how many of them are used.
+
+    torch saves seed, words left, seeded (8, 4, 4 bytes), next (8), 624 words of 8 bytes each, and
+    then data for normal numbers.
+    """
     if len(state) != 5056:
         raise ConfigError(
             f"state: {len(state)} bytes, but a state of torch's generator has 5056; write"
@@ -232,23 +234,23 @@ def _words_of(state: bytes) -> tuple[list[int], int]:
     left = int(np.frombuffer(state, dtype=np.int32, count=1, offset=8)[0])
     following = int(np.frombuffer(state, dtype=np.uint64, count=1, offset=16)[0])
     words = np.frombuffer(state, dtype=np.uint64, count=624, offset=24)
-    # `left` is 1 when all are used; a fresh generator has its first words still to be made.
+    # `left` is 1 when all words are used. A fresh generator has not made its first words yet.
     used = 624 if left <= 1 else following
     return [int(word) for word in words], used
 
 
 @dataclass(frozen=True, eq=False)
 class SubsetRandomSampler(Sampler):
-    """torch.utils.data.SubsetRandomSampler(indices, generator=g), as RandomSampler.
+    """torch.utils.data.SubsetRandomSampler(indices, generator=g); g is as in RandomSampler.
 
-    indices : (m,) integers, the samples it draws from
+    indices : (m,) integers, the samples from which it draws
     """
 
     length: int
     indices: npt.NDArray[Any]
     seed: int
     loader_draws: str = "none"
-    # The same numbers as an order of this module.
+    # `indices` as an Order.
     _indices: Order = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -277,10 +279,12 @@ class SubsetRandomSampler(Sampler):
 
 @dataclass(frozen=True, eq=False)
 class WeightedRandomSampler(Sampler):
-    """torch.utils.data.WeightedRandomSampler(weights, num_samples, generator=g), as RandomSampler.
+    """torch.utils.data.WeightedRandomSampler(weights, num_samples, generator=g); g is as in
+    RandomSampler.
 
-    Without replacement, or for one sample, torch draws exponential numbers by means of the library
-    that it was built with: then torch itself must be there, and ConfigError says so if it is not.
+    Without replacement, or for one sample, torch draws exponential numbers with the math library
+    that it was built with. In these cases torch itself must be installed; otherwise ConfigError.
+
     weights : (length,) float64, 0 or more
     """
 
@@ -323,7 +327,7 @@ class WeightedRandomSampler(Sampler):
         return self._by_torch(start)
 
     def _with_replacement(self, start: int) -> Iterator[Order]:
-        """As torch.multinomial: where a number falls among the sums of the weights."""
+        """As torch.multinomial: a number's place among the cumulative weights is the sample."""
         sums = np.cumsum(self.weights)
         sums /= sums[-1]
         generator = Mersenne(self.seed)

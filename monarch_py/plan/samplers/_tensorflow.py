@@ -1,4 +1,4 @@
-"""tf.data.Dataset.shuffle, without TensorFlow: to the index what TensorFlow 2.21 gives."""
+"""tf.data.Dataset.shuffle without TensorFlow: the very indices that TensorFlow 2.21 gives."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from monarch_py.plan.samplers._base import Order, Sampler, check_length
 
 __all__ = ["TensorFlowShuffle"]
 
-# The global seed where tf.random.set_seed was not called (random_seed.py).
+# The global seed if tf.random.set_seed was not called (random_seed.py).
 _DEFAULT_GLOBAL_SEED = 87654321
-# Seeds are taken modulo this, and it stands for the second of two that are 0.
+# Seeds are taken modulo this number. If both seeds are 0, it replaces the second one.
 _SEEDS = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
 class TensorFlowShuffle(Sampler):
-    """range(length) through .shuffle(buffer_size, seed, reshuffle_each_iteration), where each epoch
-    is a new iterator over it. tf.data.Dataset.list_files(seed=...) is this over the sorted names,
-    with buffer_size = length.
+    """range(length).shuffle(buffer_size, seed, reshuffle_each_iteration), where each epoch is a new
+    iterator. tf.data.Dataset.list_files(seed=...) is the same over the sorted names, with
+    buffer_size = length.
 
-    seed : given to shuffle; without one TensorFlow's order depends on what ran before: record it
-    global_seed : of tf.random.set_seed; None where it was not called
+    seed : given to shuffle. Without a seed, TensorFlow's order depends on what ran before, and must
+        be recorded
+    global_seed : of tf.random.set_seed; None if it was not called
     """
 
     length: int
@@ -52,7 +53,7 @@ class TensorFlowShuffle(Sampler):
             number += 1
 
     def _iterator_seeds(self, number: int) -> tuple[int, int]:
-        """What the iterator of this epoch starts from: two draws of the dataset's own generator."""
+        """The seeds of this epoch's iterator: two draws of the dataset's own generator."""
         given = _DEFAULT_GLOBAL_SEED if self.global_seed is None else self.global_seed
         seeds = given % _SEEDS, self.seed % _SEEDS
         if seeds == (0, 0):

@@ -1,4 +1,4 @@
-"""Eviction by reuse (Lobster 4.4), and the policy that it makes."""
+"""Lobster as a policy: eviction by reuse (4.4), with threads shared among GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Evictions", "Lobster", "no_more_use", "too_far"]
 
 @dataclass
 class Evictions:
-    """How many copies each of the three rules has dropped."""
+    """The number of copies that each of the three rules has dropped."""
 
     reuse_count: int = 0
     reuse_distance: int = 0
@@ -42,23 +42,22 @@ class Evictions:
 
 
 class Lobster:
-    """Nodes cache what they load, and three rules say what goes (Lobster 4.4).
+    """Nodes cache what they load, and three rules decide what is dropped (Lobster 4.4).
 
-    1. Reuse count: after its last use on the node a copy goes, unless no other node holds one.
-    2. Reuse distance: used in iteration h of the I of its epoch, a copy goes if its next use on the
-       node is more than 2 I - h iterations away, which is beyond the end of the next epoch.
-    3. Coordination with prefetching: where the cache is full, the copy with the largest reuse
-       distance goes for the nearest sample that is prefetched.
+    1. Reuse count: after its last use on the node a copy is dropped, if another node holds one.
+    2. Reuse distance: a copy used in iteration h of an epoch's I iterations is dropped if its next
+       use on the node is more than 2 I - h iterations away, beyond the end of the next epoch.
+    3. Coordination with prefetching: if the cache is full, the copy with the largest reuse distance
+       is dropped for the nearest sample that is prefetched.
 
-    A node that does not have a sample reads it from one that does, else from the file system, and
-    keeps it. Threads are shared among the GPUs of a node so that all have the samples of a step at
-    about the same time (4.1 to 4.3, `_threads`). On one node every sample is used in every epoch,
-    so that only rule 3 can act.
+    A node that does not have a sample reads it from a node that does, else from the file system,
+    and keeps it. Threads are shared among the GPUs of a node so that all have the samples of a step
+    at about the same time (4.1 to 4.3, `_threads`). With one node every sample is used in every
+    epoch, so only rule 3 can act.
 
-    Assumptions: what is loaded is prefetched shortly before its use, so it is the nearest prefetch,
-    and whether it stays after its use is decided with its own next use, by rule 3; nodes see what
-    the others held at the start of the step; rule 2 is for samples that are used again, as those
-    that are not are rule 1's.
+    Assumptions: samples are loaded shortly before their use, so each is the nearest prefetch, and
+    rule 3 decides by its own next use whether it stays. Nodes see what the others held at the start
+    of the step. Rule 2 applies to samples that are used again; rule 1 handles the others.
     """
 
     name = "lobster"
@@ -81,21 +80,21 @@ class Lobster:
         )
 
 
-# Straight lines that stand for the time of preprocessing with 1, 2, ... threads.
+# Number of straight lines that model the time of preprocessing by the number of threads.
 PIECES = 3
 
 
 def _threads(job: Job, order: Ints, served: Served) -> npt.NDArray[np.int32]:
     """(nodes, steps, ranks) int32: Algorithm 1 for every step, as `Decision.threads`.
 
-    Here a thread loads a sample and then prepares it, so that both are in the predicted time of a
-    queue, and none are set aside for preparing as in 4.1. Of a source a queue gets as much as so
-    many of the node's threads do, when all nodes and threads are at work.
+    Here a thread loads a sample and then preprocesses it. So the predicted time of a queue includes
+    both, and no threads are set aside for preprocessing as in 4.1. A queue's rate at a source is
+    that of its threads while all nodes and threads are at work.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())
     answer = np.ones((*order.shape[:2], most), dtype=np.int32)
-    # Sources: the node's classes by their number, then other nodes', and the file system.
+    # Numbers of sources: the node's classes, then other nodes, then the file system.
     remote, pfs = cluster.classes, cluster.classes + 1
     holder, cls = (each.reshape(order.shape) for each in (served.holder, served.cls))
     for node in range(cluster.nodes):
@@ -118,7 +117,7 @@ def _threads(job: Job, order: Ints, served: Served) -> npt.NDArray[np.int32]:
 
 
 def _rates(cluster: Cluster, node: int) -> list[Rate]:
-    """What threads of a node get of each source [bytes/s], see `_threads`."""
+    """The rate of a node's threads at each source [bytes/s], see `_threads`."""
     total = int(cluster.threads[STAGING])
     each = cluster.read_rate / np.maximum(1, np.maximum(cluster.threads, total))
     others = np.delete(each[:, STAGING + 1 :], node, axis=0).max(initial=0.0)
@@ -131,26 +130,26 @@ def _rates(cluster: Cluster, node: int) -> list[Rate]:
 
 
 def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
-    """Seconds for a byte by the number of threads (4.1)."""
+    """The time to preprocess a byte, by the number of threads (4.1) [s]."""
     threads = np.arange(1, int(cluster.threads[STAGING]) + 1)
     return PiecewiseLinear.fit(threads, 1 / (cluster.preprocess[node] * threads), PIECES)
 
 
 def no_more_use(upcoming: Ints, copies: Ints) -> npt.NDArray[np.bool_]:
-    """Rule 1.  upcoming : next use on this node, NEVER for none;  copies : that all nodes hold."""
+    """Rule 1.  upcoming : next use on this node, or NEVER;  copies : number on all nodes"""
     return np.asarray((upcoming == NEVER) & (copies > 1))
 
 
 def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> npt.NDArray[np.bool_]:
-    """Rule 2.  upcoming : the iteration of the next use on this node, counted over all epochs as
-    `now` is;  iteration : the place of `now` in its epoch, from 1;  iterations : I of an epoch."""
+    """Rule 2.  upcoming : the iteration of the next use on this node, counted over all epochs, like
+    `now`;  iteration : the number of `now` within its epoch, from 1;  iterations : I of an epoch"""
     distance = upcoming - now
     return np.asarray((upcoming != NEVER) & (distance > 2 * iterations - iteration))
 
 
 @dataclass
 class _Nodes:
-    """The caches of all nodes, step by step."""
+    """The caches of all nodes, simulated step by step."""
 
     job: Job
     evictions: Evictions
@@ -174,14 +173,14 @@ class _Nodes:
             holder = np.full(order.shape, PFS, dtype=np.int32)
             cls, into = np.zeros((2, *order.shape), dtype=np.int8)
             for step in range(steps):
-                # Of each node the samples of the step: NO_FILE stands behind them.
+                # For each node the samples of the step, without the NO_FILE after them.
                 parts = [
                     (node, step, slice(np.count_nonzero(order[node, step] != NO_FILE)))
                     for node in range(nodes)
                 ]
                 for part in parts:
                     self._find(part[0], order[part], holder[part], cls[part])
-                # All have looked before anybody drops anything.
+                # All nodes have looked before any node drops a copy.
                 now = start + (step + 1) * batch * nodes - 1
                 for part in parts:
                     beyond = too_far(
@@ -198,7 +197,7 @@ class _Nodes:
             yield Served(holder.reshape(nodes, -1), cls, into, into)
 
     def _find(self, node: int, files: Ints, holder: Ints, cls: Ints) -> None:
-        """Where the samples of a step are; fills holder and cls."""
+        """Finds the samples of a step; fills holder and cls."""
         having = self.held[:, files]
         own = having[node]
         anyone = having.any(axis=0)
@@ -207,16 +206,16 @@ class _Nodes:
             cls[at] = self.caches[holder[at]].level(int(files[at]))
 
     def _use(self, node: int, files: Ints, after: Ints, beyond: Flags, now: int) -> Ints:
-        """Uses the samples of a step, keeps them or not, and drops by the rules.
+        """Uses the samples of a step, and keeps or drops them by the rules.
 
-        after : next uses;  beyond : those too far for rule 2;  now : the last access of the step.
-        Returns (samples,) the class into which each came, MISS for none.
+        after : next uses;  beyond : whether they are too far by rule 2;  now : the last access of
+        the step.  Returns (samples,) the class that took each, MISS for none.
         """
         into = np.zeros(len(files), dtype=np.int8)
         cache, mine = self.caches[node], self.held[node]
         others = self.held[:, files].sum(axis=0) - mine[files]
         last = no_more_use(after, others + 1)
-        # The last copy of all, without a use here, is what goes first when room is needed.
+        # The last copy of all nodes, if it has no use here, is evicted first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
             held = cache.level(file) != MISS

@@ -1,4 +1,4 @@
-"""How long preprocessing takes with some threads: a piece-wise linear model (Lobster 4.1)."""
+"""A piecewise linear model of the time of preprocessing by the number of threads (Lobster 4.1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ __all__ = ["PiecewiseLinear"]
 class PiecewiseLinear:
     """Straight lines, each for a range of x.
 
-    starts : (pieces,) where each begins, rising; the first one also holds below, the last beyond;
+    starts : (pieces,) where each line begins, ascending. The first one also applies below, the last
+        one beyond
     slope, intercept : (pieces,)
     """
 
@@ -29,13 +30,13 @@ class PiecewiseLinear:
     def fit(cls, x: npt.ArrayLike, y: npt.ArrayLike, pieces: int) -> PiecewiseLinear:
         """The lines that fit the measurements best, by least squares.
 
-        x : (points,), for example threads;  y : (points,), for example seconds a batch;  pieces :
-        at most so many lines. Each has two different x at least, unless there is one x in all.
-        All ways to cut the points are compared (Bellman 1961), so the sum of squares is the least.
+        x : (points,), for example threads;  y : (points,), for example seconds per batch;  pieces :
+        the most lines. Each line has at least two different x, unless there is only one x in all.
+        All ways to cut the points are compared (Bellman 1961), so the sum of squares is minimal.
         Raises PolicyError without points or with no piece.
 
-        Speed rises with threads until cores or memory are used up, and falls beyond: no single
-        line says that, and two or three do.
+        Speed rises with threads until cores or memory are used up, and falls beyond. Two or three
+        lines can model that, but not one.
         """
         xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
         if not len(xs) or len(xs) != len(ys) or pieces < 1:
@@ -52,8 +53,8 @@ class PiecewiseLinear:
         )
 
     def __call__(self, x: npt.ArrayLike) -> Floats:
-        """The model's y; never below 0, as no time is. Between the points of two pieces the line of
-        the lower one holds."""
+        """The model's y; never below 0, since it is a time. Between the points of two pieces, the
+        line of the lower piece applies."""
         xs = np.asarray(x, dtype=np.float64)
         piece = np.maximum(0, np.searchsorted(self.starts, xs, side="right") - 1)
         return np.maximum(0, self.slope[piece] * xs + self.intercept[piece])
@@ -70,7 +71,7 @@ def _line(x: Floats, y: Floats) -> tuple[float, float, float]:
 
 
 def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
-    """The points at which pieces begin; points of one x stay together."""
+    """The points at which pieces begin; points with the same x stay together."""
     starts = [0, *(np.flatnonzero(np.diff(x)) + 1).tolist()]
     ends = [*starts[1:], len(x)]
     cost = {
@@ -80,7 +81,8 @@ def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
     }
     if not cost:
         return [0]
-    # least[k][j] : the best for all up to j with k + 1 pieces, and where the last one begins.
+    # least[k][j] : the least cost of all points up to j with k + 1 pieces, and where the last piece
+    # begins.
     least = [{j: (cost[0, j], 0) for j in range(1, len(starts))}]
     for _ in range(1, pieces):
         before, now = least[-1], {}
@@ -90,7 +92,7 @@ def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
                 now[j] = min(options)
         least.append(now)
     last = len(starts) - 1
-    # Fewer pieces where more do not help: rounding alone must not make one.
+    # Take fewer pieces if more do not help; rounding errors alone must not add one.
     slack = 1e-12 * float(y @ y)
     count = min(
         (k for k in range(len(least)) if last in least[k]),

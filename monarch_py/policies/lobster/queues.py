@@ -1,4 +1,4 @@
-"""What the loading queue of each GPU takes with a number of threads (Lobster 4.2)."""
+"""The time of each GPU's loading queue by the number of threads (Lobster 4.2)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from monarch_py.policies.view import Floats
 
 __all__ = ["Rate", "queue_bytes", "queue_seconds"]
 
-# Threads -> what they read together [bytes/s].
+# Number of threads -> their rate together [bytes/s].
 Rate = Callable[[npt.NDArray[np.float64]], Floats]
 
 
 def queue_bytes(
     sizes: npt.NDArray[np.int64], source: npt.NDArray[np.int8], sources: int
 ) -> npt.NDArray[np.int64]:
-    """What each queue has to load in a step, by source.
+    """The bytes that each queue must load in a step, by source.
 
-    sizes, source : (..., batch), the bytes of the samples of each GPU and the number of the source
-    that has each;  sources : how many there are.  Returns (..., sources) [bytes].
+    sizes, source : (..., batch), the bytes of the samples of each GPU, and the number of the source
+    that has each;  sources : number of sources.  Returns (..., sources) [bytes].
     """
     *queues, batch = sizes.shape
     cell = np.arange(sizes.size // max(1, batch)).repeat(batch) * sources + source.ravel()
@@ -30,10 +30,10 @@ def queue_bytes(
 
 
 def queue_seconds(loads: npt.NDArray[np.int64], rates: list[Rate], most: int) -> Floats:
-    """The time in which each queue has loaded its samples, for every number of threads.
+    """The time in which each queue loads its samples, for every number of threads.
 
-    loads : (..., sources) [bytes];  rates : of each source, as much of it as a queue of so many
-    threads gets;  most : threads.
+    loads : (..., sources) [bytes];  rates : for each source, the rate of a queue by its number of
+    threads;  most : the largest number of threads.
     Returns (..., most) [s], for 1, 2, ... threads: the sum over the sources of bytes / rate,
     because a thread loads one sample after the other.
     """

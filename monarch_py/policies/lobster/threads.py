@@ -1,4 +1,4 @@
-"""Sharing loading threads among the queues of the GPUs (Lobster 4.3, Algorithm 1)."""
+"""Shares loading threads among the queues of the GPUs (Lobster 4.3, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from monarch_py.policies.view import Floats
 
 __all__ = ["share_threads"]
 
-# Windows that are tried at a time, as far as the times for all of them have room [numbers]: a
-# simulation asks for an epoch's steps together, a daemon for one.
+# Bound on the numbers in memory at a time, which decides how many windows are tried together. (A
+# simulation asks for all steps of an epoch at once, a daemon for one step.)
 TOGETHER = 1 << 18
 
 
 def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
-    """Threads for each queue, so that all queues end as nearly together as they can.
+    """The number of threads for each queue, so that all queues end as nearly together as possible.
 
     seconds : (..., queues, most), the predicted time of each queue with 1, 2, ... threads
-    (`queues`), for one step or for many;  total : loading threads in all, T_L.
-    Returns (..., queues) int64, 1 or more each, at most `total` together: the largest predicted
-    time less the smallest is the least possible, and of several such shares the one with the
-    smallest largest time. Raises PolicyError where there are more queues than threads.
+        (`queues`), for one step or for many
+    total : number of loading threads, T_L
 
-    Algorithm 1 by its intent. Deviations from its printed form:
+    Returns (..., queues) int64, each 1 or more, in sum at most `total`. The difference between the
+    largest and the smallest predicted time is minimal; of several such shares, the one with the
+    smallest largest time is taken. Raises PolicyError if there are more queues than threads.
 
-    - lines 12 to 18 move the lower bound of the search where the upper one should move and the
-      other way round, so that it runs away from the balance; here halving searches for the end of a
-      window of times, which can only come later where a window begins later;
-    - the printed loop never compares the sum of the threads with T_L; here it is a condition;
-    - printed, it starts from shares in proportion to the queues' loads and changes one queue at a
-      time, which can end where no single change helps; here all windows [least, largest] of
-      predicted times are tried, so that the result is exact: the best window begins and ends at one
-      of the queues x threads predicted times, and within it every queue takes as few threads as
-      put it there;
-    - times need not fall with threads: where more threads slow a queue down, fewer are taken.
+    This is Algorithm 1 by its intent. It deviates from the printed form:
+
+    - Lines 12 to 18 move the lower bound of the search where the upper one should move, and vice
+      versa, so the search runs away from the balance. Here bisection searches for the end of a
+      window of times, which can only be later if the window begins later.
+    - The printed loop never compares the sum of the threads with T_L. Here that is a condition.
+    - The printed algorithm starts from shares in proportion to the queues' loads and changes one
+      queue at a time, so it may stop where no single change helps. Here all windows [least,
+      largest] of predicted times are tried, so the result is exact: the best window begins and ends
+      at one of the queues x threads predicted times, and every queue takes the fewest threads that
+      put its time into the window.
+    - Times need not fall with threads. If more threads slow a queue down, it takes fewer.
     """
     *steps, queues, most = seconds.shape
     if queues > total:
@@ -60,12 +62,12 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
 def _best_from(
     times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    """The best windows that begin at one of these (starts,) levels: (steps, queues) threads, and
-    (steps,) the gap and the last end, inf where there is none."""
-    # A row is a step and a start.
+    """The best window of each step that begins at one of these levels (starts,). Returns threads
+    (steps, queues), and the gap and the last end of each step (steps,), inf if there is none."""
+    # Each row is one step and one start.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
-    # By halving: the first end of a window from here that is wide enough; its width, if none.
+    # Bisection for the first end at which the window is wide enough; past the levels if none is.
     end, beyond = start.copy(), np.full(len(start), levels.shape[1])
     while (end < beyond).any():
         middle = (end + beyond) // 2
@@ -88,8 +90,8 @@ def _best_from(
 def _fewest(
     times: Floats, low: Floats, high: Floats, total: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """(steps, queues) the fewest threads with which every queue's time lies in the step's
-    [low, high], and (steps,) whether there are some for all queues, `total` together at most."""
+    """(steps, queues) the fewest threads with which each queue's time lies in the step's [low,
+    high], and (steps,) whether all queues have such a number and the sum is at most `total`."""
     inside = (times >= low[:, None, None]) & (times <= high[:, None, None])
     threads = inside.argmax(axis=2) + 1
     is_there = np.all(np.any(inside, axis=2), axis=1)

@@ -1,4 +1,4 @@
-"""How long a file takes from each place that has it: the performance model (NoPFS 4)."""
+"""The performance model: how long a file takes from each place that has it (NoPFS 4)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from monarch_py.policies.view import Cluster, Floats, Ints
 
 __all__ = ["NONE", "Places", "Source", "fetch_seconds", "is_source_better", "queued_seconds"]
 
-# In the place of a storage class: there is no such copy.
+# Stands for "no such copy" in place of a node or a storage class.
 NONE = -1
-# Nobody takes notice of less [s]; and the file system, which all share, is read instead of a node's
-# copy only where that takes no more than this part of the time.
+# Waits shorter than NOTICED_S [s] do not matter. The file system, which all nodes share, is read
+# instead of a node's copy only if that takes at most PART of the copy's time.
 NOTICED_S, PART = 0.1, 0.5
 
 
 class Source(IntEnum):
-    """Where a file comes from. Of equal times the first one is taken: it burdens nobody else."""
+    """Where a file comes from. If times are equal, the first is taken, as it burdens others
+    least."""
 
     LOCAL = 0
     REMOTE = 1
@@ -28,10 +29,10 @@ class Source(IntEnum):
 
 @dataclass(frozen=True)
 class Places:
-    """Where files have copies, as a node sees it.
+    """Where files have copies, as seen by one node.
 
-    local : (files,) the node's own class that has the file, or NONE;  holder, remote : (files,)
-    another node that has it, and its class there, or NONE
+    local : (files,) the node's own class that has the file, or NONE
+    holder, remote : (files,) another node that has the file, and its class there; or NONE
     """
 
     local: Ints
@@ -44,16 +45,17 @@ def fetch_seconds(
 ) -> Floats:
     """The time that a thread of `node` takes for each file from each source (NoPFS 4).
 
-    sizes : (files,) [bytes];  clients : that read from the file system at the same time, this one
-    included (1 or more).
-    Returns (files, 3) [s] by `Source`; infinite where there is no copy.
+    sizes : (files,) [bytes];  clients : number of clients that read from the file system at the
+    same time, including this one.
+    Returns (files, 3) [s] by `Source`; infinite if there is no copy.
 
         local   size / (r_j(p_j) / p_j)
         remote  size / min(b_c, r_j(p_j) / p_j), with the holder's class and the slower link
         pfs     size / (t(clients) / clients)
 
     Rates of classes and of the file system are those of all threads or clients together, so each
-    gets its part; a link is one thread's alone, as there (no congestion is assumed).
+    gets its part. A link counts for each thread as if it were alone, as in the paper (no
+    congestion).
     """
     each_thread = cluster.read_rate / np.maximum(1, cluster.threads)
     link = np.minimum(cluster.network[node], cluster.network[places.holder])
@@ -63,7 +65,7 @@ def fetch_seconds(
     away = np.where(absent, 0.0, np.minimum(there, link))
     among = max(1.0, clients)
     source = np.full(len(sizes), cluster.pfs_rate(among) / among)
-    # Without a copy even an empty file takes for ever: 0 / 0 is none.
+    # The lines below set missing copies to infinity, also for empty files, where 0 / 0 is NaN.
     with np.errstate(divide="ignore", invalid="ignore"):
         seconds = np.stack([sizes / rate for rate in (own, away, source)], axis=1)
     seconds[own == 0, Source.LOCAL] = np.inf
@@ -72,19 +74,19 @@ def fetch_seconds(
 
 
 def queued_seconds(size: int, each: float, queue: int, threads: int, parts: int = 1) -> float:
-    """The time until a file is there from a place where others wait before it: its own, as above,
-    and as often that of what each thread has to do first.
+    """The time until a file arrives from a place with a queue: its own time, and once more for each
+    file that a thread must move before it.
 
-    size [bytes];  each : what a thread gets there, r(p) / p [bytes/s];  queue : files before it;
-    threads : that work there;  parts : of the file, which as many threads may move at a time
+    size : [bytes];  each : rate of one thread there, r(p) / p [bytes/s];  queue : files before this
+    one;  threads : number of threads there;  parts : of the file, which threads move in parallel
     """
     return size / (each * max(1, min(threads, parts))) * (1 + queue / threads)
 
 
 def is_source_better(holder_s: float, source_s: float, due_s: float) -> bool:
-    """Whether a file that another node has is read from the file system all the same.
+    """Whether to read a file from the file system although another node has it.
 
-    Not where the node is in time: the file system is everybody's.
-    holder_s, source_s : as `queued_seconds` has it;  due_s : when the file is needed
+    Not if that node delivers in time, because everybody shares the file system.
+    holder_s, source_s : times by `queued_seconds`;  due_s : time until the file is needed
     """
     return holder_s > max(due_s, NOTICED_S, source_s / PART)

@@ -1,10 +1,10 @@
-"""Who holds what: NoPFS 5.1 made complete.
+"""Placement: which node holds what; NoPFS 5.1 made complete.
 
-The paper lets every node fill its classes with the files that it uses most often. Nobody asks
-whether a file has a holder at all: where the sum of the tiers just fits the dataset, a sixth of the
-files has none and is read from the file system in every epoch (`literal`). Here the sum of
-frequency x size over all copies is maximised subject to the quotas and to one holder for every
-file; further holders get only room that is left (`place`).
+In the paper every node fills its classes with the files that it uses most often, and nothing makes
+sure that each file has a holder. If the tiers together just fit the dataset, a sixth of the files
+has none and is read from the file system in every epoch (`literal`). Here the sum of frequency x
+size over all copies is maximised, subject to the quotas and to one holder for every file; further
+holders only get room that is left (`place`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ NEAR = 0.99
 
 @dataclass(frozen=True)
 class Placement:
-    """owner : (files,) int32, the node that holds a file for all, PFS where no node has room;
-    extra : for each node the files that it holds besides;  value : the sum of value x size over all
-    copies;  bound : no placement within the quotas reaches more than this."""
+    """Which node holds which files.
+
+    owner : (files,) int32, the node that holds a file for all; PFS if no node has room
+    extra : for each node, the files that it holds in addition to those that it owns
+    value : the sum of value x size over all copies
+    bound : no placement within the quotas has a larger value
+    """
 
     owner: npt.NDArray[np.int32]
     extra: tuple[npt.NDArray[np.int64], ...]
@@ -39,7 +43,7 @@ class Placement:
     bound: float
 
     def held(self, node: int) -> npt.NDArray[np.int64]:
-        """The files of a node, its own and the others."""
+        """All files that a node holds."""
         return np.concatenate([np.flatnonzero(self.owner == node), self.extra[node]])
 
 
@@ -51,17 +55,20 @@ def place(
     weights: Floats | None = None,
     seed: int = 0,
 ) -> Placement:
-    """One owner for every file that fits anywhere, further holders in the room left over.
+    """Gives an owner to every file that fits anywhere, and further holders in the room left over.
 
     frequencies : for each node (files,), how often it uses each file: an array (nodes, files), or
-    rows made one at a time;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes];  weights :
-    (nodes,), what a local read saves there, where links or classes differ (1 for all).
-    Returns a Placement whose value is within 1 % of its bound where files are small beside quotas.
+        rows made one at a time
+    sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
+    weights : (nodes,), what a local read saves there, if links or classes differ; None = 1 for all
+
+    Returns a Placement whose value is within 1 % of its bound if files are small beside quotas.
 
     NoPFS 5.1 as a linear program: maximise the sum of f[n, k] s[k] x[n, k] over nodes n and files
-    k, subject to sum_k s[k] x[n, k] <= quota[n], and to sum_n x[n, k] >= 1 where the quotas hold
-    the dataset together, <= 1 where they do not: a second copy would then push another file out.
-    Prices of room from its dual (`prices`) settle who owns what; quotas are kept by passing on.
+    k, subject to sum_k s[k] x[n, k] <= quota[n], and to sum_n x[n, k] >= 1 if the quotas together
+    hold the dataset, <= 1 if they do not (a second copy would then push another file out). Prices
+    of room from the dual (`prices`) decide which node owns what. A full node passes files on, so
+    quotas are kept.
     """
     everything = int(quotas.sum()) >= int(sizes.sum())
     values = _Weighted(frequencies, np.ones(len(quotas)) if weights is None else weights)
@@ -71,12 +78,12 @@ def place(
     extra: list[npt.NDArray[np.int64]] = []
     value = 0.0
     for node in range(len(quotas)):
-        # Where a file has no owner, the room that is left is too small for it.
+        # If a file has no owner, it does not fit into the room that is left.
         more = _most_used(frequencies[node], sizes, owner == node, int(left[node]))
         extra.append(more)
         row = values[node] * sizes
         value += float(row[owner == node].sum() + row[more].sum())
-    # Prices lie above those without noise by its width at most; any prices give a bound.
+    # Any prices give a bound. Noise raises them by at most its width, so also try lower ones.
     lower = np.maximum(0, prices.room - prices.width)
     most = min(bound(program, each) for each in (prices.room, lower))
     if value < NEAR * most:
@@ -85,10 +92,10 @@ def place(
 
 
 def _at_values(program: Program, room: Floats) -> Floats:
-    """(nodes,) for each price the value of a file at that node which is nearest to it.
+    """(nodes,) each price, rounded to the nearest value of a file at that node.
 
-    Where thousands of files have one value, the best price is that value, and a price a little
-    beside it gives a bound that is too large by as much for each of these files.
+    If thousands of files have one value, the best price is that value, and a slightly different
+    price makes the bound too large by the difference for each of these files.
     """
     rows = (np.asarray(program.values[node]) for node in range(len(room)))
     return np.array(
@@ -98,7 +105,7 @@ def _at_values(program: Program, room: Floats) -> Floats:
 
 
 class _Weighted(Sequence[npt.NDArray[np.float32]]):
-    """Rows of frequencies times the node's weight, made when they are asked for."""
+    """Rows of frequencies times the node's weight, made on demand."""
 
     def __init__(self, rows: Rows, weights: Floats) -> None:
         self._rows, self._weights = rows, weights
@@ -112,10 +119,11 @@ class _Weighted(Sequence[npt.NDArray[np.float32]]):
 
 
 def _own(program: Program, prices: Prices) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """(files,) the owner, and (nodes,) [bytes] the room that is left.
+    """(files,) the owner of each file, and (nodes,) [bytes] the room that is left.
 
-    First beside the room that each node wants for copies of files that others own, if there is to
-    be any, so that this does not end up on the nodes that are filled last; then in all room.
+    If there will be further holders, owners are settled first in the room that each node does not
+    want for copies of others' files, so that the spare room does not all lie on the nodes filled
+    last. Then the other files are settled in all room.
     """
     owner = np.full(len(program.sizes), PFS, dtype=np.int32)
     left = np.array(program.quotas, dtype=np.int64)
@@ -130,7 +138,7 @@ def _own(program: Program, prices: Prices) -> tuple[npt.NDArray[np.int32], npt.N
 
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
-    """(nodes,) [bytes]: files worth more than the price at a node that is not their best one."""
+    """(nodes,) bytes of files worth more than the price at a node that is not their best one."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program.values, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)
@@ -143,17 +151,17 @@ def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
 def _settle(
     program: Program, prices: Prices, owner: npt.NDArray[np.int32], left: npt.NDArray[np.int64]
 ) -> None:
-    """Gives owners to files that have none, within what is left; changes both.
+    """Gives owners to files that have none, within the room that is left; changes owner and left.
 
-    In each round every file goes to the node where value - price is largest; a node that is full
-    keeps those that would lose most elsewhere, and passes the others on.
+    In each round every file goes to the node where value - price is largest. A full node keeps the
+    files that would lose most elsewhere, and passes the others on.
     """
     sizes, open_nodes = program.sizes, left > 0
     waiting = np.flatnonzero(owner == PFS)
     while len(waiting) and open_nodes.any():
         nodes = np.flatnonzero(open_nodes)
         best, gain, second = _two_best(program.values, prices, nodes, waiting)
-        # Elsewhere is the second node, or, where room is short, nowhere, which costs nothing.
+        # "Elsewhere" is the second-best node or, if room is short, nowhere, which is worth 0.
         loss = gain - (second if program.everything else np.maximum(second, 0))
         for node in np.unique(best):
             mine = np.flatnonzero(best == node)
@@ -168,12 +176,12 @@ def _settle(
 def _two_best(
     values: Rows, prices: Prices, nodes: Ints, files: Ints
 ) -> tuple[npt.NDArray[np.int32], Floats, Floats]:
-    """Of each file the node with the largest gain, that gain, and the second largest."""
+    """For each file the node with the largest gain, that gain, and the second largest gain."""
     best = np.zeros(len(files), dtype=np.int32)
     first = np.full(len(files), -np.inf)
     second = first.copy()
     for node in nodes.tolist():
-        # NumPy 1 would subtract in float32, and 2 does not: all nodes have to say the same.
+        # All nodes must compute the same, but NumPy 1 would subtract in float32 and NumPy 2 not.
         value = values[node][files].astype(np.float64)
         gain = value - prices.room[node] + prices.noise(node, files)
         better = gain > first
@@ -184,7 +192,8 @@ def _two_best(
 
 
 def _squeeze(owner: npt.NDArray[np.int32], sizes: Ints, left: npt.NDArray[np.int64]) -> None:
-    """The last files, the largest first, into what is left anywhere; changes owner and left."""
+    """Puts files without an owner, the largest first, into the node with most room; changes owner
+    and left."""
     waiting = np.flatnonzero(owner == PFS)
     waiting = waiting[sizes[waiting] <= left.max(initial=0)]
     for file in waiting[np.argsort(-sizes[waiting], kind="stable")]:
@@ -197,23 +206,23 @@ def _squeeze(owner: npt.NDArray[np.int32], sizes: Ints, left: npt.NDArray[np.int
 def _most_used(
     frequency: npt.NDArray[Any], sizes: Ints, own: npt.NDArray[np.bool_], room: int
 ) -> npt.NDArray[np.int64]:
-    """Files that the node uses and does not own, the most used first, into the room left."""
+    """Files that the node uses but does not own, the most used first, that fit into the room."""
     others = np.flatnonzero((np.asarray(frequency) > 0) & ~own)
     if not len(others) or room < int(sizes[others].min()):
         return np.zeros(0, dtype=np.int64)
     used = np.asarray(frequency)[others]
     most = used.max()
-    # Small unsigned numbers are sorted by digits, ten times as fast as others.
+    # NumPy sorts small unsigned numbers by radix, ten times as fast as others.
     rank = (most - used).astype(np.min_scalar_type(int(most)))
     others = others[np.argsort(rank, kind="stable")]
     return others[take(sizes[others], room)]
 
 
 def literal(frequencies: Rows, sizes: Ints, quotas: Ints) -> tuple[npt.NDArray[np.int64], ...]:
-    """NoPFS 5.1 to the letter: every node takes the files that it uses most often, by itself.
+    """NoPFS 5.1 to the letter: every node by itself takes the files that it uses most often.
 
-    Arguments as of `place`.  Returns for each node its files, the most used first; where several
-    are used equally often, those with the smaller numbers (as the published simulator sorts them).
+    Arguments as of `place`.  Returns for each node its files, the most used first; files used
+    equally often are in the order of their numbers (as the published simulator sorts them).
     """
     nobody = np.zeros(len(sizes), dtype=bool)
     return tuple(
@@ -229,13 +238,13 @@ def into_classes(
     sizes: Ints,
     capacity: Ints,
 ) -> list[npt.NDArray[np.int64]]:
-    """A node's files by storage class: the most used in the fastest, and each class in the order in
-    which it is filled, that of first use (Rule 1 of NoPFS 2).
+    """A node's files by storage class: the most used files in the fastest class, and each class in
+    the order of filling, that of first use (Rule 1 of NoPFS 2).
 
-    held : files of the node;  frequency, first_use, sizes : (files,) of all files, those of the
-    node where they differ;  capacity : (classes,) [bytes], the staging buffer first.
-    Returns for each class its files, none for the staging buffer. A file that fits in no class any
-    more, because the room is in pieces, is left out.
+    held : files of the node;  frequency, first_use, sizes : (files,) of all files, the first two as
+    of this node;  capacity : (classes,) [bytes], the staging buffer first.
+    Returns for each class its files; none for the staging buffer. A file that fits into no class,
+    because the room is in pieces, is left out.
     """
     by_use = held[np.lexsort((first_use[held], -frequency[held].astype(np.float64)))]
     level = fill(sizes[by_use], capacity)
@@ -247,7 +256,7 @@ def into_classes(
 
 
 def homeless(held: Ints, classes: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """Files of a node that none of its classes took."""
+    """The files of a node that none of its classes took."""
     return np.setdiff1d(held, np.concatenate(classes))
 
 

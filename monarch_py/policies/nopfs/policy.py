@@ -1,5 +1,7 @@
-"""NoPFS as a policy: frequency decides who holds what, the order of use when it is fetched; and the
-same with first copies through the owners."""
+"""NoPFS as a policy: frequency decides which node holds what, the order of use when it is fetched.
+
+`Planned` is our variant, in which a file's owner alone reads it from the source.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from monarch_py.policies.nopfs.placement import copies_of, homeless, into_classe
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
 Files = npt.NDArray[np.int64]
-# Standard deviation of the frequencies over their mean below which the best placement saves so
-# little that any other does as well.
+# If the standard deviation of the frequencies divided by their mean is below this, the best
+# placement saves so little that any other one does as well.
 LEAST_SPREAD = 0.1
 
 __all__ = ["NoPFS", "NoPFSLiteral", "Planned"]
@@ -27,13 +29,13 @@ __all__ = ["NoPFS", "NoPFSLiteral", "Planned"]
 class NoPFS:
     """Clairvoyant placement (NoPFS 5.1), made complete: every file that fits anywhere has an owner.
 
-    Also on one node, and for files that nobody holds (the paper's scenario 4), the staging buffer
-    is filled in the exact order of access. Each fetch takes the fastest of local, remote and file
-    system (4). Whether another node has a file by now nobody asks: it should, once this node has
-    come as far as the access by which the other one needs it (5.2.2). Classes fill beside training
-    in order of first use, so that what is late comes first, and a read that finds a file missing
-    brings it.
-    Raises PolicyError where frequencies do not differ (`need_differences`).
+    The staging buffer is filled in the exact order of access, even on one node and for files that
+    nobody holds (the paper's scenario 4). Each fetch takes the fastest of local, remote and file
+    system (4). A node does not ask whether another node has a file by now; it assumes so once it
+    has itself come as far as the access by which the other node needs the file (5.2.2). Classes
+    fill during training, in order of first use, so that what is late comes first. A read that finds
+    a file missing fills it.
+    Raises PolicyError if frequencies do not differ (`need_differences`).
     """
 
     name = "nopfs"
@@ -43,28 +45,28 @@ class NoPFS:
 
 
 class Planned:
-    """What several nodes do with a plan: NoPFS's placement, and each file is read once for all.
+    """What several nodes do with a plan: NoPFS's placement, but each file is read once for all.
 
-    A file's owner alone reads it from the source, when it comes to it in order of first use or when
-    somebody asks, and sends it on (NoPFS's nodes each read the source until a copy is there). The
-    source is not read a second time, however idle: others use it too. The rest is as in `NoPFS`,
-    and raises what that does.
+    A file's owner alone reads the file from the source, when its turn comes in order of first use
+    or when a node asks for it, and sends it on. (In NoPFS each node reads the source until a copy
+    exists.) The source is not read a second time, even if it is idle, because others use it too.
+    The rest, including errors, is as in `NoPFS`.
     """
 
     name = "planned"
 
     def decide(self, job: Job) -> Decision:
         decision, wanted = _placed(job, self.name)
-        # The owner is asked whether it has the file or not.
+        # Nodes ask the owner even if it does not have the file yet.
         owner = owners_of(decision.copies, wanted)
         return replace(decision, owner=owner, pfs=False, due=None)
 
 
 class NoPFSLiteral:
-    """NoPFS 5.1 to the letter: every node holds what it uses most, whoever else holds it.
+    """NoPFS 5.1 to the letter: every node holds what it uses most, even if others hold it too.
 
-    Leaves files without a holder even where the tiers together have room for all. Raises
-    PolicyError where frequencies do not differ.
+    It leaves files without a holder even if the tiers together have room for all. Raises
+    PolicyError if frequencies do not differ.
     """
 
     name = "nopfs-literal"
@@ -92,24 +94,27 @@ def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
 
 
 def _decision(job: Job, copies: Copies) -> Decision:
-    """What both placements of NoPFS are followed by."""
+    """The decision for a placement, which is the same for both placements of NoPFS."""
     due = _needed(job, job.first_use[copies.node, copies.file], copies.file)
     return Decision(copies=copies, when=When.BESIDE, remote=True, due=due)
 
 
 def _needed(job: Job, first: npt.NDArray[np.int64], files: Ints) -> npt.NDArray[np.int64]:
-    """When copies are needed.  first : when their node uses these files first
+    """When copies are needed.  first : when their node first uses these files
 
-    A file that its node never uses is fetched when somebody needs it."""
+    A file that its node never uses is needed when any node first uses it.
+    """
     return np.where(first == NEVER, job.first_use.min(axis=0)[files], first)
 
 
 def need_differences(job: Job, name: str) -> None:
-    """PolicyError where several nodes use every file about equally often, epoch after epoch.
+    """PolicyError if several nodes use every file about equally often, epoch after epoch.
 
-    That is so for whole files of many samples: sqrt(1 - 1 / nodes) over the root of the number of
-    samples that a node reads of a file is how far frequencies lie apart (binomial, NoPFS 3.1).
-    Files of one sample are used less than once an epoch by a node, and are never refused."""
+    That is so for whole files of many samples. Their frequencies have a relative spread of
+    sqrt(1 - 1 / nodes) divided by the root of the number of samples that a node reads of a file
+    (binomial, NoPFS 3.1). A node uses a file of one sample less than once an epoch, so such files
+    are never refused.
+    """
     used = job.frequencies
     mean = float(used.mean())
     if job.cluster.nodes > 1 and mean >= job.epochs and float(used.std()) < LEAST_SPREAD * mean:
@@ -120,8 +125,8 @@ def need_differences(job: Job, name: str) -> None:
 
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
-    """(nodes,) what a node saves by having a file itself instead of reading it from another one,
-    relative to the mean of the nodes (NoPFS 4: the remote case less the local one); 1 for all where
+    """(nodes,) what a node saves by having a file itself instead of reading it from another node,
+    relative to the mean of the nodes (NoPFS 4: the remote case less the local one); 1 for all if
     there is nothing to weigh.
 
     size : of a mean file [bytes]
@@ -133,20 +138,20 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     fastest = rates[:, STAGING + 1 :].argmax(axis=1) + STAGING + 1
     saved = np.zeros(cluster.nodes)
     for node in range(cluster.nodes):
-        # From each other node's fastest class, and from the own one.
+        # Fetch from the fastest class of each other node, and from that of the node itself.
         others = np.delete(np.arange(cluster.nodes), node)
         places = Places(np.full(len(others), fastest[node]), others, fastest[others])
         seconds = fetch_seconds(cluster, node, np.full(len(others), size), places, 1)
         saved[node] = seconds[:, Source.REMOTE].min() - seconds[0, Source.LOCAL]
-    # A link not slower than the class: nothing to weigh.
+    # A link is at least as fast as the class, so there is nothing to weigh.
     if not np.isfinite(saved).all() or saved.min() <= 0:
         return np.ones(cluster.nodes)
     return np.asarray(saved / saved.mean(), dtype=np.float64)
 
 
 def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
-    """Every node's files in its classes; what the pieces of room of one node cannot take goes to
-    another that can."""
+    """Every node's files in its classes. A file that fits into no class of its node, because the
+    room is in pieces, goes to another node that has room."""
     anyone = job.first_use.min(axis=0)
     parts: list[list[Files]] = []
     lost: list[Files] = []
@@ -161,8 +166,8 @@ def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
 
 
 def _rehouse(job: Job, parts: list[list[Files]], lost: Files, first: Ints) -> None:
-    """Puts files without a copy into a class anywhere with room, or with a file that others hold
-    as well and that leaves room enough; changes parts.  first : (files,), first use by anyone"""
+    """Puts files without a copy into any class that has room, or in which dropping a file that
+    others hold too makes enough room; changes parts.  first : (files,), first use by any node"""
     count = np.zeros(job.files, dtype=np.int64)
     for files in (each for classes in parts for each in classes):
         count[files] += 1

@@ -1,9 +1,9 @@
-"""What a byte of each node's room is worth: the dual of the placement (see `placement`).
+"""Prices of a byte of each node's room: the dual of the placement problem (see `placement`).
 
 The placement is a linear program with two kinds of constraints: quotas of nodes, and one holder for
-every file. Prices of room, one a node, take the quotas into the objective; what is left falls apart
-file by file and is solved by comparing numbers. For any prices its value is a bound on what any
-placement can reach (weak duality), and at the best prices that is the linear program's optimum.
+every file. Lagrangian prices of room, one per node, move the quotas into the objective. The rest
+separates into one problem per file, solved by comparing numbers. For any prices, its value bounds
+what any placement can reach (weak duality); at the best prices it is the linear program's optimum.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from monarch_py.policies.view import Floats, Ints
 
 __all__ = ["Prices", "Program", "Rows", "bound", "find_prices"]
 
-# Of each node (files,): a table, or rows that are made one at a time.
+# For each node an array (files,): a table, or rows that are made one at a time.
 Rows = Sequence[npt.NDArray[Any]]
 
-# Table entries (files x nodes) of the samples on which prices are sought, and steps on each: first
-# roughly, then on as many files as make the quotas of single nodes sharp.
+# Prices are sought on samples of the files, in two stages: first roughly, then on enough files to
+# meet the quotas of single nodes closely. (Table entries, files x nodes; steps.)
 STAGES = ((320_000, 150), (2_000_000, 60))
-# Values are small whole numbers: without noise thousands of files tie, and a price moves them all
-# at once. Its width, as a part of the mean of the files' largest values: what it can cost at most.
+# Width of the noise that breaks ties, as a part of the mean of the files' largest values; the noise
+# costs at most that part. Values are small whole numbers, so without noise thousands of files would
+# tie, and a price would move them all at once.
 NOISE = 0.01
 
 
@@ -34,9 +35,10 @@ NOISE = 0.01
 class Program:
     """The placement as a linear program.
 
-    values : for each node (files,), what a byte of the file is worth there;  sizes : (files,)
-    [bytes];  quotas : (nodes,) [bytes];  everything : every file must be held, and may be held by
-    several nodes; otherwise each is held by one at most
+    values : for each node (files,), what a byte of the file is worth there
+    sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
+    everything : True if every file must be held, by one node or several; False if each is held by
+        at most one
     """
 
     values: Rows
@@ -47,26 +49,29 @@ class Program:
 
 @dataclass(frozen=True)
 class Prices:
-    """room : (nodes,), what a byte of room is worth;  width : of the noise that breaks ties;
-    draws : (files,) uniform in [0, 1), from which it is made."""
+    """Prices of room, and the noise that goes with them.
+
+    room : (nodes,), what a byte of room is worth;  width : of the noise that breaks ties;  draws :
+    (files,) uniform in [0, 1), from which the noise is made
+    """
 
     room: Floats
     width: float
     draws: Floats
 
     def noise(self, node: int, files: Ints | slice = slice(None)) -> Floats:
-        """What is added to the values of these files at the node: uniform in [0, width), and as
-        good as independent from node to node."""
+        """The noise added to the values of these files at the node: uniform in [0, width), and
+        practically independent from node to node."""
         turned = self.draws[files] * (1009.0 + 613.0 * node)
         turned -= np.floor(turned)
         return np.asarray(turned * self.width)
 
 
 def bound(program: Program, prices: Floats) -> float:
-    """No placement is worth more than this, whatever the prices.  prices : (nodes,), 0 or more
+    """An upper bound on the value of any placement, for any prices.  prices : (nodes,), 0 or more
 
-    With gain g = value - price, a file adds size x (sum of the positive g, or the largest g where
-    none is) if it must be held, and size x max(0, largest g) if it is held once at most.
+    With gain g = value - price, a file adds size x (sum of the positive g, or the largest g if none
+    is positive) if it must be held, and size x max(0, largest g) if it is held at most once.
     """
     total = np.zeros(len(program.sizes))
     largest = np.full(len(program.sizes), -np.inf)
@@ -81,10 +86,10 @@ def bound(program: Program, prices: Floats) -> float:
 
 
 def find_prices(program: Program, rng: np.random.Generator) -> Prices:
-    """Prices at which what the nodes want is close to what they have room for.
+    """Prices at which each node wants about as much as it has room for.
 
-    Subgradient steps on samples of the files: the price of a node rises while it wants more than
-    its quota. Steps shrink, and the prices with the least bound are kept.
+    They are found by subgradient steps on samples of the files: the price of a node rises while the
+    node wants more than its quota. Steps shrink, and the prices with the least bound are kept.
     """
     sizes, nodes = program.sizes, len(program.quotas)
     draws = rng.random(len(sizes))
@@ -97,7 +102,7 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
         rows = [np.asarray(program.values[node][chosen], np.float32) for node in range(nodes)]
         table = np.stack(rows)
-        # The second time prices are right but for the ties, which lie within the noise.
+        # In the second stage prices are right except for ties, which lie within the noise.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)
@@ -110,8 +115,11 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 
 @dataclass(frozen=True)
 class _Sample:
-    """table : (nodes, files), values;  weights : (files,), sizes, sum 1;  share : (nodes,), quotas
-    in the same unit;  everything : as in `Program`"""
+    """A sample of the files.
+
+    table : (nodes, files), values;  weights : (files,), sizes scaled to a sum of 1;  share :
+    (nodes,), quotas in the same unit;  everything : as in `Program`
+    """
 
     table: npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32]
@@ -122,12 +130,12 @@ class _Sample:
         """The bound, and (nodes,) what each node wants at these prices."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
-        # A file that must be held is wanted by its best node though it loses there, and by all that
-        # gain; one that is held once at most, by its best node if that gains.
+        # If files must be held, a file is wanted by its best node even at a loss, and by all nodes
+        # that gain. If files are held at most once, it is wanted by its best node if that gains.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
-        # Sums whose order is NumPy's: every node has to come to the same prices, and a BLAS adds as
-        # suits the processor.
+        # NumPy adds in a fixed order. Every node must compute the same prices, and a BLAS would add
+        # in an order that depends on the processor.
         used = np.where(wanted, self.weights, np.float32(0)).sum(axis=1, dtype=np.float64)
         gain *= wanted
         gain *= self.weights
@@ -136,15 +144,15 @@ class _Sample:
 
 
 def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats:
-    """The prices with the least bound on the way; pace : of the first step."""
+    """The prices with the least bound among all steps. pace : size of the first step"""
     best, best_value = prices, np.inf
     for step in range(steps):
         value, used = sample.at(prices)
         if value < best_value:
             best, best_value = prices, value
         excess = (used - sample.share) / np.maximum(sample.share, 1e-12)
-        # Bounded, because a tiny quota makes any excess huge; and by a part at least, because
-        # prices would not come far where all excesses are small.
+        # The excess is clipped, because a tiny quota makes any excess huge. It is scaled up if all
+        # are small, because prices would not move far otherwise.
         most = min(1.0, 4 * float(np.abs(excess).max()) + 1e-12)
         direction = np.clip(excess / most, -1, 1)
         prices = np.maximum(0, prices + pace / (1 + step / 3) * direction)

@@ -1,4 +1,4 @@
-"""The cheapest assignment of rows to columns."""
+"""Solves the assignment problem: the cheapest one-to-one assignment of rows to columns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["assign"]
 
 
 def assign(costs: Floats) -> npt.NDArray[np.int64]:
-    """Gives each row a column of its own so that the sum of the costs is least.
+    """Gives each row its own column so that the sum of the costs is least.
 
     costs : (n, n).  Returns (n,) int64, the column of each row.
-    The Hungarian method by shortest augmenting paths with potentials (Jonker and Volgenant 1987):
-    n paths of at most n steps, each over all columns at once.
+    It uses the Hungarian method by shortest augmenting paths with potentials (Jonker and Volgenant
+    1987): n paths of at most n steps, each of which handles all columns at once.
     """
     n = len(costs)
     row_price, column_price = np.zeros(n), np.zeros(n)
@@ -50,12 +50,12 @@ def assign(costs: Floats) -> npt.NDArray[np.int64]:
 def _take(
     row_of: npt.NDArray[np.int64], came_from: npt.NDArray[np.int64], column: int, row: int
 ) -> None:
-    """Gives every row on the path that ends at `column` the column that it reaches next."""
+    """Augments along the path that ends at `column`: every row on it gets the column after it."""
     while True:
         before = int(came_from[column])
         had = np.flatnonzero(row_of == before)
         row_of[column] = before
         if before == row:
             return
-        # The path goes on at the column that this row gives up.
+        # The path continues at the column that this row gives up.
         column = int(had[had != column][0])

@@ -1,8 +1,8 @@
-"""Joining the reads of neighbouring samples (SOLAR 4.4).
+"""Joins the reads of neighbouring samples (SOLAR 4.4).
 
-Samples of an HDF5 dataset lie beside each other. Where several that are wanted lie close together,
-one read of the whole range, with the samples in between that nobody wants, is faster than one read
-each; what is read in vain is counted.
+Samples of an HDF5 dataset lie beside each other. If several wanted samples lie close together, one
+read of the whole range, including the unwanted samples in between, is faster than one read each.
+The unwanted samples are counted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ __all__ = ["Reads", "join", "worthwhile_gap"]
 
 @dataclass(frozen=True)
 class Reads:
-    """start, count : (reads,) int64, the first sample and how many are read;  redundant : (reads,)
-    int64, how many of them nobody wants;  read_of : (samples,) int64, the read that brings each."""
+    """The reads for some samples.
+
+    start, count : (reads,) int64, the first sample and the number of samples
+    redundant : (reads,) int64, how many of these samples are unwanted
+    read_of : (samples,) int64, the read that brings each wanted sample
+    """
 
     start: npt.NDArray[np.int64]
     count: npt.NDArray[np.int64]
@@ -30,17 +34,19 @@ class Reads:
 
 
 def worthwhile_gap(latency_s: float, bytes_per_s: float, sample_bytes: float) -> int:
-    """Samples that are read in vain in less time than another read takes to begin."""
+    """How many unwanted samples can be read in the time that another read takes to begin."""
     return int(latency_s * bytes_per_s / max(1.0, sample_bytes))
 
 
 def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:
     """The reads that bring these samples.
 
-    samples : (samples,), numbers within the dataset, in any order, each once;  gap : unwanted
-    samples between two wanted ones over which a read goes on;  chunk : samples of a chunk of the
-    file: a read ends with its chunk, as chunks need not lie beside each other;  vain : unwanted
-    samples that are read at most, in all. The narrowest gaps are crossed first.
+    samples : (samples,), numbers within the dataset, in any order, each once
+    gap : a read goes on over at most this many unwanted samples between two wanted ones
+    chunk : samples in a chunk of the file. A read ends with its chunk, since chunks need not lie
+        beside each other
+    vain : the most unwanted samples that are read in all; the narrowest gaps are crossed first
+
     Raises PolicyError for a negative gap or a chunk without samples.
     """
     if gap < 0 or chunk < 1:

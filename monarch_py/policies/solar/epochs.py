@@ -1,17 +1,17 @@
-"""In which order whole epochs run (SOLAR 4.2).
+"""Chooses the order in which whole epochs run (SOLAR 4.2).
 
-The order of the samples within an epoch is drawn from its seed; in which order the epochs run is
-free. SOLAR wants epochs beside each other where the one begins with what the other has ended with.
+The order of samples within an epoch follows from its seed, but the order of epochs is free. SOLAR
+puts epochs beside each other if one begins with the samples with which the other has ended.
 
-Under independent shuffles that has little to gain. First_C and Last_C are random subsets of c of
-the n samples, so that an edge costs c (1 - c / n) with a standard deviation of c (1 - c / n) /
-sqrt(n) (hypergeometric): for 88,064 samples 0.34 % of the mean. The best of 100 edges lies 2.5
-deviations below it, and the whole path is 0.7 to 0.8 % cheaper than the given order. LRU then loads
-0.1 to 0.3 % less (benchmarks/policies), and a buffer that drops what is used last loads D - C
-whatever came before: it saves nothing. SOLAR reports 25.6 and 59.4 %: these cannot come from the
-order alone where shuffles are independent, but they can from what it changes at the same time, a
-buffer that knows the future in place of one that does not (from 1.3 to 2.6 (D - C) down to D - C,
-in the same benchmark)."""
+With independent shuffles that gains little. First_C and Last_C are random subsets of c of the n
+samples, so an edge costs c (1 - c / n) with a standard deviation of c (1 - c / n) / sqrt(n)
+(hypergeometric): 0.34 % of the mean for 88,064 samples. The best of 100 edges lies 2.5 deviations
+below the mean, and the whole path is 0.7 to 0.8 % cheaper than the given order. LRU then loads 0.1
+to 0.3 % less (benchmarks/policies). A buffer that drops what is used last saves nothing, since it
+loads D - C whatever came before. SOLAR reports savings of 25.6 and 59.4 %. With independent
+shuffles they cannot come from the order alone; but SOLAR also replaces the buffer by one that knows
+the future, which takes loads from 1.3 to 2.6 (D - C) down to D - C in the same benchmark.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from monarch_py.policies.view import Floats, Ints
 
 __all__ = ["edge_costs", "lower_bound", "order_epochs", "path_cost"]
 
-# Files in one block of the comparison of all epochs with all: 100 epochs take 50 MB.
+# Files in one block when all epochs are compared with all; for 100 epochs a block takes 50 MB.
 BLOCK_FILES = 1 << 16
-# Segments of at most so many epochs are moved elsewhere in the path.
+# The longest segment of epochs that is moved elsewhere in the path.
 LONGEST_SEGMENT = 3
 ROUNDING = 1e-9
 
@@ -36,13 +36,13 @@ ROUNDING = 1e-9
 def edge_costs(
     orders: Callable[[int], Ints], epochs: int, capacity: int, files: int
 ) -> npt.NDArray[np.int64]:
-    """N(u, v) = |First_C(v) without Last_C(u)|: samples that are loaded at the start of epoch v
-    when u ran before it (SOLAR 4.2).
+    """N(u, v) = |First_C(v) without Last_C(u)|: the number of samples that are loaded at the start
+    of epoch v if epoch u ran before it (SOLAR 4.2).
 
-    orders : of an epoch (nodes, steps, batch), all nodes' accesses together in order of time;
-    capacity : C, samples that the buffers of all nodes hold;  files : how many there are.
-    Takes 2 bytes for each epoch and file.
-    Returns (epochs, epochs) int64, u by v; the diagonal is 0 and means nothing.
+    orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time;
+    capacity : C, the samples that the buffers of all nodes hold;  files : their number.
+    It takes 2 bytes for each epoch and file.
+    Returns (epochs, epochs) int64, u by v; the diagonal is 0 and has no meaning.
     """
     first = np.zeros((epochs, files), dtype=bool)
     last = np.zeros((epochs, files), dtype=bool)
@@ -53,7 +53,7 @@ def edge_costs(
     common = np.zeros((epochs, epochs))
     for begin in range(0, files, BLOCK_FILES):
         block = slice(begin, begin + BLOCK_FILES)
-        # Counts of one block are exact in float32.
+        # float32 holds the counts of one block exactly.
         common += last[:, block].astype(np.float32) @ first[:, block].astype(np.float32).T
     costs = first.sum(axis=1)[None, :] - np.rint(common).astype(np.int64)
     np.fill_diagonal(costs, 0)
@@ -61,13 +61,13 @@ def edge_costs(
 
 
 def path_cost(costs: npt.NDArray[np.integer], path: Ints) -> int:
-    """The sum over the edges of a path: samples."""
+    """The cost of a path: the sum over its edges [samples]."""
     return int(costs[path[:-1], path[1:]].sum())
 
 
 def lower_bound(costs: npt.NDArray[np.integer]) -> float:
-    """No path through all epochs costs less: the cheapest way to give every epoch but one a
-    successor of its own, which need not be a path (assignment bound)."""
+    """A lower bound on the cost of a path through all epochs: the cheapest way to give every epoch
+    but one its own successor, which need not form a path (assignment bound)."""
     successor, table = _successors(costs)
     return float(table[np.arange(len(table)), successor].sum())
 
@@ -76,9 +76,9 @@ def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """A cheap path through all epochs.
 
     costs : (epochs, epochs), u by v, as of `edge_costs`.  Returns (epochs,) int64.
-    The better of the nearest neighbours and of the cheapest assignment whose cycles are joined
-    (Karp 1979), improved by moving segments while that helps (Or 1976). The paper searches for the
-    same with a particle swarm; gaps to `lower_bound` are in benchmarks/policies.
+    Two paths, by nearest neighbours and by joining the cycles of the cheapest assignment (Karp
+    1979), are improved by moving segments while that helps (Or 1976); the better one is returned.
+    The paper uses a particle swarm instead; gaps to `lower_bound` are in benchmarks/policies.
     """
     epochs = len(costs)
     if epochs < 3:
@@ -91,17 +91,17 @@ def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _successors(costs: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], Floats]:
-    """The cheapest successors, with one more epoch that costs nothing: where the path ends."""
+    """The cheapest successors. An added epoch without costs marks the end of the path."""
     n = len(costs)
     table = np.zeros((n + 1, n + 1))
     table[:n, :n] = costs
-    # No epoch follows itself: dearer than any path.
+    # No epoch may follow itself, so the diagonal costs more than any path.
     np.fill_diagonal(table, float(costs.sum()) + 1)
     return assign(table), table
 
 
 def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
-    """From the cheapest edge on, always the cheapest next epoch."""
+    """The path from the cheapest edge on, always to the cheapest next epoch."""
     open_costs = costs.copy()
     np.fill_diagonal(open_costs, np.inf)
     current = int(open_costs.min(axis=1).argmin())
@@ -114,7 +114,8 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """The cycles of the cheapest assignment, joined two at a time where that costs least."""
+    """The path from joining the cycles of the cheapest assignment, two at a time, where that costs
+    least."""
     successor, table = _successors(costs)
     n = len(table)
     while True:
@@ -135,7 +136,7 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _cycles(successor: Ints) -> npt.NDArray[np.int64]:
-    """The number of the cycle in which each lies."""
+    """The number of the cycle in which each epoch lies."""
     cycle = np.full(len(successor), -1)
     for start in range(len(successor)):
         at, number = start, int(cycle.max()) + 1
@@ -146,7 +147,7 @@ def _cycles(successor: Ints) -> npt.NDArray[np.int64]:
 
 
 def _move_segments(costs: Floats, path: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Takes short segments out and puts them, as they are, where the path becomes shortest."""
+    """Moves short segments, unchanged, to where the path becomes cheapest, while that helps."""
     improved = True
     while improved:
         improved = False
@@ -161,7 +162,7 @@ def _move_segments(costs: Floats, path: npt.NDArray[np.int64]) -> npt.NDArray[np
 def _moved(
     costs: Floats, path: npt.NDArray[np.int64], begin: int, length: int
 ) -> npt.NDArray[np.int64] | None:
-    """The path with this segment at its best place; None where it is there."""
+    """The path with this segment at its best place; None if it is there already."""
     segment = path[begin : begin + length]
     rest = np.concatenate([path[:begin], path[begin + length :]])
     into = np.concatenate([[0.0], costs[rest, segment[0]]])

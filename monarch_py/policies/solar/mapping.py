@@ -1,8 +1,8 @@
-"""Which node takes which samples of a step (SOLAR 4.3).
+"""Deals the samples of a step to nodes (SOLAR 4.3).
 
-Gradients of a step are summed over all nodes, so that only the set of its samples matters. Each
-goes to the node that holds it, and those that must be loaded are dealt so that all nodes load about
-as many; batches of nodes then differ in size, up to a cap.
+Gradients of a step are summed over all nodes, so only the set of the step's samples matters. Each
+sample goes to the node that holds it. Samples that must be loaded are dealt so that all nodes load
+about as many. Nodes' batches then differ in size, up to a cap.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ __all__ = ["balanced", "deal"]
 def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
     """How many samples each node loads, so that the largest number is as small as possible.
 
-    held : (nodes,), samples that it takes from its buffer, `cap` at most;  loads : to be dealt;
-    cap : samples that a node takes in a step at most; nodes x cap must be enough for all.
-    Returns (nodes,) int64 with sum `loads`: the same number everywhere but where the cap is
-    reached, and where they do not divide, one more on the nodes that hold least.
+    held : (nodes,), samples that each node takes from its buffer, at most `cap`
+    loads : number of samples to load on all nodes
+    cap : the most samples that a node takes in a step; nodes x cap must be enough for all
+
+    Returns (nodes,) int64 with sum `loads`: the same number for every node that has not reached the
+    cap. If the loads do not divide evenly, the nodes that hold least take one more.
     """
     room = cap - np.asarray(held, dtype=np.int64)
     share = np.zeros(len(room), dtype=np.int64)
-    # Water fills the room of all alike; each round at least one node is full, or all is dealt.
+    # Water-filling: each round adds the same to all nodes with room, until one is full or all loads
+    # are dealt.
     while loads > 0:
         open_ = np.flatnonzero(share < room)
         level = loads // len(open_)
@@ -44,11 +47,11 @@ def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, npt.NDA
 
     files : (samples,);  holder : (samples,), the node that holds each, or PFS;  cap : as of
     `balanced`.
-    Returns (samples,) the node of each, and (samples,) bool, whether it must be loaded: what no
-    node holds, and what a node holds beyond the cap. Loads are dealt in runs of neighbouring
+    Returns (samples,) the node of each, and (samples,) bool, whether it must be loaded: samples
+    that no node holds, or that a node holds beyond the cap. Loads are dealt in runs of neighbouring
     numbers, which lie beside each other in their file (see `chunks`).
     """
-    # The place of each sample among those of its holder.
+    # The rank of each sample among those of its holder.
     by_holder = np.argsort(holder, kind="stable")
     sorted_holder = holder[by_holder]
     rank = np.empty(len(files), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""SOLAR as a policy: buffers that know the future, and batches that follow what they hold."""
+"""SOLAR as a policy: buffers that know the future, and batches that follow their content."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ __all__ = ["Solar"]
 
 
 class Solar:
-    """Samples go to the nodes that hold them, loads are balanced, buffers drop what is used last.
+    """Deals samples to the nodes that hold them, balances loads, and drops what is used last.
 
-    cap : samples that a node takes in a step at most, as a multiple of its batch (SOLAR lets
-    batches differ between ranks, and what a GPU's memory holds bounds them);  chunk, gap : as of
-    `chunks.join`, reads that go over unwanted samples (0 for none);  vain : how many of these, as a
-    part of the samples that a node loads (a larger part saves more reads, and loads more bytes than
-    D - C);  reorder : also order the epochs. That is off: under independent shuffles all edges cost
-    nearly the same, and buffers that drop what is used last load D - C in an epoch whatever came
-    before it.
+    cap : the most samples that a node takes in a step, as a multiple of its batch. (SOLAR lets
+        batches differ between ranks, bounded by the memory of a GPU.)
+    chunk, gap : as of `chunks.join`, for reads that go over unwanted samples; gap 0 for none
+    vain : how many unwanted samples, as a part of the samples that a node loads. A larger part
+        saves more reads, but loads more bytes than D - C
+    reorder : also orders the epochs. It is off by default: with independent shuffles all edges cost
+        nearly the same, and buffers that drop what is used last load D - C in an epoch whatever
+        came before it
 
-    A sample is held by one node, the one that loaded it, which by the mapping uses it again.
-    What a node holds beyond the cap is loaded by another one, and stays where it is.
-    Assumptions: buffers are all classes of a node together; every node has the same cap.
-    Raises PolicyError for a cap below 1, for what `chunks.join` refuses, and where nodes have
+    A sample is held by one node, the one that loaded it; by the mapping, that node uses it again.
+    A sample that a node holds beyond the cap is loaded by another node, and stays where it is.
+    Assumptions: all classes of a node together are its buffer; every node has the same cap.
+    Raises PolicyError for a cap below 1, for what `chunks.join` refuses, and if nodes have
     different numbers of ranks.
     """
 
@@ -90,9 +91,9 @@ class Solar:
         nodes = job.cluster.nodes
         upcoming = next_uses(job, together=True)
         buffers = _Buffers(job)
-        # [bytes] before each sample in the file.
+        # The offset of each sample in the file [bytes].
         offset = np.concatenate([[0], np.cumsum(job.sizes)])
-        # Samples that each node may still read in vain.
+        # Unwanted samples that each node may still read.
         spare = np.zeros(nodes)
         start = 0
         for epoch in range(job.epochs):
@@ -129,7 +130,7 @@ class Solar:
         offset: Ints,
         spare: npt.NDArray[np.float64],
     ) -> npt.NDArray[np.int64]:
-        """(samples,) [bytes] read besides, told with the first sample of each read; changes
+        """(samples,) redundant bytes of each read, stored at the read's first sample; changes
         spare."""
         answer = np.zeros(len(files), dtype=np.int64)
         if self.gap == 0:
@@ -148,7 +149,7 @@ class Solar:
 
 
 def _places(node: Ints) -> npt.NDArray[np.int64]:
-    """The place of each sample in its node's batch: they keep their order."""
+    """The place of each sample in its node's batch; samples keep their order."""
     by_node = np.argsort(node, kind="stable")
     rank = np.empty(len(node), dtype=np.int64)
     rank[by_node] = np.arange(len(node)) - np.searchsorted(node[by_node], node[by_node])
@@ -156,7 +157,7 @@ def _places(node: Ints) -> npt.NDArray[np.int64]:
 
 
 class _Buffers:
-    """The buffers of all nodes.  holder : (files,) int32, the node that has each, or PFS"""
+    """The buffers of all nodes.  holder : (files,) int32, the node that holds each file, or PFS"""
 
     def __init__(self, job: Job) -> None:
         sizes = job.sizes.tolist()
@@ -166,19 +167,19 @@ class _Buffers:
     def use(
         self, files: Ints, after: Ints, node: Ints, loaded: npt.NDArray[np.bool_], now: int
     ) -> npt.NDArray[np.int8]:
-        """Uses the samples of a step, and keeps those that were loaded where that pays.
+        """Uses the samples of a step, and keeps loaded samples if that pays.
 
-        Arrays (samples,): next uses, the nodes that use them, whether they were loaded;  now : the
-        last access of the step.  Returns (2, samples) the class that had each, MISS for a load, and
-        the one into which it came, MISS for none.
+        after, node, loaded : (samples,), the next use of each, the node that uses it, and whether
+        it is loaded;  now : the last access of the step.  Returns (2, samples): the class that had
+        each sample (MISS for a load), and the class that took it (MISS for none).
         """
         cls, into = answer = np.zeros((2, len(files)), dtype=np.int8)
         owner = self.holder[files].tolist()
-        # Arrays are slow one by one.
+        # Lists, because access to single elements of arrays is slow.
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
         for at, (file, upcoming, who, had) in enumerate(rows):
             if had == PFS:
-                # Twice in one step (sampling with replacement): it came in a moment ago.
+                # A sample that comes twice in a step (sampling with replacement) is held by now.
                 if self.holder[file] != PFS:
                     self._caches[self.holder[file]].used(file, upcoming)
                     continue
@@ -188,7 +189,7 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # Evicted by a load of this very step: it was read before that.
+            # A load of this step has evicted the sample, which was read before that.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = STAGING + 1
