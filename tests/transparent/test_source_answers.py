@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.files import same_without
 from support.mounts import Mounts
-from support.session import MIB, Session
+from support.session import MIB, Session, wait_until
 from support.told import wait_told
 
 from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
@@ -91,10 +91,15 @@ STATFS = "stat -f -c %n:%t:%s:%S:%l:%i:%b:%c"
 
 
 def test_of_the_file_system(on: On) -> None:
+    """By the catalog, once the daemon has compared it with the source again: it may have rested."""
     for path in (on.session.source, on.files[0]):
         before = on.session.totals()["metadata_hits"]
-        same_without(on.session, [*STATFS.split(), str(path)])
-        assert on.session.totals()["metadata_hits"] > before
+
+        def is_answered(path: Path = path, before: int = before) -> bool:
+            same_without(on.session, [*STATFS.split(), str(path)])
+            return bool(on.session.totals()["metadata_hits"] > before)
+
+        wait_until(is_answered, what="an answer of the catalog's")
 
 
 def test_a_copy_is_cloned_as_its_file(on: On) -> None:
