@@ -329,4 +329,4 @@ def test_everything_cannot_be_filled_and_not_be_listed(
 ) -> None:
     said = session_factory(tree.root, scan="lazy", prefetch="eager").monarch("start")
     assert said.returncode == 2
-    assert re.search(r":\d+: scan: with 'prefetch: eager'.*; remove one of the two", said.stderr)
+    assert re.search(r":\d+: scan: 'prefetch: eager' .*; remove one of the two", said.stderr)

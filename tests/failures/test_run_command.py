@@ -76,9 +76,9 @@ main()
 """
 SIGNAL_THE_DAEMON = """
 import os, sys
-from monarch_py.ipc.connection import Client
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
-os.kill(Client(SessionDir.of(sys.argv[1])).ask("where")["pid"], int(sys.argv[2]))
+os.kill(DaemonConnection(SessionDir.of(sys.argv[1])).ask("where")["pid"], int(sys.argv[2]))
 """
 
 
