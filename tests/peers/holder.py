@@ -9,6 +9,7 @@ import random
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # where benchmarks are
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from peers.offers import Offer, serve

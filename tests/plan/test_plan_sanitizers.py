@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from csrc.building import CSRC, cc
+from csrc.building import CSRC, INCLUDES, cc
 
 HERE = Path(__file__).parent
-FLAGS = ("-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{CSRC / 'shared'}", f"-I{CSRC / 'plan'}")
+FLAGS = ("-O1", "-g", "-Wall", "-Wextra", "-Werror", *INCLUDES)
 
 
 def test_nothing_is_read_or_written_that_is_not_its_own(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from csrc.building import CSRC, cc
+from csrc.building import CSRC, INCLUDES, cc
 
 HERE = Path(__file__).parent
 FLAGS = ("-O1", "-g", "-Wall", "-Wextra", "-Werror")
@@ -17,7 +17,7 @@ def test_random_jobs(tmp_path: Path) -> None:
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
     room = CSRC / "simulator"
     sources = [HERE / "stress_simulator.c", *sorted(room.glob("*.c"))]
-    cc(*FLAGS, *sanitizers, f"-I{room}", "-o", program, *sources, "-lm")
+    cc(*FLAGS, *sanitizers, *INCLUDES, "-o", program, *sources, "-lm")
     done = subprocess.run([program, str(JOBS)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" accesses\n")
