@@ -1,4 +1,4 @@
-/* What the copying threads share beside their queues. */
+/* State that the copying threads share, except their queues. */
 #ifndef MONARCH_STATE_H
 #define MONARCH_STATE_H
 
@@ -14,7 +14,7 @@ struct endpoint;
  * written. */
 #define MONARCH_CHUNK (1024 * 1024)
 
-/* What all threads share except queues. */
+/* State that all copying threads share, except their queues. */
 struct monarch_engine {
     uint64_t block_bytes;
     uint64_t bytes;      /* atomic: read from sources */

@@ -23,13 +23,13 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
                                             struct monarch_fills *fills) {
     size_t workers = (size_t)threads + (size_t)peer_threads;
     struct pool *p = calloc(1, sizeof *p + workers * sizeof(struct worker));
-    struct endpoint *places = calloc(MONARCH_ENDPOINTS, sizeof *places);
-    if (!p || !places) {
+    struct endpoint *endpoints = calloc(MONARCH_ENDPOINTS, sizeof *endpoints);
+    if (!p || !endpoints) {
         free(p);
-        free(places);
+        free(endpoints);
         return NULL;
     }
-    p->shared.endpoint = places;
+    p->shared.endpoint = endpoints;
     p->shared.block_bytes = block_bytes;
     p->shared.clients = clients;
     p->shared.fills = fills;
@@ -45,7 +45,7 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
     p->most_threads = threads;
     if (monarch_start_threads(p, peer_threads))
         return &p->shared;
-    free(places);
+    free(endpoints);
     free(p);
     return NULL;
 }

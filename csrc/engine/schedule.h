@@ -6,7 +6,8 @@
 
 /* --- orders by entry --- */
 
-/* Whether a reader may wait for the order. Such orders can be found by entry until they begin. */
+/* Whether a reader may wait for the order. An order that a reader may wait for can be found by
+ * entry until it begins. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
 /* The order to fill this entry that no thread has begun; NULL for none. */

@@ -30,8 +30,8 @@ struct monarch_peer_table *monarch_peer_table_new(void);
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
                              const uint64_t *sums, const unsigned char *digests, int is_whole);
-/* Notes that one more block is there; they may come in any order. Whoever waits for it is served.
- * -ENOENT: no such file. */
+/* Notes that one more block is there; they may come in any order. Readers that wait for it are
+ * served. -ENOENT: no such file. */
 int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t block, uint64_t sum);
 /* Withdraws a file: nobody gets it any more, whoever waits is told so, and what is being sent is

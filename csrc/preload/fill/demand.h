@@ -4,8 +4,8 @@
 
 #include "preload/session/session.h"
 
-/* What a caller wants: entry `id` of the session's catalog, and the bytes [at, at + n) of its
- * file. */
+/* The part of a file that a caller wants: entry `id` of the session's catalog, and the bytes [at,
+ * at + n) of its file. */
 struct monarch_wanted {
     struct session *session;
     const struct monarch_entry *entry;
